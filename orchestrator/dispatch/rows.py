@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 
-from orchestrator.clock import Clock
+from orchestrator.clock import Clock, Timer
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.instances.concurrency import UNBOUNDED
@@ -25,9 +25,12 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 
 EVERY_S, INSTANCES_AT_ONCE = 0.05, 2
-"""Seconds between two decisions while jobs run, and how many instances that is meant for. One
-instance's decision takes some two milliseconds: with more instances the pause is longer, so that it
-is never much of a core."""
+"""Seconds between two decisions while work is asked for, and how many instances that is meant for.
+One instance's decision takes some two milliseconds: with more instances the pause is longer, so
+that it is never much of a core."""
+MAX_PAUSES = 10
+"""Most of these pauses between two decisions. Jobs that run on while nothing is asked for change
+little, so the pause doubles with each decision that changes nothing."""
 MIN_REQUESTS = 4
 """Number of recent requests below which they say nothing of the demand."""
 
@@ -55,7 +58,8 @@ class RowControl:
         self._clock = clock
         self._enabled = enabled
         self._demand: defaultdict[str, RecentDemand] = defaultdict(RecentDemand)
-        self._is_scheduled = False
+        self._timer: Timer | None = None
+        self._pauses = 1
 
     def asked(self, task: Task, changed: Callable[[], None]) -> None:
         """Count ``task``, which joins the queue. ``changed`` is called when a decision changes
@@ -74,24 +78,29 @@ class RowControl:
                 tenant=task.tenant,
             )
         )
+        if self._pauses > 1 and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._pauses = 1
         self._schedule(changed)
 
     def _schedule(self, changed: Callable[[], None]) -> None:
-        if self._is_scheduled:
-            return
-        self._is_scheduled = True
-        every_s = EVERY_S * max(1.0, len(self._registry.instances) / INSTANCES_AT_ONCE)
-        self._clock.call_at(self._clock.now() + every_s, lambda: self._decide(changed))
+        if self._timer is None:
+            every_s = EVERY_S * max(1.0, len(self._registry.instances) / INSTANCES_AT_ONCE)
+            at = self._clock.now() + self._pauses * every_s
+            self._timer = self._clock.call_at(at, lambda: self._decide(changed))
 
     def _decide(self, changed: Callable[[], None]) -> None:
-        self._is_scheduled = False
-        if len(self._in_flight):
-            self._schedule(changed)
+        self._timer = None
+        self._pauses = min(2 * self._pauses, MAX_PAUSES)
         try:
             if self._set_rows(self._clock.now()):
+                self._pauses = 1
                 changed()
         except Exception:
             service_log.exception("the number of rows was not decided; will retry")
+        if len(self._in_flight):
+            self._schedule(changed)
 
     def _set_rows(self, now: float) -> bool:
         serving: defaultdict[str, list[Instance]] = defaultdict(list)

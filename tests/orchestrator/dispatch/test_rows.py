@@ -1,0 +1,51 @@
+"""How often the number of rows is decided."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from orchestrator.dispatch.rows import EVERY_S, MAX_PAUSES, RowControl
+from tests.support.admission import Rig
+
+
+class NoInstances:
+    """A registry that notes when it is looked at, once for each decision."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.instances: dict[str, object] = {}
+        self.looked_at: list[float] = []
+        self._now = rig.clock.now
+
+    def __iter__(self) -> Iterator[object]:
+        self.looked_at.append(self._now())
+        return iter(())
+
+
+def test_the_pause_grows_while_nothing_is_asked_for_and_is_short_again_for_the_next_request() -> (
+    None
+):
+    rig = Rig()
+    registry, in_flight = cast(Any, NoInstances(rig)), cast(Any, ["a job"])
+    rows = RowControl(
+        cast(Any, None),
+        registry,
+        rig.forecaster,
+        rig.queue,
+        in_flight,
+        rig.clock,
+        enabled=True,
+    )
+
+    def pauses(seconds: float) -> list[int]:
+        registry.looked_at = [rig.clock.now()]
+        rig.clock.advance(seconds)
+        at = registry.looked_at
+        return [round((b - a) / EVERY_S) for a, b in zip(at, at[1:], strict=False)]
+
+    rows.asked(rig.task(10_000), lambda: None)
+    assert pauses(2.0) == [1, 2, 4, 8, MAX_PAUSES, MAX_PAUSES]
+    rows.asked(rig.task(10_000), lambda: None)
+    assert pauses(0.4) == [1, 2, 4]
+    in_flight.clear()
+    assert pauses(5.0) == [7], "nothing is decided while nothing runs"
+    rows.asked(rig.task(10_000), lambda: None)
+    assert pauses(5.0) == [1]
