@@ -28,7 +28,7 @@ EVERY_S, INSTANCES_AT_ONCE = 0.05, 2
 """Seconds between two decisions while work is asked for, and how many instances that is meant for.
 One instance's decision takes some two milliseconds: with more instances the pause is longer, so
 that it is never much of a core."""
-MAX_PAUSES = 10
+MAX_PAUSES = 4
 """Most of these pauses between two decisions. Jobs that run on while nothing is asked for change
 little, so the pause doubles with each decision that changes nothing."""
 MIN_REQUESTS = 4

@@ -42,10 +42,10 @@ def test_the_pause_grows_while_nothing_is_asked_for_and_is_short_again_for_the_n
         return [round((b - a) / EVERY_S) for a, b in zip(at, at[1:], strict=False)]
 
     rows.asked(rig.task(10_000), lambda: None)
-    assert pauses(2.0) == [1, 2, 4, 8, MAX_PAUSES, MAX_PAUSES]
+    assert pauses(1.0) == [1, 2, *[MAX_PAUSES] * 4]
     rows.asked(rig.task(10_000), lambda: None)
-    assert pauses(0.4) == [1, 2, 4]
+    assert pauses(0.4) == [1, 2, MAX_PAUSES]
     in_flight.clear()
-    assert pauses(5.0) == [7], "nothing is decided while nothing runs"
+    assert pauses(5.0) == [3], "nothing is decided while nothing runs"
     rows.asked(rig.task(10_000), lambda: None)
     assert pauses(5.0) == [1]
