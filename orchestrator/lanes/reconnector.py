@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from orchestrator.lanes.config import LaneConfig
 from orchestrator.telemetry.log import fields, lane_log
 
-_GROWTH = 1.1
-"""Factor from one pause to the next: a peer that comes up after seconds of loading is noticed
+GROWTH = 1.1
+"""Usual factor from one pause to the next: a peer that comes up after seconds of loading is noticed
 within some tenth of the time that it took."""
 
 
@@ -36,6 +36,8 @@ class SessionEnd:
 
 class Reconnector:
     """Keeps a session with ``address`` until it is closed.
+
+    ``growth`` and ``longest_pause_s`` of the pauses may be set by whoever owns it.
 
     ``expected``: exceptions that a session may raise when its peer fails, with a message for
     people; anything else is logged as an error with its traceback.
@@ -60,7 +62,7 @@ class Reconnector:
         self._rng = rng
         self._expected = expected
         self._pause_s = config.reconnect_min_s
-        self.longest_pause_s = config.reconnect_max_s
+        self.growth, self.longest_pause_s = GROWTH, config.reconnect_max_s
         self._runner: asyncio.Task[None] | None = None
         self._session: asyncio.Task[None] | None = None
         self._breaking = ""
@@ -105,7 +107,7 @@ class Reconnector:
             self._breaking = ""
             await self._on_end(end)
             await asyncio.sleep(self._pause_s * self._rng.uniform(0.5, 1.0))
-            self._pause_s = min(_GROWTH * self._pause_s, self.longest_pause_s)
+            self._pause_s = min(self.growth * self._pause_s, self.longest_pause_s)
 
     def _end_of(self, session: asyncio.Task[None]) -> SessionEnd:
         if session.cancelled():

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
-from orchestrator.lanes.reconnector import Reconnector, SessionEnd
+from orchestrator.lanes.reconnector import GROWTH, Reconnector, SessionEnd
 from orchestrator.slots.wire import (
     METHOD,
     Answer,
@@ -99,6 +99,7 @@ class SlotLink:
         # before.
         absence = self._absence if end.error is not None else ""
         looks_seldom = bool(absence) and not self._was_there
+        self._sessions.growth = 2.0 if looks_seldom else GROWTH
         self._sessions.longest_pause_s = max(
             LOOK_AGAIN_S if looks_seldom else 0.0, self._config.reconnect_max_s
         )

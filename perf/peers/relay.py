@@ -1,8 +1,10 @@
 """CPU to relay a token, beside vllm-router: engines whose tokens are free behind both.
 
 Ours stands in front of Triton with the synthetic engine, vllm-router in front of
-``perf.peers.mock``; either engine goes in steps that give each stream one token. With 1 and 32
-clients the steps come as fast as they can, with 64 every 20 ms. Ours and theirs take turns.
+``perf.peers.mock``; either engine goes in steps that give each stream one token. Floods of 1 and 32
+clients have steps as fast as either engine makes them, which the mock does far faster than a
+Triton: what the router then reads at once are many tokens. Paced, both have the same steps. Ours
+and theirs take turns.
 """
 
 from collections.abc import Sequence
@@ -21,8 +23,9 @@ _FLOODS: Final = (1, 32)
 _FLOOD_TOKENS: Final = 1024
 _FLOOD_STEP_MS: Final = 0.01
 """Step that is shorter than either engine takes."""
-_PACED: Final = 64
-_PACED_STEP_MS: Final = 20.0
+_PACED: Final = ((1, 5.0), (64, 20.0))
+"""Clients, and ms of a step."""
+_MAX_RUNNING: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,17 @@ async def measure(load: RelayLoad, *, install: bool) -> list[Figure]:
         sides = await _sides(servers, _FLOOD_STEP_MS, 0.0)
         figures = []
         for clients in _FLOODS:
-            figures += await _compare(sides, f"{clients}", clients, load, paced=False)
-    async with AsyncExitStack() as servers:
-        sides = await _sides(servers, _PACED_STEP_MS, _PACED_STEP_MS)
-        return figures + await _compare(sides, f"{_PACED}_paced", _PACED, load, paced=True)
+            figures += await _compare(sides, clients, load)
+    for clients, step_ms in _PACED:
+        async with AsyncExitStack() as servers:
+            sides = await _sides(servers, step_ms, step_ms)
+            figures += await _compare(sides, clients, load, step_ms)
+    return figures
 
 
 async def _sides(servers: AsyncExitStack, ours_ms: float, mock_ms: float) -> tuple[_Side, _Side]:
     theirs = await servers.enter_async_context(router(mock_ms))
-    spec = StackSpec("synthetic-paced", step_ms=ours_ms, max_running=_PACED)
+    spec = StackSpec("synthetic-paced", step_ms=ours_ms, max_running=_MAX_RUNNING)
     ours = await servers.enter_async_context(running(spec))
     return (
         _Side("tidegate", "Tidegate", "orchestrator", ours.port, ours.pids()),
@@ -69,17 +74,21 @@ async def _sides(servers: AsyncExitStack, ours_ms: float, mock_ms: float) -> tup
 
 
 async def _compare(
-    sides: tuple[_Side, _Side], key: str, clients: int, load: RelayLoad, *, paced: bool
+    sides: tuple[_Side, _Side], clients: int, load: RelayLoad, step_ms: float | None = None
 ) -> list[Figure]:
+    """Figures of ``clients``: of a flood, or paced by steps of ``step_ms``."""
     results: dict[str, list[LoadResult]] = {side.key: [] for side in sides}
     for _ in range(load.rounds):
         for side in sides:
-            results[side.key].append(await _turn(side, clients, load, paced=paced))
-    what = f"{clients} paced streams" if paced else f"{clients} client{'s' * (clients > 1)}"
+            results[side.key].append(await _turn(side, clients, load, step_ms))
+    key, plural = f"{clients}", "s" * (clients > 1)
+    what = f"{clients} client{plural}"
+    if step_ms is not None:
+        key, what = f"{clients}_paced", f"{clients} paced stream{plural}"
     figures = []
     for side in sides:
         prefix, label, turns = f"relay.{side.key}.{key}", f"{side.label}, {what}", results[side.key]
-        if not paced:
+        if step_ms is None:
             rate = _joined([rates(turn) for turn in turns])
             figures.append(
                 Figure.of(
@@ -103,16 +112,16 @@ async def _compare(
     return figures
 
 
-async def _turn(side: _Side, clients: int, load: RelayLoad, *, paced: bool) -> LoadResult:
+async def _turn(side: _Side, clients: int, load: RelayLoad, step_ms: float | None) -> LoadResult:
     windows = Windows(0.5, load.window_s, load.windows)
-    tokens = windows.tokens(_PACED_STEP_MS) if paced else _FLOOD_TOKENS
+    tokens = _FLOOD_TOKENS if step_ms is None else windows.tokens(step_ms)
     return await stream(
         side.port,
         completion(MODEL, tokens),
         clients,
         windows,
         watch=side.watch,
-        poll_ms=0.0 if paced else POLL_MS,
+        poll_ms=POLL_MS if step_ms is None else 0.0,
         reframed=True,
     )
 
