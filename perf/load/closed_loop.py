@@ -63,6 +63,7 @@ class MeasuredWindow(msgspec.Struct, frozen=True):
     tokens: int
     cpu_s: dict[str, float]
     gap_p50_ms: float = 0.0
+    gap_p95_ms: float = 0.0
     gap_p99_ms: float = 0.0
 
 
@@ -172,6 +173,7 @@ def _measure(plan: ClosedLoopPlan, clients: list[SseClient], max_tokens: int) ->
                 tokens=reader.tokens - tokens,
                 cpu_s={name: process_cpu_s(pid) - cpu[name] for name, pid in plan.watch.items()},
                 gap_p50_ms=percentile(gaps, 50) * 1000 if gaps else 0.0,
+                gap_p95_ms=percentile(gaps, 95) * 1000 if gaps else 0.0,
                 gap_p99_ms=percentile(gaps, 99) * 1000 if gaps else 0.0,
             )
         )

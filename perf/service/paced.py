@@ -24,18 +24,18 @@ async def run(context: Context) -> list[Figure]:
     measured = await stream(stack.port, body, STREAMS, windows, watch=stack.pids())
     cpu = us_per_token(measured, "orchestrator")
     of = Figure.of
+    gaps_ms = {
+        50: [window.gap_p50_ms for window in measured.windows],
+        95: [window.gap_p95_ms for window in measured.windows],
+        99: [window.gap_p99_ms for window in measured.windows],
+    }
     return [
         of("paced.tokens_per_s", "relayed", "tokens/s", rates(measured), better="higher"),
         of("paced.cpu_us_per_token", "orchestrator CPU", "µs/token", cpu),
         await bare_writes("paced", STREAMS, STEP_MS / 1000),
         *(
-            of(
-                f"paced.gap_p{q}_ms",
-                f"gap between tokens, p{q}",
-                "ms",
-                [getattr(window, f"gap_p{q}_ms") for window in measured.windows],
-            )
-            for q in (50, 95, 99)
+            of(f"paced.gap_p{percent}_ms", f"gap between tokens, p{percent}", "ms", by_window)
+            for percent, by_window in gaps_ms.items()
         ),
     ]
 
