@@ -14,14 +14,16 @@ import os
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from catalog.atomic import write_atomically
 from catalog.errors import ProvisionError
 from catalog.paths import NGC_ROOT, ROOT, state_dir
 from pool.engines import triton_wheel as wheel
-from pool.preflight.host import check_venv_module, python_version
+from pool.preflight.host import check_platform, check_venv_module, python_version
 
 VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
 _STAMP = ".tidegate-stamp"
 _SLOT_STAMP = ".tidegate-slot-stamp"
 _DEV_STAMP = ".tidegate-dev-stamp"
@@ -51,33 +53,48 @@ def main() -> int:
         pip_args += ["--extra-index-url", args.torch_index]
     wanted = _DEV_STAMP if args.dev else _SLOT_STAMP if args.slot else _STAMP
     is_current = _has_stamp(wanted)
+    needs_triton = not (NGC_ROOT / "bin" / "tritonserver").exists()
     try:
+        if needs_triton:
+            check_platform()  # before minutes of download
         if not is_current:
-            make_venv()
-        if not (NGC_ROOT / "bin" / "tritonserver").exists():
-            set_up_triton(pip_args)
-        if not is_current:
-            install_packages(pip_args, wanted)
+            make_venv(pip_args)
+        with ThreadPoolExecutor(1) as beside:
+            triton = beside.submit(set_up_triton, pip_args) if needs_triton else None
+            if not is_current:
+                install_packages(pip_args, wanted)
+            if triton is not None:
+                triton.result()
     except ProvisionError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def make_venv() -> None:
-    """Create ``.venv``, anew if it is broken or of another Python."""
+def make_venv(pip_args: list[str]) -> None:
+    """Create ``.venv``, anew if it is broken or of another Python, with pip and the build backend
+    as ``constraints.txt`` pins them."""
+    # The build backend, so that building needs no network. The pip that comes with a Python may be
+    # years old, and takes up to half as long again.
+    tools = ["pip", "setuptools", *pip_args]
     if not _venv_fits():
         check_venv_module()
         _say(f".venv for Python {python_version()}")
         # the interpreter that .venv was made from: it cannot rebuild itself while it runs
-        _run([_base_python(), "-m", "venv", "--clear", str(VENV)], "cannot create .venv")
+        base = _base_python()
+        command = [base, "-m", "venv", "--clear", "--without-pip", str(VENV)]
+        _run(command, "cannot create .venv")
+        # Its own pip, where it has one, puts the newer one there in half of the time that unpacking
+        # ensurepip's takes.
+        if _has_pip(base):
+            _pip_install(tools, base, "--python", str(VENV_PYTHON))
+            return
+        _run([str(VENV_PYTHON), "-m", "ensurepip"], "cannot put pip into .venv")
+    _pip_install(tools)
 
 
 def set_up_triton(pip_args: list[str]) -> None:
-    """Unpack the Triton server of the wheel; does nothing if that was done for this Python.
-
-    To be called before the packages: what the machine lacks shows here, before minutes of download.
-    """
+    """Unpack the Triton server of the wheel; does nothing if that was done for this Python."""
     home = state_dir()
     if wheel.is_prepared(home):
         return
@@ -94,9 +111,6 @@ def install_packages(pip_args: list[str], wanted: str) -> None:
     _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
     for stamp in _COVERS:  # what is installed may change under the others, too
         (VENV / stamp).unlink(missing_ok=True)
-    # The build backend first, pinned like everything else, so that the build needs no network. The
-    # pip that comes with a Python may be years old, and takes up to half as long again.
-    _pip_install(["pip", "setuptools", *pip_args])
     _pip_install(["--no-build-isolation", "--editable", f".[{extras}]", *pip_args])
     _have_the_client_seen()
     for stamp in stamps:
@@ -133,7 +147,7 @@ def _venv_fits() -> bool:
     ask = "import sys, pip; print(sys.version, sys.base_prefix, sep='\\n', end='')"
     try:
         answer = subprocess.run(
-            [VENV / "bin" / "python", "-c", ask], capture_output=True, text=True, check=True
+            [VENV_PYTHON, "-c", ask], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return False
@@ -145,8 +159,15 @@ def _base_python() -> str:
     return base or sys.executable
 
 
-def _pip_install(arguments: list[str]) -> None:
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+def _has_pip(python: str) -> bool:
+    """Whether ``python`` has a pip that can install for another interpreter."""
+    ask = "import pip; assert tuple(map(int, pip.__version__.split('.')[:2])) >= (22, 3)"
+    return subprocess.run([python, "-c", ask], capture_output=True).returncode == 0
+
+
+def _pip_install(arguments: list[str], python: str = "", *options: str) -> None:
+    """Install with the pip of ``python``, that of ``.venv`` by default."""
+    pip = [python or str(VENV_PYTHON), "-m", "pip", *options, "install", "--quiet"]
     pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
     if not sys.dont_write_bytecode:
         # Half of the time would go to byte code, most of it of modules that nobody imports; the

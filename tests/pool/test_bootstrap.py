@@ -41,6 +41,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     (tmp_path / "constraints.txt").write_text("torch==2.13.0")
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(bootstrap, "VENV_PYTHON", tmp_path / ".venv" / "bin" / "python")
     monkeypatch.setattr(bootstrap, "NGC_ROOT", tmp_path / "ngc")
     monkeypatch.setattr(bootstrap, "_run", commands.run)
     monkeypatch.setattr(bootstrap, "_venv_fits", lambda: True)
@@ -49,10 +50,28 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return commands
 
 
-def test_triton_first_then_the_build_backend_then_everything(commands: Commands) -> None:
-    """What the machine lacks shows with Triton, before minutes of download."""
+def test_the_build_backend_first_then_triton_beside_everything_else(commands: Commands) -> None:
     assert bootstrap.main() == 0
-    assert commands.installed == [wheel.WHEEL, "setuptools", ".[cpu]"]
+    first, *others = commands.installed
+    assert first == "setuptools"
+    assert sorted(others) == sorted([wheel.WHEEL, ".[cpu]"])
+
+
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_a_new_environment_gets_the_pinned_pip(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, has_pip: bool
+) -> None:
+    """With the pip of the Python that it is made from; where that has none, with ensurepip's."""
+    monkeypatch.setattr(bootstrap, "_venv_fits", lambda: False)
+    monkeypatch.setattr(bootstrap, "_has_pip", lambda python: has_pip)
+    assert bootstrap.main() == 0
+    venv, ensurepip, pip = commands[0], commands[1], commands[1 if has_pip else 2]
+    assert "--without-pip" in venv
+    assert ("ensurepip" in ensurepip) is not has_pip
+    assert {"pip", "setuptools"} < set(pip)
+    assert ("--python" in pip) is has_pip
+    made_by = bootstrap._base_python() if has_pip else str(bootstrap.VENV_PYTHON)
+    assert pip[0] == made_by
 
 
 def test_a_second_run_runs_nothing(commands: Commands) -> None:
