@@ -100,6 +100,7 @@ TABLE: Final = (
     Entry("finish", "perf.service", "--only finish", 200),
     Entry("explanations", "perf.service", "--only explanations", 260),
     Entry("quotes", "perf.service", "--only quotes", 290),
+    Entry("starts", "perf.service", "--only starts", 60),
     Entry("front", "perf.service", "--only front", 60, on="a proxy"),
     *(
         entry

@@ -21,6 +21,7 @@ from perf.service import (
     quotes,
     relay,
     shared_state,
+    starts,
     step,
     ttft,
 )
@@ -52,4 +53,5 @@ BENCHES: tuple[Bench, ...] = (
     finish.BENCH,
     explanations.BENCH,
     quotes.BENCH,
+    starts.BENCH,
 )
