@@ -2,6 +2,8 @@
 
 import pytest
 
+from pool import command
+from pool.spec import LaunchSpec
 from tests.orchestrator.conftest import make_service, make_worker, service, worker
 from tidegate import _clock
 
@@ -29,3 +31,16 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     monkeypatch.setattr(_clock, "now", time.now)
     monkeypatch.setattr(_clock, "sleep", time.sleep)
     return time
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchSpec]:
+    """What ``tidegate up`` would launch."""
+    specs: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec, **_: object) -> int:
+        specs.append(spec)
+        return 0
+
+    monkeypatch.setattr(command, "run", launch)
+    return specs

@@ -7,7 +7,6 @@ import pytest
 
 from catalog.engine_entry import EngineEntry
 from catalog.engines import EngineCatalog
-from pool import command
 from pool.spec import LaunchSpec
 from tests.pool.engines.test_triton_provider import make_server
 from tests.support.model_files import gguf
@@ -62,15 +61,8 @@ def test_the_toolchain_is_shown(
 
 
 def test_up_runs_an_engine_in_the_environment_that_was_made_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: list[LaunchSpec]
 ) -> None:
-    launched: list[LaunchSpec] = []
-
-    def launch(spec: LaunchSpec, **_: object) -> int:
-        launched.append(spec)
-        return 0
-
-    monkeypatch.setattr(command, "run", launch)
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
     model = tmp_path / "tiny.gguf"
     model.write_bytes(gguf())

@@ -7,7 +7,6 @@ import pytest
 
 from catalog.models import ModelCatalog
 from catalog.paths import DEMO_CHECKPOINT
-from pool import command
 from pool.spec import LaunchSpec
 from tests.pool.artifacts.test_staging_local import make_folder
 from tests.support.model_files import checkpoint, gguf
@@ -76,15 +75,12 @@ def test_what_goes_wrong_is_one_line_and_status_1(
 
 
 def test_up_takes_a_model_by_its_name(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    launched: list[LaunchSpec],
 ) -> None:
-    launched: list[LaunchSpec] = []
-
-    def launch(spec: LaunchSpec, **_: object) -> int:
-        launched.append(spec)
-        return 0
-
-    monkeypatch.setattr(command, "run", launch)
     monkeypatch.chdir(tmp_path)
     source = make_folder(tmp_path / "source", checkpoint(5000))
     assert run("add", str(source), "--keep-free", "0", "--name", "mine") == 0
@@ -104,15 +100,8 @@ def test_up_takes_a_model_by_its_name(
 
 
 def test_up_runs_a_gguf_model_by_the_engine_that_reads_it(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, launched: list[LaunchSpec]
 ) -> None:
-    launched: list[LaunchSpec] = []
-
-    def launch(spec: LaunchSpec, **_: object) -> int:
-        launched.append(spec)
-        return 0
-
-    monkeypatch.setattr(command, "run", launch)
     make_folder(tmp_path, {"tiny.gguf": gguf()})
     assert run("add", str(tmp_path / "tiny.gguf"), "--keep-free", "0") == 0
     assert main(["up", "--model", "tiny"]) == 0
@@ -123,15 +112,8 @@ def test_up_runs_a_gguf_model_by_the_engine_that_reads_it(
 
 
 def test_up_deals_out_gpus_by_groups(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str], launched: list[LaunchSpec]
 ) -> None:
-    launched: list[LaunchSpec] = []
-
-    def launch(spec: LaunchSpec, **_: object) -> int:
-        launched.append(spec)
-        return 0
-
-    monkeypatch.setattr(command, "run", launch)
     assert main(["up", "--tensor-parallel", "2", "--gpus", "0,1,2,3", "--instances", "2"]) == 0
     assert launched[0].worker_env["TIDEGATE_WORKER__TENSOR_PARALLEL"] == "2"
     assert (launched[0].gpus, launched[0].gpus_each) == (("0", "1", "2", "3"), 2)
@@ -140,15 +122,12 @@ def test_up_deals_out_gpus_by_groups(
 
 
 def test_up_gives_the_answers_of_a_script(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    launched: list[LaunchSpec],
 ) -> None:
-    launched: list[LaunchSpec] = []
-
-    def launch(spec: LaunchSpec, **_: object) -> int:
-        launched.append(spec)
-        return 0
-
-    monkeypatch.setattr(command, "run", launch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("[[answers]]\ntext = 'Yes.'\n")
     assert main(["up", "--model", "scripted"]) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -29,16 +27,6 @@ WELL = Plan(tokens=2, reason=FinishReason.STOP)
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
-    )
-    async with client:
-        yield client
 
 
 async def test_responses_read_a_conversation_and_add_to_it(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,16 +15,6 @@ from worker.protocol import Code
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=2)
-    )
-    async with client:
-        yield client
 
 
 async def chunks_of(service: Service, path: str, body: dict[str, object]) -> list[object]:

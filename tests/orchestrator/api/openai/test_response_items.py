@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +19,6 @@ from tests.support.lazy import openai
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
-    )
-    async with client:
-        yield client
 
 
 async def get(service: Service, path: str, status: int = 200, **headers: str) -> Any:

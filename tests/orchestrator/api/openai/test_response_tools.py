@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from json import dumps
 from typing import Any
 
@@ -29,16 +27,6 @@ ASK: Any = {"model": "fake", "input": "hi", "max_output_tokens": 512, "tools": [
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
-    )
-    async with client:
-        yield client
 
 
 async def test_an_agents_two_turns_with_the_sdk(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -36,16 +35,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"input": "x" * 600}, "maximum context length is 512 tokens"),
 ]
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=2)
-    )
-    async with client:
-        yield client
 
 
 async def ask(service: Service, body: dict[str, Any], status: int = 200) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,16 +27,6 @@ ASK: Any = CHAT | {"max_tokens": 512, "tools": [TOOL]}
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
-    )
-    async with client:
-        yield client
 
 
 def prompt_of(service: Service, worker: FakeWorker) -> str:
