@@ -99,51 +99,25 @@ if TYPE_CHECKING:
         tool_deadline,
     )
 
-_MODULES: Final = {
-    "tidegate.chats": {
-        "ChatAnswer",
-        "ChatDelta",
-        "ChatMessage",
-        "ChatOptions",
-        "ToolCall",
-        "ToolCallDelta",
-    },
-    "tidegate.client": {"Client"},
-    "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
-    "tidegate.explanations": {"Explanation", "Replay", "TaskMoment", "TriedChange"},
-    "tidegate.listings": {"Instance", "InstanceSlot", "ModelInfo", "TaskLine", "TaskList"},
-    "tidegate.quotes": {"Quote", "QuotedChance", "Reservation"},
-    "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
-    "tidegate.retries": {"Retries"},
-    "tidegate.sessions": {"Session", "SessionInfo", "SessionList"},
-    "tidegate.slots": {
-        "Recipe",
-        "SlotCheck",
-        "SlotEvent",
-        "SlotFailed",
-        "SlotLine",
-        "SlotList",
-        "SlotOptions",
-        "SlotPreview",
-        "SlotQueued",
-        "SlotResult",
-        "SlotStage",
-        "SlotStatus",
-        "SlotSubmitted",
-    },
-    "tidegate.streams": {"Stream"},
-    "tidegate.sync": {"SyncClient", "SyncStream"},
-    "tidegate.sync_sessions": {"SyncSession"},
-    "tidegate.tools": {
-        "ToolDeadline",
-        "meta_deadline",
-        "timeout_headers",
-        "timeout_meta",
-        "tool_deadline",
-    },
-}
-"""Names by the module that defines them; names not listed are in one of ``_LARGE_MODULES``."""
-_LARGE_MODULES: Final = ("tidegate.errors", "tidegate.results")
+_MODULES: Final = (
+    "errors",
+    "results",
+    "deadlines",
+    "tools",
+    "requests",
+    "retries",
+    "listings",
+    "quotes",
+    "explanations",
+    "sessions",
+    "slots",
+    "chats",
+    "streams",
+    "client",
+    "sync_sessions",
+    "sync",
+)
+"""Modules that define the public names, the quickest to import first."""
 
 
 def __getattr__(name: str) -> object:
@@ -153,9 +127,8 @@ def __getattr__(name: str) -> object:
     on: it cannot wait for aiohttp.
     """
     if name in __all__:
-        named = tuple(module for module, names in _MODULES.items() if name in names)
-        for module in named or _LARGE_MODULES:
-            found: object = getattr(import_module(module), name, None)
+        for module in _MODULES:
+            found: object = getattr(import_module(f"tidegate.{module}"), name, None)
             if found is not None:
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
