@@ -2,11 +2,12 @@
 timing-free fault tests (a generation that lasts as long as a test wants). They end with the last of
 them, and not with the session: idle Tritons take a share of the processor too."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.support.stack import Orchestrator, Triton, eventually
@@ -63,10 +64,11 @@ class Stack:
         eventually(idle, "every KV block to be free and nothing to run")
 
 
-def _stack(triton: Triton, slow: Path | None = None) -> Iterator[Stack]:
+def stack_of(triton: Triton, slow: Path | None = None, **settings: object) -> Iterator[Stack]:
+    """Start ``triton`` and an orchestrator with ``settings`` in front of it; end both."""
     try:
         triton.start()
-        orchestrator = Orchestrator(triton.grpc)
+        orchestrator = Orchestrator(triton.grpc, **settings)
         orchestrator.start()
         try:
             yield Stack(triton, orchestrator, slow)
@@ -81,13 +83,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo model on the CPU."""
     folder = tmp_path_factory.mktemp("demo")
     slow = folder / "slow"
-    yield from _stack(Triton(repository=write_slow_model(folder / "models", slow)), slow)
+    yield from stack_of(Triton(repository=write_slow_model(folder / "models", slow)), slow)
 
 
 @pytest.fixture(scope="package")
 def paced() -> Iterator[Stack]:
     """The synthetic engine at 20 ms a step: long generations at no cost."""
-    yield from _stack(Triton(engine="synthetic-paced"))
+    yield from stack_of(Triton(engine="synthetic-paced"))
 
 
 @pytest.fixture(scope="package")
@@ -103,6 +105,14 @@ def slots() -> Iterator[Triton]:
         yield triton
     finally:
         triton.close()
+
+
+@pytest.fixture
+async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of the service that a module calls ``stack``; nothing may be left on it."""
+    async with aiohttp.ClientSession(stack.url) as session:
+        yield session
+    stack.assert_idle()
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from perf.attack.__main__ import ATTACKS
 from perf.attack.checks import StateChecks
 from perf.attack.target import Budget, Tally, Target
-from tests.e2e.conftest import Stack
-from tests.support.stack import Orchestrator, Triton, running
+from tests.e2e.conftest import Stack, stack_of
+from tests.support.stack import Triton
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -22,14 +22,7 @@ TOKEN = "a-lane-token-of-this-test"
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Stack]:
     """As ``tidegate up`` starts them: lanes want a token."""
-    triton = Triton(lane_token=TOKEN)
-    try:
-        triton.start()
-        orchestrator = Orchestrator(triton.grpc, lanes__token=TOKEN)
-        with running(orchestrator):
-            yield Stack(triton, orchestrator)
-    finally:
-        triton.close()
+    yield from stack_of(Triton(lane_token=TOKEN), lanes__token=TOKEN)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -4,16 +4,16 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import Stack, stack_of
 from tests.support.checkpoints import make_vision_checkpoint
 from tests.support.pictures import picture
-from tests.support.stack import Orchestrator, Triton
+from tests.support.stack import Triton
 
 pytest.importorskip("PIL")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -22,24 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     path = make_vision_checkpoint(tmp_path_factory.mktemp("qwen2_vl"), "qwen2_vl")
-    triton = Triton(engine="transformers", model_path=path)
-    try:
-        triton.start()
-        orchestrator = Orchestrator(triton.grpc)
-        orchestrator.start()
-        try:
-            yield Stack(triton, orchestrator)
-        finally:
-            assert orchestrator.stop() == 0
-    finally:
-        triton.close()
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(stack.url) as session:
-        yield session
-    stack.assert_idle()
+    yield from stack_of(Triton(engine="transformers", model_path=path))
 
 
 async def ask(http: aiohttp.ClientSession, *files: bytes) -> tuple[int, dict[str, Any]]:

@@ -6,17 +6,17 @@ skipped by name.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
 
 from catalog.paths import state_dir
 from pool.engines.environments import environment_if_made
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import Stack, stack_of
 from tests.support.engines import ENGINES, EngineCase
 from tests.support.sse import read_events
-from tests.support.stack import Orchestrator, Triton
+from tests.support.stack import Triton
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -38,24 +38,9 @@ def stack(
         for name, value in case.settings.items()
     }
     path = case.checkpoint(tmp_path_factory.mktemp(case.name))
-    triton = Triton(engine=case.name, model_path=path, environment=environment, **settings)
-    try:
-        triton.start()
-        orchestrator = Orchestrator(triton.grpc)
-        orchestrator.start()
-        try:
-            yield Stack(triton, orchestrator)
-        finally:
-            assert orchestrator.stop() == 0
-    finally:
-        triton.close()
-
-
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(stack.url) as session:
-        yield session
-    stack.assert_idle()
+    yield from stack_of(
+        Triton(engine=case.name, model_path=path, environment=environment, **settings)
+    )
 
 
 async def test_texts_are_streamed_whole_and_alike(http: aiohttp.ClientSession) -> None:

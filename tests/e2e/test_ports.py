@@ -19,7 +19,7 @@ from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lanes.wire import to_frame, to_request
 from pool.process.process import children_of
 from pool.units.triton_control import TritonControl
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import Stack, stack_of
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 
@@ -35,13 +35,7 @@ def guarded() -> Iterator[Stack]:
     triton = Triton(
         engine="synthetic-paced", lane_token=TOKEN, plain__token="plain", drain_hold_s=1.0
     )
-    try:
-        triton.start()
-        orchestrator = Orchestrator(triton.grpc, lanes__token=TOKEN)
-        with running(orchestrator):
-            yield Stack(triton, orchestrator)
-    finally:
-        triton.close()
+    yield from stack_of(triton, lanes__token=TOKEN)
 
 
 def post(url: str, body: object) -> tuple[int, str]:

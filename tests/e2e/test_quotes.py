@@ -16,9 +16,8 @@ TRIES = 5
 
 
 @pytest.fixture
-async def http(paced: Stack) -> Any:
-    async with aiohttp.ClientSession(paced.url) as session:
-        yield session
+def stack(paced: Stack) -> Stack:
+    return paced
 
 
 async def reserve(http: aiohttp.ClientSession, **more: object) -> dict[str, Any]:

@@ -16,9 +16,9 @@ import pytest
 from tests.e2e.clients.coding_agents import recordings
 from tests.e2e.clients.coding_agents.agents import AGENTS, MODEL, Agent, environment
 from tests.e2e.clients.conftest import Report
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import Stack, stack_of
 from tests.support.recording_proxy import RecordingProxy
-from tests.support.stack import Orchestrator, Triton
+from tests.support.stack import Triton
 
 MAX_S = 240
 RECORD = bool(os.environ.get("RECORD"))
@@ -32,16 +32,7 @@ def scripted() -> Iterator[Stack]:
     """The scripted model, under every name that an agent insists on."""
     script = Path(__file__).with_name("script.toml")
     triton = Triton(engine="synthetic-scripted", script=script, model_name=MODEL)
-    try:
-        triton.start()
-        orchestrator = Orchestrator(triton.grpc, models__aliases=f"claude-*={MODEL}")
-        orchestrator.start()
-        try:
-            yield Stack(triton, orchestrator)
-        finally:
-            assert orchestrator.stop() == 0
-    finally:
-        triton.close()
+    yield from stack_of(triton, models__aliases=f"claude-*={MODEL}")
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=[agent.name for agent in AGENTS])
