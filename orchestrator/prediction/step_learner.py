@@ -28,6 +28,8 @@ what would have been certain begins the count anew: the machine was busy until t
 
 _MAX_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
+_FIRST_GUESS_MS = 20.0
+"""Time of a step of one row; what the worker did before replaces it."""
 _RATE_MS = 100.0
 """Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
 _MAX_RATES = 256
@@ -60,14 +62,13 @@ class StepsLearnt(msgspec.Struct, frozen=True, array_like=True):
 class StepLearner:
     """Learns one instance's step times from its statistics and from jobs that finished on it."""
 
-    def __init__(self, slots: int, step_tokens: int, *, first_guess_ms: float = 20.0) -> None:
-        """``first_guess_ms`` is a step of one row; what the worker did before replaces it."""
+    def __init__(self, slots: int, step_tokens: int) -> None:
         self._slots = max(1, slots)
         self._step_tokens = max(1, step_tokens)
         guess = (
-            0.7 * first_guess_ms,
-            0.3 * first_guess_ms / self._slots,
-            first_guess_ms / self._step_tokens,
+            0.7 * _FIRST_GUESS_MS,
+            0.3 * _FIRST_GUESS_MS / self._slots,
+            _FIRST_GUESS_MS / self._step_tokens,
         )
         self._filters: list[StepFilter] = [NoisyFilter(guess), CalmFilter(guess)]
         self._best = self._filters[0]

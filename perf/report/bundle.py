@@ -75,10 +75,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         unit: str,
         samples: list[float],
         q: float,
-        *,
-        better: Better = "lower",
     ) -> Self:
-        """Figure with the ``q``-th percentile of samples, its spread a bootstrap interval."""
+        """Figure, better if lower, with the ``q``-th percentile of samples, its spread a bootstrap
+        interval."""
 
         def statistic(values: Sequence[float]) -> float:
             return percentile(values, q)
@@ -93,7 +92,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
             high=high,
             spread="bootstrap 95 %",
             n=len(samples),
-            better=better,
+            better="lower",
         )
 
 

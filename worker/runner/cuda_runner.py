@@ -27,7 +27,7 @@ from worker.runner.cuda_graphs import (
     Recorder,
     batch_sizes,
 )
-from worker.runner.device_probe import DeviceProbe, probe_of
+from worker.runner.device_probe import probe_of
 from worker.runner.forward import BatchForward, Forward
 from worker.runner.torch_runner import (
     SlotLimits,
@@ -73,19 +73,15 @@ class CudaRunner(TorchRunner):
         graphs: DecodeGraphs | None,
         *,
         device: torch.device,
-        probe: DeviceProbe | None = None,
     ) -> None:
-        """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are.
-
-        ``probe`` checks the device after each error; None: the default one for ``device``.
-        """
+        """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are."""
         super().__init__(forward, sampler, limits, device=device)
         self._state: DeviceSlots | None = state
         self._graphs = graphs
         self._reads_table_on_device = _with_fixed_decodes(forward) is not None
         self._latest: LaunchedOnDevice | None = None
         self._cuda = device.type == "cuda"
-        self._probe = probe or probe_of(device)
+        self._probe = probe_of(device)
         self.meter = StreamMeter(_timing_events(device))
 
     @property

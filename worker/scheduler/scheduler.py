@@ -42,12 +42,10 @@ class Schedule:
 class Scheduler:
     """Owns the pool, the running set and the queue. Used by one thread."""
 
-    def __init__(
-        self, config: SchedulerConfig, pool: BlockPool, step_time: StepTime | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.config = config
         self.pool = pool
-        self.step_time = step_time or StepTime()
+        self.step_time = StepTime()
         self.prefix_cache = PrefixCache(pool, config.block_tokens, enabled=config.prefix_cache)
         self.sessions = KeptSessions(pool, config.session_share)
         self.running: list[Request] = []

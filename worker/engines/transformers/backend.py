@@ -22,7 +22,7 @@ from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
 from worker.protocol.outcomes import RequestError
-from worker.runner.device_probe import DeviceProbe, probe_of
+from worker.runner.device_probe import probe_of
 from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.request import Request, make_request
 
@@ -66,16 +66,14 @@ class TransformersBackend:
         texts: Texts,
         sampler: Sampler,
         limits: BackendLimits,
-        probe: DeviceProbe | None = None,
         images: ImageReader | None = None,
     ) -> None:
-        """``probe`` checks the device after each error; None: the default one for that device.
-        ``images`` reads those of prompts; None for a model of text only."""
+        """``images`` reads those of prompts; None for a model of text only."""
         self._decoder = decoder
         self._texts = texts
         self._sampler = sampler
         self._limits = limits
-        self._probe = probe or probe_of(decoder.device)
+        self._probe = probe_of(decoder.device)
         self._images = images
         self._preparing = ThreadPoolExecutor(1, "tidegate-images")
         self._news = Event()
