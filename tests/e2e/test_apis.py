@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -278,68 +276,6 @@ async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
     demo.assert_idle()
     after = demo.orchestrator.metric("tidegate_worker_tokens_total")
     assert after - before == sum(counts)
-
-
-BAD: list[tuple[object, int, str]] = [
-    (b"{", 400, "JSON"),
-    (b"\xff\xfe", 400, "UTF-8"),
-    (b'["a list"]', 400, "object"),
-    ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
-    ({"model": "demo", "prompt": "x", "temprature": 1}, 400, "temprature"),
-    ({"model": "demo"}, 400, "prompt"),
-    ({"model": "demo", "prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
-    ({"model": "demo", "prompt": "x", "max_tokens": 5000}, 400, "max_tokens"),
-    ({"model": "demo", "prompt": "word " * 4000}, 400, "context"),
-    ({"model": "demo", "prompt": "x", "temperature": "hot"}, 400, "temperature"),
-    ({"model": "demo", "prompt": "x", "deadline_ms": "soon"}, 400, "deadline_ms"),
-]
-"""Bodies with the status and a word that they are answered with."""
-
-
-async def test_bad_input_is_told_what_was_wrong_and_never_reaches_the_worker(
-    demo: Stack, http: aiohttp.ClientSession
-) -> None:
-    jobs = "tidegate_worker_jobs_received_total"
-    demo.assert_idle()
-    before = demo.orchestrator.metric(jobs)
-    for body, status, word in BAD:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        async with http.post("/v2/tasks", data=data, headers=headers) as response:
-            assert response.status == status, await response.text()
-            assert word in await response.text()
-    demo.assert_idle()
-    assert demo.orchestrator.metric(jobs) == before
-
-
-async def test_unknown_tasks_and_large_bodies(demo: Stack, http: aiohttp.ClientSession) -> None:
-    for path in ("/v2/tasks/none", "/v2/tasks/none/events"):
-        async with http.get(path) as response:
-            assert response.status == 404
-    async with http.post("/v2/tasks/none/cancel") as response:
-        assert response.status == 404
-    # By hand: a client library would be left with bytes that nobody takes.
-    url = urlsplit(demo.url)
-    reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    writer.write(
-        b"POST /v2/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n{" % (16 << 20)
-    )
-    assert b" 413 " in await reader.readline()
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
-
-
-async def test_health_and_metrics(demo: Stack, http: aiohttp.ClientSession) -> None:
-    """OR-13."""
-    for path in ("/health", "/health/live", "/health/startup", "/health/ready"):
-        async with http.get(path) as response:
-            assert response.status == 200, path
-    async with http.get("/metrics") as response:
-        text = await response.text()
-    for name in ("tidegate_kv_blocks", "tidegate_outcomes_total", "tidegate_worker_jobs"):
-        assert name in text
 
 
 COLOURS = ["red", "green", "blue"]

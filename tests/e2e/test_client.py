@@ -80,12 +80,6 @@ async def test_a_missed_deadline_is_a_timeout_error(paced: Stack) -> None:
     assert missed.value.code.startswith("deadline_")
 
 
-async def test_an_unknown_task_is_a_lookup_error(demo: Stack) -> None:
-    async with Client(demo.url) as client:
-        with pytest.raises(LookupError):
-            await client.status("no-such-task")
-
-
 async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) -> None:
     """OR-2: the network breaks three times in the middle of a stream."""
     async with cutting_proxy(paced.url, cuts=3) as url, Client(url) as client:

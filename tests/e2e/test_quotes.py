@@ -69,9 +69,3 @@ async def test_a_reservation_that_nobody_came_for_in_time_holds_nothing(
     assert (status, reserved) == (504, None)
     assert answer["error"]["code"] == "deadline_exceeded"
     assert "passed" in answer["error"]["message"]
-
-
-async def test_a_model_that_is_away_is_not_quoted(http: aiohttp.ClientSession) -> None:
-    async with http.post("/v2/quote", json={**BODY, "model": "away"}) as response:
-        assert response.status == 404
-        assert "away" in (await response.json())["error"]["message"]
