@@ -586,19 +586,3 @@ def test_an_engine_says_since_when_it_is_in_a_step(threaded: SteppedBench) -> No
     sink.wait_ended(1)
     engine.stop()
     assert engine.step_under_way is None
-
-
-def test_a_failing_sink_does_not_stop_the_engine(
-    threaded: SteppedBench, caplog: pytest.LogCaptureFixture
-) -> None:
-    seen = Collector()
-
-    def sink(events: object) -> None:
-        seen(events)  # type: ignore[arg-type]
-        raise RuntimeError("broken sink")
-
-    threaded.engine.start(sink)
-    submitted(threaded, 3)
-    seen.wait_ended(3)
-    threaded.engine.stop()
-    assert "event sink failed" in caplog.text
