@@ -311,15 +311,6 @@ async def test_dl6_what_there_is_at_the_deadline(service: Service, worker: FakeW
     assert service.outcomes() == ["partial"]
 
 
-async def test_who_leaves_frees_the_slot(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1)
-    async with service.http.post("/v1/messages", json=HI | {"stream": True}) as response:
-        await response.content.readline()
-        response.close()
-    await worker.until(lambda: bool(worker.cancels) and not worker.running)
-    await service.until(lambda: service.outcomes() == ["aborted"])
-
-
 async def test_a_thread_that_was_never_kept_is_refused_so_that_all_of_it_is_sent(
     service: Service,
 ) -> None:

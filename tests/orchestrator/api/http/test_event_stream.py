@@ -17,15 +17,16 @@ from tests.support.lazy import openai
 from worker.protocol import AbortCause
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
+AT = "/v1/chat/completions"
 
 
 async def send(
-    service: Service, body: dict[str, object], *, receive_buffer: int = 0
+    service: Service, body: dict[str, object], *, path: str = AT, receive_buffer: int = 0
 ) -> socket.socket:
     """Ask with a bare socket; the caller reads, or does not."""
     data = json.dumps(body).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
@@ -57,12 +58,14 @@ async def read_to_end(client: socket.socket) -> bytearray:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("stall_at", [0, 3])
+@pytest.mark.parametrize("path", [AT, "/v1/messages", "/v1/responses"])
 async def test_wp1_a_closed_socket_stops_the_job(
-    service: Service, worker: FakeWorker, stream: bool, stall_at: int
+    service: Service, worker: FakeWorker, stream: bool, stall_at: int, path: str
 ) -> None:
     """WP-1: streaming and not, before and after the first byte."""
     worker.plan = lambda submit: Plan(stall_at=stall_at)
-    client = await send(service, CHAT | {"stream": stream})
+    asked = {"model": "fake", "input": "x"} if path == "/v1/responses" else CHAT
+    client = await send(service, asked | {"stream": stream}, path=path)
     await worker.until(lambda: worker.running == 1)
     if stream and stall_at:
         await asyncio.get_running_loop().sock_recv(client, 4096)

@@ -323,12 +323,3 @@ async def test_the_sdks_timeout_is_a_deadline(
         await client.responses.create(**HI, background=True)
         await worker.until(lambda: len(worker.submits) == 2)
     assert worker.submits[0].budget_ms <= 7000 < worker.submits[1].budget_ms
-
-
-async def test_who_leaves_frees_the_slot(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1)
-    async with service.http.post("/v1/responses", json=HI | {"stream": True}) as response:
-        await response.content.readline()
-        response.close()
-    await worker.until(lambda: bool(worker.cancels) and not worker.running)
-    await service.until(lambda: service.outcomes() == ["aborted"])
