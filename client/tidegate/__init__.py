@@ -89,8 +89,8 @@ if TYPE_CHECKING:
         SlotSubmitted,
     )
     from tidegate.streams import Stream
-    from tidegate.sync import SyncClient, SyncStream
-    from tidegate.sync_sessions import SyncSession
+    from tidegate.sync import SyncClient, SyncSession
+    from tidegate.sync_calls import SyncStream
     from tidegate.tools import (
         ToolDeadline,
         meta_deadline,
@@ -114,7 +114,7 @@ _MODULES: Final = (
     "chats",
     "streams",
     "client",
-    "sync_sessions",
+    "sync_calls",
     "sync",
 )
 """Modules that define the public names, the quickest to import first."""
