@@ -13,8 +13,8 @@ import pytest
 
 from catalog.errors import PoolFileInvalid, StartFailed
 from orchestrator.lanes.grpc_call import CallEnded, open_call
-from orchestrator.tls import SETTING, Tls, open_channel, stated_tls
 from orchestrator.settings import InvalidSettings, load_settings
+from orchestrator.tls import SETTING, Tls, open_channel, stated_tls
 from pool.engines.triton import (
     TritonInstall,
     TritonPorts,

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -26,6 +27,9 @@ from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 from worker.settings import PREFIX, RENAMED, WorkerSettings
+
+if TYPE_CHECKING:
+    from tidegate.cli.several import Sharing
 
 DEMO_MODEL_NAME = "demo"
 SCRIPTED_MODEL_NAME = "scripted"
@@ -51,7 +55,7 @@ _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
 def run(args: LaunchOptions) -> int:
     """Launch Triton, and the orchestrator where that is asked for; returns the exit status."""
-    sharing: dict[str, str] = {}
+    sharing: Sharing = {}
     try:
         worker_env = _worker_env(args)
         if args.processes > 1:

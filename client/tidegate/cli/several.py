@@ -7,6 +7,7 @@ settings take a third of a second to import.
 import os
 import sys
 from importlib.util import find_spec
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from catalog.errors import MachineUnfit, ProvisionError
@@ -17,6 +18,14 @@ from pool.units.store import find_store
 
 EXIT_USAGE = 2
 LOOPBACK = "127.0.0.1"
+
+
+class Sharing(TypedDict, total=False):
+    """How several processes share a state, as fields of ``LaunchSpec``."""
+
+    store: str
+    own_host: str
+    advertise: str
 
 
 def serve(
@@ -48,9 +57,8 @@ def serve(
     return command.run(spec)
 
 
-def shared_state(host: str, port: int) -> dict[str, str]:
-    """How several processes that listen at ``host:port`` share a state, as fields of
-    ``LaunchSpec``.
+def shared_state(host: str, port: int) -> Sharing:
+    """How several processes that listen at ``host:port`` share a state.
 
     Raises ``MachineUnfit`` where there can be no store for it, ``SystemExit`` for settings that do
     not fit, which it prints.
@@ -58,7 +66,7 @@ def shared_state(host: str, port: int) -> dict[str, str]:
     return _sharing(_settings(host=host, port=port))
 
 
-def _settings(**stated: object) -> Settings:
+def _settings(**stated: str | int | None) -> Settings:
     """The orchestrator's settings; what is stated and not None goes before them. Raises
     ``SystemExit`` for settings that do not fit, which it prints."""
     try:
@@ -68,7 +76,7 @@ def _settings(**stated: object) -> Settings:
         raise SystemExit(EXIT_USAGE) from None
 
 
-def _sharing(settings: Settings) -> dict[str, str]:
+def _sharing(settings: Settings) -> Sharing:
     """The store that several processes share: the one of the settings, else one of their own.
     Raises ``MachineUnfit`` where there can be none."""
     state = settings.state

@@ -1,6 +1,7 @@
 """How often the number of rows is decided."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, cast
 
 from orchestrator.dispatch.rows import EVERY_S, MAX_PAUSES, RowControl
@@ -39,7 +40,7 @@ def test_the_pause_grows_while_nothing_is_asked_for_and_is_short_again_for_the_n
         registry.looked_at = [rig.clock.now()]
         rig.clock.advance(seconds)
         at = registry.looked_at
-        return [round((b - a) / EVERY_S) for a, b in zip(at, at[1:], strict=False)]
+        return [round((b - a) / EVERY_S) for a, b in pairwise(at)]
 
     rows.asked(rig.task(10_000), lambda: None)
     assert pauses(1.0) == [1, 2, *[MAX_PAUSES] * 4]
