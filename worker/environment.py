@@ -134,6 +134,11 @@ def _moved(now: str, prefix: str = "") -> str:
     return f"this setting is now {variable_of(prefix, now) if prefix else now}"
 
 
+def fixed_at(value: str) -> str:
+    """What a setting that is gone is answered with, because nobody had it say anything else."""
+    return f"this setting is gone: it is always {value} now"
+
+
 def variable_of(prefix: str, name: str) -> str:
     """The environment variable of a setting's dotted name."""
     return f"{prefix}{name.replace('.', DELIMITER)}".upper()

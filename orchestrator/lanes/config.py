@@ -1,12 +1,15 @@
 """Settings of lanes."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from orchestrator.tls import Tls, stated_tls
 from worker.environment import HIDDEN, Section
+
+OPEN_TIMEOUT_S: Final = 5.0
+"""Seconds that the opening of a lane may take, or one question to a server of another kind."""
 
 
 class LaneConfig(Section):
@@ -24,15 +27,9 @@ class LaneConfig(Section):
     keepalive_s: float = Field(default=60.0, gt=0)
     """A lane on which nothing was heard for this long is asked for a sign of life, so that proxies
     on the way keep it open."""
-    open_timeout_s: Annotated[float, HIDDEN] = Field(default=5.0, gt=0)
-    """How long the opening of a lane may take."""
     renew_after_mib: Annotated[int, HIDDEN] = Field(default=64, ge=1)
     """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
     that was answered on it."""
-    reconnect_min_s: Annotated[float, HIDDEN] = Field(default=0.1, gt=0)
-    """First pause before a lane is opened again; each failure makes it a tenth longer."""
-    reconnect_max_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
-    """Longest pause before a lane is opened again."""
     suspect_after_s: float = Field(default=1.0, gt=0)
     """How long an instance may send no frame before it gets no new work (OR-6)."""
     down_after_s: float = Field(default=3.0, gt=0)

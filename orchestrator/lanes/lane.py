@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
-from orchestrator.lanes.config import LaneConfig
+from orchestrator.lanes.config import OPEN_TIMEOUT_S, LaneConfig
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.lanes.triton_messages import service_pb2
@@ -96,7 +96,6 @@ class StreamLane(Lane):
             address,
             self._connect_and_read,
             self._session_ended,
-            config=config,
             rng=rng,
             expected=(CallEnded, LaneBroken, BadResponse, DecodeError, msgspec.DecodeError),
         )
@@ -174,7 +173,7 @@ class StreamLane(Lane):
         opened = asyncio.get_running_loop().create_future()
         call: GrpcCall | None = None
         try:
-            async with asyncio.timeout(self._config.open_timeout_s):
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
                 call = await open_call(
                     self.address,
                     _METHOD,

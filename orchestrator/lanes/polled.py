@@ -20,7 +20,7 @@ from typing import Final, Unpack
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
-from orchestrator.lanes.config import LaneConfig
+from orchestrator.lanes.config import OPEN_TIMEOUT_S, LaneConfig
 from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.meter import LaneMeter
@@ -80,7 +80,6 @@ class PolledLane(Lane):
             endpoint.name,
             self._connect_and_poll,
             self._session_ended,
-            config=config,
             rng=rng,
             expected=(ServerLost, BadFolder),
         )
@@ -180,7 +179,7 @@ class PolledLane(Lane):
     async def _connect_and_poll(self) -> None:
         if self._folder is None:
             self._folder = await asyncio.to_thread(read_folder, self.endpoint.tokenizer)
-        async with asyncio.timeout(self._config.open_timeout_s):
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
             card = await self._reach(self._folder)
         self._open(card)
         polls = 0
@@ -188,7 +187,7 @@ class PolledLane(Lane):
             await asyncio.sleep(POLL_S)
             polls += 1
             try:
-                async with asyncio.timeout(self._config.open_timeout_s):
+                async with asyncio.timeout(OPEN_TIMEOUT_S):
                     if polls % RECHECK_POLLS == 0:
                         self._take_card(await self._reach(self._folder))
                     jobs = await self._poll()

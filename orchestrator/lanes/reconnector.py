@@ -13,11 +13,17 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
-from orchestrator.lanes.config import LaneConfig
+from orchestrator.lanes.config import OPEN_TIMEOUT_S
 from orchestrator.telemetry.log import fields, lane_log
 
-GROWTH = 1.1
+FIRST_PAUSE_S: Final = 0.1
+"""Seconds before a session that failed is followed by the next: a restart is noticed soon, and a
+peer that refuses is not asked in a loop."""
+LONGEST_PAUSE_S: Final = 2.0
+"""Seconds to which that pause may grow."""
+GROWTH: Final = 1.1
 """Usual factor from one pause to the next: a peer that comes up after seconds of loading is noticed
 within some tenth of the time that it took."""
 
@@ -50,7 +56,6 @@ class Reconnector:
         session: Callable[[], Coroutine[None, None, None]],
         on_end: Callable[[SessionEnd], Awaitable[None]],
         *,
-        config: LaneConfig,
         rng: random.Random,
         expected: tuple[type[Exception], ...],
     ) -> None:
@@ -58,11 +63,10 @@ class Reconnector:
         self._address = address
         self._make_session = session
         self._on_end = on_end
-        self._config = config
         self._rng = rng
         self._expected = expected
-        self._pause_s = config.reconnect_min_s
-        self.growth, self.longest_pause_s = GROWTH, config.reconnect_max_s
+        self._pause_s = FIRST_PAUSE_S
+        self.growth, self.longest_pause_s = GROWTH, LONGEST_PAUSE_S
         self._runner: asyncio.Task[None] | None = None
         self._session: asyncio.Task[None] | None = None
         self._breaking = ""
@@ -89,7 +93,7 @@ class Reconnector:
 
     def is_up(self) -> None:
         """Note that the session is up: should it end, the next one comes soon."""
-        self._pause_s = self._config.reconnect_min_s
+        self._pause_s = FIRST_PAUSE_S
 
     async def _run(self) -> None:
         while True:
@@ -114,7 +118,7 @@ class Reconnector:
             return SessionEnd(self._breaking or "the connection was given up")
         error = session.exception()
         if isinstance(error, TimeoutError):
-            return SessionEnd(f"no answer within {self._config.open_timeout_s:g} s", error)
+            return SessionEnd(f"no answer within {OPEN_TIMEOUT_S:g} s", error)
         if isinstance(error, self._expected):
             return SessionEnd(str(error), error)
         lane_log.error(

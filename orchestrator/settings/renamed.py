@@ -1,7 +1,10 @@
-"""Names that settings had before they were grouped, so that an old one is answered with today's."""
+"""Names of settings that are gone or were called otherwise, so that they are answered with why, or
+with today's name."""
 
 from collections.abc import Mapping
 from typing import Final
+
+from worker.environment import fixed_at
 
 _MOVED: Final = {
     "health": "health_port=port health_stalled_after_s=stalled_after_s",
@@ -57,8 +60,9 @@ _MOVED: Final = {
         "keep_responses=keep_count keep_responses_s=keep_s keep_responses_bytes=keep_bytes"
     ),
     "journal": (
-        "journal_path=path durable_default=durable_by_default journal_async=loss_window_ms "
-        "journal_window_ms=loss_window_ms journal_keep_results_s=keep_results_s "
+        "journal_key=key journal_path=path durable_default=durable_by_default "
+        "journal_async=loss_window_ms journal_window_ms=loss_window_ms "
+        "journal_keep_results_s=keep_results_s "
         "journal_keep_s=keep_s"
     ),
     "batches": (
@@ -73,6 +77,12 @@ _MOVED: Final = {
     "telemetry": "vllm_metrics otlp_endpoint log_format log_level",
 }
 """Names before by today's section: ``old=new``, or ``old`` where it is still called so."""
+_FIXED: Final = {
+    "lanes.open_timeout_s": "5 s",
+    "lanes.reconnect_min_s": "0.1 s",
+    "lanes.reconnect_max_s": "2 s",
+}
+"""What settings that nobody set are now, by the last names that they had."""
 _NO_KEY: Final = (
     "this setting is gone, and nothing here is encrypted any more: put the journal on an encrypted "
     "disk (docs/durability.md)"
@@ -84,9 +94,11 @@ def _today(section: str, moved: str) -> tuple[str, str]:
     return old, f"{section}.{new or old}"
 
 
+_GONE: Final = {name: fixed_at(value) for name, value in _FIXED.items()} | {"journal.key": _NO_KEY}
+_OLD: Final = dict(_today(part, each) for part, names in _MOVED.items() for each in names.split())
+
 RENAMED: Final[Mapping[str, str]] = {
-    **dict(_today(section, each) for section, names in _MOVED.items() for each in names.split()),
-    "journal_key": _NO_KEY,
-    "journal.key": _NO_KEY,
+    **{old: _GONE.get(now, now) for old, now in _OLD.items()},
+    **_GONE,
 }
 """Today's dotted names by the names before, or what became of those that are gone."""

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
+from orchestrator.lanes.config import OPEN_TIMEOUT_S
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.slots.forecast import Begun
 from orchestrator.slots.job import OUTPUTS
@@ -82,7 +83,7 @@ class SlotAttempt:
         answered = self._answered = asyncio.get_running_loop().create_future()
         reason, error = "", ""
         try:
-            async with asyncio.timeout(config.open_timeout_s):
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
                 call = self._call = await open_call(
                     self.address, METHOD, self._take, config.keepalive_s, config.tls
                 )
@@ -96,7 +97,7 @@ class SlotAttempt:
                 call.ended.result()
                 reason = "the stream ended"
         except TimeoutError:
-            reason = f"no connection within {config.open_timeout_s:g} s"
+            reason = f"no connection within {OPEN_TIMEOUT_S:g} s"
         except (CallEnded, BadAnswer, DecodeError) as failure:
             reason = str(failure)
         except Exception as failure:

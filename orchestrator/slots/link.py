@@ -19,8 +19,9 @@ from google.protobuf.message import DecodeError
 
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
+from orchestrator.lanes.config import OPEN_TIMEOUT_S
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
-from orchestrator.lanes.reconnector import GROWTH, Reconnector, SessionEnd
+from orchestrator.lanes.reconnector import GROWTH, LONGEST_PAUSE_S, Reconnector, SessionEnd
 from orchestrator.slots.wire import (
     METHOD,
     Answer,
@@ -74,7 +75,6 @@ class SlotLink:
             address,
             self._keep_watching,
             self._session_ended,
-            config=config,
             rng=rng,
             expected=(CallEnded, LinkBroken, BadAnswer, DecodeError, msgspec.DecodeError),
         )
@@ -100,9 +100,7 @@ class SlotLink:
         absence = self._absence if end.error is not None else ""
         looks_seldom = bool(absence) and not self._was_there
         self._sessions.growth = 2.0 if looks_seldom else GROWTH
-        self._sessions.longest_pause_s = max(
-            LOOK_AGAIN_S if looks_seldom else 0.0, self._config.reconnect_max_s
-        )
+        self._sessions.longest_pause_s = LOOK_AGAIN_S if looks_seldom else LONGEST_PAUSE_S
         self._owner.link_closed(self.address, absence or end.reason, is_absent=bool(absence))
 
     async def _keep_watching(self) -> None:
@@ -116,7 +114,7 @@ class SlotLink:
         self._absence = ""
         call: GrpcCall | None = None
         try:
-            async with asyncio.timeout(self._config.open_timeout_s):
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
                 call = await open_call(
                     self.address, METHOD, self._take, self._config.keepalive_s, self._config.tls
                 )

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import AUTH, build_runner
 from orchestrator.build import Components, build, journal_config, keys_of, make_shared_state
+from orchestrator.lanes import reconnector
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings
 from orchestrator.tasks.ending import Ending
@@ -41,6 +42,13 @@ def no_blocking() -> Iterator[BlockBuster]:
         # Whoever drops the last gRPC channel waits for gRPC's own thread, wherever that happens.
         blockbuster.functions["threading.Lock.acquire"].can_block_in("threading.py", "join")
         yield blockbuster
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes that are lost are opened again within some hundredths of a second."""
+    monkeypatch.setattr(reconnector, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reconnector, "LONGEST_PAUSE_S", 0.05)
 
 
 OPERATORS_KEY = "the-operators-key"
@@ -205,8 +213,6 @@ async def make_service() -> AsyncIterator[MakeService]:
         values = {
             "port": 0,
             "instances": tuple(worker.address for worker in workers) or ("127.0.0.1:9",),
-            "lanes__reconnect_min_s": 0.01,
-            "lanes__reconnect_max_s": 0.05,
         }
         settings = await asyncio.to_thread(settings_of, values | changes)
         loop = asyncio.get_running_loop()

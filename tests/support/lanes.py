@@ -99,11 +99,8 @@ class News:
 async def lane_to(entry: str, *, opens: bool = True) -> AsyncIterator[tuple[Lane, News]]:
     """``opens``: it is open."""
     news = News()
-    config = LaneConfig(
-        open_timeout_s=5.0, keepalive_s=60.0, reconnect_min_s=0.01, reconnect_max_s=0.05
-    )
     clock = LoopClock(asyncio.get_running_loop())
-    lane = LaneFactory()(entry, config, news, clock, random.Random(3))
+    lane = LaneFactory()(entry, LaneConfig(), news, clock, random.Random(3))
     lane.start()
     try:
         await news.until(lambda: lane.is_open or not opens)

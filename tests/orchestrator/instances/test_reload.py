@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.lanes import lane as lane_module
+from orchestrator.lanes import reconnector
 from tests.orchestrator.conftest import MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -45,11 +46,11 @@ async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
 
 
 async def test_one_stale_lane_is_enough_for_all_of_an_instance(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job must not try one after the other until its attempts are used up."""
-    pause = {"lanes__reconnect_min_s": 0.6, "lanes__reconnect_max_s": 0.6}
-    service = await make_service(worker, lanes__per_instance=6, **pause)
+    monkeypatch.setattr(reconnector, "FIRST_PAUSE_S", 0.6)
+    service = await make_service(worker, lanes__per_instance=6)
     await service.until(lambda: len(worker.lanes) == 6)
     worker.generation += 1
     assert (await run(service))[-1].event == "end"

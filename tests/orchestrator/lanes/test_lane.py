@@ -67,9 +67,8 @@ class News:
 async def lane_to(address: str) -> AsyncIterator[tuple[Lane, News]]:
     """An open lane and its owner."""
     news = News()
-    config = LaneConfig(open_timeout_s=30.0, keepalive_s=60.0, reconnect_min_s=1, reconnect_max_s=1)
     clock = LoopClock(asyncio.get_running_loop())
-    lane = StreamLane(address, config, news, clock, random.Random(3))
+    lane = StreamLane(address, LaneConfig(), news, clock, random.Random(3))
     lane.start()
     try:
         await news.until(lambda: lane.is_open)

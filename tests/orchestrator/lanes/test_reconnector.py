@@ -6,12 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from orchestrator.lanes import LaneConfig
+from orchestrator.lanes import reconnector
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
-
-CONFIG = LaneConfig(
-    open_timeout_s=3.0, keepalive_s=1.0, reconnect_min_s=0.25, reconnect_max_s=1.0, token=""
-)
 
 
 class Gone(Exception):
@@ -30,7 +26,6 @@ class Peer:
             "here:1",
             self._session,
             self._on_end,
-            config=CONFIG,
             rng=random.Random(1),
             expected=(Gone,),
         )
@@ -92,18 +87,19 @@ async def test_pauses_grow_up_to_the_longest_and_begin_anew_once_it_was_up(
     peer.steps = [peer.fails] * 20 + [peer.was_up, peer.lasts]
     peer.reconnector.start()
     await peer.until(22)
-    growing = [min(0.25 * 1.1**failures, 1.0) for failures in range(20)]
-    for pause, full in zip(pauses, [*growing, 0.25], strict=True):
+    first, longest = reconnector.FIRST_PAUSE_S, reconnector.LONGEST_PAUSE_S
+    growing = [min(first * 1.1**failures, longest) for failures in range(20)]
+    for pause, full in zip(pauses, [*growing, first], strict=True):
         assert full / 2 <= pause <= full
-    assert growing[-2:] == [1.0, 1.0]
+    assert growing[-2:] == [longest, longest]
 
 
 async def test_the_longest_pause_is_its_owners_to_set(peer: Peer, pauses: list[float]) -> None:
-    peer.reconnector.longest_pause_s = 8.0
+    peer.reconnector.longest_pause_s = 4 * reconnector.LONGEST_PAUSE_S
     peer.steps = [peer.fails] * 40 + [peer.lasts]
     peer.reconnector.start()
     await peer.until(41)
-    assert 4.0 <= pauses[-1] <= 8.0
+    assert 2 * reconnector.LONGEST_PAUSE_S <= pauses[-1] <= 4 * reconnector.LONGEST_PAUSE_S
 
 
 async def test_each_end_says_why(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +111,7 @@ async def test_each_end_says_why(peer: Peer, caplog: pytest.LogCaptureFixture) -
     reasons = [end.reason for end in peer.ends]
     assert reasons == [
         "it went away",
-        "no answer within 3 s",
+        "no answer within 5 s",
         "unexpected ZeroDivisionError",
         "the owner said so",
     ]

@@ -359,6 +359,6 @@ async def test_where_there_is_no_slot_model_the_watch_is_ended_and_not_cancelled
         await close(call)
 
     monkeypatch.setattr(GrpcCall, "close", closing)
-    service = await make_service(await make_worker(), lanes__reconnect_min_s=0.01)
+    service = await make_service(await make_worker())
     await service.until(lambda: len(ended) >= 2)
     assert all(how.startswith("ok") for how in ended)
