@@ -6,6 +6,7 @@ the load is what is under way of ours, and of the metrics' jobs those that ours 
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.picker.choice import Prospect
@@ -16,6 +17,10 @@ from worker.protocol import WorkerStats
 
 STEP_TOKENS = 2048
 """Most prompt tokens of a step: vLLM's default, which no metric tells."""
+STALE_AFTER_S: Final = 5.0
+"""Age in seconds from which on a pod's metrics say nothing about it: ten polls."""
+FIRST_SLOTS: Final = 64
+"""Jobs that a pod is taken to run at once until its metrics show another number."""
 _MAX_SLOTS = 4096
 _MIN_TOLD = 8
 """Tokens of an answer from which on its time tells the pod's pace."""
@@ -55,9 +60,9 @@ class AnswerEnd:
 
 
 class Pod:
-    """One pod. ``slots`` is how many jobs it is taken to run at once until it shows otherwise."""
+    """One pod."""
 
-    def __init__(self, address: str, slots: int) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
         self.retiring_since: float | None = None
         """When discovery stopped naming it, in seconds of the clock; None while it is named."""
@@ -68,7 +73,7 @@ class Pod:
         """Why its metrics cannot be read; empty while they can."""
         self.is_reachable = True
         self.flights: set[Flight] = set()
-        self._slots = slots
+        self._slots = FIRST_SLOTS
         self._queued_at = 0
         """Jobs that ran when jobs waited at the last poll; 0 if none waited."""
         self._foreign = 0
@@ -188,8 +193,12 @@ class Pod:
             decode_tokens=round(ours + self._foreign * self._mean_output / 2),
         )
 
-    def prospect(self, now: float, stale_after_s: float) -> Prospect:
-        """The pod as a choice sees it at ``now``; its metrics count for ``stale_after_s``."""
+    def is_known(self, now: float) -> bool:
+        """Whether its metrics are young enough to say something about it."""
+        return now - self.page_at <= STALE_AFTER_S
+
+    def prospect(self, now: float) -> Prospect:
+        """The pod as a choice sees it at ``now``."""
         pace, load, page = self._pace, self._load(), self.page
         free = 0 if page is None else round(page.kv_blocks * (1 - page.kv_used))
         candidate = Candidate(
@@ -209,7 +218,7 @@ class Pod:
             pace,
             load,
             fastest,
-            is_known=now - self.page_at <= stale_after_s,
+            is_known=self.is_known(now),
             is_reachable=self.is_reachable,
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Final
 
 import aiohttp
 
@@ -14,9 +15,12 @@ from orchestrator.settings.picker import PickerSettings
 from orchestrator.telemetry.log import fields, lane_log
 
 PATHS = ("/metrics/vllm", "/metrics")
-"""Paths of the metrics that are tried, in their order, where none is set."""
+"""Paths of a pod's metrics, in the order in which they are tried: Tidegate's page has vLLM's names
+apart."""
 MAX_PAGE_BYTES = 8 * 2**20
 """Most bytes of a page that are read."""
+POLL_TIMEOUT_S: Final = 1.0
+"""Seconds that a pod may take to tell its metrics: one that takes longer is too busy for more."""
 _RETIRE_EVERY_S = 1.0
 
 
@@ -47,16 +51,13 @@ class Pods:
 
     def prospects(self, now: float) -> list[Prospect]:
         """Every pod that may get requests, as a choice sees it."""
-        return [pod.prospect(now, self._config.stale_after_s) for pod in self]
+        return [pod.prospect(now) for pod in self]
 
     @property
     def is_ready(self) -> bool:
         """Whether requests can be answered now, as ``failure_mode`` says."""
         now = self._clock.now()
-        ages = [now - pod.page_at for pod in self]
-        if self._config.failure_mode == "open":
-            return bool(ages)
-        return any(age <= self._config.stale_after_s for age in ages)
+        return any(pod.is_known(now) or self._config.failure_mode == "open" for pod in self)
 
     # ── for discovery ────────────────────────────────────────────────────────────────────────
 
@@ -75,7 +76,7 @@ class Pods:
         if pod is not None:
             pod.retiring_since = None
             return
-        pod = self._pods[address] = Pod(address, self._config.slots)
+        pod = self._pods[address] = Pod(address)
         if self._http is not None:
             self._follow(pod)
 
@@ -94,7 +95,7 @@ class Pods:
     def start(self) -> None:
         """Ask every pod for its metrics, again and again, until ``close``."""
         self._http = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=self._config.poll_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=POLL_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": "tidegate-picker"},
         )
@@ -141,10 +142,9 @@ class Pods:
 
     async def _page_of(self, pod: Pod) -> VllmPage:
         assert self._http is not None
-        set_path = self._config.metrics_path
         status, path = 0, ""
         try:
-            for path in (set_path,) if set_path else PATHS:
+            for path in PATHS:
                 async with self._http.get(f"http://{pod.address}{path}") as response:
                     status = response.status
                     if status == 200:
@@ -155,7 +155,7 @@ class Pods:
         except NotAPage as error:
             raise _NoPage(f"{path} is not a page of vLLM's metrics: {error}") from None
         except TimeoutError:
-            raise _NoPage(f"no answer in {self._config.poll_timeout_s:g} s") from None
+            raise _NoPage(f"no answer in {POLL_TIMEOUT_S:g} s") from None
         except aiohttp.ClientConnectorError as error:
             raise _NoPage(f"cannot connect: {error.strerror}", is_reachable=False) from None
         except aiohttp.ClientError as error:

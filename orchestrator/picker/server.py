@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +19,8 @@ from orchestrator.telemetry.log import service_log
 
 LIVENESS, READINESS = "liveness", "readiness"
 """Names under which the protocol has a picker's health checked, beside that of the service."""
+MAX_REQUESTS: Final = 4096
+"""Most requests at a time, from their first message to the end of their answer."""
 _WHEN_READY = ("", READINESS, SERVICE)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -49,7 +51,7 @@ class PickerServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ],
-            maximum_concurrent_rpcs=config.max_requests,
+            maximum_concurrent_rpcs=MAX_REQUESTS,
         )
         handler = grpc.stream_stream_rpc_method_handler(
             self.process,

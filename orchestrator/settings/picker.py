@@ -30,17 +30,10 @@ class PickerSettings(Section):
     """Pods to pick from: ``ip:port`` of each, comma-separated. ``dns:host:port`` stands for every
     address of a name, such as that of a headless service, ``file:path`` for a file with one address
     per line; both are followed."""
-    metrics_path: str = Field(default="", pattern=r"^(/[!-~]*)?$")
-    """Path of the pods' metrics under vLLM's names. Empty: ``/metrics/vllm``, and ``/metrics`` of a
-    pod that has no such page."""
-    poll_interval_s: float = Field(default=0.5, ge=0.05)
+    poll_interval_s: Annotated[float, HIDDEN] = Field(default=0.5, ge=0.05)
     """How often each pod's metrics are read."""
-    poll_timeout_s: float = Field(default=1.0, gt=0)
-    """How long a pod may take to tell its metrics."""
-    stale_after_s: float = Field(default=5.0, gt=0)
-    """Age from which on a pod's metrics say nothing about it."""
     failure_mode: Literal["open", "closed"] = "open"
-    """What happens while no pod's metrics are known, or to a body over ``max_body_bytes``.
+    """What happens while no pod's metrics are known, or to a body over 4 MiB, which is not read.
     ``open``: a pod is picked all the same, by what was routed to it. ``closed``: the request is
     refused."""
     fallbacks: int = Field(default=2, ge=0, le=15)
@@ -49,12 +42,8 @@ class PickerSettings(Section):
     least_chance: float = Field(default=0.0, ge=0, le=1)
     """Chance of being in time below which a request is refused, where no pod offers more. 0: only
     what is certain to miss is refused."""
-    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    max_body_bytes: Annotated[int, HIDDEN] = Field(default=4 * 2**20, ge=1024)
     """Largest request body that is read."""
-    max_requests: Annotated[int, HIDDEN] = Field(default=4096, ge=1)
-    """Most requests at a time, from the first message on to the end of the answer."""
-    slots: Annotated[int, HIDDEN] = Field(default=64, ge=1)
-    """Jobs that a pod is taken to run at once until its metrics show another number."""
 
     @field_validator("endpoints")
     @classmethod

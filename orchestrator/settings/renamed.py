@@ -81,6 +81,11 @@ _FIXED: Final = {
     "lanes.open_timeout_s": "5 s",
     "lanes.reconnect_min_s": "0.1 s",
     "lanes.reconnect_max_s": "2 s",
+    "picker.metrics_path": "/metrics/vllm, and /metrics of a pod without that page,",
+    "picker.poll_timeout_s": "1 s",
+    "picker.stale_after_s": "5 s",
+    "picker.max_requests": "4096",
+    "picker.slots": "64, until a pod's metrics show another number,",
 }
 """What settings that nobody set are now, by the last names that they had."""
 _NO_KEY: Final = (

@@ -10,7 +10,6 @@ from orchestrator.picker.vllm_page import VllmPage
 from orchestrator.prediction import LEARNT_STEPS, Due
 
 PAGE = VllmPage(running=0, waiting=0)
-STALE_S = 5.0
 STATED = Needs(10, [50.0] * 16, 50, Due(1e6))
 
 
@@ -33,7 +32,7 @@ def told(pod: Pod, step: int, step_ms: float, rows: int = 1) -> None:
 
 
 def test_ours_count_at_once_and_others_once_two_polls_tell_of_them() -> None:
-    pod = Pod("a", 64)
+    pod = Pod("a")
     mine = [flight(), flight()]
     for one in mine:
         pod.add(one)
@@ -49,7 +48,7 @@ def test_ours_count_at_once_and_others_once_two_polls_tell_of_them() -> None:
 
 
 def test_what_the_gateway_shows_no_more_counts_until_a_poll_that_began_later() -> None:
-    pod = Pod("a", 64)
+    pod = Pod("a")
     one = flight()
     pod.add(one)
     one.unseen_since = 2.0
@@ -63,44 +62,44 @@ def test_what_the_gateway_shows_no_more_counts_until_a_poll_that_began_later() -
 
 def test_jobs_that_wait_show_how_many_run_at_once() -> None:
     """Twice in a row: one that has just come waits for a moment on an idle pod, too."""
-    pod = Pod("a", 64)
-    assert pod.prospect(0.0, STALE_S).candidate.slots == 64
+    pod = Pod("a")
+    assert pod.prospect(0.0).candidate.slots == 64
     pod.take_page(replace(PAGE, running=3, waiting=1), 1.0, 1.0)
-    assert pod.prospect(1.0, STALE_S).candidate.slots == 64
+    assert pod.prospect(1.0).candidate.slots == 64
     for at in (2.0, 3.0):
         pod.take_page(replace(PAGE, running=8, waiting=5), at, at)
-    assert pod.prospect(3.0, STALE_S).candidate.slots == 8
+    assert pod.prospect(3.0).candidate.slots == 8
     pod.take_page(replace(PAGE, running=12), 4.0, 4.0)
-    assert pod.prospect(4.0, STALE_S).candidate.slots == 12
+    assert pod.prospect(4.0).candidate.slots == 12
 
 
 def test_metrics_tell_the_pace_and_what_is_certain() -> None:
-    pod = Pod("a", 64)
+    pod = Pod("a")
     for step in range(4):
         told(pod, step, 10.0)
-    prospect = pod.prospect(4.0, STALE_S)
+    prospect = pod.prospect(4.0)
     assert prospect.pace is not None
     assert prospect.pace.step_ms(1) == pytest.approx(10.0, rel=0.1)
     assert prospect.finish_ms(STATED) == pytest.approx(500.0, rel=0.2)
     # 0.8 of the fastest step, for every token that the client insists on.
     assert 300.0 < prospect.least_ms(STATED) <= 400.0
     told(pod, 0, 10.0)  # another process: its totals begin anew
-    assert pod.prospect(4.0, STALE_S).pace == prospect.pace
+    assert pod.prospect(4.0).pace == prospect.pace
 
 
 def test_a_pace_that_beats_what_was_certain_makes_it_uncertain() -> None:
-    pod = Pod("a", 64)
+    pod = Pod("a")
     for step in range(4):
         told(pod, step, 10.0)
     page = pod.page
     assert page is not None
     fast = replace(page, steps=page.steps + 10, gaps=page.gaps + 10, gaps_s=page.gaps_s + 0.02)
     pod.take_page(replace(fast, tokens=page.tokens + 10), 5.0, 5.0)
-    assert pod.prospect(5.0, STALE_S).least_ms(STATED) <= 0.8 * 2.0 * 50
+    assert pod.prospect(5.0).least_ms(STATED) <= 0.8 * 2.0 * 50
 
 
 def test_answers_tell_the_pace_of_a_pod_whose_metrics_do_not() -> None:
-    pod = Pod("a", 64)
+    pod = Pod("a")
     now = 0.0
     for number in range(LEARNT_STEPS + 2):
         one = flight(now)
@@ -108,9 +107,9 @@ def test_answers_tell_the_pace_of_a_pod_whose_metrics_do_not() -> None:
         pod.take_page(replace(PAGE, running=1), now, now)
         one.first_at, one.tokens = now + 0.05, 40
         now += 0.05 + 39 * 0.02 * (1 + 0.01 * (number % 5))
-        assert pod.prospect(now, STALE_S).least_ms(STATED) == 0.0 or number >= LEARNT_STEPS
+        assert pod.prospect(now).least_ms(STATED) == 0.0 or number >= LEARNT_STEPS
         pod.ended(one, AnswerEnd(40, 10), now)
-    prospect = pod.prospect(now, STALE_S)
+    prospect = pod.prospect(now)
     assert prospect.pace is not None
     assert prospect.pace.step_ms(1) == pytest.approx(20.0, rel=0.15)
     assert 500.0 < prospect.least_ms(STATED) <= 0.8 * 20.5 * 50
@@ -119,18 +118,18 @@ def test_answers_tell_the_pace_of_a_pod_whose_metrics_do_not() -> None:
 
 def test_pieces_are_no_tokens() -> None:
     """A piece may have several tokens: its pace would make the possible look impossible."""
-    pod = Pod("a", 64)
+    pod = Pod("a")
     one = flight()
     pod.add(one)
     pod.ended(one, AnswerEnd(40, is_told=False), 1.0)
-    assert pod.prospect(1.0, STALE_S).pace is None
+    assert pod.prospect(1.0).pace is None
 
 
 def test_metrics_grow_stale() -> None:
-    pod = Pod("a", 64)
-    assert not pod.prospect(0.0, STALE_S).is_known
+    pod = Pod("a")
+    assert not pod.prospect(0.0).is_known
     pod.take_page(PAGE, 1.0, 1.0)
-    assert pod.prospect(6.0, STALE_S).is_known
+    assert pod.prospect(6.0).is_known
     pod.fail("cannot connect", is_reachable=False)
-    late = pod.prospect(6.1, STALE_S)
+    late = pod.prospect(6.1)
     assert not late.is_known and not late.is_reachable
