@@ -14,7 +14,7 @@ from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.dialects import SERVED
 from orchestrator.api.http.batch_lines import BatchLines
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
-from orchestrator.api.http.body_budget import BodyBudget
+from orchestrator.api.http.body_budget import ALL_BODIES_BYTES, BodyBudget
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.connection_limit import KeyShares
 from orchestrator.api.http.context import (
@@ -135,7 +135,7 @@ def build_app(
     for status in ALERTED_STATUSES:
         app[HTTP_RESPONSES].labels(status)
     app[IGNORED_FIELDS] = IgnoredFields(orchestrator.metrics)
-    app[BODIES] = BodyBudget(config.http.all_bodies_bytes)
+    app[BODIES] = BodyBudget(max(ALL_BODIES_BYTES, config.http.max_body_bytes))
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.http)
     app[KEY_SHARES] = KeyShares(config.http.max_connections)

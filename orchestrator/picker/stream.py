@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
+from orchestrator.api.http.body_budget import ALL_BODIES_BYTES
 from orchestrator.api.http.context import Context, Dialect, context_of
 from orchestrator.clock import Clock, instant
 from orchestrator.errors import BodyTooLarge, NoCapacity, TidegateError
@@ -183,8 +184,8 @@ class RequestStream:
     def _fits(self, size: int) -> bool:
         """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if
         one that is not is to be refused."""
-        most, most_held = self._settings.picker.max_body_bytes, self._settings.http.all_bodies_bytes
-        has_room = self._bodies.held_bytes <= most_held
+        most = self._settings.picker.max_body_bytes
+        has_room = self._bodies.held_bytes <= max(ALL_BODIES_BYTES, most)
         if self._settings.picker.failure_mode == "closed":
             if size > most:
                 raise BodyTooLarge(

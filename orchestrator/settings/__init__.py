@@ -217,8 +217,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 "http.cors_credentials: not together with cors_origins = *; name the origins"
             )
-        if self.http.all_bodies_bytes < self.http.max_body_bytes:
-            raise ValueError("http.all_bodies_bytes: must not be below max_body_bytes")
         return self
 
 

@@ -78,6 +78,9 @@ _MOVED: Final = {
 }
 """Names before by today's section: ``old=new``, or ``old`` where it is still called so."""
 _FIXED: Final = {
+    "http.all_bodies_bytes": "256 MiB, or http.max_body_bytes if that is more,",
+    "http.body_timeout_s": "30 s",
+    "http.header_timeout_s": "20 s",
     "lanes.open_timeout_s": "5 s",
     "lanes.reconnect_min_s": "0.1 s",
     "lanes.reconnect_max_s": "2 s",

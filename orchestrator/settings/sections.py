@@ -102,15 +102,9 @@ class HttpSettings(Section):
 
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Largest request body."""
-    all_bodies_bytes: Annotated[int, HIDDEN] = Field(default=256 * 2**20, ge=1024)
-    """Bound on request bodies that are still arriving, all together; more are answered 503."""
-    body_timeout_s: Annotated[float, HIDDEN] = Field(default=30.0, gt=0)
-    """How long a client may take to send its body."""
     max_connections: int = Field(default=4096, ge=32)
     """Most connections open at a time; fewer where the process may not open so many files. Three
     quarters of them may come from one address; the last 16 are for health checks and operators."""
-    header_timeout_s: Annotated[float, HIDDEN] = Field(default=20.0, gt=0)
-    """How long a client may take to send a request's head, from its first byte on."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
     """A connection is closed after this long without a request, or without reading anything."""
     strict_fields: bool = False

@@ -9,9 +9,8 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.anthropic.routes import check_version
-from orchestrator.api.config import CONFIG
 from orchestrator.api.http.batch_lines import batches_of, owner_of
-from orchestrator.api.http.body import require_json
+from orchestrator.api.http.body import BODY_TIMEOUT_S, require_json
 from orchestrator.api.http.contents import stream_files
 from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
@@ -222,14 +221,13 @@ class _Taken:
 
 
 async def _read(request: web.Request, taken: _Taken, upload: Upload) -> None:
-    batches, timeout_s = batches_of(request), request.app[CONFIG].http.body_timeout_s
-    piece = bytearray()
+    batches, piece = batches_of(request), bytearray()
     while True:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 some = await request.content.readany()
         except TimeoutError:
-            raise BodyTooSlow(f"the body stopped for {timeout_s:g} s") from None
+            raise BodyTooSlow(f"the body stopped for {BODY_TIMEOUT_S:g} s") from None
         except web.RequestPayloadError:
             raise InvalidRequest("the body is not framed as the headers say") from None
         piece += some

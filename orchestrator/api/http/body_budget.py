@@ -8,9 +8,12 @@ more is. A few large bodies that never end therefore keep no small one out.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from orchestrator.errors import NoCapacity
 
+ALL_BODIES_BYTES: Final = 256 * 2**20
+"""Bytes that all bodies may hold together: 64 of the usual largest size."""
 RETRY_AFTER_MS = 1000.0
 SMALL_BYTES = 64 * 2**10
 """Largest body that may use the last eighth of the budget. Whole bodies that wait to be decoded are

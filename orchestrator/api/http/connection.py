@@ -6,7 +6,7 @@ where an end of input does not show.
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
@@ -21,7 +21,10 @@ from orchestrator.errors import TidegateError
 from orchestrator.settings import HttpSettings
 from orchestrator.telemetry.log import fields, service_log
 
-RESERVED_HEADER_TIMEOUT_S = 2.0
+HEADER_TIMEOUT_S: Final = 20.0
+"""Seconds that a client may take to send a request's head, from its first byte on."""
+RESERVED_HEADER_TIMEOUT_S: Final = 2.0
+"""Seconds for a head at the last connections, which are kept for operators."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The one interim response that every client of HTTP/1.1 accepts, asked for or not."""
 _NO_ROOM = (
@@ -300,9 +303,7 @@ class Connection(RequestHandler):
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            timeout_s = self._settings.header_timeout_s
-            if self.is_reserved:
-                timeout_s = min(timeout_s, RESERVED_HEADER_TIMEOUT_S)
+            timeout_s = RESERVED_HEADER_TIMEOUT_S if self.is_reserved else HEADER_TIMEOUT_S
             self._head_timer = self._loop.call_later(timeout_s, self._head_is_late)
 
     def _head_is_late(self) -> None:

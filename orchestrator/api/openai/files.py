@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from aiohttp import BodyPartReader, web
 
-from orchestrator.api.config import CONFIG
 from orchestrator.api.http.batch_lines import batches_of, owner_of
+from orchestrator.api.http.body import BODY_TIMEOUT_S
 from orchestrator.api.http.contents import stream_files
 from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
@@ -124,12 +124,11 @@ class _Form(NamedTuple):
 
 async def _read(request: web.Request, upload: Upload) -> _Form:
     """Write the file in the body to ``upload``. Its parts may come in any order."""
-    timeout_s = request.app[CONFIG].http.body_timeout_s
     name, fields = None, dict[str, str]()
     reader = await request.multipart()
     try:
         for _ in range(_MAX_PARTS):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 part = await reader.next()
             if part is None:
                 break
@@ -137,27 +136,27 @@ async def _read(request: web.Request, upload: Upload) -> _Form:
                 raise InvalidRequest("a part of the body has parts of its own")
             if part.name == "file" and name is None:
                 name = (part.filename or "file")[:_NAME_CHARS]
-                await _store(part, upload, timeout_s)
+                await _store(part, upload)
             else:
-                fields[part.name or ""] = await _text(part, timeout_s)
+                fields[part.name or ""] = await _text(part)
         else:
             raise InvalidRequest(f"the body has more than {_MAX_PARTS} parts")
     except TimeoutError:
-        raise BodyTooSlow(f"the body stopped for {timeout_s:g} s") from None
+        raise BodyTooSlow(f"the body stopped for {BODY_TIMEOUT_S:g} s") from None
     return _Form(name, fields)
 
 
-async def _store(part: BodyPartReader, upload: Upload, timeout_s: float) -> None:
+async def _store(part: BodyPartReader, upload: Upload) -> None:
     while True:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             piece = await part.read_chunk(_PIECE_BYTES)
         if not piece:
             return
         await upload.write(piece)
 
 
-async def _text(part: BodyPartReader, timeout_s: float) -> str:
-    async with asyncio.timeout(timeout_s):
+async def _text(part: BodyPartReader) -> str:
+    async with asyncio.timeout(BODY_TIMEOUT_S):
         text = await part.read_chunk(_FIELD_BYTES)
     return text.decode(errors="replace").strip()
 

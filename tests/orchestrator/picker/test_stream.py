@@ -361,10 +361,12 @@ async def test_a_body_over_the_bound_is_passed_on_unread(one: Rig) -> None:
         await stream.hang_up()
 
 
-async def test_bodies_that_are_still_coming_are_bounded_together() -> None:
+async def test_bodies_that_are_still_coming_are_bounded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What is over the bound is passed on unread; what goes, gives its room back."""
-    http = {"max_body_bytes": 2048, "all_bodies_bytes": 4096}
-    async with rig(http=http) as one:
+    monkeypatch.setattr("orchestrator.picker.stream.ALL_BODIES_BYTES", 4096)
+    async with rig(picker={"max_body_bytes": 2048}) as one:
         held = [one.open() for _ in range(2)]
         for stream in held:
             await stream.head()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.http import body
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -262,8 +263,10 @@ async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeServi
     assert worker.submits == []
 
 
-async def test_a_body_that_does_not_arrive(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker, http__body_timeout_s=0.05)
+async def test_a_body_that_does_not_arrive(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.05)
 
     async def nothing() -> Any:
         yield b"{"

@@ -9,11 +9,11 @@ from aiohttp import web
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from orchestrator.api.http import body
 from orchestrator.api.http.body import BODIES
-from orchestrator.api.http.body_budget import BodyBudget, BodyShare
+from orchestrator.api.http.body_budget import ALL_BODIES_BYTES, BodyBudget, BodyShare
 from orchestrator.api.server import READ_BUFFER_BYTES
 from orchestrator.errors import InvalidRequest, NoCapacity
-from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 
@@ -126,7 +126,9 @@ class Sender:
 
 
 async def small_service(make_service: MakeService, worker: FakeWorker) -> Service:
-    return await make_service(worker, http__max_body_bytes=65536, http__all_bodies_bytes=4 * 65536)
+    service = await make_service(worker, http__max_body_bytes=65536)
+    service.runner.app[BODIES].most_bytes = 4 * 65536
+    return service
 
 
 async def test_bodies_that_never_end_take_no_more_than_the_budget(
@@ -170,11 +172,11 @@ async def test_a_length_that_is_only_announced_reserves_nothing(
 
 @pytest.mark.parametrize("end", ["refused", "too slow", "client gone", "served"])
 async def test_the_room_is_given_back_however_it_ends(
-    make_service: MakeService, worker: FakeWorker, end: str
+    make_service: MakeService, worker: FakeWorker, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await make_service(
-        worker, http__max_body_bytes=65536, http__body_timeout_s=0.05 if end == "too slow" else 30.0
-    )
+    if end == "too slow":
+        monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.05)
+    service = await make_service(worker, http__max_body_bytes=65536)
     budget = service.runner.app[BODIES]
     length = 200 if end == "refused" else 65536 if end != "served" else len(TASK)
     sender = Sender(*await asyncio.open_connection(*service.runner.addresses[0][:2]))
@@ -207,6 +209,6 @@ async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
     sender.writer.close()
 
 
-def test_a_budget_below_one_body_is_refused() -> None:
-    with pytest.raises(InvalidSettings, match="ALL_BODIES_BYTES"):
-        load_settings(http__all_bodies_bytes=4096)
+async def test_the_budget_has_room_for_the_largest_body(make_service: MakeService) -> None:
+    service = await make_service(wait=False, http__max_body_bytes=2 * ALL_BODIES_BYTES)
+    assert service.runner.app[BODIES].most_bytes == 2 * ALL_BODIES_BYTES

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from orchestrator.api.http import connection
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause
@@ -247,7 +248,7 @@ async def test_a_wrong_chunk_in_a_later_packet_is_refused_at_once(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """Not when the body has been waited for, as if there were more to come."""
-    service = await make_service(worker, http__body_timeout_s=60.0)
+    service = await make_service(worker)
     head = (
         b"POST /v2/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
@@ -273,9 +274,10 @@ HALF = b"GET /health/live HTTP/1.1\r\nHost: loc"
 
 
 async def test_half_a_head_behind_a_request_has_a_heads_time(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await make_service(worker, http__header_timeout_s=0.2, http__idle_timeout_s=60.0)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.2)
+    service = await make_service(worker, http__idle_timeout_s=60.0)
     for first in (GET, ask(CHAT), GET + b"\r\n", GET + ask(CHAT)):
         client = await connect_in_time(service, first + HALF, 0.2)
         async with asyncio.timeout(60):
@@ -284,9 +286,10 @@ async def test_half_a_head_behind_a_request_has_a_heads_time(
 
 @pytest.mark.parametrize("apart", [True, False])
 async def test_line_ends_between_requests_are_no_head(
-    worker: FakeWorker, make_service: MakeService, apart: bool
+    worker: FakeWorker, make_service: MakeService, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await make_service(worker, http__header_timeout_s=0.05, http__idle_timeout_s=60.0)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.05)
+    service = await make_service(worker, http__idle_timeout_s=60.0)
     loop = asyncio.get_running_loop()
     for first, last in (
         (GET, b""),
@@ -307,9 +310,10 @@ async def test_line_ends_between_requests_are_no_head(
 
 
 async def test_a_running_request_outlives_half_a_head_behind_it(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await make_service(worker, http__header_timeout_s=0.05, http__idle_timeout_s=60.0)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.05)
+    service = await make_service(worker, http__idle_timeout_s=60.0)
     plan = Plan(stall_at=0)
     worker.plan = lambda submit: plan
     client = await connect_in_time(service, ask(CHAT) + HALF, 0.05)

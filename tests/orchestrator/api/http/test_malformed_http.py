@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from orchestrator.api.http import connection
 from orchestrator.api.http.accepting import QuietAccept, raise_file_limit
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
@@ -130,9 +131,12 @@ async def test_an_openai_path_gets_openais_errors(service: Service) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 
 
-async def test_silent_connections_are_closed(make_service: MakeService, worker: FakeWorker) -> None:
+async def test_silent_connections_are_closed(
+    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether they said nothing, half a header, or were served before."""
-    service = await make_service(worker, http__header_timeout_s=0.2, http__idle_timeout_s=0.3)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.2)
+    service = await make_service(worker, http__idle_timeout_s=0.3)
     half = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
     for request in (b"", half, half + b"\r\n"):
         reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
