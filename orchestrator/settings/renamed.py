@@ -89,6 +89,8 @@ _FIXED: Final = {
     "picker.stale_after_s": "5 s",
     "picker.max_requests": "4096",
     "picker.slots": "64, until a pod's metrics show another number,",
+    "streams.pause_after_s": "0.5 s",
+    "streams.metrics_every_ms": "1 s",
 }
 """What settings that nobody set are now, by the last names that they had."""
 _NO_KEY: Final = (

@@ -149,14 +149,9 @@ class StreamSettings(Section):
     default it takes megabytes."""
     timeout_s: float = Field(default=10.0, gt=0)
     """How long a client may take nothing while something waits for it before it is disconnected."""
-    pause_after_s: Annotated[float, HIDDEN] = Field(default=0.5, gt=0)
-    """How long a client may be behind before its job may be paused for others that wait; the job
-    goes on once the client has read what there is."""
     keepalive_s: float = Field(default=15.0, ge=0)
     """Longest silence of an event stream before it carries a comment; 0: no limit, except that a
     comment is sent with the headers if there was no event within a second."""
-    metrics_every_ms: Annotated[float, HIDDEN] = Field(default=1000.0, ge=0)
-    """Shortest time between two ``metrics`` events among a task's tokens; 0: none are sent."""
 
 
 class ModelSettings(Section):

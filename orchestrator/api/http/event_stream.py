@@ -19,6 +19,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 from socket import SO_SNDBUF, SOL_SOCKET
+from typing import Final
 
 from aiohttp import web
 
@@ -27,6 +28,9 @@ from orchestrator.settings import StreamSettings
 
 HEADERS_WITHIN_S = 1.0
 """Longest wait for a first event before a stream's headers are sent without one (OR-23)."""
+PAUSE_AFTER_S: Final = 0.5
+"""Seconds that a client may be behind before its job may be paused for others that wait; the job
+goes on once the client has read what there is."""
 _KEEP_ALIVE = b": still there\n\n"
 _NO_FILE = -1
 _PIECE = 64 * 1024
@@ -227,7 +231,7 @@ class EventStream:
     async def _catch_up(self, response: web.StreamResponse) -> None:
         """Write the backlog, at the client's pace. Raises ``TimeoutError`` for one too slow."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._settings.pause_after_s, self._tell_behind, True)
+        timer = loop.call_later(PAUSE_AFTER_S, self._tell_behind, True)
         try:
             await self._write_backlog(response)
         finally:

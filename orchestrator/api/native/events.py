@@ -10,9 +10,9 @@ number: they are lost for a client that is behind, and never replayed. A followe
 task's transcript, then listens to the task itself.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Final
 
 import msgspec
 
@@ -29,6 +29,8 @@ FIRST_TOKEN = 2
 """Number of the first token's event."""
 PIECE_TOKENS = 256
 """Tokens that are replayed in one piece."""
+METRICS_EVERY_S: Final = 1.0
+"""Shortest time in seconds between two ``metrics`` events: a person reads no faster."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -74,13 +76,10 @@ class NumberedEvents:
 class TaskEvents(NumberedEvents):
     """Follows one task on behalf of one client, from after event ``after``."""
 
-    def __init__(
-        self, stream: EventStream, after: int, clock: Clock, *, metrics_every_s: float
-    ) -> None:
+    def __init__(self, stream: EventStream, after: int, clock: Clock) -> None:
         super().__init__(stream, after)
         self._clock = clock
-        self._metrics_every_s = metrics_every_s
-        self._metrics_at = clock.now() + metrics_every_s if metrics_every_s else math.inf
+        self._metrics_at = clock.now() + METRICS_EVERY_S
 
     @property
     def is_behind(self) -> bool:
@@ -122,7 +121,7 @@ class TaskEvents(NumberedEvents):
         self._stream.send(self._token_events(first, delta.ids, delta.texts, delta.logprobs or ()))
         now = self._clock.now()
         if now >= self._metrics_at:
-            self._metrics_at = now + self._metrics_every_s
+            self._metrics_at = now + METRICS_EVERY_S
             data = _encode(_metrics_data(task, now, self._stream.dropped))
             self._stream.offer(b"event: metrics\ndata: %b\n\n" % data)
 

@@ -127,10 +127,8 @@ async def events(request: web.Request) -> web.StreamResponse:
         await recorded(task)
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
-    settings = request.app[CONFIG].streams
-    stream = EventStream(request, deadline_headers(task.deadline), settings)
-    every_s = settings.metrics_every_ms / 1000
-    follower = TaskEvents(stream, after, orchestrator.clock, metrics_every_s=every_s)
+    stream = EventStream(request, deadline_headers(task.deadline), request.app[CONFIG].streams)
+    follower = TaskEvents(stream, after, orchestrator.clock)
     replay = follower.replay(task, orchestrator.queue_position(task))
 
     def tell() -> None:

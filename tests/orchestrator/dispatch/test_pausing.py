@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.http import event_stream
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.pausing import AT_ONCE, MAX_PAUSES, Pausing
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
@@ -628,9 +629,15 @@ class Reading:
 
 
 @pytest.fixture
-async def reading(make_worker: MakeWorker, make_service: MakeService) -> Reading:
+def soon_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not read for some hundredths of a second may be paused."""
+    monkeypatch.setattr(event_stream, "PAUSE_AFTER_S", 0.05)
+
+
+@pytest.fixture
+async def reading(make_worker: MakeWorker, make_service: MakeService, soon_behind: None) -> Reading:
     worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0, streams__pause_after_s=0.05)
+    service = await make_service(worker, dispatch__max_backlog=0)
     return Reading(service, worker)
 
 
@@ -683,6 +690,7 @@ async def test_or11_work_that_goes_on_without_a_client_needs_no_reader(reading: 
     await other
 
 
+@pytest.mark.usefixtures("soon_behind")
 @pytest.mark.parametrize("gone", [True, False])
 async def test_or11_who_never_reads_on_loses_its_place(
     make_worker: MakeWorker, make_service: MakeService, gone: bool
@@ -692,7 +700,6 @@ async def test_or11_who_never_reads_on_loses_its_place(
     service = await make_service(
         worker,
         dispatch__max_backlog=0,
-        streams__pause_after_s=0.05,
         streams__timeout_s=60.0 if gone else 0.4,
     )
     reading = Reading(service, worker)
@@ -708,11 +715,12 @@ async def test_or11_who_never_reads_on_loses_its_place(
     client.close()
 
 
+@pytest.mark.usefixtures("soon_behind")
 async def test_or11_slots_held_by_none_that_read_serve_those_who_do(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=8, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0, streams__pause_after_s=0.05)
+    service = await make_service(worker, dispatch__max_backlog=0)
     reading = Reading(service, worker)
     body = CHAT | {"max_tokens": MANY, "stream": True}
     silent = [await send(service, body, receive_buffer=4096) for _ in range(8)]

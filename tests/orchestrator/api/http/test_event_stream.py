@@ -169,14 +169,14 @@ async def test_or11_so_is_one_that_reads_nothing_for_too_long(
 
 
 async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_are_not(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OR-11, OR-1: metrics come among the tokens, unnumbered, and are the first to go."""
+    monkeypatch.setattr("orchestrator.api.native.events.METRICS_EVERY_S", 1e-6)
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan(step_s=0.01)
     service = await make_service(
         worker,
         streams__buffer_bytes=64 << 20,
-        streams__metrics_every_ms=0.001,
         tasks__keep_bytes=10**9,
     )
 
