@@ -90,6 +90,8 @@ if TYPE_CHECKING:
     from orchestrator.state.shared_state import SharedState
 
 ENCODING_THREADS = 2
+MAX_ENCODING_BYTES = 64 * 2**20
+"""Bytes of the prompts that may wait to become tokens, all together."""
 KEY_SETTINGS = ("token", "admin_token", "keys")
 POLICY_SECTIONS = {"admission", "deadlines", "dispatch", "placement", "queue"}
 
@@ -200,9 +202,7 @@ def build(
     swaps, demand = _loading(common, registry, foresight)
     reloader = Reloader(settings)
     recorder = _recorder(common, registry, foresight.forecaster)
-    encoding = EncodingStage(
-        executor, ENCODING_THREADS, settings.admission.max_encoding_bytes, clock
-    )
+    encoding = EncodingStage(executor, ENCODING_THREADS, MAX_ENCODING_BYTES, clock)
     stages = Stages(
         limits=limiter,
         registry=registry,
@@ -303,7 +303,6 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
         [source_of(entry) for entry in settings.instances if is_source(entry)],
         clock,
         read_every_s=settings.discovery.interval_s,
-        grace_s=settings.discovery.leave_grace_s,
     )
     return _Instances(registry, models, monitor, discovery)
 
@@ -313,7 +312,7 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
     admission, policy = settings.admission, settings.placement.policy
     forecaster = Forecaster(
         registry.capacity,
-        drops_infeasible=admission.drop_infeasible and admission.mode is AdmissionMode.ENFORCE,
+        drops_infeasible=admission.mode is AdmissionMode.ENFORCE,
     )
     placer = Placer(
         registry,
@@ -439,7 +438,6 @@ def _loading(
         DemandConfig(
             enabled=settings.loading.on_demand,
             min_residency_s=settings.loading.min_residency_s,
-            max_waiting=settings.loading.max_waiting,
             refuses=settings.admission.mode is AdmissionMode.ENFORCE,
         ),
     )
@@ -565,7 +563,6 @@ def _batches(
     config = BatchConfig(
         folder_of(journal.path),
         window=bounds.window,
-        max_lines=bounds.max_lines,
         line_bytes=settings.http.max_body_bytes,
         file_bytes=bounds.file_bytes,
         folder_bytes=bounds.folder_bytes,

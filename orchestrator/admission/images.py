@@ -4,17 +4,19 @@ Checked by what their headers say, before anything is decoded: only workers do t
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Final
 
 from pydantic import Field
 
 from orchestrator.errors import InvalidRequest, QueueFull
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.task import Task
-from worker.environment import HIDDEN, Section
+from worker.environment import Section
 
 MAX_PIXELS = 2**26
 """Most pixels that ``max_pixels`` may allow: what workers decode at all."""
+ALL_BYTES: Final = 512 * 2**20
+"""Bytes that the images of all requests that wait or run may have; more are answered 429."""
 
 
 class ImageLimits(Section):
@@ -27,8 +29,6 @@ class ImageLimits(Section):
     """Largest image, as a file."""
     max_pixels: int = Field(default=2**24, ge=1024, le=MAX_PIXELS)
     """Most pixels of an image: width times height."""
-    all_bytes: Annotated[int, HIDDEN] = Field(default=512 * 2**20, ge=1024)
-    """Bound on the images of all requests that wait or run; more are answered 429."""
 
 
 class ImageGate:
@@ -66,7 +66,7 @@ class ImageGate:
     def take(self, task: Task, images: Sequence[Image]) -> None:
         """Count a task's images until its end. Raises ``QueueFull`` where too many are kept."""
         size = sum(len(image.data) for image in images)
-        if self.held_bytes and self.held_bytes + size > self.limits.all_bytes:
+        if self.held_bytes and self.held_bytes + size > ALL_BYTES:
             raise QueueFull(
                 f"images of {self.held_bytes} bytes are in requests that wait or run; try again "
                 "shortly"

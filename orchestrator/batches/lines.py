@@ -116,8 +116,7 @@ class Check:
                 self.errors.append(
                     LineError(
                         "too_many_requests",
-                        f"the file has more than {self._most_lines} requests "
-                        "(TIDEGATE_BATCHES__MAX_LINES): split it",
+                        f"the file has more than {self._most_lines} requests: split it",
                     )
                 )
                 return False

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
@@ -46,17 +47,17 @@ CERTAIN_SHARE = 0.7
 """Share of the shortest recent load that a load is certain to need."""
 RETRY_AFTER_S = 5.0
 """Seconds for which requests for a model are refused after its load failed."""
+MAX_WAITING: Final = 256
+"""Most requests that may wait for loads; one tenant may hold three times what is left."""
 _LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class DemandConfig:
-    """Settings of loads on demand. ``max_waiting``: requests that may wait for loads. ``refuses``:
-    whether requests that cannot wait are refused."""
+    """Settings of loads on demand. ``refuses``: whether requests that cannot wait are refused."""
 
     enabled: bool = True
     min_residency_s: float = 10.0
-    max_waiting: int = 256
     refuses: bool = True
 
 
@@ -249,7 +250,7 @@ class ModelDemand:
                 earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + by_ms),
                 binding_constraint="model_load",
             )
-        held, left = self._waiters_of[job.tenant], self._config.max_waiting - self.waiting - 1
+        held, left = self._waiters_of[job.tenant], MAX_WAITING - self.waiting - 1
         is_over_share = held and held + 1 > SHARE_OF_THE_REST * left
         if left < 0 or is_over_share:
             count, whose = (held, " of this tenant") if is_over_share else (self.waiting, "")

@@ -17,7 +17,7 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
 from orchestrator.ids import Ids
 from orchestrator.retention import ItemCall, ignore
-from orchestrator.sessions.config import SessionConfig
+from orchestrator.sessions.config import MAX_PER_KEY, SessionConfig
 from orchestrator.sessions.session import (
     History,
     HistoryForm,
@@ -108,9 +108,9 @@ class SessionStore:
         """Begin a session for a key. Raises ``RateLimited``, ``InvalidRequest`` or
         ``NoCapacity``."""
         self.prune()
-        if len(self._by_key.get(key, ())) >= self.config.max_per_key:
+        if len(self._by_key.get(key, ())) >= MAX_PER_KEY:
             raise RateLimited(
-                f"this key has {self.config.max_per_key} sessions, the most it may have; delete "
+                f"this key has {MAX_PER_KEY} sessions, the most it may have; delete "
                 "some (DELETE /v2/sessions/…): unused ones are forgotten after "
                 f"{self.config.ttl_s:g} s",
                 retryable=False,

@@ -78,17 +78,25 @@ _MOVED: Final = {
 }
 """Names before by today's section: ``old=new``, or ``old`` where it is still called so."""
 _FIXED: Final = {
+    "admission.drop_infeasible": "true",
+    "admission.max_encoding_bytes": "64 MiB",
+    "batches.max_lines": "100000",
+    "discovery.leave_grace_s": "30 s",
     "http.all_bodies_bytes": "256 MiB, or http.max_body_bytes if that is more,",
     "http.body_timeout_s": "30 s",
     "http.header_timeout_s": "20 s",
+    "images.all_bytes": "512 MiB",
     "lanes.open_timeout_s": "5 s",
     "lanes.reconnect_min_s": "0.1 s",
     "lanes.reconnect_max_s": "2 s",
+    "loading.max_waiting": "256",
     "picker.metrics_path": "/metrics/vllm, and /metrics of a pod without that page,",
     "picker.poll_timeout_s": "1 s",
     "picker.stale_after_s": "5 s",
     "picker.max_requests": "4096",
     "picker.slots": "64, until a pod's metrics show another number,",
+    "sessions.max_idle_keep_s": "600 s",
+    "sessions.max_per_key": "1000",
     "streams.pause_after_s": "0.5 s",
     "streams.metrics_every_ms": "1 s",
 }

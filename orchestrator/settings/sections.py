@@ -215,8 +215,6 @@ class DiscoverySettings(Section):
 
     interval_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
     """How often names are resolved and instance files read."""
-    leave_grace_s: Annotated[float, HIDDEN] = Field(default=30.0, ge=0)
-    """How long jobs may go on running on an instance that is no longer listed."""
 
 
 class LoadingSettings(Section):
@@ -227,9 +225,6 @@ class LoadingSettings(Section):
     allowed to load it (``TIDEGATE_WORKER__MODELS``)."""
     min_residency_s: Annotated[float, HIDDEN] = Field(default=10.0, ge=0)
     """Shortest time after its load for which a model that has work is not given up for another."""
-    max_waiting: Annotated[int, HIDDEN] = Field(default=256, ge=0)
-    """Most requests that may wait for models to be loaded; one tenant may hold three times what is
-    left."""
 
 
 class PlacementSettings(Section):
@@ -287,11 +282,6 @@ class AdmissionSettings(Section):
     refusal_sample: Annotated[float, HIDDEN] = Field(default=0.01, ge=0, le=1)
     """Share of infeasibility refusals, and of all other decisions that end a request unserved, that
     are not carried out, to measure how many are wrong (DL-17)."""
-    drop_infeasible: Annotated[bool, HIDDEN] = True
-    """Whether waiting work is dropped once it is certain to miss its deadline, rather than only at
-    the deadline; with ``mode = enforce``."""
-    max_encoding_bytes: Annotated[int, HIDDEN] = Field(default=64 * 2**20, ge=2**20)
-    """Bound on prompts that wait to become tokens, all together."""
 
 
 class QueueSettings(Section):
@@ -415,8 +405,6 @@ class BatchSettings(Section):
     window: int = Field(default=32, ge=1, le=10_000)
     """Most lines of all batches in progress at once. As many as the instances can run keep them
     busy; more wait in the queue, where interactive work goes first."""
-    max_lines: Annotated[int, HIDDEN] = Field(default=100_000, ge=1, le=10_000_000)
-    """Most requests in one batch."""
     file_bytes: int = Field(default=256 * 2**20, ge=1024)
     """Most bytes in one file."""
     folder_bytes: int = Field(default=4 * 2**30, ge=2**20)

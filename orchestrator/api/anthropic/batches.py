@@ -199,9 +199,7 @@ class _Taken:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise NoElements(f"requests.{place}: {error}") from None
         if place >= self._most_lines:
-            raise NoElements(
-                f"there are more than {self._most_lines} requests (TIDEGATE_BATCHES__MAX_LINES)"
-            )
+            raise NoElements(f"there are more than {self._most_lines} requests: split them")
         if not _CUSTOM_ID.fullmatch(item.custom_id):
             raise NoElements(
                 f"requests.{place}.custom_id must be 1 to 64 letters, digits or any of _ -"

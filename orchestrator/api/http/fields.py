@@ -14,7 +14,7 @@ from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.model_names import served_name
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
-from orchestrator.sessions.config import SessionConfig
+from orchestrator.sessions.config import MAX_IDLE_KEEP_S, SessionConfig
 from orchestrator.tasks.job import (
     Api,
     Job,
@@ -371,14 +371,14 @@ def _idle_keep_s(body: GenerationRequest, config: SessionConfig, session_id: str
             "kept",
             field="idle_keep_s",
         )
-    return read_idle_keep_s(stated, config)
+    return read_idle_keep_s(stated)
 
 
-def read_idle_keep_s(stated: float, config: SessionConfig) -> float:
-    """A stated time in seconds, within what the operator allows. Raises ``InvalidRequest``."""
-    if not 0 <= stated <= config.max_idle_keep_s:
+def read_idle_keep_s(stated: float) -> float:
+    """A stated time in seconds, within what anybody may ask for. Raises ``InvalidRequest``."""
+    if not 0 <= stated <= MAX_IDLE_KEEP_S:
         raise InvalidRequest(
-            f"idle_keep_s must be 0 to {config.max_idle_keep_s:g} seconds, got {stated:g}",
+            f"idle_keep_s must be 0 to {MAX_IDLE_KEEP_S:g} seconds, got {stated:g}",
             field="idle_keep_s",
         )
     return stated

@@ -30,7 +30,7 @@ async def create(request: web.Request) -> web.Response:
         )
         keep_s = config.idle_keep_s
         if idle_keep_s is not None:
-            keep_s = read_idle_keep_s(idle_keep_s, config)
+            keep_s = read_idle_keep_s(idle_keep_s)
         if model:
             orchestrator.require_known(model)
         session = orchestrator.sessions.create(key, model, history, keep_s)

@@ -7,6 +7,7 @@ from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.http.version import VERSION
 from orchestrator.service import Orchestrator
+from orchestrator.sessions.config import MAX_IDLE_KEEP_S
 from orchestrator.tasks.job import Api
 from worker.protocol import Feature, OnDeadline
 
@@ -15,7 +16,7 @@ async def capabilities(request: web.Request) -> web.Response:
     """Show what the service can do, for clients that ask first; instances have pages of their
     own."""
     orchestrator = request.app[ORCHESTRATOR]
-    sessions, room = orchestrator.sessions.config, orchestrator.queue_room
+    room = orchestrator.queue_room
     images = orchestrator.images.limits
     return json_response(
         {
@@ -32,7 +33,7 @@ async def capabilities(request: web.Request) -> web.Response:
                 "body_bytes": request.app[CONFIG].http.max_body_bytes,
                 "default_deadline_ms": round(1000 * orchestrator.deadlines.default_s),
                 "max_deadline_ms": round(1000 * orchestrator.deadlines.max_s),
-                "max_idle_keep_s": sessions.max_idle_keep_s,
+                "max_idle_keep_s": MAX_IDLE_KEEP_S,
                 "queue": None if room is None else room.bound,
                 "images": images.max_count,
                 "image_bytes": images.max_bytes,

@@ -9,14 +9,16 @@ as it was.
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.instances.discovery.registered import RegisteredInstances
 from orchestrator.instances.discovery.sources import Source, SourceError
 from orchestrator.telemetry.log import fields, lane_log
 
-LINGER_READS = 3
+LEAVE_GRACE_S: Final = 30.0
+"""Seconds that jobs may go on running on an instance that is no longer listed."""
+LINGER_READS: Final = 3
 """Number of answers that must leave out an idle instance before its lanes are closed."""
 
 
@@ -50,7 +52,6 @@ class DiscoverySync:
         clock: Clock,
         *,
         read_every_s: float,
-        grace_s: float,
     ) -> None:
         self._instances = instances
         self._registered = RegisteredInstances(clock, instances.ready)
@@ -58,8 +59,7 @@ class DiscoverySync:
         self._sources = (*sources, self._registered)
         self._clock = clock
         self._read_every_s = read_every_s
-        self._grace_s = grace_s
-        self._linger_s = min(grace_s, LINGER_READS * read_every_s)
+        self._linger_s = min(LEAVE_GRACE_S, LINGER_READS * read_every_s)
         self._known: dict[str, frozenset[str]] = {}
         self._errors: dict[str, str] = {}
         self._following: list[asyncio.Task[None]] = []
@@ -109,7 +109,7 @@ class DiscoverySync:
             address
             for address, since in self._instances.addresses().items()
             if since is not None
-            and now - since >= (self._linger_s if self._instances.idle(address) else self._grace_s)
+            and now - since >= (self._linger_s if self._instances.idle(address) else LEAVE_GRACE_S)
         ]
         for address in over:
             await self._instances.remove(address)

@@ -304,9 +304,9 @@ async def test_prefixes_are_found_by_what_images_show(
 
 
 async def test_images_of_all_requests_are_bounded_and_let_go(
-    make_service: MakeService, worker: FakeWorker
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await make_service(worker, images__all_bytes=len(CAT) + 100)
+    monkeypatch.setattr("orchestrator.admission.images.ALL_BYTES", len(CAT) + 100)
     stall = Plan(tokens=4, stall_at=1)
     worker.plan = lambda submit: stall
     status, _ = await post(service, tasks([url(CAT)]))

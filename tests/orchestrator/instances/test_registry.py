@@ -156,15 +156,17 @@ async def test_or6_instances_follow_a_file_under_load(
 
 
 async def test_or6_jobs_on_a_removed_instance_end_with_its_grace(
-    make_worker: MakeWorker, make_service: MakeService, tmp_path: Path
+    make_worker: MakeWorker,
+    make_service: MakeService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("orchestrator.instances.discovery.sync.LEAVE_GRACE_S", 0.1)
     path = tmp_path / "instances"
     first, second = await make_worker(), await make_worker()
     first.plan = lambda submit: Plan(stall_at=1)
     await asyncio.to_thread(write, path, first)
-    service = await make_service(
-        instances=f"file:{path}", discovery__interval_s=0.02, discovery__leave_grace_s=0.1
-    )
+    service = await make_service(instances=f"file:{path}", discovery__interval_s=0.02)
     await submit(service)
     await service.until(
         lambda: next(iter(service.orchestrator.registry)).lanes[0].tokens_total == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import TidegateError
+from orchestrator.loading import demand
 from orchestrator.prediction import Work
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
@@ -261,10 +262,13 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
     await second.until(lambda: second.outcomes() == ["met"])
 
 
-async def test_only_so_many_wait_for_loads(worker: FakeWorker, make_service: MakeService) -> None:
+async def test_only_so_many_wait_for_loads(
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand, "MAX_WAITING", 1)
     worker.can_load("other")
     worker.swap_s = 0.2
-    service = await make_service(worker, loading__max_waiting=1)
+    service = await make_service(worker)
     first = asyncio.create_task(ask(service, "other"))
     await worker.until(lambda: len(worker.swaps) == 1)
     status, body = await ask(service, "other")
@@ -273,11 +277,12 @@ async def test_only_so_many_wait_for_loads(worker: FakeWorker, make_service: Mak
 
 
 async def test_or24_a_tenant_leaves_places_to_wait_for_loads_to_others(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(demand, "MAX_WAITING", 4)
     worker.can_load("other")
     worker.swap_s = 0.2
-    service = await make_service(worker, loading__max_waiting=4)
+    service = await make_service(worker)
     loud = [asyncio.create_task(ask(service, "other", tenant="loud")) for _ in range(3)]
     await service.until(lambda: service.orchestrator.stages.demand.waiting == 3)
     status, body = await ask(service, "other", tenant="loud")

@@ -211,10 +211,11 @@ async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
 
 
 async def test_prompts_that_wait_to_become_tokens_are_bounded(
-    make_worker: MakeWorker, make_service: MakeService
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bytes: over them a prompt is refused with 429, and nothing of it is kept."""
-    service = await make_service(await make_worker(), admission__max_encoding_bytes=2**20)
+    monkeypatch.setattr("orchestrator.build.MAX_ENCODING_BYTES", 2**20)
+    service = await make_service(worker)
     gate = threading.Event()
     (encoder,) = service.orchestrator.models.by_name().values()
 

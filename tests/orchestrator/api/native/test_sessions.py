@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from orchestrator.sessions import store
 from orchestrator.sessions.store import Turn
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
@@ -196,10 +197,11 @@ async def test_pages(service: Service) -> None:
         await call(service, "GET", f"/v2/sessions?{query}", 400)
 
 
-async def test_bounds(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(
-        worker, sessions__max_per_key=2, sessions__max_bytes=2000, sessions__all_bytes=3000
-    )
+async def test_bounds(
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_PER_KEY", 2)
+    service = await make_service(worker, sessions__max_bytes=2000, sessions__all_bytes=3000)
     first = await create(service)
     error = await call(service, "POST", "/v2/sessions", 400, prompt="x" * 2000)
     assert "go on in a new session" in error["message"]

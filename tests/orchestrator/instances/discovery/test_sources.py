@@ -72,7 +72,7 @@ def make_discovery(*listed: str) -> tuple[DiscoverySync, FakeInstances, FakeSour
         instances.add(address)
     instances.calls.clear()
     source = FakeSource()
-    discovery = DiscoverySync(instances, listed, [source], clock, read_every_s=1.0, grace_s=30.0)
+    discovery = DiscoverySync(instances, listed, [source], clock, read_every_s=1.0)
     return discovery, instances, source, clock
 
 
@@ -349,7 +349,7 @@ async def test_a_name_whose_answers_flap_moves_no_work() -> None:
         return answer
 
     name = DnsName("dns:llm:1", flap)
-    sync = DiscoverySync(instances, [], [name], clock, read_every_s=2.0, grace_s=30.0)
+    sync = DiscoverySync(instances, [], [name], clock, read_every_s=2.0)
     both = ["10.0.0.1", "10.0.0.2"]
     unknown, late = OSError(-2, "Name or service not known"), OSError(-3, "Temporary failure")
     answers += [both, unknown, [], late, ["10.0.0.1"], both, ["10.0.0.2"], both[::-1], unknown]
