@@ -54,6 +54,7 @@ from orchestrator.health import SERVES, HealthBoard
 from orchestrator.memory import return_large_blocks
 from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.tasks.journal.file import JournalFile, open_journal
 from orchestrator.tasks.journal.lock import JournalError, JournalHeld
 from orchestrator.telemetry import log
@@ -206,7 +207,6 @@ def _health_port(settings: Settings, board: HealthBoard) -> HealthPort | None:
             board,
             settings.host,
             port,
-            stalled_after_s=settings.health.stalled_after_s,
             is_shared=settings.state.own is not None,
         )
     except OSError as error:
@@ -310,11 +310,11 @@ def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> async
     """A queue with one entry per signal: the grace that it leaves to running tasks, in seconds."""
     requests: asyncio.Queue[float] = asyncio.Queue()
 
-    def stop(setting: str) -> None:
-        requests.put_nowait(getattr(reloader.settings.shutdown, setting))
+    def stop() -> None:
+        requests.put_nowait(reloader.settings.shutdown.grace_s)
 
-    loop.add_signal_handler(signal.SIGTERM, stop, "grace_s")
-    loop.add_signal_handler(signal.SIGINT, stop, "interrupt_grace_s")
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_signal_handler(signal.SIGINT, requests.put_nowait, INTERRUPT_GRACE_S)
     return requests
 
 
@@ -338,7 +338,7 @@ class Reloads:
 
     def _begin(self) -> None:
         if self._had_terminal and not os.isatty(0):
-            self._stop_requests.put_nowait(self._reloader.settings.shutdown.interrupt_grace_s)
+            self._stop_requests.put_nowait(INTERRUPT_GRACE_S)
             return
         task = asyncio.create_task(self._reload(), name="reload")
         self._under_way.add(task)

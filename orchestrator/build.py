@@ -366,7 +366,6 @@ def _dispatch(
         enabled=chosen.row_policy is RowPolicy.ADAPTIVE and values_time,
     )
     limits = TimeLimits(
-        grace_s=deadlines.grace_ms / 1000,
         return_margin_s=deadlines.return_margin_ms / 1000,
         max_run_s=deadlines.max_s if deadlines.scope == "queue" else None,
         loop_delay=LoopDelay(clock),
@@ -409,7 +408,6 @@ def _slots(
             _feasibility(settings),
             max_waiting=settings.slots.max_waiting,
             attempts=settings.dispatch.attempts,
-            grace_s=settings.deadlines.grace_ms / 1000,
             lane=settings.lanes,
             tag=tag,
         ),

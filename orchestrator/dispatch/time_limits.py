@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.instances.instance import Instance
+from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.task import Task
 from worker.protocol import OnDeadline
 
@@ -25,8 +26,6 @@ MAX_DELAY_SHARE = 0.06
 class TimeLimits:
     """Limits that an operator chooses, in seconds."""
 
-    grace_s: float
-    """How long after the deadline a worker may still report the end itself."""
     return_margin_s: float
     """How long before the deadline a text cut at it leaves, so that its client has it in time."""
     max_run_s: float | None = None
@@ -43,7 +42,7 @@ class TimeLimits:
         ends_at = self._cut_at(task, now)
         keeps_text = task.job.on_deadline is not OnDeadline.ERROR and task.has_text
         if task.attempt is not None and task.deadline.at <= now and not keeps_text:
-            ends_at += self.grace_s
+            ends_at += REPORT_GRACE_S
         return ends_at
 
     def lacks_first_token(self, task: Task, now: float) -> bool:

@@ -15,6 +15,7 @@ from orchestrator.picker.picker import EndpointPicker
 from orchestrator.picker.pods import Pods, keep_in_step
 from orchestrator.picker.server import PickerServer
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
 from worker.environment import guide_to
@@ -51,9 +52,8 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Queue[float] = asyncio.Queue()
-    shutdown = settings.shutdown
-    loop.add_signal_handler(signal.SIGTERM, stop.put_nowait, shutdown.grace_s)
-    loop.add_signal_handler(signal.SIGINT, stop.put_nowait, shutdown.interrupt_grace_s)
+    loop.add_signal_handler(signal.SIGTERM, stop.put_nowait, settings.shutdown.grace_s)
+    loop.add_signal_handler(signal.SIGINT, stop.put_nowait, INTERRUPT_GRACE_S)
     # Whoever starts it may have blocked the signal until here (tidegate/cli/runtime.py).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     clock = LoopClock(loop)

@@ -82,6 +82,8 @@ _FIXED: Final = {
     "admission.max_encoding_bytes": "64 MiB",
     "batches.max_lines": "100000",
     "discovery.leave_grace_s": "30 s",
+    "deadlines.grace_ms": "20 ms",
+    "health.stalled_after_s": "5 s",
     "http.all_bodies_bytes": "256 MiB, or http.max_body_bytes if that is more,",
     "http.body_timeout_s": "30 s",
     "http.header_timeout_s": "20 s",
@@ -97,6 +99,7 @@ _FIXED: Final = {
     "picker.slots": "64, until a pod's metrics show another number,",
     "sessions.max_idle_keep_s": "600 s",
     "sessions.max_per_key": "1000",
+    "shutdown.interrupt_grace_s": "2 s",
     "streams.pause_after_s": "0.5 s",
     "streams.metrics_every_ms": "1 s",
 }

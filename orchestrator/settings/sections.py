@@ -9,7 +9,7 @@ import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
@@ -25,6 +25,8 @@ from orchestrator.telemetry.log import LogFormat
 from worker.environment import HIDDEN, Names, Section
 
 ANY_ORIGIN = "*"
+INTERRUPT_GRACE_S: Final = 2.0
+"""Seconds that running tasks may take to finish after Ctrl-C, where somebody waits (OR-14)."""
 _EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 
@@ -93,8 +95,6 @@ class HealthSettings(Section):
     """Separate port for health checks, which no load delays: for kubelets and load balancers
     (LB-4). It needs no token and serves nothing else. −1: there is no such port; nor is there
     where the default is taken by something else, which the log says."""
-    stalled_after_s: Annotated[float, HIDDEN] = Field(default=5.0, ge=0.1)
-    """How long the event loop may hang before the health port answers 503 ``stalled``."""
 
 
 class HttpSettings(Section):
@@ -457,8 +457,6 @@ class ShutdownSettings(Section):
 
     grace_s: float = Field(default=30.0, ge=0)
     """How long running tasks may take to finish after SIGTERM."""
-    interrupt_grace_s: Annotated[float, HIDDEN] = Field(default=2.0, ge=0)
-    """How long running tasks may take to finish after Ctrl-C."""
 
 
 class TelemetrySettings(Section):

@@ -43,6 +43,7 @@ from orchestrator.slots.verdicts import (
 )
 from orchestrator.slots.waiting import WaitingSlots
 from orchestrator.slots.wire import is_absence
+from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.verdicts import aborted, failed, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
@@ -51,13 +52,12 @@ from worker.protocol import AbortCause, Code
 
 @dataclass(frozen=True, slots=True)
 class SlotsConfig:
-    """Settings of slots. ``attempts``: how often a slot is sent at most. ``grace_s``: seconds past
-    a deadline in which a worker may still report it. ``tag``: what ids begin with."""
+    """Settings of slots. ``attempts``: how often a slot is sent at most. ``tag``:
+    what ids begin with."""
 
     feasibility: FeasibilityConfig
     max_waiting: int
     attempts: int
-    grace_s: float
     lane: LaneConfig
     tag: str = ""
 
@@ -120,7 +120,7 @@ class Slots:
             raise internal from None
         self.store.add(slot)
         slot.timer = self._clock.call_at(
-            slot.deadline.at + self._config.grace_s, lambda: self._overdue(slot)
+            slot.deadline.at + REPORT_GRACE_S, lambda: self._overdue(slot)
         )
         self._waiting.add(slot)
         self._pass()

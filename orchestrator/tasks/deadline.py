@@ -15,6 +15,9 @@ from worker.environment import HIDDEN, Section
 
 DEFAULT: Final = "default"
 """Source of a deadline that comes from the operator's settings."""
+REPORT_GRACE_S: Final = 0.02
+"""Seconds past a deadline in which a worker may still report it; then the orchestrator ends the
+task: some steps and the way back, and less than a client would notice."""
 RUN: Final = "run"
 """Source of a deadline that an earlier call of the same run stated."""
 
@@ -41,9 +44,6 @@ class DeadlineConfig(Section):
     """How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are
     sent, to leave time for the client. Where this process has to wait for a processor, that wait is
     added, up to 6 % of the deadline."""
-    grace_ms: Annotated[float, HIDDEN] = Field(default=20.0, ge=0)
-    """How long past a deadline a worker may take to report it; then the orchestrator ends the
-    task."""
     scope: Annotated[Literal["request", "queue"], HIDDEN] = "request"
     """What a deadline bounds: the whole request, or (``queue``) only the wait for an instance, like
     a queue timeout; the latter exists to compare with."""

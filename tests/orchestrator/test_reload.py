@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.__main__ import Reloads
 from orchestrator.settings import CONFIG_FILE, InvalidSettings, load_settings
-from orchestrator.settings.sections import QueueSettings
+from orchestrator.settings.sections import INTERRUPT_GRACE_S, QueueSettings
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_moving import begin_text
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, text_of
@@ -141,6 +141,6 @@ async def test_or14_sighup_reloads_or_ends_with_its_terminal(
         assert stops.empty()
         has_terminal = False
         os.kill(os.getpid(), signal.SIGHUP)
-        assert await stops.get() == reloader.settings.shutdown.interrupt_grace_s
+        assert await stops.get() == INTERRUPT_GRACE_S
     finally:
         loop.remove_signal_handler(signal.SIGHUP)

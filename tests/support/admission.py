@@ -108,7 +108,7 @@ class Rig:
         metrics, nobody = Metrics(), cast(Any, None)
         freed = DispatchMetrics(metrics)
         settler = Settler(TaskMetrics(metrics, self.clock), self.clock)
-        limits = TimeLimits(grace_s=0.1, return_margin_s=0.0)
+        limits = TimeLimits(return_margin_s=0.0)
         self.dispatcher = Dispatcher(
             self.queue,
             placer,

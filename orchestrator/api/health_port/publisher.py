@@ -31,18 +31,11 @@ class HealthPort:
     """
 
     def __init__(
-        self,
-        board: HealthBoard,
-        host: str,
-        port: int,
-        *,
-        stalled_after_s: float,
-        is_shared: bool = False,
+        self, board: HealthBoard, host: str, port: int, *, is_shared: bool = False
     ) -> None:
         """Bind the socket; ``is_shared``: other processes listen there too. Raises ``OSError`` if
         the port cannot be listened on."""
         self._board = board
-        self._stalled_after_s = stalled_after_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server(
             (host, port), family=family, backlog=_BACKLOG, reuse_port=is_shared
@@ -88,7 +81,6 @@ class HealthPort:
             "-S",
             str(_SCRIPT),
             str(fd),
-            str(self._stalled_after_s),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             pass_fds=(fd,),

@@ -3,12 +3,12 @@
     orchestrator ──(stdin: a pipe)──▶ responder ◀── HTTP ── kubelet, load balancer
 
 A line of JSON on stdin has all answers, by path: ``{"/health/live": [200, "…"], …}``; an empty line
-says that the event loop is alive. When no line comes for some seconds the loop hangs, and every
+says that the event loop is alive. When no line comes for 5 s the loop hangs, and every
 check is answered 503 ``stalled``: that this process lives says nothing about the one that counts.
 It ends when stdin does, so it never outlives the orchestrator, however that ends.
 
-Standard library only, run as ``python -I -S responder.py FD STALLED_AFTER_S`` with a listening
-socket as file ``FD``: it is up in some 30 ms and takes about 10 MB.
+Standard library only, run as ``python -I -S responder.py FD`` with a listening socket as
+file ``FD``: it is up in some 30 ms and takes about 10 MB.
 """
 
 import json
@@ -24,6 +24,8 @@ from http import HTTPStatus
 
 MAX_CONNECTIONS = 256
 """Most connections at a time; beyond that, the one that has been silent for longest is closed."""
+STALLED_AFTER_S = 5.0
+"""Seconds without a line after which the event loop counts as hung."""
 HEAD_BYTES = 8192
 IDLE_S = 60.0
 _LOOK_EVERY_S = 5.0
@@ -37,8 +39,7 @@ Answer = tuple[int, bytes]
 class Answers:
     """The answers to health checks, valid for as long as the orchestrator is heard from."""
 
-    def __init__(self, stalled_after_s: float, now: float) -> None:
-        self._stalled_after_s = stalled_after_s
+    def __init__(self, now: float) -> None:
         self._heard_at = now
         self._by_path: Mapping[str, tuple[int, str]] = {}
         self._pending = b""
@@ -58,7 +59,7 @@ class Answers:
         if self._by_path and path not in self._by_path:
             known = ", ".join(sorted(self._by_path))
             return 404, _error("not_found", f"this port serves health checks: {known}")
-        if silent_s > self._stalled_after_s:
+        if silent_s > STALLED_AFTER_S:
             return 503, json.dumps({"status": "stalled", "silent_s": round(silent_s, 1)}).encode()
         if not self._by_path:
             return 503, b'{"status":"starting"}'
@@ -249,7 +250,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
-    answers = Answers(float(sys.argv[2]), time.monotonic())
+    answers = Answers(time.monotonic())
     Responder(listener, sys.stdin.fileno(), answers).run()
 
 

@@ -25,7 +25,7 @@ LINE = json.dumps({"/health/live": [200, '{"a":1}'], "/health/ready": [503, "{}"
 
 
 def test_answers_are_those_of_the_last_whole_line() -> None:
-    answers = Answers(stalled_after_s=5.0, now=0.0)
+    answers = Answers(now=0.0)
     assert answers.of("/health/live", 0.0) == (503, b'{"status":"starting"}')
     newer = LINE.replace(b"[200", b"[299")
     answers.take(LINE[:10], 1.0)
@@ -38,7 +38,7 @@ def test_answers_are_those_of_the_last_whole_line() -> None:
 
 def test_a_loop_that_is_silent_is_stalled_until_it_speaks() -> None:
     """A liveness check that another process answers must not hide a loop that hangs."""
-    answers = Answers(stalled_after_s=5.0, now=0.0)
+    answers = Answers(now=0.0)
     answers.take(LINE, 1.0)
     assert answers.of("/health/live", 6.0)[0] == 200
     for path in ("/health/live", "/health/ready"):
@@ -51,7 +51,7 @@ def test_a_loop_that_is_silent_is_stalled_until_it_speaks() -> None:
 
 @pytest.fixture
 def exchange() -> Exchange:
-    answers = Answers(stalled_after_s=5.0, now=0.0)
+    answers = Answers(now=0.0)
     answers.take(LINE, 0.0)
     return Exchange(answers)
 
@@ -114,7 +114,7 @@ def test_an_old_client_may_keep_its_connection(exchange: Exchange) -> None:
 
 @asynccontextmanager
 async def health_port(service: Service) -> AsyncIterator[HealthPort]:
-    port = HealthPort(service.parts.health, "127.0.0.1", 0, stalled_after_s=30.0)
+    port = HealthPort(service.parts.health, "127.0.0.1", 0)
     port.start()
     try:
         yield port
@@ -187,11 +187,7 @@ async def test_lb4_a_loop_that_hangs_shows_and_a_dead_one_refuses(
     worker: FakeWorker, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """LB-4: the responder never says for longer than it is told that the orchestrator lives."""
-    environment |= {
-        "TIDEGATE_INSTANCES": worker.address,
-        "TIDEGATE_HEALTH__PORT": "0",
-        "TIDEGATE_HEALTH__STALLED_AFTER_S": "1",
-    }
+    environment |= {"TIDEGATE_INSTANCES": worker.address, "TIDEGATE_HEALTH__PORT": "0"}
     process = await start_process(environment, tmp_path)
     try:
         port = (await log_until(process, "listening for health checks"))["port"]

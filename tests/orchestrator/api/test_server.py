@@ -141,10 +141,7 @@ async def test_or14_the_process_ends_and_leaves_no_work(
 ) -> None:
     """OR-14, OR-16: Ctrl-C with a stream in flight; logs say no word of the prompt."""
     worker.plan = lambda submit: Plan(stall_at=2)
-    environment |= {
-        "TIDEGATE_INSTANCES": worker.address,
-        "TIDEGATE_SHUTDOWN__INTERRUPT_GRACE_S": "0.1",
-    }
+    environment["TIDEGATE_INSTANCES"] = worker.address
     process = await start_process(environment, tmp_path)
     listening = await log_until(process, "listening")
     ready = await log_until(process, INSTANCE_READY.sentence)

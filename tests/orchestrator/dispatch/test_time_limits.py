@@ -61,7 +61,7 @@ def test_dl19_the_way_back_of_a_crowded_start_is_soon_forgotten() -> None:
     """DL-16: round trips of 0.3 s for a minute cost the answers after it a quarter of their time,
     a hundred of them; within a crowd one slow way in five is no reason to stop early."""
     rig, instance = Rig(), Instance("a:1")
-    limits, rng = TimeLimits(grace_s=0.02, return_margin_s=0.005), random.Random(3)
+    limits, rng = TimeLimits(return_margin_s=0.005), random.Random(3)
     task = rig.task(1000, on_deadline=OnDeadline.PARTIAL)
 
     def kept_ms() -> float:
@@ -81,7 +81,7 @@ def test_dl19_the_way_back_of_a_crowded_start_is_soon_forgotten() -> None:
 def test_dl16_a_clean_end_allows_for_a_loop_that_is_late() -> None:
     clock = ManualClock()
     rig, delay = Rig(), LoopDelay(clock)
-    limits = TimeLimits(grace_s=0.02, return_margin_s=0.005, loop_delay=delay)
+    limits = TimeLimits(return_margin_s=0.005, loop_delay=delay)
     task = rig.task(1000, on_deadline=OnDeadline.PARTIAL)
     task.completion_tokens = 5
     now, at = rig.clock.now(), task.deadline.at

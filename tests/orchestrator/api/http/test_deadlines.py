@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from orchestrator.dispatch import time_limits
 from orchestrator.prompts import Steps
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
@@ -78,10 +79,15 @@ async def test_dl1_beyond_the_maximum_is_clamped_and_said(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("obedient", [True, False])
 async def test_dl5_missed_before_the_first_byte_is_a_504(
-    make_service: MakeService, worker: FakeWorker, stream: bool, obedient: bool
+    service: Service,
+    worker: FakeWorker,
+    stream: bool,
+    obedient: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """DL-5, also when the worker does not say so itself."""
-    service = await make_service(worker, deadlines__grace_ms=60_000 if obedient else 20)
+    if obedient:
+        monkeypatch.setattr(time_limits, "REPORT_GRACE_S", 60.0)
     worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=not obedient)
     body = CHAT | {"deadline_ms": 60_000, "stream": stream}
     path = "/v1/chat/completions"
@@ -94,9 +100,10 @@ async def test_dl5_missed_before_the_first_byte_is_a_504(
 
 @pytest.mark.parametrize("obedient", [True, False])
 async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
-    make_service: MakeService, worker: FakeWorker, obedient: bool
+    service: Service, worker: FakeWorker, obedient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await make_service(worker, deadlines__grace_ms=60_000 if obedient else 20)
+    if obedient:
+        monkeypatch.setattr(time_limits, "REPORT_GRACE_S", 60.0)
     worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=not obedient)
     body = CHAT | {"deadline_ms": 60_000, "stream": True}
     async with service.http.post("/v1/chat/completions", json=body) as response:

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.api.openai.shapes import CHAT as CHAT_SHAPE
 from orchestrator.api.openai.shapes import COMPLETION, Shape
+from orchestrator.dispatch import time_limits
 from orchestrator.errors import NotReady
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.prompts.tokens import Token
@@ -319,11 +320,12 @@ async def test_a_disconnect_while_choices_are_admitted(
 
 
 async def test_dl9_an_error_has_the_budget_of_the_choice_that_it_is_about(
-    make_service: MakeService, make_worker: MakeWorker
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DL-9: the second waits behind the first all the time, and is what the error is about."""
     worker = await make_worker(max_running=1)
-    service = await make_service(worker, deadlines__grace_ms=60_000)
+    monkeypatch.setattr(time_limits, "REPORT_GRACE_S", 60.0)
+    service = await make_service(worker)
     worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=True)
     for stream in (False, True):
         body = TEXT | {"n": 2, "stream": stream, "deadline_ms": 20_000}
