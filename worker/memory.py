@@ -7,6 +7,9 @@ from typing import Final, Protocol
 from worker.errors import MemoryLimitExceeded
 
 GIB: Final = 2**30
+SOFT_SHARE: Final = 11.0 / 11.5
+"""Share of the hard limit above which one warning is logged: 11 GB of the 11.5 GB of a slot model's
+share of a 12 GB card (SL-3)."""
 
 
 class LimitedMemory(Protocol):
@@ -20,21 +23,19 @@ class LimitedMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """Memory limits in bytes, 0 for none."""
+    """The hard limit in bytes, 0 for none, and the soft one that comes with it."""
 
-    soft_bytes: int = 0
     hard_bytes: int = 0
 
     @classmethod
-    def of(cls, soft_gib: float, hard_gib: float, *, settings: tuple[str, str]) -> "MemoryLimits":
-        """Limits in GiB; ``settings`` names both for messages. Raises ``ValueError`` for a soft
-        limit beyond the hard one."""
-        if hard_gib and soft_gib > hard_gib:
-            raise ValueError(
-                f"{settings[0]} ({soft_gib:g}) is beyond {settings[1]} ({hard_gib:g}):"
-                " it would never warn; lower it"
-            )
-        return cls(round(soft_gib * GIB), round(hard_gib * GIB))
+    def of(cls, hard_gib: float) -> "MemoryLimits":
+        """Limits of which the hard one is ``hard_gib`` GiB."""
+        return cls(round(hard_gib * GIB))
+
+    @property
+    def soft_bytes(self) -> int:
+        """Bytes above which one warning is logged."""
+        return round(SOFT_SHARE * self.hard_bytes)
 
 
 class MemoryGuard:
@@ -56,10 +57,10 @@ class MemoryGuard:
         Raises ``MemoryLimitExceeded`` if dropping caches does not help.
         """
         limits = self.limits
-        if not (limits.soft_bytes or limits.hard_bytes):
+        if not limits.hard_bytes:
             return
         used = self.meter.used_bytes() + ahead_bytes
-        if limits.hard_bytes and used > limits.hard_bytes:
+        if used > limits.hard_bytes:
             self.meter.drop_caches()
             used = self.meter.used_bytes() + ahead_bytes
             if used > limits.hard_bytes:
@@ -67,7 +68,7 @@ class MemoryGuard:
                 raise MemoryLimitExceeded(
                     f"memory hard limit exceeded{_of(what)}: {shown} in use; {self._advice}"
                 )
-        if limits.soft_bytes and used > limits.soft_bytes and not self._has_warned:
+        if used > limits.soft_bytes and not self._has_warned:
             self._has_warned = True
             shown = _shown(used, limits.soft_bytes)
             self._log.warning(

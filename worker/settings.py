@@ -18,6 +18,7 @@ from worker.environment import (
     HIDDEN,
     EnvironmentSettings,
     Section,
+    fixed_at,
     read_environment,
     variable_of,
 )
@@ -31,7 +32,6 @@ RENAMED: Final[Mapping[str, str]] = {
     "session_kv_share": "kv.session_share",
     "kv_disk_path": "kv.disk_path",
     "kv_disk_bytes": "kv.disk_bytes",
-    "memory_soft_gib": "memory.soft_gib",
     "memory_hard_gib": "memory.hard_gib",
     "plain_token": "plain.token",
     "special_tokens_in_prompts": "plain.special_tokens",
@@ -41,8 +41,13 @@ RENAMED: Final[Mapping[str, str]] = {
     "synthetic_prompt_token_ms": "synthetic.prompt_token_ms",
     "synthetic_slow_file": "synthetic.slow_file",
     "synthetic_lengths": "synthetic.lengths",
+    "max_stall_ms": fixed_at("50 ms"),
+    "max_waiting": fixed_at("256"),
+    "memory.soft_gib": fixed_at("96 % of memory.hard_gib"),
+    "memory_soft_gib": fixed_at("96 % of memory.hard_gib"),
+    "pause": "this setting is gone: TIDEGATE_DISPATCH__PAUSE, the orchestrator's, turns pauses off",
 }
-"""Names that settings had before, and those of today."""
+"""Names that settings had before, with those of today, or what became of those that are gone."""
 
 EngineName = Literal[
     "auto",
@@ -93,11 +98,9 @@ class MemorySettings(Section):
     """Limits of what the worker takes of the GPU's memory or, on the CPU, of the
     process's (WK-4)."""
 
-    soft_gib: float = Field(default=0.0, ge=0)
-    """GiB of memory above which one warning is logged; 0: never."""
     hard_gib: float = Field(default=0.0, ge=0)
     """Most GiB that weights, KV pool and steps together may take: more stops the load, or ends the
-    longest job; 0: no limit."""
+    longest job; from 96 % of it on one warning is logged. 0: no limit."""
 
 
 class PlainSettings(Section):
@@ -198,17 +201,10 @@ class WorkerSettings(EnvironmentSettings):
     of what is free. The launcher sets it."""
     max_running: int = Field(default=64, ge=1)
     """Most jobs that one step can carry."""
-    max_waiting: int = Field(default=256, ge=0)
-    """Jobs held beyond ``max_running`` before new ones are refused."""
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
-    max_stall_ms: Annotated[float, HIDDEN] = Field(default=50.0, gt=0)
-    """Most time by which prompts may lengthen a step that also carries decodes; where steps take
-    longer than this anyway, prompts may double one."""
     overlap: Annotated[bool, HIDDEN] = True
     """Whether to launch a step before the previous one is read, where the runner can (CUDA)."""
-    pause: Annotated[bool, HIDDEN] = True
-    """Whether jobs may be paused: they leave the batch and keep their KV until they are resumed."""
     image_bytes: int = Field(default=32 * 2**20, ge=0)
     """Most bytes of a prompt's images together, as files, where model and engine read images. 0: it
     reads text only."""

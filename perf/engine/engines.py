@@ -26,7 +26,7 @@ class Child:
     """An engine's process. Raises ``Skip`` where it cannot be had here."""
 
     def __init__(self, contestant: Contestant, device: str, scratch: Path) -> None:
-        settings = {"device": device, "max_running": _MAX_RUNNING, "max_waiting": 64}
+        settings = {"device": device, "max_running": _MAX_RUNNING}
         settings |= dict(contestant.settings)
         checkpoint = gguf_of_demo(contestant, scratch) if contestant.gguf else DEMO
         self.name = contestant.name

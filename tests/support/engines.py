@@ -97,7 +97,6 @@ class Served:
             "device": "cpu",
             "dtype": "float32",
             "max_running": MAX_RUNNING,
-            "max_waiting": 64,
             "heartbeat_ms": 20,
             "min_start_budget_ms": 1,
             "drain_hold_s": 0.1,

@@ -1,6 +1,7 @@
 """Settings of the worker and of the slot model: one naming rule, and answers to whoever errs."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pydantic_settings import BaseSettings
 
 from worker.environment import fields_of, names_of, nested
 from worker.media import settings as slot
-from worker.memory import GIB
+from worker.memory import MemoryLimits
 from worker.settings import RENAMED, WorkerSettings, read_settings, variable
 
 
@@ -68,10 +69,10 @@ def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_slot_models_limits_are_11_and_11_and_a_half_gb() -> None:
-    """SL-3, in the unit that the worker's have."""
-    memory = slot.SlotSettings().memory
-    for gib, gigabytes in ((memory.soft_gib, 11.0), (memory.hard_gib, 11.5)):
-        assert gib * GIB == pytest.approx(gigabytes * 1e9, rel=1e-3)
+    """SL-3."""
+    limits = MemoryLimits.of(slot.SlotSettings().memory.hard_gib)
+    for limit, gigabytes in ((limits.soft_bytes, 11.0), (limits.hard_bytes, 11.5)):
+        assert limit == pytest.approx(gigabytes * 1e9, rel=1e-3)
 
 
 KINDS: list[tuple[type[BaseSettings], Callable[[], object], Mapping[str, str]]] = [
@@ -91,13 +92,31 @@ def test_every_old_name_is_answered_with_the_one_of_today(
     settings = fields_of(kind)
     flat = {name: name for name in settings if "." not in name}
     sections = settings.keys() - flat.keys() - {"synthetic.prompt_step_ms"}
-    assert set(renamed.values()) == sections, "all in sections had others, but one that is new"
-    for old, today in (renamed | flat).items():
+    today_of = {old: today for old, today in renamed.items() if " " not in today}
+    assert set(today_of.values()) == sections, "all in sections had others, but one that is new"
+    for old, today in (today_of | flat).items():
         before = f"{prefix.removesuffix('_')}{old}".upper()
         now = f"{prefix}{today.replace('.', '__')}".upper()
         with monkeypatch.context() as patch:
             patch.setenv(before, "1")
             with pytest.raises(ValueError, match=rf"{before}: this setting is now {now}$"):
+                read()
+
+
+@pytest.mark.parametrize(("kind", "read", "renamed"), KINDS, ids=["worker", "slot"])
+def test_a_setting_that_is_gone_is_answered_with_what_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseSettings],
+    read: Callable[[], object],
+    renamed: Mapping[str, str],
+) -> None:
+    gone = {name: said for name, said in renamed.items() if " " in said}
+    assert gone and not gone.keys() & names_of(kind)
+    for name, said in gone.items():
+        own = f"{kind.model_config['env_prefix']}{name.replace('.', '__')}".upper()
+        with monkeypatch.context() as patch:
+            patch.setenv(own, "1")
+            with pytest.raises(ValueError, match=f"{own}: {re.escape(said)}"):
                 read()
 
 

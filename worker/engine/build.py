@@ -21,13 +21,12 @@ from worker.models.load_timing import LoadTiming
 from worker.protocol.grammar_source import library_version
 from worker.protocol.model_digest import model_digest
 from worker.runner.base import BuiltRunner
-from worker.runner.memory import text_limits
 from worker.runner.out_of_memory import StepMemory
 from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
 from worker.runner.scripted import build_scripted_runner
 from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner
 from worker.scheduler.block_pool import BlockPool
-from worker.scheduler.config import MAX_PAUSES, SchedulerConfig
+from worker.scheduler.config import MAX_WAITING, SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
@@ -61,7 +60,6 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
 def _check(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of which one makes another meaningless."""
-    text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
     if settings.kv.disk_path is not None and not settings.kv.prefix_cache:
         raise ValueError(
             "TIDEGATE_WORKER__KV__DISK_PATH keeps what the prefix cache holds, and that is off; set"
@@ -107,12 +105,10 @@ def _build(
         context_tokens=config.context_tokens,
         block_tokens=settings.kv.block_tokens,
         max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
+        max_waiting=MAX_WAITING,
         max_step_tokens=settings.max_step_tokens,
         min_start_budget_s=settings.min_start_budget_ms / 1e3,
-        max_stall_s=settings.max_stall_ms / 1e3,
         prefix_cache=settings.kv.prefix_cache,
-        max_pauses=MAX_PAUSES if settings.pause else 0,
         session_share=settings.kv.session_share,
     )
     path = settings.model_path

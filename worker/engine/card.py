@@ -12,6 +12,7 @@ from worker.log import model_log
 from worker.models.folder import model_name
 from worker.models.generation import read_sampling_defaults
 from worker.protocol import ModelCard, Pooling, SamplingDefaults
+from worker.scheduler.config import MAX_WAITING
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -110,10 +111,10 @@ def model_card(
         model_digest=model_digest,
         device=device,
         max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
+        max_waiting=MAX_WAITING,
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=settings.max_step_tokens,
-        can_pause=settings.pause,
+        can_pause=True,
         full_context_tokens=config.context_tokens,
         sampling_defaults=sampling_defaults(settings),
         pooling=pooling_of(settings),

@@ -11,6 +11,7 @@ from worker.environment import (
     HIDDEN,
     EnvironmentSettings,
     Section,
+    fixed_at,
     read_environment,
 )
 from worker.media.stages.options import (
@@ -24,7 +25,6 @@ from worker.media.stages.options import (
 from worker.protocol.clips.plan import BUFFER_S
 
 RENAMED: Final[Mapping[str, str]] = {
-    "memory_soft_gb": "memory.soft_gib",
     "memory_hard_gb": "memory.hard_gib",
     "kokoro_folder": "kokoro.folder",
     "flux_folder": "flux.folder",
@@ -34,17 +34,20 @@ RENAMED: Final[Mapping[str, str]] = {
     "liveportrait_precision": "liveportrait.precision",
     "clip_folders": "clip.folders",
     "clip_precision": "clip.precision",
+    "default_deadline_s": fixed_at("45 s"),
+    "memory.soft_gib": fixed_at("96 % of memory.hard_gib"),
+    "memory_soft_gb": fixed_at("96 % of memory.hard_gib"),
+    "warm_up": fixed_at("true"),
 }
-"""Names that settings had before, and those of today."""
+"""Names that settings had before, with those of today, or what became of those that are gone."""
 
 
 class SlotMemorySettings(Section):
     """Limits of the device's memory (SL-3)."""
 
-    soft_gib: float = Field(default=10.24, ge=0)
-    """GiB of memory above which one warning is logged; 0: never."""
     hard_gib: float = Field(default=10.71, ge=0)
-    """GiB of memory above which the clip that asks for more is ended; 0: no limit."""
+    """GiB of memory above which the clip that asks for more is ended; from 96 % of it on one
+    warning is logged. 0: no limit."""
 
 
 class SlotSettings(EnvironmentSettings):
@@ -75,10 +78,6 @@ class SlotSettings(EnvironmentSettings):
     """Clips that may wait for one of the ``slots`` before new ones are refused."""
     buffer_s: Annotated[float, HIDDEN] = Field(default=BUFFER_S, ge=0)
     """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
-    warm_up: Annotated[bool, HIDDEN] = True
-    """Render a short clip by each provider before the first request."""
-    default_deadline_s: float = Field(default=45.0, gt=0)
-    """Deadline of clips whose requests state none, in seconds from their arrival."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of a stage on the CPU; 0: torch's own choice."""
     nice: Annotated[int, HIDDEN] = Field(default=10, ge=0, le=19)

@@ -9,7 +9,7 @@ from worker.cpu_kernels.block_products import may_use_amx
 from worker.cpu_kernels.compiled import compiler_problem, give_up, toolchain
 from worker.kv_disk.cuda_copies import memory_of
 from worker.log import model_log
-from worker.memory import GIB, MemoryGuard
+from worker.memory import GIB, MemoryGuard, MemoryLimits
 from worker.models import fused
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
@@ -29,7 +29,6 @@ from worker.runner.memory import (
     cuda_pool_bytes,
     pool_bytes,
     text_guard,
-    text_limits,
 )
 from worker.runner.precision import choose_dtype, is_small, set_threads
 from worker.runner.profile import largest_step_bytes
@@ -172,8 +171,7 @@ def _forward(
 
 
 def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
-    limits = text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
-    return text_guard(_meter(device), limits)
+    return text_guard(_meter(device), MemoryLimits.of(settings.memory.hard_gib))
 
 
 def _meter(device: torch.device) -> MemoryMeter:

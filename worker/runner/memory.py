@@ -113,12 +113,6 @@ def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
     return max(part // 2, min(part, context_bytes))
 
 
-def text_limits(soft_gib: float, hard_gib: float) -> MemoryLimits:
-    """The text engine's limits. Raises ``ValueError`` for a soft limit beyond the hard one."""
-    names = "TIDEGATE_WORKER__MEMORY__SOFT_GIB", "TIDEGATE_WORKER__MEMORY__HARD_GIB"
-    return MemoryLimits.of(soft_gib, hard_gib, settings=names)
-
-
 def text_guard(meter: MemoryMeter, limits: MemoryLimits) -> MemoryGuard:
     """The memory guard of the text engine."""
     return MemoryGuard(meter, limits, _ADVICE, engine_log)

@@ -4,6 +4,12 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_PAUSES: Final = 4
+MAX_STALL_S: Final = 0.05
+"""Most seconds by which prompts may lengthen a step that also carries decodes, which is as slow as
+texts may get (LB-2); where steps take longer than this anyway, prompts may double one."""
+MAX_WAITING: Final = 256
+"""Jobs held beyond those that run before new ones are refused: orchestrators send only a few more
+than run, so these are others', by the plain contract."""
 _TOKENS_PER_PAUSE: Final = 16
 
 
@@ -18,7 +24,7 @@ class SchedulerConfig:
     max_waiting: int
     max_step_tokens: int
     min_start_budget_s: float
-    max_stall_s: float = 0.05
+    max_stall_s: float = MAX_STALL_S
     tile_tokens: int = 1
     """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
     prefix_cache: bool = True

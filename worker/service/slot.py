@@ -136,7 +136,7 @@ class SlotWorker:
         code, message = Code.CANCELLED, "the worker is stopping"
         watch = self._loop.create_task(self._watch(asked, asyncio.current_task()))
         try:
-            request = parse_slot(asked.call, self._settings.default_deadline_s)
+            request = parse_slot(asked.call)
             if request is None:
                 await self._report(asked.responder)
             else:

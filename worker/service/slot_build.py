@@ -32,7 +32,6 @@ from worker.service.slot_state import SlotReporter
 _PROBE_S = 30.0
 """Seconds after which a device that has not answered counts as lost: other stages may have queued
 seconds of work on it."""
-_LIMITS = "TIDEGATE_SLOT__MEMORY__SOFT_GIB", "TIDEGATE_SLOT__MEMORY__HARD_GIB"
 
 
 def build_slots(settings: SlotSettings) -> SlotWorker:
@@ -41,8 +40,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     device = open_device(settings.device)
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
-    memory = settings.memory
-    limits = MemoryLimits.of(memory.soft_gib, memory.hard_gib, settings=_LIMITS)
+    limits = MemoryLimits.of(settings.memory.hard_gib)
     cap_memory(device, limits.hard_bytes)
     encode.check_encoder()
     providers = load_providers(
@@ -74,7 +72,6 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     pipeline = SlotPipeline(providers, nominal_times(), guard, device, config, check_device)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, slots, device)
-    if settings.warm_up:
-        asyncio.run(warm_up(pipeline, pool))
+    asyncio.run(warm_up(pipeline, pool))
     reporter = SlotReporter(settings, pipeline.times, guard, plan.residents)
     return SlotWorker(pipeline, pool, settings, reporter)

@@ -13,6 +13,8 @@ RECIPE: Final = "recipe"
 OUTPUTS: Final = ("mp4", "wav", "png", "video", "audio", "actor")
 """Outputs that a result can carry: files, and the tensors that they are made of."""
 DEFAULT_OUTPUTS: Final = ("mp4",)
+DEFAULT_DEADLINE_S: Final = 45.0
+"""Seconds from its receipt in which a clip is due whose request states no deadline (SL-1)."""
 
 
 class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,7 +43,7 @@ class SlotRequest:
     keep_on: bool = False
 
 
-def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest | None:
+def parse_slot(call: Call) -> SlotRequest | None:
     """Parse a request; None if it only watches. Raises ``InvalidCall`` and ``RecipeError``."""
     data = call.data(RECIPE)
     if data is None:
@@ -52,7 +54,7 @@ def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest | None:
         raise InvalidCall(f"parameters: {error}") from None
     if stated.watch:
         return None
-    deadline_s = default_deadline_s if stated.deadline_ms is None else stated.deadline_ms / 1000
+    deadline_s = DEFAULT_DEADLINE_S if stated.deadline_ms is None else stated.deadline_ms / 1000
     if not 0 < deadline_s < float("inf"):
         raise InvalidCall("deadline_ms must be a positive number of milliseconds")
     outputs = tuple(filter(None, (name.strip() for name in stated.outputs.split(","))))

@@ -59,7 +59,8 @@ def test_a_model_without_a_name_has_its_directory_s(tiny: Path) -> None:
 def test_digests_follow_what_changes_results(tiny: Path) -> None:
     """PF-6."""
     card = build_engine(settings(tiny)).card
-    assert build_engine(settings(tiny, max_waiting=7)).card == replace(card, max_waiting=7)
+    patient = build_engine(settings(tiny, min_start_budget_ms=7)).card
+    assert patient == replace(card, min_start_budget_ms=7)
     other = build_engine(settings(tiny, dtype="bfloat16")).card
     assert other.engine_digest != card.engine_digest
     assert other.model_digest == card.model_digest
@@ -245,7 +246,6 @@ def test_a_build_leaves_no_thread_behind(tiny: Path, monkeypatch: pytest.MonkeyP
     [
         ({"kv__prefix_cache": False, "kv__disk_path": "/kv"}, "KV__DISK_PATH"),
         ({"weights": "mapped", "quantize": "int8"}, "QUANTIZE"),
-        ({"memory__soft_gib": 2.0, "memory__hard_gib": 1.0}, "MEMORY__SOFT_GIB"),
         ({"max_step_tokens": 4, "max_running": 8}, "max_step_tokens"),
     ],
 )
@@ -265,16 +265,6 @@ def test_rounded_weights_have_a_directory_of_their_own_on_disk(tmp_path: Path) -
     for quantize in ("none", "int8", "none"):
         build_engine(settings(DEMO, quantize=quantize, kv__disk_path=tmp_path / "kv")).engine.stop()
     assert len(list((tmp_path / "kv").iterdir())) == 2
-
-
-@pytest.mark.parametrize("pause", [True, False])
-def test_pausing_can_be_turned_off(pause: bool) -> None:
-    loaded = build_engine(
-        WorkerSettings(model_path=DEMO, device="cpu", engine="synthetic-free", pause=pause)
-    )
-    assert loaded.card.can_pause == pause
-    assert isinstance(loaded.engine, Engine)
-    assert (loaded.engine.scheduler.config.max_pauses > 0) == pause
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from worker.log import model_log
 from worker.models.load_timing import LoadTiming
 from worker.protocol.grammar_source import library_version as grammar_version
 from worker.protocol.model_digest import files_digest
-from worker.runner.memory import text_limits
 from worker.sampling.sampler import Sampler
+from worker.scheduler.config import MAX_STALL_S
 from worker.settings import WorkerSettings, variable
 from worker.text import Tokenizer
 
@@ -68,7 +68,6 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
 def _check(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of our own engine that llama.cpp cannot honour."""
-    text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
     refused = {
         "deterministic": (settings.deterministic, "its sums depend on what else is in a step"),
         "kv.disk_path": (settings.kv.disk_path is not None, "its KV is kept in memory only"),
@@ -144,9 +143,7 @@ def _assemble(
             vocab_size=model.vocab_size,
             max_tokens=context_tokens,
         )
-        limits = LlamaCppLimits(
-            settings.kv.block_tokens, settings.max_step_tokens, settings.max_stall_ms / 1e3
-        )
+        limits = LlamaCppLimits(settings.kv.block_tokens, settings.max_step_tokens, MAX_STALL_S)
         card = model_card(
             settings,
             options,

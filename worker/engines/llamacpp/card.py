@@ -16,6 +16,7 @@ from worker.log import model_log
 from worker.models.folder import model_name
 from worker.protocol import Feature, ModelCard, SamplingDefaults
 from worker.protocol.generation_defaults import defaults_of
+from worker.scheduler.config import MAX_WAITING
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -66,7 +67,7 @@ def model_card(
         model_digest=model_digest,
         device=device,
         max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
+        max_waiting=MAX_WAITING,
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=settings.max_step_tokens,
         can_pause=False,

@@ -8,12 +8,12 @@ import torch
 from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.engines.llamacpp.model import ContextShape, LoadedModel
 from worker.engines.llamacpp.options import CELL_BYTES, Options
+from worker.memory import MemoryLimits
 from worker.runner.memory import (
     ProcessMemory,
     cpu_pool_bytes,
     pool_bytes,
     text_guard,
-    text_limits,
 )
 from worker.settings import WorkerSettings
 
@@ -90,6 +90,5 @@ def _budget(settings: WorkerSettings, context_bytes: int, on_gpu: bool) -> int |
         return int(torch.cuda.mem_get_info()[0] * _GPU_SHARE)
     memory = ProcessMemory()
     share = cpu_pool_bytes(memory.free_bytes(), settings.instances, context_bytes)
-    limits = text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
-    allowed = pool_bytes(text_guard(memory, limits))
+    allowed = pool_bytes(text_guard(memory, MemoryLimits.of(settings.memory.hard_gib)))
     return share if allowed is None else min(share, allowed)

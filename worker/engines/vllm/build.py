@@ -93,7 +93,7 @@ def _build(
         own_context_tokens=own_context,
         grammars=grammar_version() if grammars is not None else "",
         lacks=lacks,
-        can_pause=settings.pause and parts.can_pause,
+        can_pause=parts.can_pause,
         can_continue=parts.can_continue,
         abort_ms=LONGEST_LEAVE_S * 1e3 if parts.has_kv_connector else 0.0,
         adapters=adapters,

@@ -12,6 +12,7 @@ from worker.log import model_log
 from worker.models.config import read_generation_config
 from worker.models.folder import model_name
 from worker.protocol import Adapter, Feature, ModelCard, Vision
+from worker.scheduler.config import MAX_WAITING
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -90,7 +91,7 @@ def model_card(
         model_digest=model_digest,
         device=device,
         max_running=max_running(settings, config),
-        max_waiting=settings.max_waiting,
+        max_waiting=MAX_WAITING,
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=config.scheduler_config.max_num_batched_tokens,
         can_pause=can_pause,

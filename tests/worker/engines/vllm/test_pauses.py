@@ -54,7 +54,6 @@ def loaded() -> Iterator[LoadedEngine]:
         "device": "cpu",
         "dtype": "float32",
         "max_running": 3,
-        "max_waiting": 16,
         "engine_args": {"enforce_eager": "true"},
     }
     settings = WorkerSettings(**nested(values))
