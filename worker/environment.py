@@ -206,12 +206,13 @@ def explained(
         message = detail["msg"].removeprefix("Value error, ")
         path = [str(part) for part in detail["loc"]]
         name = ".".join(path)
-        if name in renamed and detail["type"] in ("extra_forbidden", "model_type"):
+        is_unknown = detail["type"] == "extra_forbidden"
+        if is_unknown and variable_of(prefix, name) in variables:
+            continue  # ``unknown_variables`` has a line for it
+        if name in renamed and (is_unknown or detail["type"] == "model_type"):
             lines.append(f"{name}: {_moved(renamed[name])}")
             continue
-        if detail["type"] == "extra_forbidden":
-            if variable_of(prefix, name) in variables:
-                continue  # ``unknown_variables`` has a line for it
+        if is_unknown:
             message = f"not a setting; see {guide_to(kind)}"
             if not any(".".join(path[:end]) in values for end in range(1, len(path))):
                 lines.append(f"{name}: {message}")
