@@ -39,7 +39,8 @@ class Section(BaseModel):
 
 
 class Hidden:
-    """Marks a setting that only benchmarks and tests need; ``docs/settings.md`` leaves it out."""
+    """Marks a setting that only benchmarks, tests and experts in trouble need: ``docs/settings.md``
+    leaves it out."""
 
 
 HIDDEN: Final = Hidden()

@@ -82,7 +82,7 @@ class KvSettings(Section):
     """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within free memory: on
     CUDA all but what the largest step takes, measured at load, and a reserve of 3 %; on the CPU a
     quarter (for one context up to half)."""
-    prefix_cache: bool = True
+    prefix_cache: Annotated[bool, HIDDEN] = True
     """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
     session_share: float = Field(default=0.5, ge=0, le=1)
     """Largest share (0 to 1) of the pool kept for conversations between two turns; 0: nothing.
@@ -108,10 +108,10 @@ class PlainSettings(Section):
 
     token: Token = None
     """Token required of every plain request, as its parameter ``token``; unset: none."""
-    special_tokens: bool = True
+    special_tokens: Annotated[bool, HIDDEN] = True
     """Whether text that looks like a special token in a plain request's prompt is one, as in
     Triton's vLLM backend, whose clients render chat templates themselves."""
-    default_deadline_s: float = Field(default=300.0, gt=0)
+    default_deadline_s: Annotated[float, HIDDEN] = Field(default=300.0, gt=0)
     """Deadline of plain requests that state none, in seconds from their arrival."""
 
 
@@ -151,7 +151,7 @@ class WorkerSettings(EnvironmentSettings):
     ``min_p``, ``repetition_penalty`` and ``max_new_tokens`` are those of the checkpoint's
     ``generation_config.json``, as in vLLM. ``none``: neutral ones (vLLM's ``--generation-config
     vllm``). End tokens come from that file in any case."""
-    pooling: Literal["auto", "mean", "last"] = "auto"
+    pooling: Annotated[Literal["auto", "mean", "last"], HIDDEN] = "auto"
     """How an embedding is made: by the ``mean`` of a prompt's last hidden states, or the ``last``
     token's. ``auto``: as the checkpoint's ``1_Pooling/config.json`` says, else ``last``."""
     engine: EngineName = "auto"
@@ -161,7 +161,7 @@ class WorkerSettings(EnvironmentSettings):
     ``transformers`` are third-party engines, each an optional extra. ``synthetic-…`` makes up
     tokens without a model, for benchmarks and tests only; ``synthetic-scripted`` gives the answers
     of ``script``."""
-    script: LocalPath | None = None
+    script: Annotated[LocalPath | None, HIDDEN] = None
     """TOML file with the answers of ``synthetic-scripted`` (docs/clients.md); unset: it calls and
     says what prompts tell it to."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
@@ -182,7 +182,7 @@ class WorkerSettings(EnvironmentSettings):
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
     checkpoint's and the CPU has AMX, or the model is beyond the caches and the CPU has AVX-512 or
     instructions for bfloat16, else float32."""
-    weights: Literal["packed", "onednn", "mapped"] = "packed"
+    weights: Annotated[Literal["packed", "onednn", "mapped"], HIDDEN] = "packed"
     """Weights on the CPU: copied into the order that computes fastest, measured at load
     (``packed``), always into oneDNN's (``onednn``), or views of the files, without a copy and
     slower (``mapped``)."""
@@ -193,7 +193,9 @@ class WorkerSettings(EnvironmentSettings):
     ``OMP_NUM_THREADS`` is set."""
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
-    attention: Literal["auto", "reference", "numba", "triton", "flashinfer"] = "auto"
+    attention: Annotated[Literal["auto", "reference", "numba", "triton", "flashinfer"], HIDDEN] = (
+        "auto"
+    )
     """Attention backend. ``auto``: the fastest that is exact enough, measured at load; ``numba`` is
     for the CPU, ``triton`` and ``flashinfer`` are for CUDA."""
     instances: Annotated[int, HIDDEN] = Field(default=1, ge=1)
@@ -205,7 +207,7 @@ class WorkerSettings(EnvironmentSettings):
     """Token budget of one step, prompts and decodes together."""
     overlap: Annotated[bool, HIDDEN] = True
     """Whether to launch a step before the previous one is read, where the runner can (CUDA)."""
-    image_bytes: int = Field(default=32 * 2**20, ge=0)
+    image_bytes: Annotated[int, HIDDEN] = Field(default=32 * 2**20, ge=0)
     """Most bytes of a prompt's images together, as files, where model and engine read images. 0: it
     reads text only."""
     min_start_budget_ms: Annotated[float, HIDDEN] = Field(default=100.0, ge=0)
@@ -220,7 +222,7 @@ class WorkerSettings(EnvironmentSettings):
     """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
     heartbeat_ms: Annotated[float, HIDDEN] = Field(default=250.0, gt=0)
     """A lane with nothing to report gets an empty frame, a heartbeat, this often."""
-    step_timeout_s: float = Field(default=60.0, ge=0)
+    step_timeout_s: Annotated[float, HIDDEN] = Field(default=60.0, ge=0)
     """A step of the engine that takes longer than this, and than 50 times the usual, counts as
     hung: the process ends, so that its supervisor starts it anew. While no step has been measured,
     the limit is ten times as long. 0: never."""

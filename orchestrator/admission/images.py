@@ -4,14 +4,14 @@ Checked by what their headers say, before anything is decoded: only workers do t
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from orchestrator.errors import InvalidRequest, QueueFull
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.task import Task
-from worker.environment import Section
+from worker.environment import HIDDEN, Section
 
 MAX_PIXELS = 2**26
 """Most pixels that ``max_pixels`` may allow: what workers decode at all."""
@@ -27,7 +27,7 @@ class ImageLimits(Section):
     """Most images that a chat may have; 0 refuses all."""
     max_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Largest image, as a file."""
-    max_pixels: int = Field(default=2**24, ge=1024, le=MAX_PIXELS)
+    max_pixels: Annotated[int, HIDDEN] = Field(default=2**24, ge=1024, le=MAX_PIXELS)
     """Most pixels of an image: width times height."""
 
 

@@ -24,15 +24,15 @@ class LaneConfig(Section):
     TLS), ``server_name``; ``{}`` for the system's own TLS settings."""
     per_instance: Annotated[int, HIDDEN] = Field(default=1, ge=1, le=10)
     """Lanes to each instance."""
-    keepalive_s: float = Field(default=60.0, gt=0)
+    keepalive_s: Annotated[float, HIDDEN] = Field(default=60.0, gt=0)
     """A lane on which nothing was heard for this long is asked for a sign of life, so that proxies
     on the way keep it open."""
     renew_after_mib: Annotated[int, HIDDEN] = Field(default=64, ge=1)
     """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
     that was answered on it."""
-    suspect_after_s: float = Field(default=1.0, gt=0)
+    suspect_after_s: Annotated[float, HIDDEN] = Field(default=1.0, gt=0)
     """How long an instance may send no frame before it gets no new work (OR-6)."""
-    down_after_s: float = Field(default=3.0, gt=0)
+    down_after_s: Annotated[float, HIDDEN] = Field(default=3.0, gt=0)
     """How long an instance may send no frame before the work on it is given up."""
 
     @field_validator("token")

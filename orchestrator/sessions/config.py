@@ -1,10 +1,10 @@
 """Settings of sessions."""
 
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field
 
-from worker.environment import Section
+from worker.environment import HIDDEN, Section
 
 MAX_IDLE_KEEP_S: Final = 600.0
 """Longest ``idle_keep_s`` in seconds that a client may ask for."""
@@ -21,7 +21,7 @@ class SessionConfig(Section):
     kept; running jobs get the blocks when no others are left."""
     ttl_s: float = Field(default=3600.0, gt=0)
     """How long a session (``/v2/sessions``) is kept without a turn."""
-    max_bytes: int = Field(default=2**20, ge=1024)
+    max_bytes: Annotated[int, HIDDEN] = Field(default=2**20, ge=1024)
     """Bound on the text of one session."""
     all_bytes: int = Field(default=256 * 2**20, ge=1024)
     """Bound on the text of all sessions together."""

@@ -142,12 +142,12 @@ class HttpSettings(Section):
 class StreamSettings(Section):
     """Clients that read an answer as it is made."""
 
-    buffer_bytes: int = Field(default=2**20, ge=4096)
+    buffer_bytes: Annotated[int, HIDDEN] = Field(default=2**20, ge=4096)
     """How far a client may fall behind before it is disconnected (OR-11)."""
     kernel_bytes: Annotated[int, HIDDEN] = Field(default=2**15, ge=4096)
     """Approximate bound on what the kernel may hold for a client, beyond ``buffer_bytes``; by
     default it takes megabytes."""
-    timeout_s: float = Field(default=10.0, gt=0)
+    timeout_s: Annotated[float, HIDDEN] = Field(default=10.0, gt=0)
     """How long a client may take nothing while something waits for it before it is disconnected."""
     keepalive_s: float = Field(default=15.0, ge=0)
     """Longest silence of an event stream before it carries a comment; 0: no limit, except that a
@@ -205,7 +205,7 @@ class StructuredOutputSettings(Section):
     """Whether objects in structured output or a forced tool call may have properties that the
     schema does not name, as JSON Schema allows. Otherwise only where the schema says so
     (``additionalProperties``), because models make properties up."""
-    white_space: bool = False
+    white_space: Annotated[bool, HIDDEN] = False
     """Whether structured output may have white space between JSON tokens, up to 16 characters at a
     time. Otherwise it has none, which spares those tokens."""
 
@@ -245,7 +245,7 @@ class PlacementSettings(Section):
 class DispatchSettings(Section):
     """Jobs on instances: how many run, how often one is tried."""
 
-    row_policy: RowPolicy = RowPolicy.ADAPTIVE
+    row_policy: Annotated[RowPolicy, HIDDEN] = RowPolicy.ADAPTIVE
     """How many rows an instance runs at once: as many as meet the most deadlines by the latest
     requests (``adaptive``), or as many as its worker has slots for (``fixed``)."""
     pause: Annotated[bool, HIDDEN] = True
@@ -261,7 +261,7 @@ class DispatchSettings(Section):
     learn_runs: bool = True
     """Whether calls of one session or trace that state the same deadline are taken for a run, and
     get a share of the time by how many calls such runs had so far (DL-22)."""
-    hedge_share: float = Field(default=0.02, ge=0, le=0.02)
+    hedge_share: Annotated[float, HIDDEN] = Field(default=0.02, ge=0, le=0.02)
     """Jobs that are sent to a second instance because their first token is late, as a share of
     requests offered; 0: none."""
 
@@ -333,7 +333,7 @@ class StateSettings(Section):
     """``host:port`` at which this process alone listens, while it shares ``port`` with others on
     this machine (``SO_REUSEPORT``). Set for each process by ``--processes`` of ``tidegate up`` and
     ``tidegate serve``. Unset: ``port`` is its own."""
-    lease_s: float = Field(default=5.0, ge=0.5, le=60)
+    lease_s: Annotated[float, HIDDEN] = Field(default=5.0, ge=0.5, le=60)
     """Time after which an orchestrator that is not heard of is taken for dead, and its durable
     tasks are taken on by the others."""
 
@@ -402,10 +402,10 @@ class JournalSettings(Section):
 class BatchSettings(Section):
     """Files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal."""
 
-    window: int = Field(default=32, ge=1, le=10_000)
+    window: Annotated[int, HIDDEN] = Field(default=32, ge=1, le=10_000)
     """Most lines of all batches in progress at once. As many as the instances can run keep them
     busy; more wait in the queue, where interactive work goes first."""
-    file_bytes: int = Field(default=256 * 2**20, ge=1024)
+    file_bytes: Annotated[int, HIDDEN] = Field(default=256 * 2**20, ge=1024)
     """Most bytes in one file."""
     folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
     """Most bytes that all files may take on the disk. A tenth of it is reserved for the results of
@@ -419,9 +419,9 @@ class SlotSettings(Retention):
 
     keep_count: Annotated[int, HIDDEN] = Field(default=200, ge=0)
     """Most ended slots that are kept."""
-    keep_s: float = Field(default=600.0, ge=0)
+    keep_s: Annotated[float, HIDDEN] = Field(default=600.0, ge=0)
     """How long an ended slot is kept."""
-    keep_bytes: int = Field(default=256 * 2**20, ge=0)
+    keep_bytes: Annotated[int, HIDDEN] = Field(default=256 * 2**20, ge=0)
     """Bound on the files of all kept slots."""
     max_waiting: int = Field(default=100, ge=0)
     """Most slots that may wait for an instance."""

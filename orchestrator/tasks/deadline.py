@@ -40,7 +40,7 @@ class DeadlineConfig(Section):
     sdk_timeouts: bool = True
     """Whether the timeout that OpenAI's and Anthropic's SDKs send (``x-stainless-…``) ends requests
     that are not streamed, because nobody waits for them any more. It never extends a deadline."""
-    return_margin_ms: float = Field(default=5.0, ge=0)
+    return_margin_ms: Annotated[float, HIDDEN] = Field(default=5.0, ge=0)
     """How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are
     sent, to leave time for the client. Where this process has to wait for a processor, that wait is
     added, up to 6 % of the deadline."""

@@ -12,7 +12,7 @@ from orchestrator.__main__ import open_the_journal
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.settings.renamed import RENAMED
 from orchestrator.tasks.journal.lock import JournalError
-from worker.environment import fields_of, names_of
+from worker.environment import HIDDEN, fields_of, names_of
 from worker.settings import read_settings
 
 
@@ -169,6 +169,30 @@ def test_a_setting_that_is_gone_says_what_to_do(
     monkeypatch.delenv(name)
     (elsewhere / "tidegate.toml").write_text('[journal]\nkey = "x"\n')
     with pytest.raises(InvalidSettings, match=r"journal\.key: this setting is gone"):
+        load_settings()
+
+
+def test_every_setting_that_is_gone_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever name it had, with what it is now."""
+    gone = {name: said for name, said in RENAMED.items() if " " in said}
+    assert {"lane_open_timeout_s", "picker.metrics_path", "http.body_timeout_s"} <= gone.keys()
+    expected = set()
+    for name, said in gone.items():
+        variable = f"TIDEGATE_{name.replace('.', '__')}".upper()
+        monkeypatch.setenv(variable, "1")
+        expected.add(f"{variable}: {said}")
+    with pytest.raises(InvalidSettings) as caught:
+        load_settings()
+    assert set(str(caught.value).splitlines()) == expected
+
+
+def test_a_hidden_setting_works_and_is_offered_for_a_misspelt_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert HIDDEN in fields_of(Settings)["state.lease_s"].metadata
+    assert load_settings(state__lease_s=2).state.lease_s == 2
+    monkeypatch.setenv("TIDEGATE_STATE__LEASE", "2")
+    with pytest.raises(InvalidSettings, match="did you mean TIDEGATE_STATE__LEASE_S"):
         load_settings()
 
 

@@ -74,11 +74,11 @@ class SlotSettings(EnvironmentSettings):
     """Most seconds of a clip."""
     slots: int = Field(default=2, ge=1, le=64)
     """Clips under way at once, each with its own buffers: one's speech overlaps another's video."""
-    max_waiting: int = Field(default=64, ge=0)
+    max_waiting: Annotated[int, HIDDEN] = Field(default=64, ge=0)
     """Clips that may wait for one of the ``slots`` before new ones are refused."""
     buffer_s: Annotated[float, HIDDEN] = Field(default=BUFFER_S, ge=0)
     """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
-    cpu_threads: int = Field(default=0, ge=0)
+    cpu_threads: Annotated[int, HIDDEN] = Field(default=0, ge=0)
     """Threads of a stage on the CPU; 0: torch's own choice."""
     nice: Annotated[int, HIDDEN] = Field(default=10, ge=0, le=19)
     """Niceness of threads that render on the CPU, or encode, so that text goes first; 0: none."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from worker.environment import Names, Section
+from worker.environment import HIDDEN, Names, Section
 from worker.media.stages.checkpoint import Precision
 from worker.media.stages.flux import FluxPrecision, TextPlace
 
@@ -33,7 +33,7 @@ class FluxSettings(Section):
     """Folder with its weights; empty for none."""
     precision: FluxPrecision = "nf4"
     """Precision of its transformer."""
-    text: TextPlace = "offload"
+    text: Annotated[TextPlace, HIDDEN] = "offload"
     """Place of its text encoders: in host memory, passing through the device layer by layer
     (``offload``), on the device (``resident``), or on the ``cpu``, where they run."""
 
@@ -43,7 +43,7 @@ class LivePortraitSettings(Section):
 
     folder: str = ""
     """Folder with its weights; empty for none."""
-    precision: Precision = "fp16"
+    precision: Annotated[Precision, HIDDEN] = "fp16"
     """Precision of its networks, keypoints aside."""
 
 
@@ -53,7 +53,7 @@ class ClipSettings(Section):
     folders: DistinctNames = ()
     """Folders with the weights of two models, separated by a comma: the one that weighs 0.4, then
     the one that weighs 0.6."""
-    precision: Precision = "fp16"
+    precision: Annotated[Precision, HIDDEN] = "fp16"
     """Precision of both models."""
 
 
