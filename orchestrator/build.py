@@ -63,7 +63,7 @@ from orchestrator.recording.explainer import Explainer
 from orchestrator.recording.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
-from orchestrator.retention import KeptStore
+from orchestrator.retention import KeptStore, Retention
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
@@ -89,6 +89,8 @@ from orchestrator.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from orchestrator.state.shared_state import SharedState
 
+KEPT_SLOTS = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
+"""Ended slots that are kept, with their files, for clients that fetch them late."""
 ENCODING_THREADS = 2
 MAX_ENCODING_BYTES = 64 * 2**20
 """Bytes of the prompts that may wait to become tokens, all together."""
@@ -403,7 +405,7 @@ def _slots(
         enter,
         fleet,
         SlotLedger(metrics, clock),
-        KeptStore(clock, settings.slots, "slot"),
+        KeptStore(clock, KEPT_SLOTS, "slot"),
         SlotsConfig(
             _feasibility(settings),
             max_waiting=settings.slots.max_waiting,
@@ -622,7 +624,7 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
         keys,
         settings.http,
         settings.streams,
-        settings.responses,
+        settings.responses.retention,
         FormatConfig(settings.models.tool_format, settings.models.reasoning_format),
         settings.structured_output,
         settings.models.aliases,

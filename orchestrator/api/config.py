@@ -8,12 +8,8 @@ from aiohttp import web
 
 from orchestrator.api.auth import Key
 from orchestrator.parsing import FormatConfig
-from orchestrator.settings import (
-    HttpSettings,
-    ResponseSettings,
-    StreamSettings,
-    StructuredOutputSettings,
-)
+from orchestrator.retention import Retention
+from orchestrator.settings import HttpSettings, StreamSettings, StructuredOutputSettings
 from worker.protocol import Grammar
 
 ANY = "*"
@@ -27,7 +23,8 @@ class ApiConfig:
     keys: tuple[Key, ...]
     http: HttpSettings
     streams: StreamSettings
-    responses: ResponseSettings
+    responses: Retention
+    """What is kept of answers, and of conversations."""
     formats: FormatConfig
     """Formats in which models write tool calls and their thinking."""
     structured_output: StructuredOutputSettings = field(default_factory=StructuredOutputSettings)

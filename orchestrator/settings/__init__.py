@@ -61,7 +61,6 @@ __all__ = [
     "HttpSettings",
     "InvalidSettings",
     "KeySettings",
-    "ResponseSettings",
     "Settings",
     "StreamSettings",
     "StructuredOutputSettings",

@@ -97,9 +97,13 @@ _FIXED: Final = {
     "picker.stale_after_s": "5 s",
     "picker.max_requests": "4096",
     "picker.slots": "64, until a pod's metrics show another number,",
+    "responses.keep_count": "1000",
     "sessions.max_idle_keep_s": "600 s",
     "sessions.max_per_key": "1000",
     "shutdown.interrupt_grace_s": "2 s",
+    "slots.keep_bytes": "256 MiB",
+    "slots.keep_count": "200",
+    "slots.keep_s": "600 s",
     "streams.pause_after_s": "0.5 s",
     "streams.metrics_every_ms": "1 s",
 }

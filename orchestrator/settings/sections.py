@@ -414,15 +414,9 @@ class BatchSettings(Section):
     """How long a file is kept after its upload, and a batch with its results after its end."""
 
 
-class SlotSettings(Retention):
-    """Slots, which make clips (docs/slot.md). Ended ones are kept with their files."""
+class SlotSettings(Section):
+    """Slots, which make clips (docs/slot.md)."""
 
-    keep_count: Annotated[int, HIDDEN] = Field(default=200, ge=0)
-    """Most ended slots that are kept."""
-    keep_s: Annotated[float, HIDDEN] = Field(default=600.0, ge=0)
-    """How long an ended slot is kept."""
-    keep_bytes: Annotated[int, HIDDEN] = Field(default=256 * 2**20, ge=0)
-    """Bound on the files of all kept slots."""
     max_waiting: int = Field(default=100, ge=0)
     """Most slots that may wait for an instance."""
 
@@ -439,17 +433,20 @@ class TaskSettings(Retention):
     2.6 KB."""
 
 
-class ResponseSettings(Retention):
+class ResponseSettings(Section):
     """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id.
     Conversations (``/v1/conversations``) have the same bounds, beside them."""
 
-    keep_count: Annotated[int, HIDDEN] = Field(default=1000, ge=0)
-    """Most answers that are kept; 0: none."""
     keep_s: float = Field(default=3600.0, ge=0)
     """How long an answer is kept; 0: not at all."""
     keep_bytes: int = Field(default=64 * 2**20, ge=0)
     """Bound on the conversations of all kept answers. One takes what its text does, with each of
     its answers; 0: none are kept."""
+
+    @property
+    def retention(self) -> Retention:
+        """Bounds on what is kept, in number too."""
+        return Retention(keep_count=1000, keep_s=self.keep_s, keep_bytes=self.keep_bytes)
 
 
 class ShutdownSettings(Section):

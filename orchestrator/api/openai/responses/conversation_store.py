@@ -81,8 +81,7 @@ class ConversationStore:
         """Keep a new conversation. Raises ``InvalidRequest`` where there is no room for any."""
         if not self._kept.keeps_any:
             raise InvalidRequest(
-                "conversations are not kept here: one of TIDEGATE_RESPONSES__KEEP_COUNT, …_S and "
-                "…_BYTES is 0"
+                "conversations are not kept here: TIDEGATE_RESPONSES__KEEP_S or …_BYTES is 0"
             )
         self._require_room(conversation, ())
         self.keep(key, conversation)

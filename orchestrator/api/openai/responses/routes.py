@@ -57,7 +57,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     conversations = request.app[CONVERSATIONS]
     if asked.is_background and not store.keeps_any:
         raise InvalidRequest(
-            "background is not supported here: TIDEGATE_RESPONSES__KEEP_COUNT keeps none",
+            "background is not supported here: TIDEGATE_RESPONSES__KEEP_S or …_BYTES keeps none",
             field="background",
         )
     read = await _conversation(request, asked)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.native.slots import SLOT_SUBMISSIONS
+from orchestrator.retention import Retention
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeSlots, SlotPlan
@@ -326,9 +327,13 @@ async def test_listing(service: Service, slots: FakeSlots) -> None:
     await until_ended(service, second)
 
 
-async def test_what_is_kept_is_bounded(make_service: MakeService, worker: FakeWorker) -> None:
+async def test_what_is_kept_is_bounded(
+    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = Retention(keep_count=200, keep_s=600, keep_bytes=3 * len(MP4) + 20_000)
+    monkeypatch.setattr("orchestrator.build.KEPT_SLOTS", most)
     worker.slots = FakeSlots()
-    service = await serving(await make_service(worker, slots__keep_bytes=3 * len(MP4) + 20_000))
+    service = await serving(await make_service(worker))
     app = service.runner.app
     assert app is not None
     made = []
@@ -338,7 +343,7 @@ async def test_what_is_kept_is_bounded(make_service: MakeService, worker: FakeWo
         await service.until(lambda found=found: found.ending is not None)  # type: ignore[misc]
         made.append(slot)
     store = service.orchestrator.slots.store
-    assert 0 < store.total_bytes <= 3 * len(MP4) + 20_000
+    assert 0 < store.total_bytes <= most.keep_bytes
     assert len(store) < 4 and len(app[SLOT_SUBMISSIONS]) == len(store)
     async with service.http.get(f"/v2/slots/{made[0]['slot_id']}") as response:
         assert response.status == 404
