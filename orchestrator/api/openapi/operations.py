@@ -184,6 +184,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /load": _PLAIN,
     "GET /v1/health/live": _PROBE,
     "GET /v1/health/ready": _PROBE,
+    "GET /v1/metadata": _PLAIN,
+    "GET /v1/version": _PLAIN,
     "GET /metrics": Operation(gives=(TEXT,)),
     "GET /metrics/vllm": Operation(gives=(TEXT,)),
     "GET /openapi.json": _PLAIN,

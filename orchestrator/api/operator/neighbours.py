@@ -1,7 +1,7 @@
 """Endpoints that clients, probes and dashboards of vLLM and of NVIDIA's NIM expect.
 
-vLLM's ``/version``, ``/ping`` (SageMaker's probe) and ``/load``; NIM's ``/v1/health/live`` and
-``/v1/health/ready``.
+vLLM's ``/version``, ``/ping`` (SageMaker's probe) and ``/load``; NIM's ``/v1/health/live``,
+``/v1/health/ready``, ``/v1/metadata`` and ``/v1/version``.
 """
 
 from aiohttp import web
@@ -36,6 +36,26 @@ async def ready(request: web.Request) -> web.Response:
     return _health(request.app[HEALTH].ready.status, "ready")
 
 
+async def metadata(request: web.Request) -> web.Response:
+    """Show version and models in NIM's form, without container assets or a profile."""
+    models = sorted(request.app[ORCHESTRATOR].models.by_name())
+    return json_response(
+        {
+            "version": VERSION,
+            "modelInfo": [{"shortName": name, "modelUrl": ""} for name in models],
+            "assetInfo": [],
+            "licenseInfo": {"name": "Apache-2.0"},
+            "repository_override": "",
+            "selectedModelProfileId": "",
+        }
+    )
+
+
+async def nim_version(request: web.Request) -> web.Response:
+    """Show the version of this service, in NIM's form."""
+    return json_response({"release": VERSION, "api": VERSION})
+
+
 def routes() -> list[web.RouteDef]:
     return [
         web.get("/version", version),
@@ -44,6 +64,8 @@ def routes() -> list[web.RouteDef]:
         web.get("/load", load),
         web.get("/v1/health/live", live),
         web.get("/v1/health/ready", ready),
+        web.get("/v1/metadata", metadata),
+        web.get("/v1/version", nim_version),
     ]
 
 

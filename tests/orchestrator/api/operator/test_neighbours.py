@@ -31,13 +31,17 @@ async def test_probes_need_no_key_and_say_whether_work_may_come(
     assert await get(alone, "/v1/health/live") == (200, LIVE)
     assert await get(alone, "/v1/health/ready") == (503, NOT_READY)
     assert (await get(alone, "/ping"))[0] == 503
-    for path in ("/version", "/load", "/tokenizer_info"):
+    for path in ("/version", "/load", "/tokenizer_info", "/v1/metadata", "/v1/version"):
         status, answer = await get(service, path)
         assert (status, answer["error"]["code"]) == (401, "unauthenticated")
 
 
-async def test_the_version_is_the_same_in_both_forms(service: Service) -> None:
-    _, told = await get(service, "/version")
+async def test_versions_and_models(service: Service) -> None:
+    (_, told), (_, nim) = await get(service, "/version"), await get(service, "/v1/version")
+    assert nim == {"release": told["version"], "api": told["version"]}
+    status, metadata = await get(service, "/v1/metadata")
+    assert (status, metadata["version"]) == (200, told["version"])
+    assert metadata["modelInfo"] == [{"shortName": "fake", "modelUrl": ""}]
     assert await get(service, "/v2") == (
         200,
         {"name": "tidegate", "version": told["version"], "extensions": ["generate"]},
