@@ -35,7 +35,7 @@ Start = Callable[[dict[str, str], str], Awaitable[float]]
 async def run(context: Context) -> list[Figure]:
     turns = 3 if context.quick else 7
     starts: dict[str, tuple[str, Start]] = {
-        "command": ("tidegate models, until it has ended", _command),
+        "command": ("a command: tidegate models, which finds no service", _command),
         "orchestrator": ("an orchestrator, until it answers", _orchestrator),
         "up": ("tidegate up, until the demo model serves", _up),
     }
