@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from llvmlite import ir
+from llvmlite import binding, ir
 
 from worker.cpu_kernels import amx_code, native
 from worker.cpu_kernels.block_job import Form
+from worker.cpu_kernels.compiled import has_dots
 from worker.cpu_kernels.native import Vectors, intrinsic, types
 
 MAX_ROWS: Final = 12
@@ -78,9 +79,8 @@ def block_sums(
         if form.literal_value == Form.TILES:
             amx_code.tile_sums(builder, *arguments[:9])
             return context.get_dummy_value()
-        narrow = form.literal_value == Form.BFLOAT16
         rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out = arguments[:8]
-        write = Vectors(builder)
+        write, unit = Vectors(builder), Form(form.literal_value)
         end = builder.append_basic_block("end")
         switch = builder.switch(count, end)
         for number in range(1, MAX_ROWS + 1):
@@ -88,7 +88,7 @@ def block_sums(
             switch.add_case(_long(number), case)
             builder.position_at_end(case)
             starts = [builder.add(rows, builder.mul(row_bytes, _long(i))) for i in range(number)]
-            sums = _loop(write, narrow, starts, weights, turns, ahead, ahead_bytes)
+            sums = _loop(write, unit, starts, weights, turns, ahead, ahead_bytes)
             for i, vector in enumerate(sums):
                 write.store(vector, out, _VECTOR_BYTES * i)
             builder.branch(end)
@@ -169,7 +169,7 @@ def _silu(write: Vectors, x: Any) -> Any:
 
 def _loop(
     write: Vectors,
-    narrow: bool,
+    form: Form,
     starts: list[Any],
     weights: Any,
     turns: Any,
@@ -194,11 +194,16 @@ def _loop(
         write.fetch(line, offset)
     here = builder.add(weights, builder.mul(turn, _long(TURN_BYTES)))
     halves = [write.load(here, _ints, offset, align=4) for offset in (0, _VECTOR_BYTES)]
-    inputs = 2 if narrow else 1
-    first = builder.mul(turn, _long(4 * inputs))
+    first = builder.mul(turn, _long(4 if form == Form.DOTS else 4 * form.inputs_per_turn))
     sums: list[Any] = list(carried)
-    for i in range(inputs):
-        wide = [_widened(write, narrow, i, half) for half in halves]
+    if form == Form.DOTS:
+        for row, start in enumerate(starts):
+            pair = write.splat(write.load(builder.add(start, first), _int32, align=2))
+            for half in (0, 1):
+                at = 2 * row + half
+                sums[at] = dot(write, pair, halves[half], sums[at], has_dots())
+    for i in range(0 if form == Form.DOTS else form.inputs_per_turn):
+        wide = [_widened(write, form == Form.BFLOAT16, i, half) for half in halves]
         for row, start in enumerate(starts):
             value = write.splat(write.load(builder.add(start, first), _float, 4 * i, align=4))
             for half in (0, 1):
@@ -212,6 +217,19 @@ def _loop(
         phi.add_incoming(total, body)
     builder.cbranch(builder.icmp_signed("<", following, turns), body, after)
     builder.position_at_end(after)
+    return sums
+
+
+def dot(write: Vectors, a: Any, b: Any, sums: Any, is_native: bool) -> Any:
+    """``sums`` plus the products of ``a`` and ``b``, pairs of bfloat16: by one instruction, or, so
+    that its form can be tested where the CPU has none, by two multiply-adds."""
+    if is_native:  # LLVM's own function takes bfloat16, which llvmlite has no type for
+        binding.initialize_native_asmparser()
+        kind = ir.FunctionType(_floats, [_floats, _ints, _ints])
+        code = ir.InlineAsm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v")
+        return write.builder.call(code, [sums, a, b])
+    for i in (1, 0):  # the instruction's order
+        sums = write.multiply_add(_widened(write, True, i, a), _widened(write, True, i, b), sums)
     return sums
 
 

@@ -20,11 +20,13 @@ class Form(IntEnum):
     BFLOAT16 = 1
     TILES = 2
     """bfloat16, multiplied by AMX."""
+    DOTS = 3
+    """bfloat16, multiplied in pairs by AVX-512's instruction for dot products."""
 
     @property
     def inputs_per_turn(self) -> int:
         """Inputs per turn of the inner loop; blocks are padded with zeros to a multiple of it."""
-        return (1, 2, 32)[self]
+        return (1, 2, 32, 2)[self]
 
 
 class ProductArguments(NamedTuple):
@@ -34,7 +36,7 @@ class ProductArguments(NamedTuple):
     job: int
     weights: int
     rows: int
-    """[row_count, inputs] float32"""
+    """[row_count, inputs] float32; bfloat16 for ``Form.DOTS``"""
     rounded: int
     """Room for the rows as AMX reads them, bfloat16 [row_count / 16][turns][16][32]: the last tile
     need not be full, the last turn ends with zeros."""

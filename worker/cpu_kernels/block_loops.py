@@ -127,7 +127,7 @@ def multiply(form: int, is_gated: bool) -> Task:
     """Compile the product of a job (``Arguments``) with weights of ``Form(form)``."""
     code = amx_code if form == Form.TILES else block_code
     most_rows, turn_bytes = code.MAX_ROWS, code.TURN_BYTES
-    is_tiled = form == Form.TILES
+    is_tiled, input_bytes = form == Form.TILES, 2 if form == Form.DOTS else 4
     size = FIRST_ARGUMENT + len(AT)
     width = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS
 
@@ -137,7 +137,7 @@ def multiply(form: int, is_gated: bool) -> Task:
         count, turns, panels = job[AT.row_count], job[AT.turns], job[AT.panels]
         blocks = (job[AT.outputs] + width - 1) // width
         block_bytes = turns * turn_bytes
-        rows, row_bytes, panel_turn_bytes = job[AT.rows], 4 * job[AT.inputs], 0
+        rows, row_bytes, panel_turn_bytes = job[AT.rows], input_bytes * job[AT.inputs], 0
         passes = (count + most_rows - 1) // most_rows
         at_once, passes_at_once = job[AT.blocks_at_once], job[AT.passes_at_once]
         room_bytes = passes_at_once * most_rows * _SUM_BYTES  # a block's

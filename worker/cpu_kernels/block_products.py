@@ -10,7 +10,8 @@ they are used, and are read once::
 With AVX-512, sums of 32 outputs and up to 12 rows stay in registers. bfloat16 is widened to float32
 (a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids) that is 1.7 times the
 rate of its bfloat16 instruction, which gives a result every other cycle, and it needs no more than
-AVX-512.
+AVX-512. On others (AMD, from Zen 4 on) the same blocks may be multiplied by that instruction, with
+rows rounded to bfloat16: where the worker finds that faster when it loads.
 
 With AMX, rows are rounded to bfloat16 before, and sums of up to 32 of them stay in registers. More
 rows are arithmetic, and their weights are not to come from memory again for each 32: a panel, some
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, empty
 
 from worker.cpu_kernels.block_job import AT, PANEL_TURNS, Form, ProductArguments
-from worker.cpu_kernels.compiled import compiler_problem
+from worker.cpu_kernels.compiled import compiler_problem, cpu_features
 from worker.cpu_kernels.team import FIRST_ARGUMENT, has_team
 
 _PARTS_PER_THREAD: Final = 8
@@ -56,7 +57,7 @@ def products_problem() -> str | None:
     """Why this machine cannot have these products, or None."""
     if (problem := compiler_problem()) is not None:
         return problem
-    if "avx512f" not in _features():
+    if "avx512f" not in cpu_features():
         return "the CPU has no AVX-512"
     if not has_team():
         return "torch's OpenMP is out of reach"
@@ -71,7 +72,7 @@ def may_use_amx() -> bool:
 
 def tiles_problem() -> str | None:
     """Why products cannot use AMX, where ``products_problem`` is None; None if they can."""
-    if not {"amx-tile", "amx-bf16"} <= _features():
+    if not {"amx-tile", "amx-bf16"} <= cpu_features():
         return "the CPU has no AMX for bfloat16"
     if not may_use_amx():
         return "the system does not let this process use AMX"
@@ -107,6 +108,8 @@ class Product:
         results = empty((count, outputs), dtype=torch.float32)
         turns = -(-inputs // self._form.inputs_per_turn)
         rounded = 0
+        if self._form == Form.DOTS:
+            x = x.to(torch.bfloat16)
         if self._form == Form.TILES:
             tiles = -(-count // TILE_ROWS) * turns
             room = empty(tiles * _TILE_BYTES, dtype=torch.uint8)
@@ -139,12 +142,3 @@ class Product:
 def product(form: Form, *, is_gated: bool) -> Product:
     """The product for ``form``, compiled once."""
     return Product(form, is_gated=is_gated)
-
-
-@cache
-def _features() -> frozenset[str]:
-    """CPU features that numba compiles for: NUMBA_CPU_NAME may allow fewer than this CPU has."""
-    from numba.core.registry import cpu_target
-
-    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
-    return frozenset(each[1:] for each in features.split(",") if each.startswith("+"))

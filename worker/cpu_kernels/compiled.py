@@ -8,6 +8,7 @@ on disk (beside the module, or where NUMBA_CACHE_DIR says), so that only a first
 import hashlib
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 from worker.log import model_log
@@ -53,6 +54,20 @@ def toolchain() -> str:
     features = hashlib.sha256(binding.get_host_cpu_features().flatten().encode()).hexdigest()[:8]
     versions = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
     return f"{versions}, {binding.get_host_cpu_name()} {features}"
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """CPU features that numba compiles for: NUMBA_CPU_NAME may allow fewer than this CPU has."""
+    from numba.core.registry import cpu_target
+
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    return frozenset(each[1:] for each in features.split(",") if each.startswith("+"))
+
+
+def has_dots() -> bool:
+    """Whether code may use AVX-512's dot products of bfloat16."""
+    return "avx512bf16" in cpu_features()
 
 
 def compiled(signature: str, *constants: object) -> Callable[[Function], Function]:

@@ -58,18 +58,22 @@ class BlockedFormat:
     least_rows = 1
     rows_dtype = torch.float32
 
+    def __init__(self, form: Form | None = None) -> None:
+        """``form``: of bfloat16 weights; by default ``fastest_form``."""
+        self._form = fastest_form(torch.bfloat16) if form is None else form
+
     @property
     def tile_rows(self) -> int:
         """Rows of a tile for bfloat16; float32 has no tiles, but its chunks are cut by it too."""
-        return TILE_ROWS if fastest_form(torch.bfloat16) == Form.TILES else 1
+        return TILE_ROWS if self._form == Form.TILES else 1
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
         weight = stacked(parts)
-        return _layer((weight,), bias, weight.nbytes)
+        return _layer((weight,), bias, weight.nbytes, self._form)
 
     def gated(self, parts: Sequence[Tensor]) -> Linear:
         weight = stacked(parts)
-        return _layer(weight.chunk(2), None, weight.nbytes)
+        return _layer(weight.chunk(2), None, weight.nbytes, self._form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,21 @@ class BlockedLinear:
         return multiply(self.blocks.data_ptr(), x, bias, self.outputs)
 
 
-def _layer(weights: Sequence[Tensor], bias: Tensor | None, nbytes: int) -> BlockedLinear:
+class DottedLinear(BlockedLinear):
+    """A layer of ``Form.DOTS``: it rounds rows to bfloat16, so its name stands in digests."""
+
+    __slots__ = ()
+
+
+def _layer(
+    weights: Sequence[Tensor], bias: Tensor | None, nbytes: int, form: Form
+) -> BlockedLinear:
     outputs, inputs = weights[0].shape
     if inputs % 2 and weights[0].dtype == torch.bfloat16:  # no pairs
         weights = [weight.float() for weight in weights]
-    form, is_gated = fastest_form(weights[0].dtype), len(weights) == 2
+    if weights[0].dtype == torch.float32:
+        form = Form.FLOAT32
+    is_gated = len(weights) == 2
     product(form, is_gated=is_gated)  # odd inputs may need one that is not compiled yet
     padding = -inputs % form.inputs_per_turn
     if padding:
@@ -105,7 +119,8 @@ def _layer(weights: Sequence[Tensor], bias: Tensor | None, nbytes: int) -> Block
     if bias is not None:
         bias = pad(bias, (0, -outputs % _BLOCK)).contiguous()
     blocks = _blocks([weight.contiguous().view(torch.int32) for weight in weights])
-    return BlockedLinear(blocks, bias, form, inputs, outputs, nbytes, is_gated)
+    kind = DottedLinear if form == Form.DOTS else BlockedLinear
+    return kind(blocks, bias, form, inputs, outputs, nbytes, is_gated)
 
 
 def _blocks(weights: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,7 @@
 """Weights in blocks, against float64; and what a machine without the kernel does."""
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from worker.cpu_kernels import block_products
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.block_products import products_problem, tiles_problem
 from worker.models import blocked, loader
-from worker.models.blocked import BlockedFormat, blocks_fit
+from worker.models.blocked import BlockedFormat, DottedLinear, blocks_fit
 from worker.models.linear import DenseFormat, PackedFormat, packs
 from worker.models.loader import Layout
+from worker.models.parameters import Kind, Parameter, Part
 
 SHAPES = ((64, 96), (33, 70), (15, 6), (500, 129), (500, 130))
 
@@ -32,6 +34,8 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> For
         pytest.skip(problem)
     if chosen == Form.BFLOAT16:
         monkeypatch.setattr(block_products, "tiles_problem", lambda: "not now")
+    if chosen == Form.DOTS:  # where the CPU has no such instruction, two others
+        monkeypatch.setattr(blocked, "fastest_form", lambda dtype: Form.DOTS)
     return chosen
 
 
@@ -40,7 +44,7 @@ def dtype_of(form: Form) -> torch.dtype:
 
 
 def rows_for(form: Form, *shape: int) -> torch.Tensor:
-    """Such as AMX need not round."""
+    """Such as need not be rounded to bfloat16."""
     return random(*shape, seed=2).to(dtype_of(form)).float()
 
 
@@ -58,6 +62,7 @@ def test_products_are_right(form: Form, shape: tuple[int, int]) -> None:
             made = BlockedFormat()
             plain = made.linear([weight], None)
             assert plain.form == (Form.FLOAT32 if shape[1] % 2 else form)
+            assert isinstance(plain, DottedLinear) is (plain.form == Form.DOTS)
             assert error(plain(x), exact) < 1e-6, rows
             assert error(made.linear(weight.split(9), bias)(x), exact + bias.double()) < 1e-6, rows
             assert error(made.gated([weight, other])(x), gated) < 2e-6, rows
@@ -138,6 +143,48 @@ def test_amx_rounds_rows_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_kernel
+def test_dot_products_are_one_instruction_where_the_cpu_has_it() -> None:
+    """As LLVM assembles them for such a CPU, whatever this one is."""
+    from llvmlite import binding, ir
+
+    from worker.cpu_kernels.block_code import dot
+    from worker.cpu_kernels.native import Vectors
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    floats, ints = (ir.VectorType(kind, 16) for kind in (ir.FloatType(), ir.IntType(32)))
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(floats, [ints, ints, floats]), "dot")
+    builder = ir.IRBuilder(function.append_basic_block())
+    builder.ret(dot(Vectors(builder), *function.args, is_native=True))
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu="x86-64-v4", features="+avx512bf16"
+    )
+    code = machine.emit_assembly(binding.parse_assembly(str(module)))
+    (line,) = [line for line in code.splitlines() if "vdpbf16ps" in line]
+    assert line.split() == ["vdpbf16ps", "%zmm1,", "%zmm0,", "%zmm2"]
+
+
+@needs_kernel
+@pytest.mark.parametrize("has_it", [True, False])
+def test_dot_products_are_tried_where_the_cpu_has_them(
+    has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def first(formats: dict[str, Any], shape: object, dtype: object) -> object:
+        tried.extend(formats)
+        return next(iter(formats.values()))
+
+    monkeypatch.setattr(loader, "has_dots", lambda: has_it)
+    monkeypatch.setattr(loader, "fastest_format", first)
+    monkeypatch.setattr(block_products, "tiles_problem", lambda: "not now")
+    parameters = {"layers.0.up": Parameter(Kind.LINEAR, (Part("up", (64, 32)),))}
+    loader._format(Layout(measured=True), torch.bfloat16, parameters)
+    assert ("blocks by vdpbf16ps" in tried) is has_it
+
+
+@needs_kernel
 @pytest.mark.parametrize("inputs", [70, 600])
 @pytest.mark.parametrize("held_up", [False, True])
 def test_what_lies_around_does_not_matter(
@@ -196,7 +243,7 @@ def test_threads_share_the_blocks(form: Form) -> None:
 @needs_kernel
 def test_without_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     features = {"avx512f", "amx-tile", "amx-bf16"}
-    monkeypatch.setattr(block_products, "_features", lambda: features)
+    monkeypatch.setattr(block_products, "cpu_features", lambda: features)
     monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
     assert block_products.fastest_form(torch.bfloat16) == Form.TILES
     assert BlockedFormat().tile_rows == 16
