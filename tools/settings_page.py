@@ -35,8 +35,8 @@ Every setting of the orchestrator, of its workers and of the slot model. Written
 
 A value that does not fit, or a name that no setting has, stops the start with a line that says
 which. Codes in brackets name the promise that a setting belongs to. All of them are there since
-{since}, the first version. Settings that only benchmarks, tests and experts in
-trouble need are left out; they stand marked `HIDDEN` beside the others in the code.
+{since}, the first version. Settings that only benchmarks, tests and experts in trouble need are
+left out; they stand marked `HIDDEN` beside the others in the code.
 
 ## The orchestrator
 

@@ -52,8 +52,8 @@ from worker.protocol import AbortCause, Code
 
 @dataclass(frozen=True, slots=True)
 class SlotsConfig:
-    """Settings of slots. ``attempts``: how often a slot is sent at most. ``tag``:
-    what ids begin with."""
+    """Settings of slots. ``attempts``: how often a slot is sent at most. ``tag``: what ids begin
+    with."""
 
     feasibility: FeasibilityConfig
     max_waiting: int

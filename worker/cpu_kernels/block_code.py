@@ -197,18 +197,9 @@ def _loop(
     first = builder.mul(turn, _long(4 if form == Form.DOTS else 4 * form.inputs_per_turn))
     sums: list[Any] = list(carried)
     if form == Form.DOTS:
-        for row, start in enumerate(starts):
-            pair = write.splat(write.load(builder.add(start, first), _int32, align=2))
-            for half in (0, 1):
-                at = 2 * row + half
-                sums[at] = dot(write, pair, halves[half], sums[at], has_dots())
-    for i in range(0 if form == Form.DOTS else form.inputs_per_turn):
-        wide = [_widened(write, form == Form.BFLOAT16, i, half) for half in halves]
-        for row, start in enumerate(starts):
-            value = write.splat(write.load(builder.add(start, first), _float, 4 * i, align=4))
-            for half in (0, 1):
-                at = 2 * row + half
-                sums[at] = write.multiply_add(value, wide[half], sums[at])
+        _add_dots(write, starts, first, halves, sums)
+    else:
+        _add_products(write, form, starts, first, halves, sums)
 
     following = builder.add(turn, _long(1))
     turn.add_incoming(following, body)
@@ -218,6 +209,30 @@ def _loop(
     builder.cbranch(builder.icmp_signed("<", following, turns), body, after)
     builder.position_at_end(after)
     return sums
+
+
+def _add_products(
+    write: Vectors, form: Form, starts: list[Any], first: Any, halves: list[Any], sums: list[Any]
+) -> None:
+    """Add a turn of float32 rows, ``first`` bytes behind ``starts``, to ``sums``."""
+    for i in range(form.inputs_per_turn):
+        wide = [_widened(write, form == Form.BFLOAT16, i, half) for half in halves]
+        for row, start in enumerate(starts):
+            at = write.builder.add(start, first)
+            value = write.splat(write.load(at, _float, 4 * i, align=4))
+            for half in (0, 1):
+                sums[2 * row + half] = write.multiply_add(value, wide[half], sums[2 * row + half])
+
+
+def _add_dots(
+    write: Vectors, starts: list[Any], first: Any, halves: list[Any], sums: list[Any]
+) -> None:
+    """Add a turn of rows of bfloat16, ``first`` bytes behind ``starts``, to ``sums``."""
+    for row, start in enumerate(starts):
+        pair = write.splat(write.load(write.builder.add(start, first), _int32, align=2))
+        for half in (0, 1):
+            at = 2 * row + half
+            sums[at] = dot(write, pair, halves[half], sums[at], has_dots())
 
 
 def dot(write: Vectors, a: Any, b: Any, sums: Any, is_native: bool) -> Any:

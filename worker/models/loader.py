@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from worker.cpu_kernels.block_job import Form
+from worker.cpu_kernels.block_products import fastest_form
 from worker.cpu_kernels.compiled import has_dots
 from worker.errors import UnsupportedModel
 from worker.log import model_log
@@ -122,7 +123,7 @@ def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Paramet
     formats: dict[str, Format] = {}
     if not layout.onednn and blocks_fit(dtype):
         formats["blocks"] = BlockedFormat()
-        if dtype == torch.bfloat16 and formats["blocks"].tile_rows == 1 and has_dots():
+        if fastest_form(dtype) == Form.BFLOAT16 and has_dots():
             formats["blocks by vdpbf16ps"] = BlockedFormat(Form.DOTS)
     if packs(dtype):
         formats["oneDNN"] = PackedFormat()
