@@ -290,7 +290,8 @@ class QueueSettings(Section):
     max_waiting: int = Field(default=100, ge=-1)
     """Most tasks that may wait for an instance; -1 is unbounded (OR-4). In a full queue,
     interactive work takes the places of batch work, and a tenant with few places those of one with
-    more."""
+    more. With about as many as there are slots, clients that cannot be served under overload hear
+    so at once; where answers are short beside their deadlines, more are met with more."""
     when_full: QueuePolicy = QueuePolicy.REJECT
     """Treatment of tasks that get no place in a full queue: ``reject`` refuses them; with
     ``drop-lru`` the oldest batch task makes room for any newer one."""
