@@ -38,7 +38,7 @@ def blocks_fit(dtype: torch.dtype) -> bool:
         except Exception as error:  # whatever a compiler raises
             problem = f"{type(error).__name__}: {error}"
     if problem is not None:
-        model_log.info("matrix products are left to oneDNN: %s", problem)
+        model_log.info("matrix products are left to oneDNN or BLAS: %s", problem)
     return problem is None
 
 

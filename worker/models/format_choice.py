@@ -20,7 +20,8 @@ CLEARLY: Final = 0.95
 _ROUNDS: Final = 3
 _MATRIX_ELEMENTS: Final = 1 << 22
 _BEYOND_CACHE_BYTES: Final = 1 << 26
-"""Bytes of weights that are used in turn, so that each comes from memory as in a model's step."""
+"""Most bytes of weights that are used in turn, so that each comes from where it comes from in a
+model's step."""
 _MAX_MATRICES: Final = 16
 _CHUNK_ROWS: Final = 64
 """Rows from which a product is arithmetic: one matrix says enough."""
@@ -33,17 +34,19 @@ def fastest_format(
     formats: Mapping[str, Format],
     shape: tuple[int, int],
     dtype: torch.dtype,
+    model_bytes: int = _BEYOND_CACHE_BYTES,
     timer: Timer | None = None,
 ) -> Format:
-    """The fastest of ``formats``, by name, for weights [outputs, inputs] like those of ``shape``.
+    """The fastest of ``formats``, by name, for weights [outputs, inputs] like those of ``shape`` in
+    a model of ``model_bytes``.
 
     Times are compared by their geometric mean over ``TRIAL_ROWS``. The first is kept unless another
-    is clearly faster. Takes about half a second, and 128 MiB that are given back.
+    is clearly faster. Takes up to half a second, and up to 128 MiB that are given back.
     """
     first = next(iter(formats))
     if len(formats) == 1:
         return formats[first]
-    times = _times(formats, shape, dtype, timer or _seconds)
+    times = _times(formats, shape, dtype, model_bytes, timer or _seconds)
     ratios = {name: _ratio(each, times[first]) for name, each in times.items()}
     best = min(ratios, key=lambda name: ratios[name])
     chosen = best if ratios[best] < CLEARLY else first
@@ -61,13 +64,18 @@ def _figure(rows: int, seconds: float) -> str:
 
 
 def _times(
-    formats: Mapping[str, Format], shape: tuple[int, int], dtype: torch.dtype, timer: Timer
+    formats: Mapping[str, Format],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    model_bytes: int,
+    timer: Timer,
 ) -> dict[str, list[float]]:
     """The least seconds of one product by each format, for each of ``TRIAL_ROWS``."""
     inputs = shape[1]
     outputs = max(1, min(shape[0], _MATRIX_ELEMENTS // inputs))
     weight = torch.randn(outputs, inputs).div_(math.sqrt(inputs)).to(dtype)
-    count = min(max(1, _BEYOND_CACHE_BYTES // weight.nbytes), _MAX_MATRICES)
+    turn_bytes = min(model_bytes, _BEYOND_CACHE_BYTES)
+    count = min(max(1, turn_bytes // weight.nbytes), _MAX_MATRICES)
     layers = {
         name: [each.linear([weight], None) for _ in range(count)] for name, each in formats.items()
     }

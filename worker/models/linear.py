@@ -75,8 +75,7 @@ class TurnedFormat:
     """A ``Format`` of weights as [in, out] in memory, which BLAS reads in order for a few rows.
 
     Measured on two cores (Intel, AVX-512), float32 and one thread, 4 to 32 rows: 1.2 to 1.9 times
-    as fast as [out, in], and equal at one row and for long prompts. ``BlockedFormat`` beside
-    it (the demo model): 0.95 to 1.2 times as fast at 1 to 32 rows, 0.8 in prompts.
+    as fast as [out, in], and equal at one row and for long prompts.
     """
 
     least_rows = 1

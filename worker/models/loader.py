@@ -50,8 +50,8 @@ _READERS: Final = 2
 class Layout:
     """Layout of weights on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
 
-    ``onednn``: never in blocks of our own. ``small``: the caches hold all of the weights, so a
-    product takes as long as its call. ``measured``: in the layout whose products are the fastest
+    ``onednn``: never in blocks of our own. ``small``: the caches hold much of the weights, so that
+    what a call costs counts. ``measured``: in the layout whose products are the fastest
     here, which may differ from one worker to the next; else in the first that the CPU can have.
     """
 
@@ -117,20 +117,20 @@ def load_weights(
 def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Parameter]) -> Format:
     if layout.int8:
         return Int8Format()
-    if layout.small and dtype == torch.float32:
-        # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it.
-        return TurnedFormat()
     formats: dict[str, Format] = {}
     if not layout.onednn and blocks_fit(dtype):
         formats["blocks"] = BlockedFormat()
         if fastest_form(dtype) == Form.BFLOAT16 and has_dots():
             formats["blocks by vdpbf16ps"] = BlockedFormat(Form.DOTS)
-    if packs(dtype):
+    if layout.small and dtype == torch.float32:
+        # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it.
+        formats["turned"] = TurnedFormat()
+    elif packs(dtype) and not (layout.small and formats):
         formats["oneDNN"] = PackedFormat()
     if not formats:
         model_log.warning("oneDNN has no packed %s layers on this CPU; they stay unpacked", dtype)
         return DenseFormat()
-    if not layout.measured or layout.small:
+    if not layout.measured:
         return next(iter(formats.values()))
     products = [
         parameter
@@ -138,7 +138,8 @@ def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Paramet
         if name.startswith("layers.0.") and parameter.kind in (Kind.LINEAR, Kind.GATED)
     ]
     outputs, inputs = max(products, key=lambda one: one.elements).shape
-    return fastest_format(formats, (outputs, inputs), dtype)
+    model_bytes = sum(each.elements for each in parameters.values()) * dtype.itemsize
+    return fastest_format(formats, (outputs, inputs), dtype, model_bytes)
 
 
 class _CPULoader:

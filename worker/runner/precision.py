@@ -5,8 +5,6 @@ from typing import Final
 
 import torch
 
-from worker.cpu_kernels.block_job import Form
-from worker.cpu_kernels.block_products import fastest_form
 from worker.models.blocked import blocks_fit
 from worker.models.config import ModelConfig
 from worker.models.model import parameter_count
@@ -14,8 +12,9 @@ from worker.settings import WorkerSettings
 
 SMALL_BYTES: Final = 64 * 2**20
 """Bytes of weights (as float32) below which a layer is over before a second thread has woken up,
-and the caches hold so much of the weights that halving them gains nothing. AMX gains (the demo
-model, one thread, beside float32): 1.2 times the steps at one row, 1.9 at 8 and at 32."""
+and oneDNN's calls cost more than is gained by half the bytes. Our own products gain (the demo
+model, one thread, beside float32): by AMX 1.2 times the steps at one row, 1.9 at 8 and at 32; with
+AVX-512 alone (Intel, 1 MiB of second cache a core) 1.1, 1.3 and 1.3 times the tokens."""
 _THREADS: Final = torch.get_num_threads()
 """torch's own choice of threads: one per core."""
 _DTYPES: Final = {
@@ -30,9 +29,9 @@ def choose_dtype(
 ) -> torch.dtype:
     """The type asked for; ``auto`` is the checkpoint's own wherever that is fast.
 
-    On a CPU that is bfloat16 for models which the caches do not hold, where the CPU has
-    instructions for it or our own products widen it, and for all models where AMX multiplies them;
-    mapped weights stay what they are. Everything else is float32 there. Measured without
+    On a CPU that is bfloat16 where our own products read it in blocks (CPUs with AVX-512 or AMX),
+    and where the CPU has instructions for it and the caches do not hold the model; mapped weights
+    stay what they are. Everything else is float32 there. Measured without
     instructions for bfloat16 (two cores, Intel with AVX-512, a 0.5B model, whole engine), beside
     float32: 2.2 times the tokens at one row, 1.9 at 8, 1.4 at 32, and 0.9 in a prompt of 512.
     """
@@ -44,10 +43,8 @@ def choose_dtype(
     if own != torch.bfloat16:
         return torch.float32
     has_products = settings.weights == "packed" and settings.quantize == "none"
-    if is_small(config):
-        fast = has_products and fastest_form(own) == Form.TILES and blocks_fit(own)
-    else:
-        fast = has_bfloat16() or (has_products and blocks_fit(own))
+    has_instructions = has_bfloat16() and not is_small(config)
+    fast = has_instructions or (has_products and blocks_fit(own))
     return own if fast else torch.float32
 
 

@@ -34,7 +34,7 @@ def test_the_first_layout_is_kept_unless_another_is_clearly_faster(
     formats = {"dense": DenseFormat(), "turned": TurnedFormat()}
     with caplog.at_level(logging.INFO):
         # The trials of many rows use one matrix, the others several: more seconds a matrix.
-        found = fastest_format(formats, SHAPE, torch.float32, timer(1.0, second))
+        found = fastest_format(formats, SHAPE, torch.float32, timer=timer(1.0, second))
     assert found is formats[chosen]
     assert f"matrix products by {chosen}: dense takes 1.00 times as long as dense" in caplog.text
     assert f"turned takes {second:.2f} times as long as dense" in caplog.text
@@ -43,4 +43,4 @@ def test_the_first_layout_is_kept_unless_another_is_clearly_faster(
 
 def test_one_layout_needs_no_trial() -> None:
     only = DenseFormat()
-    assert fastest_format({"dense": only}, SHAPE, torch.float32, timer()) is only
+    assert fastest_format({"dense": only}, SHAPE, torch.float32, timer=timer()) is only

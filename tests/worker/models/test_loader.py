@@ -51,7 +51,9 @@ def test_the_layout_is_measured_by_the_largest_product_of_a_layer(
 ) -> None:
     asked = []
 
-    def last(formats: dict[str, Format], shape: tuple[int, int], dtype: torch.dtype) -> Format:
+    def last(
+        formats: dict[str, Format], shape: tuple[int, int], dtype: torch.dtype, model_bytes: int
+    ) -> Format:
         asked.append((list(formats)[-1], shape, dtype))
         return list(formats.values())[-1]
 
@@ -61,9 +63,11 @@ def test_the_layout_is_measured_by_the_largest_product_of_a_layer(
     gate_and_up = (2 * config.intermediate_size, config.hidden_size)
     assert asked == [("oneDNN", gate_and_up, torch.float32)]
     assert model.products == "PackedLinear"
-    load_model(tiny, config, torch.float32, CPU, Layout(measured=True, small=True))
+    small = load_model(tiny, config, torch.float32, CPU, Layout(measured=True, small=True))
+    assert asked[1:] == [("turned", gate_and_up, torch.float32)]
+    assert small.products == "DenseLinear"
     load_model(tiny, config, torch.float32, CPU, Layout())
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 def test_int8_keeps_what_the_model_says() -> None:
