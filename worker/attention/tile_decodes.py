@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
-from worker.cpu_kernels import tiles
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, Job
 from worker.cpu_kernels.tiles import AT, TileArguments
 
@@ -40,6 +39,7 @@ class TileDecodes:
             num_heads, pool.kv_heads, dim, pool.block_tokens, is_bfloat16
         )
         self.merge = tile_loops.merge(num_heads, dim, is_bfloat16)
+        self.spans = tile_loops.spans()
         self.pages = [layer.data_ptr() for layer in pool.data]
 
     def prepare(self, batch: PackedBatch) -> "TileStep":
@@ -61,7 +61,7 @@ class TileStep:
         """The job of the layers with this window, whether rows are cut, and how many threads."""
         batch, backend = self._batch, self._backend
         contexts = batch.context_tokens[: self._rows]
-        parts, merged = tiles.spans_of(contexts, window)
+        parts, merged = backend.spans(contexts, window)
         partial_results = int(merged[-1, 2]) if len(merged) else 0
         width = backend.pool.data.shape[-1] + 2
         partial = np.empty((partial_results, backend.heads, width), np.float32)

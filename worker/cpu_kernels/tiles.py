@@ -7,13 +7,11 @@
     row 2   keys 0 … 255 | 256 … 511 | …   parts 3, 4, …: spread over the threads
 
 For each span ``tile_loops`` computes all scores, their exponentials and the weighted sum; spans are
-merged as in Flash-Decoding (Dao et al. 2023). How a row is cut depends on its own length only.
+merged as in Flash-Decoding (Dao et al. 2023). How a row is cut (``tile_loops.spans``) depends on
+its own length only.
 """
 
 from typing import Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from worker.cpu_kernels.team import FIRST_ARGUMENT
 
@@ -45,24 +43,3 @@ class TileArguments(NamedTuple):
 
 AT: Final = TileArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(TileArguments._fields)))
 """Index of each of the ``TileArguments`` in a job."""
-
-
-def spans_of(
-    contexts: NDArray[np.int64], window: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """``parts`` and ``merged`` (``TileArguments``) of rows that have ``contexts`` [rows] keys."""
-    first_key = np.maximum(0, contexts - window) if window else np.zeros_like(contexts)
-    first_span = first_key // SPAN_TOKENS
-    counts = -(-contexts // SPAN_TOKENS) - first_span
-    row = np.repeat(np.arange(len(contexts)), counts)
-    nth = np.arange(len(row)) - np.repeat(counts.cumsum() - counts, counts)
-    span = first_span[row] + nth
-    begin = np.maximum(span * SPAN_TOKENS, first_key[row])
-    end = np.minimum((span + 1) * SPAN_TOKENS, contexts[row])
-    partial = np.where(counts[row] > 1, 0, -1)
-    partial[partial == 0] = np.arange(np.count_nonzero(partial == 0))
-    parts = np.stack((row, begin, end, partial, end == contexts[row]), axis=1)
-    several = np.flatnonzero(counts > 1)
-    ends = counts[several].cumsum()
-    merged = np.stack((several, ends - counts[several], ends), axis=1)
-    return np.ascontiguousarray(parts), np.ascontiguousarray(merged)

@@ -54,11 +54,12 @@ class Decoder:
         filler = max(0, self._least_rows - tokens)  # rows whose results are dropped
         if filler:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
-        x = self._embedded(token_ids)
+        embedded = self._embedded(token_ids)
         rotation = self._rotation.at(positions)
         # Each sum is computed with the norm that follows it: on CUDA that is one kernel.
         after = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
-        normed = self._normed(x, self._layers[0].attention_norm)
+        x = torch.zeros_like(embedded)
+        normed = self._add_normed_(x, embedded, self._layers[0].attention_norm)
         for i, layer in enumerate(self._layers):
             queries, keys_values = self._project(layer, normed, rotation)
             mixed = attention.attend(i, queries[:tokens], keys_values[:tokens])

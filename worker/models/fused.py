@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from worker.cpu_kernels import fused_loops
 from worker.cpu_kernels.compiled import compiler_problem
 
 _BLOCK: Final = 1024
@@ -35,20 +34,29 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
 
 def compile_loops() -> None:
     """Compile the CPU's loops, so that no request waits for it. Raises what the compiler raises."""
+    from worker.cpu_kernels import fused_loops
+
     fused_loops.add_norm()
     fused_loops.rotate()
 
 
-def _loops_for(x: Tensor) -> bool:
-    is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
-    return is_plain and compiler_problem() is None
+def _loops_for(*tensors: Tensor) -> bool:
+    """Whether the CPU's loops can take ``tensors``, which are all on one device."""
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()):
+            return False
+    return compiler_problem() is None
 
 
 def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add ``y`` to ``x`` [rows, width] in place; returns the RMS norm of the sum."""
-    if _loops_for(x) and y.is_contiguous():
+    if _loops_for(x, y, weight):
+        from worker.cpu_kernels.fused_loops import add_norm
+
+        rows, width = x.shape
         out = torch.empty_like(x)
-        fused_loops.add_norm()(x.numpy(), y.numpy(), weight.numpy(), eps, out.numpy())
+        at = x.data_ptr(), y.data_ptr(), weight.data_ptr(), out.data_ptr()
+        add_norm()(*at, rows, width, eps)
         return out
     kernels = _kernels_for(x)
     if kernels is None or not (x.is_contiguous() and y.is_contiguous()):
@@ -60,8 +68,12 @@ def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate_(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     """Rotate the first ``count`` of ``heads`` [tokens, heads, dim] in place; see ``AngleTable`` for
     the tables."""
-    if _loops_for(heads):
-        fused_loops.rotate()(heads.numpy(), count, cos.numpy(), sin.numpy())
+    if _loops_for(heads, cos, sin):
+        from worker.cpu_kernels.fused_loops import rotate
+
+        tokens, all_heads, dim = heads.shape
+        at = heads.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        rotate()(*at, tokens, all_heads, dim, count)
         return
     x = heads[:, :count]
     kernels = _kernels_for(x)

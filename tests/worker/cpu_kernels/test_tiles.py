@@ -9,8 +9,8 @@ import torch
 from worker.attention import KVPool
 from worker.attention.numba_backend import NumbaAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
-from worker.cpu_kernels import team
-from worker.cpu_kernels.tiles import SPAN_TOKENS, spans_of
+from worker.cpu_kernels import team, tile_loops
+from worker.cpu_kernels.tiles import SPAN_TOKENS
 
 CPU = torch.device("cpu")
 WINDOWS = (0, 300, 20)
@@ -109,7 +109,7 @@ def test_without_torchs_openmp_one_thread_does_it(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("window", WINDOWS)
 def test_spans_cover_what_is_seen_once(window: int) -> None:
     contexts = np.array(CONTEXTS, np.int64)
-    parts, merged = spans_of(contexts, window)
+    parts, merged = tile_loops.spans()(contexts, window)
     for row, keys in enumerate(CONTEXTS):
         mine = parts[parts[:, 0] == row]
         assert mine[0, 1] == (max(0, keys - window) if window else 0)
