@@ -117,13 +117,13 @@ TABLE: Final = (
             ),
         )
     ),
-    Entry("slot", "perf.slot", "", 240),
+    Entry("slot", "perf.slot", "", 165),
     *(
         Entry(
             f"peers-{cpu}",
             "perf.peers",
-            "--only goodput speed relay --rates 12 20 --seconds 10",
-            530,
+            "--only goodput speed relay --rates 6 12 20 32 --seconds 10",
+            750,
             on=cpu,
         )
         for cpu in CPUS
