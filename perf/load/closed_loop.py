@@ -11,6 +11,7 @@ loop). After a warm-up, rates, CPU time and gaps are taken over fixed windows; t
 are running when the last window closes are read to their end.
 """
 
+import re
 import selectors
 import socket
 import sys
@@ -26,6 +27,8 @@ from perf.report.stats import percentile
 _DRAIN_S = 30.0
 _MAX_UNSEEN = 0.05
 """Largest share of a reframed stream's events that may go unseen."""
+_CUT = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
+"""Pattern of what lies between two chunks of a body."""
 
 
 class LoadError(RuntimeError):
@@ -128,7 +131,8 @@ class SseClient:
     def _finish(self) -> int:
         """Account for every token of the response that just ended; returns how many were not seen.
         Raises ``LoadError``."""
-        usage = USAGE.findall(self._tail)
+        tail = _CUT.sub(b"", self._tail) if self._plan.reframed else self._tail
+        usage = USAGE.findall(tail)
         generated = int(usage[-1]) if usage else None
         expected = self._max_tokens + self._plan.overhead_events
         unseen = expected - self._events

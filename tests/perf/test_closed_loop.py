@@ -106,6 +106,12 @@ def test_an_event_that_a_relay_cut_in_two_is_made_up_for() -> None:
         assert run(plan(port, reframed=True)).tokens % TOKENS == 0
         with pytest.raises(LoadError, match=f"{TOKENS} tokens"):
             run(plan(port))
+    parts = events(TOKENS, TOKENS)
+    at = next(i for i, part in enumerate(parts) if b"completion_tokens" in part)
+    middle = parts[at].index(b"completion_tokens") + 5
+    parts[at : at + 1] = [parts[at][:middle], parts[at][middle:]]
+    with server(chunked(parts), 100_000) as port:
+        assert run(plan(port, reframed=True)).tokens % TOKENS == 0
     with (
         server(chunked(events(TOKENS - 9, TOKENS)), 1000) as port,
         pytest.raises(LoadError, match=f"{TOKENS} tokens"),
