@@ -180,7 +180,9 @@ class WorkerSettings(EnvironmentSettings):
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
-    checkpoint's and the CPU has AVX-512 or AMX, else float32."""
+    checkpoint's and our own products can be had (numba, a CPU with AVX-512 or AMX, weights that are
+    not quantized), or the model is beyond the caches and the CPU has instructions for it; else
+    float32."""
     weights: Annotated[Literal["packed", "onednn", "mapped"], HIDDEN] = "packed"
     """Weights on the CPU: copied into the order that computes fastest, measured at load
     (``packed``), always into oneDNN's (``onednn``), or views of the files, without a copy and

@@ -197,6 +197,15 @@ class Emitter:
         for reply in self._apply([[_handed_back(job) for job in jobs]]):
             self.flush(reply)
 
+    def watch_closely(self, lane: Lane) -> None:
+        """Check a lane, which was idle and has a job now, as often as one with jobs."""
+        idle = self._watched[IDLE_LANE_CHECK_S]
+        for entry in idle:
+            if entry[1] is lane:
+                idle.remove(entry)
+                self._watched[LANE_CHECK_S].append((self._clock() + LANE_CHECK_S, lane))
+                return
+
     def watch(self, reply: Reply) -> None:
         """Check regularly whether the client of a plain request is gone."""
         self._watched[PLAIN_CHECK_S].append((self._clock() + PLAIN_CHECK_S, reply))
@@ -255,6 +264,8 @@ class Emitter:
 
     def _until_next_check(self) -> float:
         dues = [queue[0][0] for queue in self._watched.values() if queue]
+        beat_s = max(self._heartbeat_s, STATS_S)
+        dues += [lane.last_sent + beat_s for lane in self._lanes]
         return max(0.0, min(dues) - self._clock()) if dues else self._heartbeat_s
 
     def _apply(self, batches: list[list[Event]]) -> list[Reply]:
@@ -277,7 +288,6 @@ class Emitter:
                             self._engine.cancel(event.job, AbortCause.STOP_STRING)
                     elif isinstance(event, JobStarted):
                         job_reply.started(event)
-                        self._watch_closely(reply)
                     elif isinstance(event, JobPaused):
                         job_reply.paused()
                     elif isinstance(event, JobResumed):
@@ -311,15 +321,16 @@ class Emitter:
             self._break(reply)
 
     def _check_for_lost_clients(self) -> None:
-        now = self._clock()
+        now, left = self._clock(), CHECKS_PER_CYCLE
         for interval, queue in self._watched.items():
             until = now + CHECK_EARLY * interval
-            for _ in range(min(len(queue), CHECKS_PER_CYCLE)):
+            for _ in range(min(len(queue), left)):
                 if queue[0][0] > until:
                     break
                 _, reply = queue.popleft()
                 if reply.ended:
                     continue
+                left -= 1
                 if reply.responder.is_cancelled():
                     self._lose(reply)
                     continue
@@ -327,15 +338,6 @@ class Emitter:
                 if isinstance(reply, Lane):
                     after_s = LANE_CHECK_S if reply.jobs else IDLE_LANE_CHECK_S
                 self._watched[after_s].append((now + after_s, reply))
-
-    def _watch_closely(self, reply: Reply) -> None:
-        """Check a lane that was idle as often as one with jobs."""
-        idle = self._watched[IDLE_LANE_CHECK_S]
-        for entry in idle:
-            if entry[1] is reply:
-                idle.remove(entry)
-                self._watched[LANE_CHECK_S].append((self._clock() + LANE_CHECK_S, reply))
-                return
 
     def _lose(self, reply: Reply) -> None:
         """Stop the jobs of a client that is gone, within one engine step."""

@@ -294,6 +294,8 @@ class Worker:
             adapter=message.adapter,
         )
         lane_job = LaneJob(lane, message.handle, job, text, responder)
+        if not lane.jobs:
+            self._emitter.post(lambda: self._emitter.watch_closely(lane))
         lane.jobs[message.handle] = lane_job
         self._emitter.job_replies[job] = lane_job
         serving.engine.submit(job)

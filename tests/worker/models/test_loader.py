@@ -64,10 +64,9 @@ def test_the_layout_is_measured_by_the_largest_product_of_a_layer(
     assert asked == [("oneDNN", gate_and_up, torch.float32)]
     assert model.products == "PackedLinear"
     small = load_model(tiny, config, torch.float32, CPU, Layout(measured=True, small=True))
-    assert asked[1:] == [("turned", gate_and_up, torch.float32)]
     assert small.products == "DenseLinear"
     load_model(tiny, config, torch.float32, CPU, Layout())
-    assert len(asked) == 2
+    assert len(asked) == 1
 
 
 def test_int8_keeps_what_the_model_says() -> None:

@@ -203,7 +203,7 @@ def test_a_lane_is_looked_at_often_only_while_it_has_jobs(tokenizer: Tokenizer) 
     lane.jobs[1] = emitter.job_replies[job] = LaneJob(
         lane, 1, job, tokenizer.stream(), FakeResponder()
     )
-    emitter.sink([JobStarted(job, 0.0)])
+    emitter.watch_closely(lane)
     assert looks_in(LANE_CHECK_S + 0.002) >= 1
     assert looks_in(1.0) >= 1.0 / LANE_CHECK_S - 1
     lane.jobs.clear()
