@@ -177,7 +177,7 @@ def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(tmp_path: Pat
 
 
 def test_texts_and_log_probabilities_are_those_of_our_own_engine(run: Run) -> None:
-    ours = Run(build_torch_engine(settings(DEMO, engine="torch", engine_args={})))
+    ours = Run(build_torch_engine(settings(DEMO, engine="torch", dtype="float32", engine_args={})))
     prompts = [STORY, "The old man went to the", "Tom and Lily were"]
     jobs = {one: [one.submit(prompt, logprobs=0) for prompt in prompts] for one in (run, ours)}
     texts = [one.wait(*jobs[one]) for one in (run, ours)]
