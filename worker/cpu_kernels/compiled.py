@@ -22,6 +22,7 @@ FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
 
 
 _kept: Final[list[object]] = []
+"""What owns the machine code of ``called_by_address``, which nothing else refers to."""
 
 
 class _State:
@@ -107,7 +108,7 @@ def called_by_address(kinds: str, *constants: object) -> Callable[[Function], Fu
         signature = types.void(*(numba_kinds[kind] for kind in kinds))
         made = compiled_once(cfunc, signature, function, constants)
         call = ctypes.CFUNCTYPE(None, *(c_kinds[kind] for kind in kinds))(made.address)
-        _kept.append(made)  # it owns the machine code
+        _kept.append(made)
         return call
 
     return compile_it

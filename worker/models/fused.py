@@ -34,29 +34,33 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
 
 def compile_loops() -> None:
     """Compile the CPU's loops, so that no request waits for it. Raises what the compiler raises."""
-    from worker.cpu_kernels import fused_loops
+    loops = _loops()
+    loops.add_norm()
+    loops.rotate()
 
-    fused_loops.add_norm()
-    fused_loops.rotate()
+
+@cache
+def _loops() -> ModuleType:
+    from worker.cpu_kernels import fused_loops  # it needs numba
+
+    return fused_loops
 
 
-def _loops_for(*tensors: Tensor) -> bool:
-    """Whether the CPU's loops can take ``tensors``, which are all on one device."""
+def _loops_for(*tensors: Tensor) -> ModuleType | None:
+    """The CPU's loops, where they can take ``tensors``."""
     for tensor in tensors:
         if not (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()):
-            return False
-    return compiler_problem() is None
+            return None
+    return _loops() if compiler_problem() is None else None
 
 
 def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add ``y`` to ``x`` [rows, width] in place; returns the RMS norm of the sum."""
-    if _loops_for(x, y, weight):
-        from worker.cpu_kernels.fused_loops import add_norm
-
+    if (loops := _loops_for(x, y, weight)) is not None:
         rows, width = x.shape
         out = torch.empty_like(x)
         at = x.data_ptr(), y.data_ptr(), weight.data_ptr(), out.data_ptr()
-        add_norm()(*at, rows, width, eps)
+        loops.add_norm()(*at, rows, width, eps)
         return out
     kernels = _kernels_for(x)
     if kernels is None or not (x.is_contiguous() and y.is_contiguous()):
@@ -68,12 +72,10 @@ def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate_(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     """Rotate the first ``count`` of ``heads`` [tokens, heads, dim] in place; see ``AngleTable`` for
     the tables."""
-    if _loops_for(heads, cos, sin):
-        from worker.cpu_kernels.fused_loops import rotate
-
+    if (loops := _loops_for(heads, cos, sin)) is not None:
         tokens, all_heads, dim = heads.shape
         at = heads.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        rotate()(*at, tokens, all_heads, dim, count)
+        loops.rotate()(*at, tokens, all_heads, dim, count)
         return
     x = heads[:, :count]
     kernels = _kernels_for(x)

@@ -119,7 +119,8 @@ def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Paramet
         return Int8Format()
     if layout.small and dtype == torch.float32:
         # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it. Blocks
-        # beside this, by CPU and number of rows: 0.6 to 1.25 times as long, and as long on average.
+        # take 0.6 to 1.25 times as long by number of rows, and about as long on average (one Intel
+        # with AVX-512).
         return TurnedFormat()
     formats: dict[str, Format] = {}
     if not layout.onednn and blocks_fit(dtype):

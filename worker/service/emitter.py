@@ -264,7 +264,7 @@ class Emitter:
 
     def _until_next_check(self) -> float:
         dues = [queue[0][0] for queue in self._watched.values() if queue]
-        beat_s = max(self._heartbeat_s, STATS_S)
+        beat_s = max(self._heartbeat_s, STATS_S)  # statistics come no sooner, whatever is asked
         dues += [lane.last_sent + beat_s for lane in self._lanes]
         return max(0.0, min(dues) - self._clock()) if dues else self._heartbeat_s
 
