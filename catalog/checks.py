@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from catalog.errors import DamagedModel
-from worker.protocol.gguf import read_gguf
+from protocol.gguf import read_gguf
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 """Longest header of a safetensors file, as the safetensors library has it."""

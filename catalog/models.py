@@ -26,7 +26,7 @@ from catalog.atomic import sync_folder, sync_tree, write_atomically
 from catalog.errors import CatalogUnusable, ModelNotFound, StagingFailed
 from catalog.model_entry import ModelEntry, ModelFormat, ModelState
 from catalog.shared_file import SharedFile, now_ms
-from worker.protocol.model_digest import files_digest, model_digest
+from protocol.model_digest import files_digest, model_digest
 
 MANIFEST = ".tidegate.json"
 _CLAIM_ATTEMPTS, _CLAIM_PAUSE_S = 5, 0.01

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from clips.dispatch.fleet import SlotFleet
+from clips.dispatch.ledger import FLEET, SlotLedger
+from clips.dispatch.metrics import SLOTS
+from clips.dispatch.service import Slots, SlotsConfig
+from clips.dispatch.slot import Slot
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
 from orchestrator.api.auth import Key, digest_of
@@ -68,11 +73,6 @@ from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
-from orchestrator.slots.fleet import SlotFleet
-from orchestrator.slots.ledger import FLEET, SlotLedger
-from orchestrator.slots.metrics import SLOTS
-from orchestrator.slots.service import Slots, SlotsConfig
-from orchestrator.slots.slot import Slot
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.file_store import FileStore

@@ -44,7 +44,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from worker.protocol import Code, brief, excerpt
+from protocol import Code, brief, excerpt
 
 Detail = str | int | float | bool | None
 

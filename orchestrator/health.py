@@ -17,7 +17,7 @@ from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import READINESS, narrate
-from worker.protocol import WorkerStats
+from protocol import WorkerStats
 
 if TYPE_CHECKING:  # its library is an extra
     from orchestrator.state.shared_state import SharedState

@@ -30,7 +30,7 @@ from orchestrator.tasks.journal.records import UnfinishedTask, bare_job, live_ta
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import differs, lost_in_restart, overdue
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome, Sampling
 
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""

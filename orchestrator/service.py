@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from clips.dispatch.service import Slots
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.context_limit import usual_tokens
 from orchestrator.admission.grammars import GrammarCheck
@@ -40,7 +41,6 @@ from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.recording.explainer import Explainer
 from orchestrator.sessions.store import SessionStore
-from orchestrator.slots.service import Slots
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.image import Image
@@ -55,7 +55,7 @@ from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.verdicts import aborted, failed, lost, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
-from worker.protocol import AbortCause, Grammar, ModelCard
+from protocol import AbortCause, Grammar, ModelCard
 
 if TYPE_CHECKING:
     from orchestrator.state.shared_state import SharedState

@@ -104,7 +104,7 @@ SOURCES: Final = {
         "orchestrator/state/shares.py",
         "perf/sim/fleet",
     ),
-    "perf.slot": ("worker/media", "orchestrator/slots", "model_repository/slot", "perf/slot"),
+    "perf.slot": ("clips", "model_repository/slot", "perf/slot"),
     "perf.swap": ("orchestrator/loading", "worker/service", "worker/engine", "perf/swap"),
     "perf.chaos": (*_SERVICE, "worker/service", "worker/engine", "perf/chaos"),
     "perf.rollout": (*_SERVICE, "worker/service", "perf/rollout"),

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("catalog", "orchestrator", "pool", "worker", "client", "perf", "tools")
+PACKAGES = (
+    "catalog",
+    "client",
+    "clips",
+    "orchestrator",
+    "perf",
+    "picker",
+    "pool",
+    "protocol",
+    "tools",
+    "worker",
+)
 
 
 PLANTED = {
@@ -21,7 +32,8 @@ PLANTED = {
     "the worker's floors": "worker.scheduler.plan -> worker.engine.engine",
     "both sides share the protocol only": "orchestrator.health -> worker.models",
     "the worker knows neither orchestrator nor pool": "worker.core -> catalog.errors",
-    "nothing that runs needs the benchmarks": "worker.media.errors -> perf.load.cpu",
+    "the protocol reads nobody": "protocol.blocks -> worker.priority",
+    "nothing that runs needs the benchmarks": "clips.render.errors -> perf.load.cpu",
 }
 """An import that must not be, by the contract that forbids it."""
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from clips.render.settings import SlotSettings
 from orchestrator.settings import KeySettings, Settings
 from tools.settings_page import page, rows_of
-from worker.media.settings import SlotSettings
 from worker.settings import WorkerSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
+from clips.render.settings import SlotSettings
 from orchestrator.settings import KeySettings, Settings
 from worker.environment import HIDDEN, section_of
-from worker.media.settings import SlotSettings
 from worker.settings import WorkerSettings
 
 _PAGE = """\
@@ -55,7 +55,7 @@ its environment on.
 ## The slot model
 
 Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
-`worker/media/settings.py`).
+`clips/render/settings.py`).
 
 {slot}
 

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from worker.grammar.constraint import Constraint
-from worker.protocol import (
+from protocol import (
     AbortCause,
     Code,
     FinishReason,
@@ -25,6 +24,7 @@ from worker.protocol import (
     TokenLogprob,
     WorkerStats,
 )
+from worker.grammar.constraint import Constraint
 
 Clock = Callable[[], float]
 """A clock of monotonic seconds, passed in so that the engine runs under a simulated one too."""

@@ -25,9 +25,9 @@
 
 import msgspec
 
+from protocol import Code, InvalidSampling
+from protocol.outcomes import RequestError as RequestError
 from worker.encoding import readable
-from worker.protocol import Code, InvalidSampling
-from worker.protocol.outcomes import RequestError as RequestError
 
 
 class LoadError(Exception):

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from protocol import ModelCard
 from worker.core import Clock, EngineService
 from worker.grammar.compiler import GrammarCompiler
-from worker.protocol import ModelCard
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 

@@ -18,7 +18,7 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import PlacementMode
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork
-from worker.protocol import Feature, ModelCard, OnDeadline
+from protocol import Feature, ModelCard, OnDeadline
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import msgspec
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
-from worker.protocol import InvalidSampling, ModelCard
+from protocol import InvalidSampling, ModelCard
 
 
 def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> None:

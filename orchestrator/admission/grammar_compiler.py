@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import msgspec
 
-from worker.protocol import Grammar, InvalidGrammar
-from worker.protocol.grammar_source import check_source
+from protocol import Grammar, InvalidGrammar
+from protocol.grammar_source import check_source
 
 MAX_CPU_S = 2.0
 """CPU time allowed for one grammar. Usable schemas of 250 KB take a quarter of that."""

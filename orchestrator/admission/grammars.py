@@ -17,7 +17,7 @@ from orchestrator.errors import InvalidRequest, RateLimited, TidegateError
 from orchestrator.fair_gate import FairGate
 from orchestrator.helper_process import start_helper
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Grammar, ModelCard
+from protocol import Grammar, ModelCard
 
 _HAS_LIBRARY = find_spec("llguidance") is not None
 """Whether grammars can be checked here. The process that checks loads the library. Without it a

@@ -10,7 +10,7 @@ from orchestrator.api.auth import Key
 from orchestrator.parsing import FormatConfig
 from orchestrator.retention import Retention
 from orchestrator.settings import HttpSettings, StreamSettings, StructuredOutputSettings
-from worker.protocol import Grammar
+from protocol import Grammar
 
 ANY = "*"
 """Stands for any host, or any origin."""

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from clips.api import slots
 from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.errors import ANTHROPIC
@@ -16,7 +17,7 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
-from orchestrator.api.native import explanations, quotes, sessions, slots
+from orchestrator.api.native import explanations, quotes, sessions
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import batches, embeddings, files

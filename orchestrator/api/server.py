@@ -7,6 +7,7 @@ from contextlib import suppress
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from clips.api import slots as slot_routes
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
@@ -36,7 +37,6 @@ from orchestrator.api.http.responses import error_response, name_response, rate_
 from orchestrator.api.http.runner import Runner
 from orchestrator.api.http.tracing import tracing_middleware
 from orchestrator.api.native import routes as native
-from orchestrator.api.native import slots as slot_routes
 from orchestrator.api.openai import batches
 from orchestrator.api.openai.responses import conversations
 from orchestrator.api.openai.responses import routes as responses
@@ -66,7 +66,7 @@ from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.submissions import Submissions
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import excerpt
+from protocol import excerpt
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

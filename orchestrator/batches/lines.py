@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.batches.records import BatchLine, LineError
-from worker.protocol import excerpt
+from protocol import excerpt
 
 MAX_ERRORS = 100
 """Most errors reported for one file; a file with more has the same kind of error throughout."""

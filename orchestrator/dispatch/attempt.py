@@ -11,7 +11,7 @@ from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, StepModel
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import AbortCause, Delta, End, PromptLogprobs
+from protocol import AbortCause, Delta, End, PromptLogprobs
 
 
 class AttemptOwner(Protocol):

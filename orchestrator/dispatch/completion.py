@@ -22,7 +22,7 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Loss, Task
 from orchestrator.tasks.verdicts import judge, lost, overdue, poisonous
-from worker.protocol import AbortCause, Code, End, FinishReason
+from protocol import AbortCause, Code, End, FinishReason
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.NOT_FINITE, Code.INTERNAL})
 """Faults of an instance's own: a hedge that is already under way is not touched by them."""

@@ -21,7 +21,7 @@ from orchestrator.tasks.verdicts import failed, no_first_token, overdue, refused
 from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
-from worker.protocol import End, OnDeadline
+from protocol import End, OnDeadline
 
 FRESH = 4
 """How many of the next waiting tasks are planned anew before anything is started."""

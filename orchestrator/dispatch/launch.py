@@ -15,7 +15,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
-from worker.protocol import OnDeadline
+from protocol import OnDeadline
 
 QUEUED_S = 0.002
 """How long, in seconds, a task may take to be sent without counting as queued for lack of room."""

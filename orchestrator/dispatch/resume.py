@@ -18,7 +18,7 @@ import msgspec
 from orchestrator.instances.instance import Instance
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import Feature, FinishReason, ModelCard, Outcome, Sampling
+from protocol import Feature, FinishReason, ModelCard, Outcome, Sampling
 
 
 def with_seed(sampling: Sampling, rng: random.Random) -> Sampling:

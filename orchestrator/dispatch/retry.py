@@ -38,7 +38,7 @@ from orchestrator.placement.features import features_now
 from orchestrator.placement.requirements import Requirements
 from orchestrator.prediction import Work
 from orchestrator.tasks.task import Loss, Task
-from worker.protocol import Code
+from protocol import Code
 
 RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL})
 """Codes that say something about the instance, and nothing about the request."""

@@ -7,7 +7,7 @@ from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.instances.instance import Instance
 from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.task import Task
-from worker.protocol import OnDeadline
+from protocol import OnDeadline
 
 USUAL_ROUND_TRIP = 0.75
 """Quantile of the round trips to a worker that a clean end allows for. After a longer one the text

@@ -27,7 +27,7 @@ from typing import Protocol
 from orchestrator.instances.instance import Instance
 from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import AbortCause, Code, End, FinishReason
+from protocol import AbortCause, Code, End, FinishReason
 
 _SAME_LOSS_S = 1.0
 """Seconds within which lost jobs count as lost with one lane, which is one failure."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.instances.provenance import UNKNOWN, Provenance
 from orchestrator.prediction import StepUnderLoad
-from worker.protocol import Adapter, Feature
+from protocol import Adapter, Feature
 
 UNLIMITED = 2**62
 

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from orchestrator.prediction import Load
-from worker.protocol import WorkerStats
+from protocol import WorkerStats
 
 FIRST_BACKLOG = 2.0
 LONG_WAIT_STEPS = 4.0

@@ -20,7 +20,7 @@ from orchestrator.lanes import Lane, kind_of
 from orchestrator.prediction import Load, Quantiles, StepLearner, StepModel
 from orchestrator.prediction.batch_size import Outlook
 from orchestrator.prompts.encoder import PromptEncoder
-from worker.protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
+from protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
 
 LANE_SILENT_S = 0.6
 """Seconds by which a lane's last frame may be older than its freshest sibling's, about two
@@ -107,7 +107,7 @@ class Instance:
         self.foreign_load = 0
         """Number of jobs on the worker that are not ours, by its last statistics."""
         self.slots_running = 0
-        """Number of our slots that its slot model has (``orchestrator.slots`` counts them)."""
+        """Number of our slots that its slot model has (``clips.dispatch`` counts them)."""
         self.health_failures = 0
         """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None

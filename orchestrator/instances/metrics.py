@@ -7,7 +7,7 @@ from orchestrator.instances.instance import Instance, InstanceState
 from orchestrator.instances.registry import Registry
 from orchestrator.lanes import Lane
 from orchestrator.telemetry.metrics import Row, Samples
-from worker.protocol import WorkerStats
+from protocol import WorkerStats
 
 _Read = Callable[[Registry], Samples]
 

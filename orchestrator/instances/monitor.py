@@ -31,7 +31,7 @@ from orchestrator.telemetry.narration import (
     SWAP_RESTORES,
     narrate,
 )
-from worker.protocol import Frame, KvReport, ModelCard, SwapPhase, SwapReport
+from protocol import Frame, KvReport, ModelCard, SwapPhase, SwapReport
 
 _TOLD = {
     InstanceState.ABSENT: INSTANCE_HAS_NO_TEXT,

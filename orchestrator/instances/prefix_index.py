@@ -2,13 +2,13 @@
 
 Every block's hash maps to the set of instances that hold it, as bits of an integer: the longest
 cached prefix on *all* instances is then one walk along a task's hashes, however many there are. A
-hash covers its whole prefix and its salt (``worker.protocol.block_hashes``), so hashes of different
+hash covers its whole prefix and its salt (``protocol.block_hashes``), so hashes of different
 models, tokenizers or tenants never meet.
 """
 
 from collections.abc import Mapping, Sequence
 
-from worker.protocol import KvReport
+from protocol import KvReport
 
 MAX_HASHES = 32_768
 """Most hashes kept of one instance; the oldest go. Half a million tokens in blocks of 16."""

@@ -12,7 +12,7 @@ from catalog.errors import ProvisionError
 from catalog.model_entry import ModelState
 from catalog.models import ModelCatalog
 from catalog.paths import state_dir
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 _VERSION: Final = re.compile(r"[\w.+-]+")
 

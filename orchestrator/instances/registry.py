@@ -20,7 +20,7 @@ from orchestrator.lanes import Lane, LaneConfig, LaneOwner, ServerKind, StreamLa
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.telemetry.log import fields, lane_log, service_log
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
 """Makes a lane; a simulator has its own."""

@@ -9,7 +9,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.provenance import UNKNOWN, Provenance, provenance_of
 from orchestrator.instances.registry import Registry
 from orchestrator.prompts.encoder import PromptEncoder
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 RECENT = 4
 """Encoders that are kept after their model has gone: making one takes up to seconds."""

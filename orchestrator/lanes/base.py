@@ -11,7 +11,7 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
 from orchestrator.lanes.reconnector import Reconnector
-from worker.protocol import (
+from protocol import (
     AbortCause,
     Delta,
     End,

@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.model_folder import ModelFolder
-from worker.protocol import Feature, ModelCard, SamplingDefaults
+from protocol import Feature, ModelCard, SamplingDefaults
 
 ALWAYS_LACKING = frozenset(
     {

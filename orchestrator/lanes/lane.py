@@ -25,7 +25,7 @@ from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.lanes.triton_messages import service_pb2
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     AbortCause,
     Cancel,

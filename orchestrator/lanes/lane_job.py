@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.clock import Timer
 from orchestrator.lanes.base import JobSink
-from worker.protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+from protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 
 
 class ServerLost(Exception):

@@ -5,7 +5,7 @@ with most tokens counts the steps, and the time in which any job was there is th
 took. It includes the way to the server and the server's own queue, as a job there will meet too.
 """
 
-from worker.protocol import WorkerStats
+from protocol import WorkerStats
 
 
 class LaneMeter:

@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from worker.protocol import SamplingDefaults
-from worker.protocol.generation_defaults import defaults_of
-from worker.protocol.tokenizer_files import (
+from protocol import SamplingDefaults
+from protocol.generation_defaults import defaults_of
+from protocol.tokenizer_files import (
     UnreadableTokenizer,
     read_tokenizer_files,
     special_tokens_of,

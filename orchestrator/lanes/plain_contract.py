@@ -15,8 +15,8 @@ import msgspec
 
 from orchestrator.lanes.triton_messages import service_pb2
 from orchestrator.lanes.vllm_sampling import vllm_sampling
-from worker.protocol import Feature, Sampling
-from worker.protocol import tensors as names
+from protocol import Feature, Sampling
+from protocol import tensors as names
 
 _LENGTH = struct.Struct("<I")
 _PACKED: Final = {

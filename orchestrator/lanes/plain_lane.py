@@ -19,7 +19,7 @@ from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAns
 from orchestrator.lanes.polled import PolledLane
 from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
 from orchestrator.tls import Tls, open_channel, why_no_channel
-from worker.protocol import Code, FinishReason, ModelCard, excerpt
+from protocol import Code, FinishReason, ModelCard, excerpt
 
 ABORT_MS: Final = 100.0
 """Ms until an aborted job's slot is free. Backends look for a closed stream at a response, or every

@@ -27,7 +27,7 @@ from orchestrator.lanes.meter import LaneMeter
 from orchestrator.lanes.model_folder import BadFolder, ModelFolder, read_folder
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.telemetry.log import fields, lane_log
-from worker.protocol import (
+from protocol import (
     NO_TOKEN_ID,
     AbortCause,
     Code,

@@ -16,7 +16,7 @@ from orchestrator.lanes.grpc_call import CallEnded, open_call
 from orchestrator.lanes.triton_messages import service_pb2
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
 from orchestrator.tls import Tls
-from worker.protocol import Code, Swap, SwapPhase, SwapReport
+from protocol import Code, Swap, SwapPhase, SwapReport
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _KEEPALIVE_S = 10.0

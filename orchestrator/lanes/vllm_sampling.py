@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from worker.protocol import Sampling
+from protocol import Sampling
 
 _USUAL = Sampling(max_tokens=1)
 _UNUSUAL = (

@@ -7,8 +7,8 @@ costs one protobuf parse and one msgpack parse per frame, and no numpy.
 import struct
 
 from orchestrator.lanes.triton_messages import service_pb2
-from worker.protocol import Frame, LaneMessage, decode_frame, encode
-from worker.protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME, TEXT_INPUT
+from protocol import Frame, LaneMessage, decode_frame, encode
+from protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME, TEXT_INPUT
 
 _LENGTH = struct.Struct("<I")
 _EMPTY_ELEMENT = _LENGTH.pack(0)

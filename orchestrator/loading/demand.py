@@ -36,7 +36,7 @@ from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import ON_DEMAND, narrate
-from worker.protocol import Loadable
+from protocol import Loadable
 
 BYTES_PER_MS = 500_000.0
 """Usual loading speed of an unknown model, in bytes per ms beyond a fixed part."""

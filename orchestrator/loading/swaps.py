@@ -14,7 +14,7 @@ from orchestrator.lanes.swap_call import OnReport
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Swap, SwapPhase, SwapReport
+from protocol import Swap, SwapPhase, SwapReport
 
 MAX_GRACE_S = 60.0
 """Most seconds that an instance's jobs get to end before a swap if the caller sets no grace."""

@@ -12,8 +12,8 @@ from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TagSyntax
 from orchestrator.parsing.tagged_grammar import TaggedRules
 from orchestrator.parsing.thinking import AnswerGrammars, beginnings
 from orchestrator.parsing.tool_use import ToolUse
-from worker.protocol import Grammar, GrammarKind, InvalidGrammar
-from worker.protocol.grammar_source import schema_with_options
+from protocol import Grammar, GrammarKind, InvalidGrammar
+from protocol.grammar_source import schema_with_options
 
 MAX_CALLS = 16
 """Most calls in one answer that must have some: a weak model would not stop by itself."""

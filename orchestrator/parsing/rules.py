@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.tasks.tools import JsonObject, Tool
-from worker.protocol.closed_schema import closed
-from worker.protocol.grammar_source import without_look_around
+from protocol.closed_schema import closed
+from protocol.grammar_source import without_look_around
 
 _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to space JSON, as the templates do: otherwise a weak model writes spaces for ever."""

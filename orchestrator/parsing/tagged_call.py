@@ -21,7 +21,7 @@ from orchestrator.parsing.json_call import WHITESPACE
 from orchestrator.parsing.marked_call import MarkedCall
 from orchestrator.parsing.markers import begun
 from orchestrator.tasks.tools import JsonObject
-from worker.protocol.closed_schema import resolved
+from protocol.closed_schema import resolved
 
 _decode = msgspec.json.Decoder().decode
 _PYTHON = {"True": "true", "False": "false", "None": "null"}

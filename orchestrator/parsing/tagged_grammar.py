@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from orchestrator.parsing.rules import Rules, quoted
 from orchestrator.parsing.tagged_call import TagSyntax, types_of
 from orchestrator.tasks.tools import JsonObject, Tool
-from worker.protocol import InvalidGrammar
+from protocol import InvalidGrammar
 
 _MAX_ARGUMENTS = 16
 """Most arguments of a tool that does not say which it has."""

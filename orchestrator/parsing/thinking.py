@@ -13,7 +13,7 @@ from typing import NamedTuple
 from orchestrator.parsing import harmony
 from orchestrator.parsing.formats import CallFormat, OutputFormat
 from orchestrator.parsing.rules import Rules
-from worker.protocol import Grammar
+from protocol import Grammar
 
 _SPACE = r'("\n" | "\n\n")?'
 """White space between the thinking and the answer."""

@@ -2,8 +2,8 @@
 
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
-from worker.protocol import Feature, OnDeadline, Sampling
-from worker.protocol import features_of as sampling_features
+from protocol import Feature, OnDeadline, Sampling
+from protocol import features_of as sampling_features
 
 NOTHING: frozenset[Feature] = frozenset()
 

@@ -18,7 +18,7 @@ from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
-from worker.protocol import Feature
+from protocol import Feature
 
 FEASIBLE_TTL_S = 1.0
 OTHERS_TTL_S = 0.25

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.tasks.job import PlacementConstraint
-from worker.protocol import Adapter, Feature
+from protocol import Adapter, Feature
 
 ANYWHERE = PlacementConstraint()
 NOTHING: frozenset[Feature] = frozenset()

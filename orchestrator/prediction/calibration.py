@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
-from worker.protocol import Outcome
+from protocol import Outcome
 
 BINS = 10
 

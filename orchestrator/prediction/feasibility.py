@@ -20,7 +20,7 @@ from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Code, Outcome
+from protocol import Code, Outcome
 
 RESUBMIT_MS = 20.0
 """Ms that a client needs, about, to ask again."""

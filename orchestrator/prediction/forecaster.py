@@ -23,7 +23,7 @@ from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
-from worker.protocol import End, FinishReason, OnDeadline
+from protocol import End, FinishReason, OnDeadline
 
 USUAL, LONG = 0.5, 0.9
 BACKGROUND_CHANCE = 0.01

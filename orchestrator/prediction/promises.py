@@ -15,7 +15,7 @@ from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.tasks.task import Task
-from worker.protocol import Outcome
+from protocol import Outcome
 
 PROMISED_SHARE = 0.5
 """Share of the capacity that promises are made of."""

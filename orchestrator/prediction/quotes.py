@@ -29,7 +29,7 @@ from orchestrator.prediction.reliability import ChanceBin, Reliability
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
-from worker.protocol import Outcome
+from protocol import Outcome
 
 BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 """Share of reservations that may be broken, by their stated chance. At 99 % half of what is stated,

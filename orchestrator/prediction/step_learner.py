@@ -18,7 +18,7 @@ import msgspec
 from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_filter import CalmFilter, NoisyFilter, StepFilter
 from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
-from worker.protocol import WorkerStats
+from protocol import WorkerStats
 
 MID, HIGH = 0.5, 0.98
 """Quantiles of the ratio of actual to predicted time: usual, and seldom slower."""

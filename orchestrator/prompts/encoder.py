@@ -35,7 +35,7 @@ from orchestrator.prompts.turns import (
 )
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Chat, Message, Prompt
-from worker.protocol import (
+from protocol import (
     Adapter,
     ImageTokens,
     ModelCard,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from worker.protocol.token_bytes import TokenPieces, token_bytes_of
+from protocol.token_bytes import TokenPieces, token_bytes_of
 
 _LOOKED_AT = 16
 """Tokens at the end of a prompt that are examined for a tag: no tag has more."""

@@ -12,7 +12,7 @@ from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.job import PlacementMode, Priority
 from orchestrator.tasks.misses import MissStage, blame
 from orchestrator.tasks.task import Task
-from worker.protocol import Code, FinishReason, OnDeadline, Outcome
+from protocol import Code, FinishReason, OnDeadline, Outcome
 
 COMPARABLE = (Outcome.MET, Outcome.PARTIAL, Outcome.MISSED, Outcome.REFUSED)
 """Outcomes that a replay comes to by itself; others are done to it."""

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.recording.facts import Recording
-from worker.protocol import Outcome
+from protocol import Outcome
 
 
 class Alone(StrEnum):

@@ -27,7 +27,7 @@ from orchestrator.recording.facts import (
 )
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
-from worker.protocol import Outcome
+from protocol import Outcome
 
 LOOK_EVERY_S = 1.0
 """Shortest time between two looks at the instances."""

@@ -7,7 +7,7 @@ from orchestrator.recording.facts import PauseTaken, RecordedRequest
 from orchestrator.recording.findings import Alone, Findings, Tried
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.misses import MissStage
-from worker.protocol import Code, Outcome
+from protocol import Code, Outcome
 
 TRUSTED: Final = 0.95
 """Share of outcomes that a replay must come to again to be relied on."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.errors import TidegateError
 from orchestrator.tasks.deadline import Part
-from worker.protocol import AbortCause, FinishReason, Outcome
+from protocol import AbortCause, FinishReason, Outcome
 
 
 @dataclass(frozen=True, slots=True)

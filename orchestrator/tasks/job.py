@@ -11,7 +11,7 @@ from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
 from orchestrator.tasks.image import Image, Part, text_in
 from orchestrator.tasks.tools import Tool, ToolCall
 from orchestrator.telemetry.trace_context import TraceContext
-from worker.protocol import Feature, Grammar, OnDeadline, Sampling
+from protocol import Feature, Grammar, OnDeadline, Sampling
 
 
 class Api(StrEnum):

@@ -11,7 +11,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.windows import BY_TENANT, WINDOWED, Windows
 from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS, BoundedValues
 from orchestrator.telemetry.metrics import TENANT, Metrics, Row, exemplar_of
-from worker.protocol import Outcome
+from protocol import Outcome
 
 
 class TaskMetrics:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.tasks.job import Chat, Message, Prompt
-from worker.protocol import Grammar
+from protocol import Grammar
 
 _KEY = os.urandom(32)
 _MAX_CHARS = 4096

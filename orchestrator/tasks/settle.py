@@ -11,7 +11,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork
 from orchestrator.telemetry.log import Field, access_log, fields
 from orchestrator.telemetry.narration import narrated, of_ending
-from worker.protocol import End, FinishReason, OnDeadline, Outcome
+from protocol import End, FinishReason, OnDeadline, Outcome
 
 
 class Settler:

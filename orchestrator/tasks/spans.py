@@ -38,7 +38,7 @@ from orchestrator.tasks.gen_ai import PROVIDER, operation_of
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import Field, service_log
 from orchestrator.telemetry.trace_context import TraceContext
-from worker.protocol import End, Outcome
+from protocol import End, Outcome
 
 CLOSE_S: Final = 2.0
 """Seconds that the last spans have to be sent."""

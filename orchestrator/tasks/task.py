@@ -17,7 +17,7 @@ from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.tasks.work import Stage, WorkItem
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Adapter, Delta, End, Feature, PromptLogprobs
+from protocol import Adapter, Delta, End, Feature, PromptLogprobs
 
 _BIAS_BYTES = 128
 _NO_FEATURES: frozenset[Feature] = frozenset()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from orchestrator.tasks.ending import Budget
-from worker.protocol import End
+from protocol import End
 
 
 class Phase(IntEnum):

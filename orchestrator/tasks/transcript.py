@@ -1,6 +1,6 @@
 """Tokens and text so far: for replay, answers in one piece, and continuing on another instance."""
 
-from worker.protocol import Delta, TokenLogprob
+from protocol import Delta, TokenLogprob
 
 TASK_BYTES = 3072
 TOKEN_BYTES = 104

@@ -22,7 +22,7 @@ from orchestrator.errors import (
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import AbortCause, Code, End, FinishReason, OnDeadline, Outcome
+from protocol import AbortCause, Code, End, FinishReason, OnDeadline, Outcome
 
 _OUT_OF_TIME = (Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE)
 

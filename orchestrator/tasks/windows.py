@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from orchestrator.clock import Clock
 from orchestrator.tasks.job import Priority
 from orchestrator.telemetry.metrics import TENANT, Row, Samples
-from worker.protocol import Outcome
+from protocol import Outcome
 
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 SLICES = 12

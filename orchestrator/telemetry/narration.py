@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.telemetry.log import Field, fields
-from worker.protocol import AbortCause, Code, Outcome
+from protocol import AbortCause, Code, Outcome
 
 MAX_CHARS = 100
 

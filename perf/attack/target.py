@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perf.load.connection import CONTENT_LENGTH
-from worker.protocol import Code
+from protocol import Code
 
 SECRET = "sk-planted-4711"
 """Secret in every prompt and every key that an attack sends: no log and no error may have it."""

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from orchestrator.lanes.wire import to_frame, to_request
 from perf.attack import mutations
 from perf.attack.target import SECRET, Attack, Budget, Tally, Target, several
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Cancel,
     Describe,
@@ -28,7 +28,7 @@ from worker.protocol import (
     Sampling,
     Submit,
 )
-from worker.protocol.tensors import MODEL_NAME
+from protocol.tensors import MODEL_NAME
 
 _LOOK_S = 0.3
 

@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from perf.engine.runs import EngineRun, Prompts, Runs, greedy
+from protocol import AbortCause, ModelCard
 from worker.engines import load_engine
 from worker.errors import LoadError
-from worker.protocol import AbortCause, ModelCard
 from worker.settings import WorkerSettings
 
 _PATIENCE_S: Final = 300.0

@@ -14,7 +14,7 @@ from perf.engine.contestants import CONTESTANTS, Contestant
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import Skip, result
 from perf.report.recording import ROOT
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 DEMO: Final = ROOT / "worker" / "demo_model" / "checkpoint"
 _PROMPT_TOKENS: Final = 32

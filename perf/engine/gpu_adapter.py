@@ -14,9 +14,9 @@ from msgspec.structs import replace as changed
 from perf.engine.runs import NEVER, Prompts, Runs, greedy
 from perf.report.rows import Report
 from perf.report.stats import median
+from protocol import AbortCause, Sampling
 from worker.core import Job
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Sampling
 
 _WITHIN_S = 60.0
 

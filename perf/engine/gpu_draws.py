@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from perf.engine.runs import NEVER
 from perf.engine.timing import timed_ms
 from perf.report.rows import Report
+from protocol import Sampling
 from worker.core import Job
 from worker.grammar.masks import Masks
-from worker.protocol import Sampling
 from worker.sampling.masks import apply_
 from worker.sampling.sampler import Sampler
 from worker.scheduler.request import make_request

@@ -13,7 +13,7 @@ from perf.engine.runs import Prompts, Runs, greedy
 from perf.engine.timing import copy_gb_per_s
 from perf.report.rows import Report
 from perf.report.stats import median
-from worker.protocol import AbortCause
+from protocol import AbortCause
 
 
 def long(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:

@@ -17,8 +17,7 @@ import torch
 from perf.engine.checkpoints import SHAPES, make_checkpoint
 from perf.engine.runs import Prompts
 from perf.report.rows import Report
-from worker.loaded import LoadedEngine
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Code,
     Frame,
@@ -29,7 +28,8 @@ from worker.protocol import (
     decode_frame,
     encode,
 )
-from worker.protocol.tensors import FRAME, LANE_MESSAGE
+from protocol.tensors import FRAME, LANE_MESSAGE
+from worker.loaded import LoadedEngine
 from worker.service.call import Call, Tensors, strings
 from worker.service.worker import Worker
 from worker.settings import WorkerSettings

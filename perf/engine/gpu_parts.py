@@ -24,13 +24,13 @@ from perf.engine.runs import NEVER, EngineRun, Prompts, Runs, Stepping, greedy
 from perf.engine.timing import copy_gb_per_s, synchronize, timed_ms
 from perf.report.rows import Report
 from perf.report.stats import median
+from protocol import AbortCause, FinishReason, Sampling
 from worker.attention import KVPool
 from worker.attention.triton_backend import TritonAttention
 from worker.core import Job
 from worker.engine.engine import Engine
 from worker.models.config import ModelConfig
 from worker.models.model import Model
-from worker.protocol import AbortCause, FinishReason, Sampling
 from worker.runner.cuda_runner import CudaRunner
 from worker.runner.forward import TiledForward
 

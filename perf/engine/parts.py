@@ -16,7 +16,7 @@ from perf.engine.rig import EngineRig, run_beside
 from perf.engine.runs import EngineRun
 from perf.report.bundle import Figure
 from perf.report.stats import median
-from worker.protocol import AbortCause
+from protocol import AbortCause
 
 _PROMPT_TOKENS: Final = 32
 _MIXED_DECODES: Final = 16

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from perf import SEED
+from protocol import Sampling
 from worker.core import EngineService, Event, Job, JobFinished, JobTokens
 from worker.engine.engine import Engine
-from worker.protocol import Sampling
 
 NEVER: Final = 1e12
 """Deadline that no job lasts until."""

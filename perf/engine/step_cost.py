@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from perf.engine.runs import greedy
 from perf.engine.stopwatch import Stopwatch
+from protocol import AbortCause, Code
 from worker.engine.engine import Engine
-from worker.protocol import AbortCause, Code
 from worker.service import lane as lane_module
 from worker.service.emitter import Emitter
 from worker.service.lane import Lane, LaneJob

@@ -71,7 +71,7 @@ from perf.report.stats import percentile
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 SLOTS = 8
 INSTANCES = 2

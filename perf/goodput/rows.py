@@ -47,8 +47,8 @@ from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
+from protocol import ModelCard
 from tools.demo_model import words
-from worker.protocol import ModelCard
 from worker.runner.synthetic import length_ids
 
 SLOTS, FEWER = 64, 16

@@ -10,7 +10,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.wire import to_frame, to_request
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Cancel,
     End,

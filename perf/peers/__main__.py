@@ -34,8 +34,8 @@ from perf.report.command import Skip, begin, new_console, new_parser, result, st
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack.stack import Stack
+from protocol import ModelCard
 from tools.conformance.budget import Effort
-from worker.protocol import ModelCard
 
 PARTS: Final = {
     "goodput": "chats met in time, beside vLLM",

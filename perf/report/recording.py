@@ -17,7 +17,7 @@ import msgspec
 
 from perf.report.bundle import BenchResult, Bundle, Machine, save
 from perf.report.machine import CpuTimes, describe_machine, output_of, versions
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = Path("perf", "results")

@@ -18,7 +18,7 @@ from perf.report.stats import percentile
 from perf.stack.context import Bench, Context
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import StackSpec
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 PER_S = 200.0
 STEP_MS = 5.0

@@ -11,9 +11,9 @@ import time
 
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
+from protocol import Sampling
 from worker.core import Job
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import Sampling
 from worker.runner.synthetic import FreeRunner
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig

@@ -36,7 +36,7 @@ from perf.report.stats import median
 from perf.service import submissions
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
-from worker.protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome, Sampling
 
 _AT_ONCE = 64
 _PROMPT, _ANSWER = 200, 16

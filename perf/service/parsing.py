@@ -27,7 +27,7 @@ from orchestrator.tasks.tools import Tool
 from perf.load.drive import ratios
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from worker.protocol import Delta, Sampling
+from protocol import Delta, Sampling
 
 TOKENS = 2000
 """Tokens of each text, per sample."""

@@ -20,7 +20,7 @@ from orchestrator.tasks.task import Task
 from perf import SEED
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from worker.protocol import KvReport, Sampling
+from protocol import KvReport, Sampling
 
 INSTANCES, MANY, FEW = 100, 1000, 40
 _BLOCKS = 64

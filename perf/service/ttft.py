@@ -18,7 +18,7 @@ from perf.load.drive import PATH
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
 from perf.stack.stack import Stack, StackSpec
-from worker.protocol.tensors import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
+from protocol.tensors import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 
 _PROMPT = "Once upon a time there was a small lighthouse at the edge of the sea, and in it"
 _SAMPLING = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}

@@ -9,7 +9,7 @@ from orchestrator.tasks.job import Priority
 from perf.load.trace import TraceLoad
 from perf.load.workload import Sizes, Speed
 from pool.replay.service import VOCABULARY
-from worker.protocol import OnDeadline
+from protocol import OnDeadline
 
 PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
 _FIRST_OWN_ID = 2**18

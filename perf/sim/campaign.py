@@ -28,7 +28,7 @@ from perf.sim.rivals.fleet import RivalFleet
 from perf.sim.rivals.policies import RIVALS
 from perf.sim.scenes import SimScene
 from perf.sim.simulate import simulate
-from worker.protocol import Outcome
+from protocol import Outcome
 
 ROWS = (4, 8, 16, 32, 64)
 """Fixed numbers of rows that policies also run with."""

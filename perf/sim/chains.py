@@ -40,7 +40,7 @@ from perf.sim.rivals.policies import Fifo, JitServe, JitServeStages
 from perf.sim.run_loads import LOADS, AgentRun, RunLoad
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from worker.protocol import Delta, Outcome
+from protocol import Delta, Outcome
 
 MANNERS = ("nothing", "learnt", "split", "rest", "calls")
 RIVALS: Mapping[str, Callable[[EngineFigures], Rival]] = {

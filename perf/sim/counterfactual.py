@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimResult, simulate
-from worker.protocol import Code, Outcome
+from protocol import Code, Outcome
 
 _LINGER_S = 5.0
 _OURS = (Code.DEADLINE_INFEASIBLE, Code.QUEUE_FULL)

@@ -30,7 +30,7 @@ from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from pool.replay.worker import SimWorker, WorkerSpec
-from worker.protocol import Delta, OnDeadline, Outcome
+from protocol import Delta, OnDeadline, Outcome
 from worker.runner.synthetic import StepCost
 
 WAY_BACK_S = 0.002

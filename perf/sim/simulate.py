@@ -18,7 +18,7 @@ from perf.sim.arrivals import SimArrival
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from pool.replay.service import VirtualInstance, new_service, virtual_card
 from pool.replay.worker import SimWorker, WorkerSpec
-from worker.protocol import Delta, Outcome, Sampling
+from protocol import Delta, Outcome, Sampling
 
 MODEL = "sim"
 _FOREVER_MS = 1.7e6

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from orchestrator.tasks.job import Priority
 from perf.report.stats import percentile
 from perf.sim.simulate import SimRun
-from worker.protocol import Outcome
+from protocol import Outcome
 
 
 class Calibrated(NamedTuple):

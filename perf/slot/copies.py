@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clips.plan.plan import SAMPLE_RATE
+from clips.plan.recipe import Recipe, read_recipe
+from clips.render.buffers import BufferPool, BufferSizes
+from clips.render.memory import CountedMemory, slot_guard
+from clips.render.pipeline import PipelineConfig, SlotPipeline, nominal_times
+from clips.render.stages.base import Stages
+from clips.render.stages.providers import Providers
 from perf.report.bundle import Figure
 from perf.slot.naive import NaivePipeline, development_stages
 from perf.slot.rig import SPEC, SlotRig, recipe_of
-from worker.media.buffers import BufferPool, BufferSizes
-from worker.media.memory import CountedMemory, slot_guard
-from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
-from worker.media.stages.base import Stages
-from worker.media.stages.providers import Providers
-from worker.protocol.clips.plan import SAMPLE_RATE
-from worker.protocol.clips.recipe import Recipe, read_recipe
 
 T = TypeVar("T")
 _DEADLINE_S = 600.0

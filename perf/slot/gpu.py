@@ -19,15 +19,15 @@ from pathlib import Path
 
 import torch
 
+from clips.plan.plan import ClipPlan
+from clips.plan.recipe import Portrait, Recipe
+from clips.render.check import KEYFRAMES
+from clips.render.stages.base import Provider
+from clips.render.stages.flux import FluxOptions, FluxPrecision
 from perf.report.recording import DirtyTree, Recording
 from perf.report.rows import Report, read_rows, table
 from perf.report.stats import median
 from perf.slot import random_models
-from worker.media.check import KEYFRAMES
-from worker.media.stages.base import Provider
-from worker.media.stages.flux import FluxOptions, FluxPrecision
-from worker.protocol.clips.plan import ClipPlan
-from worker.protocol.clips.recipe import Portrait, Recipe
 
 _GB = 1_000_000_000
 _LIMIT_S = 560.0

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from worker.media import encode
-from worker.media.check import CheckResult, judge, keyframes_of
-from worker.media.stages.base import Stages
-from worker.media.stages.providers import load_stages
-from worker.protocol.clips.budgets import Stage
-from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
-from worker.protocol.clips.recipe import Recipe
+from clips.plan.budgets import Stage
+from clips.plan.plan import SAMPLE_RATE, ClipPlan
+from clips.plan.recipe import Recipe
+from clips.render import encode
+from clips.render.check import CheckResult, judge, keyframes_of
+from clips.render.stages.base import Stages
+from clips.render.stages.providers import load_stages
 
 
 def development_stages() -> Stages:

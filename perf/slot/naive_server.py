@@ -19,9 +19,9 @@ from typing import Final
 import torch
 from aiohttp import web
 
+from clips.plan.recipe import read_recipe
 from perf.slot.naive import NaivePipeline, development_stages
 from worker.errors import RequestError
-from worker.protocol.clips.recipe import read_recipe
 
 SEQUENTIAL: Final = "sequential"
 AT_ONCE: Final = "at-once"

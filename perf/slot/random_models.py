@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from worker.media.stages.checkpoint import DTYPES, Precision
-from worker.media.stages.clip import ClipCheck
-from worker.media.stages.flux import FluxOptions, FluxPortrait
-from worker.media.stages.liveportrait.networks import PUBLISHED, Sizes
-from worker.media.stages.liveportrait.provider import LivePortraitVideo
-from worker.media.stages.liveportrait.weights import make_networks
+from clips.render.stages.checkpoint import DTYPES, Precision
+from clips.render.stages.clip import ClipCheck
+from clips.render.stages.flux import FluxOptions, FluxPortrait
+from clips.render.stages.liveportrait.networks import PUBLISHED, Sizes
+from clips.render.stages.liveportrait.provider import LivePortraitVideo
+from clips.render.stages.liveportrait.weights import make_networks
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SPREAD = 0.02

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from perf.load.lane import open_lane
 from perf.report.bundle import Figure
 from perf.stack.stack import Stack, StackSpec, running
-from worker.protocol import ModelCard
+from protocol import ModelCard
 
 
 class Context(AsyncExitStack):

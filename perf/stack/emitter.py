@@ -31,7 +31,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, FinishReason, Outcome, Sampling
+from protocol import Delta, FinishReason, Outcome, Sampling
 
 _TOKEN_ID, _TOKEN_TEXT = 5, " tide"
 _LIMITS = StreamSettings(buffer_bytes=64 * 2**20, timeout_s=30.0, keepalive_s=0.0)

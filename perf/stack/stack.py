@@ -17,7 +17,7 @@ from pool.process.ports import free_ports
 from pool.units.orchestrator import Address, OrchestratorProcess
 from pool.units.store import StoreProcess, find_store
 from pool.units.triton import TritonInstance
-from worker.protocol.tensors import MODEL_NAME
+from protocol.tensors import MODEL_NAME
 from worker.settings import EngineName
 
 _READY_S = 20.0

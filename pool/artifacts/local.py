@@ -12,7 +12,7 @@ from typing import Final
 from catalog.checks import check_gguf
 from catalog.errors import StagingFailed
 from pool.artifacts.source import Listing, SourceFile
-from worker.protocol.gguf import as_text
+from protocol.gguf import as_text
 
 _FICLONE: Final = 0x40049409
 """ioctl of Linux: let a file share another one's blocks until either is written."""

@@ -40,7 +40,7 @@ from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from pool.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
 from pool.replay.under_way import UnderWay, under_way
 from pool.replay.worker import BEGUN, WorkerSpec
-from worker.protocol import Delta, OnDeadline, Outcome, Sampling
+from protocol import Delta, OnDeadline, Outcome, Sampling
 
 BEFORE_S: Final = 1.0
 """Seconds of a replay before its first request, in which the instances come up."""

@@ -7,7 +7,7 @@ from functools import partial
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig, LaneOwner, StreamLane
 from pool.replay.worker import SimWorker
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Code,
     Frame,
@@ -17,7 +17,7 @@ from worker.protocol import (
     decode_frame,
     encode,
 )
-from worker.protocol.tensors import FRAME, LANE_MESSAGE
+from protocol.tensors import FRAME, LANE_MESSAGE
 from worker.service.call import Call, Tensors, strings
 
 _MIN_S = 1e-9

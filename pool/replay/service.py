@@ -14,7 +14,7 @@ from orchestrator.settings import Settings
 from pool.replay.lane import SimLane
 from pool.replay.loop import VirtualClock
 from pool.replay.worker import SimWorker, WorkerSpec
-from worker.protocol import Feature, ModelCard
+from protocol import Feature, ModelCard
 
 VOCABULARY = 2**20
 """Number of token ids; an answer's length is one of them (``worker``)."""

@@ -15,7 +15,7 @@ from orchestrator.recording.facts import RecordedRequest
 from orchestrator.recording.findings import Alone, Findings, ReplayQuestion, Tried
 from orchestrator.tasks.deadline import Part
 from pool.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
-from worker.protocol import Outcome
+from protocol import Outcome
 
 LATER_S: Final = 0.1
 """Resolution, in seconds, of how much later a deadline would have been met."""

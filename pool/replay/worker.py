@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.clock import Clock, Timer
+from protocol import ModelCard, WorkerStats
 from worker.core import Event, JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.loaded import LoadedEngine
-from worker.protocol import ModelCard, WorkerStats
 from worker.runner.synthetic import StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig

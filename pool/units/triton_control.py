@@ -9,7 +9,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.tls import Tls, open_channel
-from worker.protocol import Drain
+from protocol import Drain
 
 _CHANNEL_OPTIONS = (
     # a server that is still starting is asked again at once, not a second later

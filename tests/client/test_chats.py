@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import tidegate
+from protocol import Code
 from tests.client.conftest import FakeTime
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cutting_proxy import cutting_proxy, losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import Client, SyncClient, ToolCall, deadline
-from worker.protocol import Code
 
 TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
 HI = [{"role": "user", "content": "hi"}]

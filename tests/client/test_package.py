@@ -9,8 +9,8 @@ import pytest
 import tidegate
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.types import ChatRequest
+from protocol import Code
 from tidegate import ChatOptions, TaskOptions, errors
-from worker.protocol import Code
 
 
 def test_every_exported_name_is_there() -> None:
@@ -67,7 +67,7 @@ def test_needs_nothing_but_its_http_and_json_libraries() -> None:
     probe = """if True:
         import sys
 
-        OURS = ("catalog", "orchestrator", "pool", "worker", "perf", "tools")
+        OURS = ("catalog", "clips", "orchestrator", "picker", "pool", "protocol", "worker", "perf", "tools")
 
         class Refused:
             def find_spec(self, name, *_):

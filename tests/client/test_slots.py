@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import tidegate
-from orchestrator.api.native.slot_types import SlotRequest
-from orchestrator.slots.job import OUTPUTS
+from clips.api.slot_types import SlotRequest
+from clips.dispatch.job import OUTPUTS
+from clips.plan.recipe import MAJOR, MINOR
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, sse
 from tests.support.fake_slots import JPEG as DRAWN
@@ -18,7 +19,6 @@ from tests.support.fake_worker import FakeWorker
 from tidegate import Client, SyncClient, deadline
 from tidegate.retries import Retries
 from tidegate.slots import FILES, SCHEMA, SLOT_EVENT_TYPES
-from worker.protocol.clips.recipe import MAJOR, MINOR
 
 QUEUED = sse(0, "queued", {"slot_id": "t1", "queue_position": 2, "predicted_ms": 900.0})
 JPEG = b"\xff\xd8 a picture"

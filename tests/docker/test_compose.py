@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from clips.render.settings import SlotSettings
 from orchestrator.settings import Settings
 from worker.environment import names_of, variable_of
-from worker.media.settings import SlotSettings
 from worker.settings import WorkerSettings
 
 FOLDER = Path(__file__).parents[2] / "docker"

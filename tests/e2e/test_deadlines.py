@@ -6,9 +6,9 @@ import time
 import aiohttp
 import pytest
 
+from protocol import Outcome
 from tests.e2e.conftest import Stack
 from tests.support.sse import events_of
-from worker.protocol import Outcome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from protocol import FinishReason, Sampling
 from tests.e2e.conftest import Stack
 from tests.orchestrator.lanes.test_lane import lane_to, submit
-from worker.protocol import FinishReason, Sampling
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards"), pytest.mark.slow]
 

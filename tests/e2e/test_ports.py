@@ -19,9 +19,9 @@ from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lanes.wire import to_frame, to_request
 from pool.process.process import children_of
 from pool.units.triton_control import TritonControl
+from protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 from tests.e2e.conftest import Stack, stack_of
 from tests.support.stack import Orchestrator, Triton, eventually, running
-from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -11,9 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.wire import to_frame, to_request
-from tests.e2e.conftest import Stack
-from tests.support.stack import Triton, eventually, running
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     End,
     Frame,
@@ -25,6 +23,8 @@ from worker.protocol import (
     block_hashes,
     prefix_salt,
 )
+from tests.e2e.conftest import Stack
+from tests.support.stack import Triton, eventually, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from catalog.paths import DEMO_CHECKPOINT
+from protocol import Sampling
 from tests.e2e.conftest import Stack
 from tests.e2e.test_plain import stream, text_of
 from tests.support.sse import events_of
@@ -16,7 +17,6 @@ from tests.support.stack import DEVICE
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
 from worker.loaded import LoadedEngine
-from worker.protocol import Sampling
 from worker.settings import WorkerSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]

@@ -16,7 +16,17 @@ from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
-BUILT_FROM = ("catalog", "client", "orchestrator", "pool", "worker", "model_repository")
+BUILT_FROM = (
+    "catalog",
+    "client",
+    "clips",
+    "model_repository",
+    "orchestrator",
+    "picker",
+    "pool",
+    "protocol",
+    "worker",
+)
 LOADING_S = 180.0
 
 COMPLETES = """

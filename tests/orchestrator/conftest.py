@@ -29,10 +29,10 @@ from orchestrator.tasks.journal.lock import JournalHeld
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from pool.engines.verify import verify_engine
+from protocol import Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
 from worker.environment import nested
-from worker.protocol import Outcome
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.errors import NotReady, QueueFull, TidegateError, Unavailable, with_code
-from worker.protocol import Code
+from protocol import Code
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from pool.engines.triton import (
 from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import parse_pool_file
 from pool.units.triton import TritonInstance
-from tests.orchestrator.api.native.test_slots import serving, submit, until_ended
+from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates, listen
 from tests.support.fake_slots import FakeSlots
@@ -336,7 +336,16 @@ def test_no_connection_to_triton_passes_by_the_settings_of_tls() -> None:
     root = Path(__file__).parents[2]
     opened = 0
     names = r"\b(?:insecure_channel|secure_channel|open_call|open_channel|InferenceServerClient)\b"
-    for package in ("catalog", "orchestrator", "pool", "worker", "client/tidegate"):
+    for package in (
+        "catalog",
+        "clips",
+        "orchestrator",
+        "picker",
+        "pool",
+        "protocol",
+        "worker",
+        "client/tidegate",
+    ):
         for source in (root / package).rglob("*.py"):
             text = source.read_text()
             for call in ast.walk(ast.parse(text)) if re.search(names, text) else ():

@@ -7,9 +7,9 @@ import pytest
 
 from perf.stack.other_servers import LaneConnection
 from perf.stack.stream_server import serve
+from protocol import AbortCause, FinishReason, Sampling
 from tests.support.lanes import News, lane_to, submit
 from tests.support.other_servers import model_folder
-from worker.protocol import AbortCause, FinishReason, Sampling
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tgi"])

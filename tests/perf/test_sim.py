@@ -14,8 +14,8 @@ from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from perf.sim.summary import Summary
 from pool.replay.loop import Deadlock, VirtualClock, VirtualLoop
 from pool.replay.worker import SimWorker
+from protocol import OnDeadline, Outcome
 from tests.perf.sim_load import CAPACITY, SCENARIO, SEED
-from worker.protocol import OnDeadline, Outcome
 from worker.runner.synthetic import StepCost
 
 PATIENT = replace(SCENARIO, patience=(5.0, 8.0))

@@ -15,8 +15,8 @@ from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.summary import Summary
 from pool.replay.worker import WorkerSpec
+from protocol import OnDeadline, Outcome
 from tests.perf.sim_load import SCENARIO, SEED
-from worker.protocol import OnDeadline, Outcome
 from worker.runner.synthetic import StepCost
 
 # ── the situations ───────────────────────────────────────────────────────────────────────

@@ -9,8 +9,8 @@ from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from pool.replay.worker import WorkerSpec
+from protocol import Outcome
 from tests.perf.sim_load import SEED
-from worker.protocol import Outcome
 from worker.runner.synthetic import StepCost
 
 SLOTS = 64

@@ -6,7 +6,7 @@ from orchestrator.tasks.task import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimRun, simulate
 from pool.replay.worker import WorkerSpec
-from worker.protocol import Outcome
+from protocol import Outcome
 from worker.runner.synthetic import StepCost
 
 FLEET = Fleet(WorkerSpec(StepCost(10e-3, 0.0, 0.1e-3), 2, kv_tokens=1600, noise=0.0), count=1)

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 import torch
 
+from clips.plan.recipe import read_recipe
+from clips.render.check import KEYFRAMES
 from perf.slot import copies
 from perf.slot.copies import Counting
 from perf.slot.naive import NaivePipeline, development_stages
 from perf.slot.rig import SPEC, SlotRig, recipe_of
-from worker.media.check import KEYFRAMES
-from worker.protocol.clips.recipe import read_recipe
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics
+from protocol import Sampling
 from tests.support.clock import ManualClock
-from worker.protocol import Sampling
 
 # 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.
 PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)

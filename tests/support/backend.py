@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from protocol import FinishReason, OnDeadline, Sampling
 from tests.support.engine import EOS, VOCABULARY, FakeClock
 from worker.core import Event, Job
 from worker.engines.backend import BackendLoad, Produced
 from worker.engines.stepped import SteppedConfig, SteppedEngine
 from worker.errors import InvalidCall
-from worker.protocol import FinishReason, OnDeadline, Sampling
 
 
 @dataclass

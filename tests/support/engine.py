@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from protocol import OnDeadline, Sampling
 from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import OnDeadline, Sampling
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.support.checkpoints import DEMO
-from tests.support.triton_calls import FakeResponder, lane_call
-from tests.support.vllm_on_cuda import is_interpreted, run_as_on_cuda
-from worker.engines import load_engine
-from worker.environment import nested
-from worker.loaded import LoadedEngine
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Cancel,
     Delta,
@@ -30,6 +24,12 @@ from worker.protocol import (
     TokenLogprob,
     WorkerStats,
 )
+from tests.support.checkpoints import DEMO
+from tests.support.triton_calls import FakeResponder, lane_call
+from tests.support.vllm_on_cuda import is_interpreted, run_as_on_cuda
+from worker.engines import load_engine
+from worker.environment import nested
+from worker.loaded import LoadedEngine
 from worker.service.worker import Worker
 from worker.settings import WorkerSettings
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from tritonclient.grpc import service_pb2
 
-from worker.protocol.clips.budgets import Stage
-from worker.protocol.slot import SlotState, StageState
+from clips.plan.budgets import Stage
+from clips.slot import SlotState, StageState
 
 MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(range(256)) * 40
 WAV = b"RIFF" + bytes(1000)

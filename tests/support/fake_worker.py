@@ -19,11 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.lane import NO_JOB
-from tests.support.certificates import listen
-from tests.support.clock import LeapingClock
-from tests.support.fake_slots import FakeSlots, failure
-from tests.support.pictures import IMAGE_TEMPLATE
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Cancel,
     Code,
@@ -53,7 +49,11 @@ from worker.protocol import (
     decode_message,
     encode,
 )
-from worker.protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME
+from protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME
+from tests.support.certificates import listen
+from tests.support.clock import LeapingClock
+from tests.support.fake_slots import FakeSlots, failure
+from tests.support.pictures import IMAGE_TEMPLATE
 
 MODEL = "fake"
 IMAGE_ID = 264

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from orchestrator.clock import LoopClock
 from orchestrator.errors import TidegateError
 from orchestrator.lanes import Lane, LaneConfig, LaneFactory
-from tests.support.other_servers import LETTER_IDS, LETTERS
-from worker.protocol import (
+from protocol import (
     Delta,
     End,
     Frame,
@@ -20,6 +19,7 @@ from worker.protocol import (
     TokenLogprob,
     WorkerStats,
 )
+from tests.support.other_servers import LETTER_IDS, LETTERS
 
 GREEDY = Sampling(max_tokens=6, temperature=0.0)
 

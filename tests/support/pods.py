@@ -11,10 +11,10 @@ from aiohttp import web
 
 from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
-from orchestrator.picker.picker import EndpointPicker
-from orchestrator.picker.pods import Pods
-from orchestrator.picker.server import PickerServer
 from orchestrator.settings import Settings
+from picker.picker import EndpointPicker
+from picker.pods import Pods
+from picker.server import PickerServer
 
 DIALECTS = [dialect for served in SERVED for dialect in served.conventions]
 

@@ -21,7 +21,7 @@ from orchestrator.tls import Tls
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
 from pool.units.triton import TritonInstance
-from worker.protocol.tensors import MODEL_NAME
+from protocol.tensors import MODEL_NAME
 
 T = TypeVar("T")
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")

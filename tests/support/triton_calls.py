@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.core import Event, EventSink, Job, StepUnderWay
-from worker.errors import ResponderLost
-from worker.protocol import (
+from protocol import (
     AbortCause,
     Code,
     Frame,
@@ -19,7 +17,9 @@ from worker.protocol import (
     decode_frame,
     encode,
 )
-from worker.protocol import tensors as names
+from protocol import tensors as names
+from worker.core import Event, EventSink, Job, StepUnderWay
+from worker.errors import ResponderLost
 from worker.service.call import Call, Tensors, strings
 
 PATIENCE_S = 60.0

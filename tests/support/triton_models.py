@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from catalog.paths import MODEL_REPOSITORY
-from worker.protocol.tensors import MODEL_NAME
+from protocol.tensors import MODEL_NAME
 
 _CONFIG = """\
 backend: "python"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic_settings import BaseSettings
 
+from clips.render import settings as slot
 from worker.environment import fields_of, names_of, nested
-from worker.media import settings as slot
 from worker.memory import MemoryLimits
 from worker.settings import RENAMED, WorkerSettings, read_settings, variable
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as nn
 from safetensors.torch import save_file
 
-from worker.media.stages.face import BACKDROP, HAIR, SKIN, Look
-from worker.media.stages.procedural import draw
-from worker.media.stages.tiny_clip import CHANNELS, FOLDER, SIZE, TwoTowers, buckets_of
+from clips.render.stages.face import BACKDROP, HAIR, SKIN, Look
+from clips.render.stages.procedural import draw
+from clips.render.stages.tiny_clip import CHANNELS, FOLDER, SIZE, TwoTowers, buckets_of
 
 FACES = 1_500
 STEPS = 1_200

@@ -16,8 +16,8 @@ of seed and position. Running out of memory is handled before, by ``runner.out_o
 
 from collections.abc import Sequence
 
+from protocol import Code, FinishReason
 from worker.log import engine_log
-from worker.protocol import Code, FinishReason
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Row
 from worker.scheduler.request import Request

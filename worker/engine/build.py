@@ -5,6 +5,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+from protocol.grammar_source import library_version
+from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, model_card
 from worker.engine.digest import engine_digest
@@ -18,8 +20,6 @@ from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import why_unservable
 from worker.models.load_timing import LoadTiming
-from worker.protocol.grammar_source import library_version
-from worker.protocol.model_digest import model_digest
 from worker.runner.base import BuiltRunner
 from worker.runner.out_of_memory import StepMemory
 from worker.runner.script import DEFAULT_SCRIPT, Script, read_script

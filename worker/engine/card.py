@@ -6,12 +6,12 @@ from typing import Protocol
 
 import msgspec
 
+from protocol import ModelCard, Pooling, SamplingDefaults
 from worker.engine.device_facts import device_facts
 from worker.engine.digest import version_of
 from worker.log import model_log
 from worker.models.folder import model_name
 from worker.models.generation import read_sampling_defaults
-from worker.protocol import ModelCard, Pooling, SamplingDefaults
 from worker.scheduler.config import MAX_WAITING
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer

@@ -19,6 +19,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from secrets import randbits
 
+from protocol import (
+    FinishReason,
+    KvReport,
+    PromptLogprobs,
+    TokenLogprob,
+    WorkerStats,
+    prefix_salt,
+)
 from worker.core import (
     Clock,
     Event,
@@ -37,14 +45,6 @@ from worker.engine.stats import Totals, snapshot
 from worker.engine.threaded import ThreadedEngine
 from worker.kv_disk.base import NoTier, Tier
 from worker.log import engine_log
-from worker.protocol import (
-    FinishReason,
-    KvReport,
-    PromptLogprobs,
-    TokenLogprob,
-    WorkerStats,
-    prefix_salt,
-)
 from worker.runner.base import Runner
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.end_reason import (

@@ -7,7 +7,7 @@ state instead of a backlog that grows.
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from worker.protocol import KvReport
+from protocol import KvReport
 from worker.scheduler.block_pool import BlockPool
 
 MAX_BACKLOG = 256

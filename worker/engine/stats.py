@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from protocol import WorkerStats
 from worker.engine.expiry import ExpiryCheck
 from worker.kv_disk.base import TierStats
-from worker.protocol import WorkerStats
 from worker.scheduler.scheduler import Scheduler
 
 

@@ -3,10 +3,10 @@
 import threading
 from abc import ABC, abstractmethod
 
+from protocol import AbortCause
 from worker.core import Clock, Event, EventSink, Job
 from worker.errors import DeviceLost
 from worker.log import engine_log
-from worker.protocol import AbortCause
 
 
 class ThreadedEngine(ABC):

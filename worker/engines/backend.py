@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.core import Job
-from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.scheduler.end_reason import NOT_FINITE
 
 

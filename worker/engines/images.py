@@ -4,9 +4,9 @@ import io
 from collections.abc import Sequence
 from typing import Any, Final
 
+from protocol import Vision
 from worker.errors import InvalidCall
 from worker.extras import pip_install
-from worker.protocol import Vision
 from worker.text import Tokenizer
 
 MAX_PIXELS: Final = 2**26

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
+from protocol import Code, Feature, features_of
 from worker.core import Job
-from worker.protocol import Code, Feature, features_of
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.refusal import refused
 

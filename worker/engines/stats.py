@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
+from protocol import WorkerStats
 from worker.engine.stats import Totals
 from worker.engines.backend import BackendLoad
-from worker.protocol import WorkerStats
 from worker.scheduler.step_time import StepTime
 
 NO_LOAD: Final = BackendLoad(0, 0, 0, 0)

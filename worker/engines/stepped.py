@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Final, NamedTuple, Self
 
+from protocol import Code, Feature, FinishReason, KvReport, ModelCard, WorkerStats
 from worker.core import (
     Clock,
     Event,
@@ -45,7 +46,6 @@ from worker.engines.pausing import BackendPauses, PausingBackend
 from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
 from worker.errors import RequestError
 from worker.log import engine_log
-from worker.protocol import Code, Feature, FinishReason, KvReport, ModelCard, WorkerStats
 from worker.scheduler.end_reason import (
     ABORTED,
     DRAINED,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from protocol import Grammar, InvalidGrammar
+from protocol.grammar_source import library_version, parser_limits, problem, source_of
 from worker.grammar.closing import Closing
 from worker.grammar.constraint import Constraint
 from worker.log import model_log
-from worker.protocol import Grammar, InvalidGrammar
-from worker.protocol.grammar_source import library_version, parser_limits, problem, source_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from numpy.typing import NDArray
 
+from protocol.grammar_source import problem
 from worker.grammar.closing import Closing
-from worker.protocol.grammar_source import problem
 
 if TYPE_CHECKING:
     import numpy as np

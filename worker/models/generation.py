@@ -6,10 +6,10 @@ model whose file says false is sampled all the same.
 
 from pathlib import Path
 
+from protocol import SamplingDefaults
+from protocol.generation_defaults import defaults_of
 from worker.log import model_log
 from worker.models.config import read_generation_config
-from worker.protocol import SamplingDefaults
-from worker.protocol.generation_defaults import defaults_of
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:

@@ -15,10 +15,10 @@ left for anybody: memory has leaked, or another process has taken it.
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.errors import DeviceLost, MemoryLimitExceeded
 from worker.log import engine_log
 from worker.memory import MemoryGuard
-from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.runner.base import Runner
 from worker.runner.memory import is_out_of_memory
 from worker.scheduler.end_reason import EndReason

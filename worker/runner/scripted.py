@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol import PromptLogprobs, TokenLogprob
 from worker.grammar.masks import MaskedRow, MaskMaker
-from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.base import BuiltRunner
 from worker.runner.script import Script
 from worker.runner.synthetic import certain, read_prompt

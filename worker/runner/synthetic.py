@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from protocol import PromptLogprobs, TokenLogprob
 from worker.core import Clock
-from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.base import BuiltRunner, Runner
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.simulated_device import SimulatedDevice

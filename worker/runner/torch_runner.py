@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from protocol import PromptLogprobs, TokenLogprob
 from worker.attention import PackedBatch
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.pinned import upload
-from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.forward import Forward
 from worker.sampling.finite import CheckedRows, check_prompts
 from worker.sampling.pooling import pool_states

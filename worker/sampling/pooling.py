@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.protocol import Pooling
+from protocol import Pooling
 from worker.scheduler.plan import Plan
 
 Vector = NDArray[np.float32]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocol import PromptLogprobs
 from worker.pinned import upload
-from worker.protocol import PromptLogprobs
 from worker.scheduler.plan import Plan, Row
 
 _MAX_LOGITS = 2**23

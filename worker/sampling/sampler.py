@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol import TokenLogprob
 from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.grammar.masks import Masks
 from worker.pinned import download, upload
-from worker.protocol import TokenLogprob
 from worker.sampling.filters import candidates
 from worker.sampling.masks import apply_
 from worker.sampling.params import (

@@ -10,7 +10,7 @@
 
     free = empty + cached,  used + free = total, always (WK-4)
 
-A block hash (``worker.protocol.blocks``) fixes a block's content and all that comes before it, so a
+A block hash (``protocol.blocks``) fixes a block's content and all that comes before it, so a
 block with a hash is never written again: only full blocks have one.
 """
 
@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
-from worker.protocol import KvReport
+from protocol import KvReport
 
 
 class BlockPool:

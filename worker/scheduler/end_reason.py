@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from protocol import AbortCause, Code, FinishReason
 from worker.core import Job, JobFinished
-from worker.protocol import AbortCause, Code, FinishReason
 from worker.scheduler.request import Request
 
 

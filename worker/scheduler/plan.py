@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from worker.protocol import PromptLogprobs, TokenLogprob
+from protocol import PromptLogprobs, TokenLogprob
 from worker.scheduler.request import Request
 
 

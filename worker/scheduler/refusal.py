@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from worker.protocol import Code, FinishReason, context_note
+from protocol import Code, FinishReason, context_note
 from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason
 from worker.scheduler.request import Request
 

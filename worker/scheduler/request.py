@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from protocol import OnDeadline
 from worker.core import Job
-from worker.protocol import OnDeadline
 
 PENDING: Final = -1
 """Placeholder in ``Request.tokens`` for a token that a launched step will give."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from worker.protocol import End, FinishReason, ModelCard, Sampling, Submit
+from protocol import End, FinishReason, ModelCard, Sampling, Submit
 from worker.text import TextStream, Tokenizer
 
 

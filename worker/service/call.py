@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol import Code
 from worker.errors import InvalidCall
-from worker.protocol import Code
 
 Tensors = Mapping[str, NDArray[Any]]
 

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 
+from protocol import Grammar, InvalidGrammar, Sampling
 from worker.core import Clock
 from worker.errors import InvalidCall
 from worker.grammar.closing import Closing, ClosingTables
 from worker.grammar.compiler import GrammarCompiler
 from worker.grammar.constraint import Constraint
-from worker.protocol import Grammar, InvalidGrammar, Sampling
 
 
 class Constraints:

@@ -14,9 +14,9 @@ them elsewhere. By the time left, which each report has, it moves those that can
 
 from collections.abc import Callable
 
+from protocol import AbortCause
 from worker.core import Clock, EngineService
 from worker.log import service_log
-from worker.protocol import AbortCause
 from worker.service.call import Responder
 from worker.service.emitter import Emitter
 from worker.service.lane import LaneJob

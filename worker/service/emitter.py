@@ -19,6 +19,15 @@ from types import MappingProxyType
 
 import msgspec
 
+from protocol import (
+    AbortCause,
+    End,
+    FinishReason,
+    ModelCard,
+    SwapReport,
+    WorkerStats,
+    brief,
+)
 from worker.core import (
     Clock,
     EngineService,
@@ -33,15 +42,6 @@ from worker.core import (
 )
 from worker.errors import ResponderLost, code_of
 from worker.log import service_log
-from worker.protocol import (
-    AbortCause,
-    End,
-    FinishReason,
-    ModelCard,
-    SwapReport,
-    WorkerStats,
-    brief,
-)
 from worker.scheduler.end_reason import loss_of
 from worker.service.call import Responder
 from worker.service.kv_events import KvEvents, KvMirror

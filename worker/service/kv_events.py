@@ -3,7 +3,7 @@ request."""
 
 from collections.abc import Iterable
 
-from worker.protocol import KvReport
+from protocol import KvReport
 
 MAX_HASHES = 8192
 """Most hashes in one frame, 34 bytes each; further ones wait for the next frame."""

@@ -1,8 +1,6 @@
 """The lane contract: many jobs on one stream, whose events are sent together in frames."""
 
-from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
-from worker.errors import code_of
-from worker.protocol import (
+from protocol import (
     Delta,
     End,
     FinishReason,
@@ -14,7 +12,9 @@ from worker.protocol import (
     WorkerStats,
     encode,
 )
-from worker.protocol.tensors import FRAME
+from protocol.tensors import FRAME
+from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
+from worker.errors import code_of
 from worker.service.call import Responder, strings
 from worker.service.kv_events import KvEvents
 from worker.service.replies import as_shown

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from protocol import Grammar, GrammarKind, InvalidGrammar, excerpt
 from worker.errors import InvalidCall
-from worker.protocol import Grammar, GrammarKind, InvalidGrammar, excerpt
 
 
 def _json(value: Any) -> str:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from protocol import InvalidSampling, OnDeadline, excerpt
+from protocol.tensors import PARAM_TOKEN
 from worker.core import Clock, Job
 from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
 from worker.log import service_log
-from worker.protocol import InvalidSampling, OnDeadline, excerpt
-from worker.protocol.tensors import PARAM_TOKEN
 from worker.service.access import Secret
 from worker.service.call import Call, seconds
 from worker.service.emitter import Emitter

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from protocol import AbortCause, Code, TokenLogprob
+from protocol import tensors as names
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
-from worker.protocol import AbortCause, Code, TokenLogprob
-from worker.protocol import tensors as names
 from worker.service.call import Responder, Tensors, strings
 from worker.service.plain_request import PlainRequest
 from worker.service.replies import as_shown

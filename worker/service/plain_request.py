@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from worker.errors import ContextOverflow, InvalidCall
-from worker.protocol import (
+from protocol import (
     Grammar,
     ModelCard,
     OnDeadline,
@@ -29,8 +28,9 @@ from worker.protocol import (
     stated_of,
     unstated_of,
 )
-from worker.protocol import tensors as names
-from worker.protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
+from protocol import tensors as names
+from protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
+from worker.errors import ContextOverflow, InvalidCall
 from worker.service.call import Call
 from worker.service.plain_grammar import FIELDS as GRAMMAR_FIELDS
 from worker.service.plain_grammar import read_grammar

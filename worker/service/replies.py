@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Protocol
 
+from protocol import FinishReason
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
-from worker.protocol import FinishReason
 from worker.service.call import Responder
 
 

@@ -5,10 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from worker.core import EngineService, EventSink, Job, JobFinished, StepUnderWay
-from worker.grammar.closing import ClosingTables
-from worker.loaded import LoadedEngine
-from worker.protocol import (
+from protocol import (
     AbortCause,
     Code,
     Feature,
@@ -17,6 +14,9 @@ from worker.protocol import (
     ModelCard,
     WorkerStats,
 )
+from worker.core import EngineService, EventSink, Job, JobFinished, StepUnderWay
+from worker.grammar.closing import ClosingTables
+from worker.loaded import LoadedEngine
 from worker.service.constraints import Constraints
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer

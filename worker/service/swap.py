@@ -23,14 +23,14 @@ from dataclasses import replace
 
 import msgspec
 
+from protocol import Code, Frame, SwapPhase, SwapReport, encode, excerpt
+from protocol.tensors import FRAME
 from worker.core import Clock
 from worker.engine_choice import chosen
 from worker.errors import InvalidCall, RequestError, ResponderLost, WorkerDraining
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
 from worker.priority import lower_priority
-from worker.protocol import Code, Frame, SwapPhase, SwapReport, encode, excerpt
-from worker.protocol.tensors import FRAME
 from worker.service.call import Responder, strings
 from worker.service.constraints import Constraints
 from worker.service.drain import Drainer

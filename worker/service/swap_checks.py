@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from protocol import Loadable
 from worker.engine_choice import chosen
 from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
 from worker.environment import problem_of
@@ -14,7 +15,6 @@ from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLi
 from worker.memory import GIB
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import model_name, why_unservable
-from worker.protocol import Loadable
 from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory, block_bytes
 from worker.settings import RENAMED, WorkerSettings
 

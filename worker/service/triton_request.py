@@ -10,8 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from protocol import Code
 from worker.errors import ResponderLost
-from worker.protocol import Code
 from worker.service.call import Call, Responder, Tensors
 
 Outgoing = Callable[[NDArray[Any]], NDArray[Any]]

@@ -11,20 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from worker.core import Clock, Job
-from worker.engines import load_engine
-from worker.errors import (
-    InvalidCall,
-    LaneNotOpen,
-    RequestError,
-    ResponderLost,
-    Unauthenticated,
-    WorkerDraining,
-)
-from worker.grammar.constraint import Constraint
-from worker.loaded import EngineLoader, LoadedEngine
-from worker.log import service_log
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     AbortCause,
     Cancel,
@@ -47,7 +34,20 @@ from worker.protocol import (
     encode,
     excerpt,
 )
-from worker.protocol.tensors import FRAME, LANE_MESSAGE
+from protocol.tensors import FRAME, LANE_MESSAGE
+from worker.core import Clock, Job
+from worker.engines import load_engine
+from worker.errors import (
+    InvalidCall,
+    LaneNotOpen,
+    RequestError,
+    ResponderLost,
+    Unauthenticated,
+    WorkerDraining,
+)
+from worker.grammar.constraint import Constraint
+from worker.loaded import EngineLoader, LoadedEngine
+from worker.log import service_log
 from worker.service.access import Secret, warn_if_open
 from worker.service.begun import begun_text, checked_part, end_of_complete
 from worker.service.call import Call, Responder, Tensors, seconds, strings

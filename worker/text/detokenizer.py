@@ -7,7 +7,7 @@ from typing import Protocol
 from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.decoders import DecodeStream
 
-from worker.protocol.token_bytes import TokenPieces
+from protocol.token_bytes import TokenPieces
 
 
 class Detokenizer(Protocol):

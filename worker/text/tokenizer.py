@@ -8,14 +8,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from worker.errors import TokenizerError
-from worker.protocol import Sampling
-from worker.protocol.token_bytes import TokenPieces, token_bytes_of
-from worker.protocol.tokenizer_files import (
+from protocol import Sampling
+from protocol.token_bytes import TokenPieces, token_bytes_of
+from protocol.tokenizer_files import (
     UnreadableTokenizer,
     read_tokenizer_files,
     special_tokens_of,
 )
+from worker.errors import TokenizerError
 from worker.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,

@@ -27,4 +27,4 @@ Inference Extension. docs/gateways.md shows both sides' configuration.
 def picker(endpoints: str | None, host: str | None, port: int | None) -> int:
     """Replace this process by the picker, whose exit status becomes its own; no return."""
     given = {"--endpoints": endpoints, "--host": host, "--port": port}
-    become("orchestrator.picker", given)
+    become("picker", given)

@@ -64,7 +64,7 @@ environment:
   TIDEGATE_SLOT__…                settings of the slot pipeline: …__SIZE, say
   TIDEGATE_…                      settings of the orchestrator: …_QUEUE__MAX_WAITING, say
   docs/settings.md says what each setting does; where there is no checkout, so do
-  worker/settings.py, worker/media/settings.py and orchestrator/settings/sections.py in
+  worker/settings.py, clips/render/settings.py and orchestrator/settings/sections.py in
   {runtime.folder()}
 
 exit status: 0 ended as asked, 1 it could not go on (the reason is on stderr), 2 wrong usage,

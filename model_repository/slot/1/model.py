@@ -10,13 +10,13 @@ import triton_python_backend_utils as pb_utils
 # PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
+from clips.render.settings import read_slot_settings
+from clips.render.slot import SlotWorker
+from clips.render.slot_build import build_slots
 from worker.encoding import speak_utf8
 from worker.log import configure_logging
-from worker.media.settings import read_slot_settings
 from worker.service import stub_abi
 from worker.service.shared_memory import restrict_shared_memory
-from worker.service.slot import SlotWorker
-from worker.service.slot_build import build_slots
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
 
 

@@ -2,7 +2,7 @@
 
 from orchestrator.api.http.context import Dialect
 from orchestrator.errors import InvalidRequest, RateLimited, TidegateError, Unavailable
-from worker.protocol import Code
+from protocol import Code
 
 OVERLOADED = 529
 _TYPES = {

@@ -29,7 +29,7 @@ from orchestrator.parsing import (
 )
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta
+from protocol import Delta
 
 _encode = msgspec.json.Encoder().encode
 

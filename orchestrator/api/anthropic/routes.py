@@ -30,7 +30,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Output, ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 from orchestrator.tasks.task import Listener, Task
-from worker.protocol import Delta
+from protocol import Delta
 
 _message_reader = Reader(MessagesRequest)
 _count_reader = Reader(CountTokensRequest)

@@ -9,7 +9,7 @@ from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.parsing import Call, Output
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import FinishReason
+from protocol import FinishReason
 
 _STOP_REASONS = {
     FinishReason.STOP: "end_turn",

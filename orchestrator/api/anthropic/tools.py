@@ -12,7 +12,7 @@ from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import TemplateArgument
-from worker.protocol import excerpt
+from protocol import excerpt
 
 _OF_CLIENTS = ("bash_", "computer_", "memory_", "text_editor_")
 

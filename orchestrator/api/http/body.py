@@ -21,7 +21,7 @@ from orchestrator.errors import (
     InvalidRequest,
     UnsupportedMediaType,
 )
-from worker.protocol import excerpt
+from protocol import excerpt
 
 T = TypeVar("T")
 R = TypeVar("R")

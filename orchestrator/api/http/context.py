@@ -18,7 +18,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
-from worker.protocol import Grammar
+from protocol import Grammar
 
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"

@@ -12,7 +12,7 @@ from orchestrator.api.http.ignored import passed_over
 from orchestrator.api.http.message_types import with_unknown_fields
 from orchestrator.api.http.unknown_fields import put_down_unknown
 from orchestrator.errors import InvalidRequest
-from worker.protocol import excerpt
+from protocol import excerpt
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from orchestrator.tasks.job import (
     Prompt,
 )
 from orchestrator.tasks.runs import MAX_CALLS_LEFT
-from worker.protocol import (
+from protocol import (
     MAX_LOGIT_BIASES,
     Feature,
     Grammar,

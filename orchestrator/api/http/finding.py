@@ -6,12 +6,12 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from clips.dispatch.slot import Slot
 from orchestrator.api.http.answer_ids import ID_PREFIXES, task_id_of
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.errors import JournalUnavailable, KeyReused, NotFound
 from orchestrator.retention import no_such
 from orchestrator.service import Orchestrator
-from orchestrator.slots.slot import Slot
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.look_ups import Found

@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL, GenerationRequest, StatedGrammar, Unused
 from orchestrator.errors import InvalidRequest
-from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar, excerpt
+from protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar, excerpt
 
 T = TypeVar("T")
 

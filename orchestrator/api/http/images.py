@@ -8,7 +8,7 @@ import binascii
 from orchestrator.api.http.image_headers import FORMATS, pixels_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image
-from worker.protocol import excerpt
+from protocol import excerpt
 
 _EXAMPLE = "data:image/png;base64,iVBORw…"
 

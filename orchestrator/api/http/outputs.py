@@ -16,7 +16,7 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Chat, Job, Prompt, PromptEnd
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
+from protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
 
 _THINKING = ("enable_thinking", "thinking")
 """Template arguments with which clients turn the thinking off."""

@@ -7,7 +7,7 @@ from orchestrator.api.http.responses import task_fields
 from orchestrator.api.kserve.errors import error_body
 from orchestrator.api.kserve.outputs import Outputs
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta
+from protocol import Delta
 
 _encode = msgspec.json.Encoder().encode
 

@@ -2,16 +2,16 @@
 
 from aiohttp import web
 
+from clips.dispatch.job import MODEL as SLOT_MODEL
+from clips.dispatch.job import OUTPUTS as FILES
+from clips.dispatch.wire import EVENT, RECIPE
 from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
 from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.http.version import VERSION
 from orchestrator.errors import NotFound
 from orchestrator.prompts.encoder import PromptEncoder
-from orchestrator.slots.job import MODEL as SLOT_MODEL
-from orchestrator.slots.job import OUTPUTS as FILES
-from orchestrator.slots.wire import EVENT, RECIPE
-from worker.protocol import tensors as names
+from protocol import tensors as names
 
 MODEL_VERSION = "1"
 

@@ -8,8 +8,8 @@ from orchestrator.api.kserve.metadata import MODEL_VERSION, OUTPUTS
 from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.task import Task
-from worker.protocol import TokenLogprob
-from worker.protocol import tensors as names
+from protocol import TokenLogprob
+from protocol import tensors as names
 
 NOT_FINISHED = "None"
 """``finish_reason`` of a piece that is not the last, as in vLLM's backend."""

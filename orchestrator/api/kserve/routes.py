@@ -20,7 +20,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 from orchestrator.tasks.task import Task
-from worker.protocol import tensors as names
+from protocol import tensors as names
 
 _generate_reader = Reader(GenerateRequest)
 _infer_reader = Reader(InferRequest)

@@ -17,9 +17,9 @@ from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.kserve.metadata import INPUTS, OUTPUTS
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Prompt
-from worker.protocol import excerpt
-from worker.protocol import tensors as names
-from worker.protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
+from protocol import excerpt
+from protocol import tensors as names
+from protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
 
 _DEADLINES = (
     names.PARAM_DEADLINE_MS,

@@ -23,7 +23,7 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, Outcome, TokenLogprob
+from protocol import Delta, Outcome, TokenLogprob
 
 FIRST_TOKEN = 2
 """Number of the first token's event."""

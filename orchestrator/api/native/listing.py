@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from clips.dispatch.slot import Slot
 from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.finding import status_of
@@ -12,7 +13,6 @@ from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
-from orchestrator.slots.slot import Slot
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork
 

@@ -13,7 +13,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Chat, Message, said_by
 from orchestrator.tasks.tools import Tool
-from worker.protocol import excerpt
+from protocol import excerpt
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _IMAGES = ("image_url", "input_image")

@@ -21,7 +21,7 @@ from orchestrator.parsing import CallArguments, Content, Piece, Reasoning
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, TokenLogprob
+from protocol import Delta, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 _PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"

@@ -17,7 +17,7 @@ from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Task
-from worker.protocol import PromptLogprobs, TokenLogprob
+from protocol import PromptLogprobs, TokenLogprob
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from orchestrator.api.openai.types import AnswerOptions, ParsedCompletion, read_
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Api, OnDisconnect
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, OnDeadline
+from protocol import Delta, OnDeadline
 
 _FOR_TEXT = (
     "max_tokens",

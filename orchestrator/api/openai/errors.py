@@ -2,7 +2,7 @@
 
 from orchestrator.api.http.context import Dialect
 from orchestrator.errors import TidegateError
-from worker.protocol import Code
+from protocol import Code
 
 _TYPES = {
     401: "authentication_error",

@@ -39,7 +39,7 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.job import Api, OnDisconnect
 from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
-from worker.protocol import Delta
+from protocol import Delta
 
 _chat_reader = Reader(ChatRequest)
 _completion_reader = Reader(CompletionRequest)

@@ -25,7 +25,7 @@ from orchestrator.prompts.tokens import Token, TokenTexts
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
-from worker.protocol import TokenLogprob
+from protocol import TokenLogprob
 
 _TOKENS_AT_ONCE = 64
 """Tokens encoded at a time; with the 20 most likely ones beside each they take one or two

@@ -11,7 +11,7 @@ from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.tools import Tool
-from worker.protocol import excerpt
+from protocol import excerpt
 
 
 class FunctionBody(msgspec.Struct, frozen=True):

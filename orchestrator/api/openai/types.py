@@ -19,7 +19,7 @@ from orchestrator.api.openai.tools import tool_use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.job import Job, Priority, Prompt
-from worker.protocol import OnDeadline
+from protocol import OnDeadline
 
 MAX_CHOICES = 128
 """Most choices of a request, all prompts together: each is a task of its own. OpenAI's bound for

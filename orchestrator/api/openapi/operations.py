@@ -7,11 +7,11 @@ dialect.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from clips.api.slot_types import SlotRequest
 from orchestrator.api.anthropic.batches import MessageBatchRequest
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest
 from orchestrator.api.native.quotes import QuoteRequest
-from orchestrator.api.native.slot_types import SlotRequest
 from orchestrator.api.native.types import SessionRequest, TaskRequest
 from orchestrator.api.openai.batches import BatchRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest

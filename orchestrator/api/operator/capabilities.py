@@ -9,7 +9,7 @@ from orchestrator.api.http.version import VERSION
 from orchestrator.service import Orchestrator
 from orchestrator.sessions.config import MAX_IDLE_KEEP_S
 from orchestrator.tasks.job import Api
-from worker.protocol import Feature, OnDeadline
+from protocol import Feature, OnDeadline
 
 
 async def capabilities(request: web.Request) -> web.Response:

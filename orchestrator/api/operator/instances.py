@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from clips.dispatch.fleet import SlotFleet
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
@@ -17,7 +18,6 @@ from orchestrator.instances.registry import Registry
 from orchestrator.loading.swaps import RunningSwap, Swaps
 from orchestrator.prediction import Work
 from orchestrator.service import Orchestrator
-from orchestrator.slots.fleet import SlotFleet
 
 DISCOVERY = web.AppKey("discovery", DiscoverySync)
 

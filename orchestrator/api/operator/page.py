@@ -12,7 +12,7 @@ from aiohttp import web
 
 from orchestrator.api.auth import PAGE_FILES
 from orchestrator.errors import NotFound
-from worker.protocol import excerpt
+from protocol import excerpt
 
 _STATIC = Path(__file__).with_name("static")
 _TYPES = {

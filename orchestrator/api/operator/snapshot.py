@@ -11,7 +11,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
-from worker.protocol import Outcome
+from protocol import Outcome
 
 MAX_INSTANCES = 64
 MAX_WAITING = 64

@@ -19,7 +19,7 @@ from orchestrator.lanes.http.sse import EventTooLong, SseDecoder, SseEvent
 from orchestrator.lanes.lane_job import JobFailed, LaneJob, ServerLost
 from orchestrator.lanes.model_folder import BadFolder
 from orchestrator.lanes.polled import PolledLane
-from worker.protocol import Code, excerpt
+from protocol import Code, excerpt
 
 MAX_ANSWER_BYTES = 2**20
 """Most bytes read of an answer that is not a stream."""

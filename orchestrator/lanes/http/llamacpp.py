@@ -23,7 +23,7 @@ from orchestrator.lanes.http.http_lane import (
 )
 from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
-from worker.protocol import Feature, FinishReason, ModelCard
+from protocol import Feature, FinishReason, ModelCard
 
 ABORT_MS: Final = 300.0
 """Ms until an aborted job's slot is free: 5 to 28 measured while it decodes, 250 to 270 twice of

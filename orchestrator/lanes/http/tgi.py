@@ -15,7 +15,7 @@ from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, co
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
 from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
-from worker.protocol import Code, Feature, FinishReason, ModelCard, TokenLogprob
+from protocol import Code, Feature, FinishReason, ModelCard, TokenLogprob
 
 ABORT_MS: Final = 100.0
 SLOTS: Final = 32

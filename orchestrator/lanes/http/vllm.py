@@ -23,7 +23,7 @@ from orchestrator.lanes.http.http_lane import (
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
 from orchestrator.lanes.vllm_sampling import vllm_sampling
-from worker.protocol import (
+from protocol import (
     Code,
     FinishReason,
     ModelCard,

@@ -13,7 +13,7 @@ from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
-from worker.protocol import AbortCause, Code, FinishReason, Outcome, Sampling, TokenLogprob
+from protocol import AbortCause, Code, FinishReason, Outcome, Sampling, TokenLogprob
 
 _IDS = "I"
 _ID_BYTES = array(_IDS).itemsize

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from orchestrator.prediction.forecaster import FIT_HEADROOM
+from protocol import OnDeadline
 from tests.support.admission import PACE, UNKNOWN, Rig
-from worker.protocol import OnDeadline
 
 
 def test_dl6_fit_says_what_the_deadline_allows() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from protocol import Adapter, Code, KvReport, adapter_salt, block_hashes
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Adapter, Code, KvReport, adapter_salt, block_hashes
 
 TONE, LAW = Adapter("tone", "ab" * 32), Adapter("law", "cd" * 32)
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}

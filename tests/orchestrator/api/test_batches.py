@@ -15,12 +15,12 @@ import aiohttp
 import pytest
 
 from orchestrator.tasks.job import Priority
+from protocol import Pooling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import Restarts
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import anthropic, openai
-from worker.protocol import Pooling
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from protocol import GrammarKind
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.api.tools import CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import GrammarKind
 
 HI = [{"role": "user", "content": "hi"}]
 FORMAT = {"type": "json_schema", "name": "f", "schema": SCHEMA}

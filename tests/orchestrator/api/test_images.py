@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from protocol import ImageTokens, block_hashes, keyed_by_images
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import IMAGE_ID, FakeWorker, Plan, eyes
 from tests.support.pictures import picture
-from worker.protocol import ImageTokens, block_hashes, keyed_by_images
 
 CAT, DOG = picture(1), picture(2, 16, 16, "JPEG")
 CAT_TOKENS, DOG_TOKENS = 15, 4

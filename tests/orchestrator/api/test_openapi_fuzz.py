@@ -11,10 +11,10 @@ import aiohttp
 import hypothesis
 import pytest
 
+from protocol import Pooling
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.support.fake_slots import FakeSlots
 from tests.support.fake_worker import MODEL, FakeWorker
-from worker.protocol import Pooling
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from protocol import FinishReason
 from tests.support.fake_worker import Plan
-from worker.protocol import FinishReason
 
 CARD: dict[str, Any] = {
     "context_tokens": 8192,

@@ -12,10 +12,10 @@ from orchestrator.prediction import IDLE, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
+from protocol import Code, Sampling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, kinds_of, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Code, Sampling
 
 TASK = {"prompt": "hello", "max_tokens": 20}
 PACE = StepModel(

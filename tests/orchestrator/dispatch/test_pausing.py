@@ -17,13 +17,13 @@ from orchestrator.placement import Candidate, Placer
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
+from protocol import AbortCause, Outcome, Submit
 from tests.orchestrator.api.http.test_event_stream import read_to_end, send
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
 from tests.orchestrator.placement.test_placement import FakeRegistry, candidate, task
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause, Outcome, Submit
 
 # ── who ──────────────────────────────────────────────────────────────────────────────────────────
 

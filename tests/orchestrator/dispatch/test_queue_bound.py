@@ -9,8 +9,8 @@ from orchestrator.queue.order import QueuePolicy
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
+from protocol import Outcome
 from tests.support.admission import Rig
-from worker.protocol import Outcome
 
 
 def fill(rig: Rig, priority: Callable[[int], Priority], count: int = 4) -> list[Task]:

@@ -16,9 +16,9 @@ from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
 from pool.process.ports import free_ports
+from protocol import Code, FinishReason, Sampling, Submit
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan, saying_goodbye
-from worker.protocol import Code, FinishReason, Sampling, Submit
 
 FIRST_ID = 6
 """Of the fake vocabulary, after its special tokens: one id per byte from here on."""

@@ -11,11 +11,11 @@ from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import aborted
 from orchestrator.telemetry.metrics import Metrics
+from protocol import AbortCause, Delta
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.test_settle import make_task
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause, Delta
 
 TASK = {"prompt": "hello", "max_tokens": 3}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from protocol import Code
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Code
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True, "deadline_ms": 60_000}
 FIRST_ID = 6

@@ -7,11 +7,11 @@ import pytest
 from orchestrator.dispatch.loop_delay import EVERY_S, LoopDelay
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.instances.instance import Instance
+from protocol import OnDeadline
 from tests.orchestrator.conftest import MakeService
 from tests.support.admission import Rig
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import OnDeadline
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}
 

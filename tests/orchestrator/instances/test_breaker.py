@@ -19,10 +19,10 @@ from orchestrator.instances.breaker import (
 )
 from orchestrator.instances.instance import Instance
 from orchestrator.prediction import IDLE, Load, StepModel
+from protocol import AbortCause, Code, End, FinishReason
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause, Code, End, FinishReason
 
 NAMES = ("a:1", "b:1", "c:1", "d:1")
 

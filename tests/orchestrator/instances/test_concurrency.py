@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from orchestrator.instances.concurrency import ROWS_PER_BACKLOG, ConcurrencyLimit, InFlightJob
-from worker.protocol import WorkerStats
+from protocol import WorkerStats
 
 IDLE = WorkerStats(100, 0, 100, 0, 0, 10.0, 0.0, 0, 0, 0, 0.5)
 

@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator.instances import served_models
 from orchestrator.telemetry.narration import INSTANCE_AWAY, INSTANCE_READY
+from protocol import Delta
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan, make_card
-from worker.protocol import Delta
 
 TASK = {"prompt": "x", "max_tokens": 10}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 10}

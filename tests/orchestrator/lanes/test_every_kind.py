@@ -7,6 +7,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lanes import Lane, ServerKind, kind_of
+from protocol import (
+    NO_TOKEN_ID,
+    AbortCause,
+    Code,
+    Feature,
+    FinishReason,
+    OnDeadline,
+    Sampling,
+)
 from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
     LETTER_IDS,
@@ -20,15 +29,6 @@ from tests.support.other_servers import (
     model_folder,
 )
 from tests.support.plain_triton import PlainTriton, PlainTrtLlm
-from worker.protocol import (
-    NO_TOKEN_ID,
-    AbortCause,
-    Code,
-    Feature,
-    FinishReason,
-    OnDeadline,
-    Sampling,
-)
 
 
 class OldVllm(VllmServer):

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from orchestrator.clock import LoopClock
 from orchestrator.errors import TidegateError
 from orchestrator.lanes import Lane, LaneConfig, StreamLane
+from protocol import AbortCause, Delta, End, Frame, OnDeadline, PromptLogprobs, Sampling
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, PromptLogprobs, Sampling
 
 
 class News:

@@ -16,6 +16,7 @@ from orchestrator.lanes.http.http_lane import ServerEvent, decoded
 from orchestrator.lanes.http.vllm import VllmLane
 from orchestrator.lanes.lane_job import JobFailed
 from orchestrator.lanes.text_only import PromptText
+from protocol import NO_TOKEN_ID, Code, FinishReason, Sampling
 from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
     LETTER_IDS,
@@ -29,7 +30,6 @@ from tests.support.other_servers import (
     model_folder,
 )
 from tests.support.plain_triton import PlainTriton, PlainTrtLlm
-from worker.protocol import NO_TOKEN_ID, Code, FinishReason, Sampling
 
 HTTP = [VllmServer, LlamaCppServer, TgiServer]
 

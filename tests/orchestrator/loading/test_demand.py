@@ -15,10 +15,10 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
+from protocol import Sampling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.loading.test_swaps import chat, models
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Sampling
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 

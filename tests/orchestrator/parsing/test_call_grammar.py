@@ -17,8 +17,8 @@ from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, stric
 from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.tools import Tool
+from protocol import Grammar, GrammarKind, InvalidGrammar
 from tests.support.fake_worker import tokenizer_json
-from worker.protocol import Grammar, GrammarKind, InvalidGrammar
 
 HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, DEEPSEEK, HARMONY = CallFormat
 THINK = TAGS["think"]

@@ -9,9 +9,9 @@ from orchestrator.parsing import CallFormat, OutputFormat, OutputParser, collect
 from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules
 from orchestrator.parsing.thinking import behind_thinking
+from protocol import Grammar, GrammarKind
+from protocol.grammar_source import check_source, source_of
 from tests.support.fake_worker import tokenizer_json
-from worker.protocol import Grammar, GrammarKind
-from worker.protocol.grammar_source import check_source, source_of
 
 SCHEMA = (
     '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string", '

@@ -10,9 +10,9 @@ from orchestrator.placement import Requirements
 from orchestrator.placement.features import features_of
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint
+from protocol import Feature, Grammar, GrammarKind, Sampling
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_worker import Plan
-from worker.protocol import Feature, Grammar, GrammarKind, Sampling
 
 ALL = tuple(sorted(Feature))
 TASK = {"prompt": "hello", "max_tokens": 2}

@@ -24,8 +24,8 @@ from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
+from protocol import KvReport, Sampling
 from tests.support.clock import ManualClock
-from worker.protocol import KvReport, Sampling
 
 FAST = StepModel(8, 512, 5.0, 0.5, 0.1)
 SLOW = StepModel(8, 512, 50.0, 5.0, 1.0)

@@ -3,8 +3,8 @@
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
+from protocol import KvReport, block_hashes, prefix_salt
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from worker.protocol import KvReport, block_hashes, prefix_salt
 
 IDS = list(range(10, 110))
 TASK = {"prompt_token_ids": IDS, "max_tokens": 2}

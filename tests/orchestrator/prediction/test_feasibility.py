@@ -10,8 +10,8 @@ from orchestrator.prediction import StepModel
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.tasks.ending import Ending
+from protocol import End, FinishReason, OnDeadline, Outcome, Sampling
 from tests.support.admission import PACE, UNKNOWN, Rig
-from worker.protocol import End, FinishReason, OnDeadline, Outcome, Sampling
 
 
 def test_dl7_the_least_work_at_the_best_pace_decides() -> None:

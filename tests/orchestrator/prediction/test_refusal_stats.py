@@ -7,9 +7,9 @@ from typing import Any
 from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
 from orchestrator.tasks.job import Priority
+from protocol import Code, Outcome
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import Plan
-from worker.protocol import Code, Outcome
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}
 

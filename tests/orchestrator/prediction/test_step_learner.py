@@ -18,7 +18,7 @@ from orchestrator.prediction import (
     Work,
 )
 from orchestrator.prediction.step_model import MIN_SHARE
-from worker.protocol import WorkerStats
+from protocol import WorkerStats
 
 
 @dataclass

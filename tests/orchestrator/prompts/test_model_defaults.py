@@ -2,8 +2,8 @@
 
 import pytest
 
+from protocol import Sampling, SamplingDefaults
 from tests.orchestrator.conftest import MakeService, MakeWorker
-from worker.protocol import Sampling, SamplingDefaults
 
 DEFAULTS = SamplingDefaults(
     temperature=0.7, top_p=0.8, top_k=20, min_p=0.01, repetition_penalty=1.05, max_tokens=9

@@ -18,12 +18,12 @@ from h2.errors import ErrorCodes
 from orchestrator.api.http.accepting import widen_backlog
 from perf.stack import proxies
 from perf.stack.proxies import CADDY, ENVOY, HAPROXY, KINDS, NGINX, Certificate, Kind
+from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.certificates import certificates
 from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.h2_client import Exchange, H2Client
-from worker.protocol import AbortCause
 
 pytestmark = pytest.mark.slow
 

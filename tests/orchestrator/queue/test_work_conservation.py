@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orchestrator.prediction import Urgency
+from protocol import Submit
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Submit
 
 CHAT = {
     "model": "fake",

@@ -7,10 +7,10 @@ from orchestrator.recording import recorder as recorder_module
 from orchestrator.recording.facts import RecordedRequest, Recording
 from orchestrator.recording.recorder import Recorder
 from orchestrator.recording.wording import timeline
+from protocol import Outcome
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_pausing import URGENT, scene
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import Outcome
 
 
 def recorder_of(service: Service) -> Recorder:

@@ -4,11 +4,11 @@ conversations."""
 import asyncio
 from typing import Any
 
+from protocol import FinishReason
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, see_each_other, state_of
 from tests.orchestrator.tasks.journal.conftest import submit
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import FinishReason
 
 HI: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 4}
 WELL = Plan(tokens=2, reason=FinishReason.STOP)

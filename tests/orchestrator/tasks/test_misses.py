@@ -5,8 +5,8 @@ import pytest
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.misses import MissStage, blame
+from protocol import FinishReason, Outcome
 from tests.orchestrator.tasks.test_settle import make_task
-from worker.protocol import FinishReason, Outcome
 
 LONG_QUEUE = Budget(queue_ms=600, route_ms=5, prefill_ms=50, decode_ms=400)
 LONG_ROUTE = Budget(queue_ms=6, route_ms=500, prefill_ms=50, decode_ms=400)

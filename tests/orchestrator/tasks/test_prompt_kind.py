@@ -5,7 +5,7 @@ import pytest
 from orchestrator.tasks.job import Chat, Message, Prompt
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
 from orchestrator.tasks.tools import Tool
-from worker.protocol import Grammar, GrammarKind
+from protocol import Grammar, GrammarKind
 
 
 def chat(*turns: tuple[str, str], tools: tuple[Tool, ...] = ()) -> Chat:

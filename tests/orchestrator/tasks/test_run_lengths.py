@@ -13,8 +13,8 @@ from orchestrator.tasks.run_lengths import HALF_LIFE, MAX_CALLS, RunLengths, Run
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.trace_context import TraceContext
+from protocol import FinishReason, Outcome, Sampling
 from tests.support.clock import ManualClock
-from worker.protocol import FinishReason, Outcome, Sampling
 
 AGENT = ((), ("tenant",), ("tenant", "agent"))
 

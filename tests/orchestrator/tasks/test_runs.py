@@ -12,8 +12,8 @@ from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.trace_context import TraceContext
+from protocol import FinishReason, Outcome, Sampling
 from tests.support.clock import ManualClock
-from worker.protocol import FinishReason, Outcome, Sampling
 
 
 class Bench:

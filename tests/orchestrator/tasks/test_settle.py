@@ -11,8 +11,7 @@ from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import aborted, failed, judge, no_first_token, overdue
 from orchestrator.telemetry.metrics import Metrics
-from tests.support.clock import ManualClock
-from worker.protocol import (
+from protocol import (
     AbortCause,
     Code,
     Delta,
@@ -22,6 +21,7 @@ from worker.protocol import (
     Outcome,
     Sampling,
 )
+from tests.support.clock import ManualClock
 
 
 def make_task(

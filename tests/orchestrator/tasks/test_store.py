@@ -15,8 +15,8 @@ from orchestrator.tasks.job import Api, Job, OnDisconnect, PlacementConstraint, 
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.transcript import LOGPROB_BYTES, TASK_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
+from protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
 from tests.support.clock import ManualClock
-from worker.protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
 
 
 def a_task(

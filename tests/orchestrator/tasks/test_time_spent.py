@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.tasks.time_spent import TimeSpent
-from worker.protocol import End, FinishReason
+from protocol import End, FinishReason
 
 
 def end_with(wait_ms: float, prefill_ms: float, decode_ms: float = 0.0) -> End:

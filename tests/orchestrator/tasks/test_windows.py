@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.windows import SLICES, SlidingWindow, Windows
+from protocol import Outcome
 from tests.support.clock import ManualClock
-from worker.protocol import Outcome
 
 KEY = (Priority.INTERACTIVE, "t")
 

@@ -20,9 +20,9 @@ from orchestrator.telemetry.narration import (
 )
 from pool.console import open_view
 from pool.events import EventKind, PoolEvent
+from protocol import AbortCause, Code, Outcome
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause, Code, Outcome
 
 SENTENCE = re.compile(r"[A-Z][a-zA-Z ,:']+\.")
 TASK = {"prompt": "hello", "max_tokens": 8}

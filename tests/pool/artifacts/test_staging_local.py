@@ -15,8 +15,8 @@ from catalog.paths import DEMO_CHECKPOINT
 from catalog.verify import verify_model
 from pool.artifacts import staging
 from pool.artifacts.staging import AddRequest, add_model
+from protocol.model_digest import files_digest, model_digest
 from tests.support.model_files import checkpoint, gguf, safetensors
-from worker.protocol.model_digest import files_digest, model_digest
 
 
 def make_folder(path: Path, files: dict[str, bytes] | None = None) -> Path:

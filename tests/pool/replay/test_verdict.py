@@ -10,8 +10,8 @@ from perf.sim.__main__ import FLEET
 from perf.sim.explained import SCENARIOS, RecordedRun
 from pool.replay.again import Replayer
 from pool.replay.verdict import explain
+from protocol import Outcome
 from tests.perf.sim_load import SEED
-from worker.protocol import Outcome
 
 PER_S, SECONDS = 16.0, 12.0
 

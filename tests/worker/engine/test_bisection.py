@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol import AbortCause, Code, FinishReason
 from tests.support.engine import Bench, end_of, ids_of
 from worker.core import Event, Job
-from worker.protocol import AbortCause, Code, FinishReason
 from worker.scheduler.plan import Plan
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from protocol import Sampling
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from worker.core import Event, Job
 from worker.engine import build as factory
@@ -16,7 +17,6 @@ from worker.engine.engine import Engine
 from worker.environment import nested
 from worker.errors import BrokenCheckpoint, TokenizerError
 from worker.models.config import read_config
-from worker.protocol import Sampling
 from worker.runner import build as torch_build
 from worker.runner import precision
 from worker.runner.forward import BatchForward

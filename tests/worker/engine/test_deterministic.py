@@ -8,6 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from protocol import Sampling, TokenLogprob
 from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import ids_of
 from worker.attention import PackedBatch
@@ -16,7 +17,6 @@ from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
 from worker.errors import NotDeterministic
-from worker.protocol import Sampling, TokenLogprob
 from worker.runner.forward import TiledForward
 from worker.sampling import sampler as sampling
 from worker.settings import KvSettings, WorkerSettings

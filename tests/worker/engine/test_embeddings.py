@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from protocol import FinishReason, Pooling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
@@ -13,7 +14,6 @@ from tests.worker.engine.test_torch_engine import build, greedy, prompt, run
 from tests.worker.runner.test_cuda_runner import build as build_with_runner
 from worker.core import Event, Job
 from worker.engine.card import pooling_of
-from worker.protocol import FinishReason, Pooling
 from worker.settings import WorkerSettings
 
 

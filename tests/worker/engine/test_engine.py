@@ -2,9 +2,9 @@ import math
 
 import pytest
 
+from protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
 from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
-from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 from worker.scheduler.plan import Plan, StepResult
 
 ABORTS = [

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.engine import EOS, Bench, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.runner.synthetic import FreeRunner
 from worker.scheduler.plan import Plan
 

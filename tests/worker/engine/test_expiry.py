@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from protocol import Code, FinishReason, OnDeadline, Sampling
 from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import Code, FinishReason, OnDeadline, Sampling
 from worker.runner.synthetic import FreeRunner, StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan, StepResult

@@ -9,11 +9,11 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
+from protocol import AbortCause, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
-from worker.protocol import AbortCause, FinishReason, Sampling
 from worker.settings import KvSettings, WorkerSettings
 
 pytestmark = pytest.mark.slow

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from protocol import Code, FinishReason, Pooling, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
 from tests.worker.engine.test_torch_engine import FAR, build, greedy, prompt, run
 from worker.core import Event, Job, JobPrompt, JobTokens
 from worker.engine.engine import Engine
-from worker.protocol import Code, FinishReason, Pooling, Sampling
 from worker.scheduler.plan import Plan, StepResult
 
 TAUGHT = {*np.random.default_rng(0).integers(0, 300, 128).tolist(), *prompt(60), *prompt(60, 1)}

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from tests.support.engine import EOS, FakeClock, FakeRunner, config, end_of, ids_of
 from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
 from worker.core import (
@@ -19,7 +20,6 @@ from worker.core import (
     JobTokens,
 )
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan
 from worker.scheduler.scheduler import Scheduler

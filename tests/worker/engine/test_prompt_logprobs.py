@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from protocol import AbortCause, Code, FinishReason, TokenLogprob
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
 from tests.support.lazy import transformers
 from tests.worker.engine.test_torch_engine import build, greedy, prompt, run
 from worker.core import Event, Job, JobPrompt
-from worker.protocol import AbortCause, Code, FinishReason, TokenLogprob
 from worker.sampling import prompt_scores
 
 

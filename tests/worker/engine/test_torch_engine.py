@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
@@ -13,7 +14,6 @@ from worker.core import Event, Job, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
-from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.settings import KvSettings, WorkerSettings
 
 FAR = 1e12

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.engines import ENGINES, MAX_RUNNING, Answer, EngineCase, LaneClient, Served
-from worker.protocol import (
+from protocol import (
     Code,
     Feature,
     FinishReason,
@@ -19,6 +18,7 @@ from worker.protocol import (
     Sampling,
     features_of,
 )
+from tests.support.engines import ENGINES, MAX_RUNNING, Answer, EngineCase, LaneClient, Served
 
 # Of others' packages, while they are imported.
 pytestmark = [

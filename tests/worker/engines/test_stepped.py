@@ -6,14 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.backend import SteppedBench
-from tests.support.engine import EOS, end_of, ids_of, was_started
-from tests.worker.engine.test_engine_thread import Collector
-from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobTokens
-from worker.engines.backend import Produced
-from worker.engines.stepped import LONGEST_LEAVE_S
-from worker.grammar.constraint import Constraint
-from worker.protocol import (
+from protocol import (
     AbortCause,
     Code,
     Feature,
@@ -24,6 +17,13 @@ from worker.protocol import (
     Sampling,
     TokenLogprob,
 )
+from tests.support.backend import SteppedBench
+from tests.support.engine import EOS, end_of, ids_of, was_started
+from tests.worker.engine.test_engine_thread import Collector
+from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobTokens
+from worker.engines.backend import Produced
+from worker.engines.stepped import LONGEST_LEAVE_S
+from worker.grammar.constraint import Constraint
 from worker.scheduler.config import MAX_PAUSES
 
 

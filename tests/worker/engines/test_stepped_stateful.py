@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from protocol import AbortCause, FinishReason, OnDeadline
 from tests.support.backend import SteppedBench
 from tests.support.engine import EOS
 from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted
 from worker.engines.backend import Produced
-from worker.protocol import AbortCause, FinishReason, OnDeadline
 
 
 class AnyOrder(RuleBasedStateMachine):

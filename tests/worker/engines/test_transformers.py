@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from protocol import AbortCause, Code, Feature, FinishReason, Sampling
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
@@ -21,7 +22,6 @@ from worker.engines.transformers.decoder import LibraryDecoder
 from worker.environment import nested
 from worker.errors import BrokenCheckpoint, EngineMissing, UnsupportedModel
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Code, Feature, FinishReason, Sampling
 from worker.runner.device_probe import DeviceProbe
 from worker.settings import WorkerSettings
 

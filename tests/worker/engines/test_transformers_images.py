@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from protocol import AbortCause, Code, Feature, FinishReason, Sampling, Vision
 from tests.support.checkpoints import make_vision_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
@@ -22,7 +23,6 @@ from worker.engines.images import MAX_PIXELS
 from worker.engines.stepped import SteppedEngine
 from worker.engines.transformers.batches import PaddedBatch
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Code, Feature, FinishReason, Sampling, Vision
 
 pytestmark = pytest.mark.slow
 

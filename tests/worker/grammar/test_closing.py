@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from protocol import FinishReason, Grammar, OnDeadline, Sampling
 from tests.support.clock import ManualClock
 from tests.support.engine import end_of, ids_of
 from tests.worker.grammar.test_constrained_texts import (
@@ -22,7 +23,6 @@ from worker.engine.expiry import ExpiryCheck
 from worker.grammar.closing import Closing, ClosingTables, shortest_end
 from worker.grammar.constraint import Constraint
 from worker.loaded import LoadedEngine
-from worker.protocol import FinishReason, Grammar, OnDeadline, Sampling
 from worker.scheduler.request import make_request
 from worker.scheduler.step_time import StepTime
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from protocol import AbortCause, Code, FinishReason, Grammar, GrammarKind, Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Code, FinishReason, Grammar, GrammarKind, Sampling
 from worker.settings import KvSettings, WorkerSettings
 
 FAR = 1e12

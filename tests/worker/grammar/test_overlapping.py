@@ -2,6 +2,7 @@
 
 import json
 
+from protocol import FinishReason, Grammar, GrammarKind, Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_torch_engine import FAR, prompt
@@ -9,7 +10,6 @@ from tests.worker.runner.test_cuda_runner import build, run
 from worker.core import Job
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.models.config import read_config
-from worker.protocol import FinishReason, Grammar, GrammarKind, Sampling
 
 SCHEMA = {
     "type": "object",

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from protocol import Sampling, prefix_salt
 from tests.support.disk_tier import ByHand, TokenMemory, make_store
 from tests.support.engine import config
 from tests.support.memory import FakeMemory
@@ -16,7 +17,6 @@ from worker.core import Job
 from worker.kv_disk.block_file import Bytes
 from worker.kv_disk.block_store import BlockStore
 from worker.kv_disk.disk_tier import DiskTier
-from worker.protocol import Sampling, prefix_salt
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.scheduler import Scheduler

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from protocol import Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from worker.core import Event, Job, JobFinished
@@ -15,7 +16,6 @@ from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
 from worker.kv_disk.background import BackgroundThread
-from worker.protocol import Sampling
 from worker.settings import WorkerSettings
 
 PATIENCE_S = 60.0

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from protocol import OnDeadline, Sampling
 from tests.support.disk_tier import SMALL, ByHand, make_store
 from tests.support.engine import EOS
 from tests.support.fake_device import FakeDevice, continuation
@@ -17,7 +18,6 @@ from worker.core import Event, Job
 from worker.engine.engine import Engine, EngineConfig
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.disk_tier import DiskTier
-from worker.protocol import OnDeadline, Sampling
 
 DISK_BLOCKS = 30
 

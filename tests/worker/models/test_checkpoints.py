@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from protocol.model_digest import model_digest
 from tests.support.checkpoints import LLAMA3_ROPE, YARN, edit_config, make_checkpoint
 from tests.support.model import CPU, Rig
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.config import read_config
 from worker.models.model import load_model
 from worker.models.rope_scaling import Llama3Scaling
-from worker.protocol.model_digest import model_digest
 
 
 @pytest.fixture(scope="module")

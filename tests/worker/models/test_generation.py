@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from protocol import SamplingDefaults
 from tests.support.checkpoints import make_checkpoint
 from worker.engine.build import build_engine
 from worker.errors import BrokenCheckpoint
 from worker.models.generation import read_sampling_defaults
-from worker.protocol import SamplingDefaults
 from worker.settings import WorkerSettings
 
 QWEN = {

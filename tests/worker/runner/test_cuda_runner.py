@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_engine_thread import Collector
@@ -23,7 +24,6 @@ from worker.engine.engine import Engine, EngineConfig
 from worker.kv_disk.cuda_copies import memory_of
 from worker.models.config import read_config
 from worker.models.model import load_model
-from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.runner.base import OverlappingRunner, Runner
 from worker.runner.cuda_graphs import Recording, Step, batch_sizes
 from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up

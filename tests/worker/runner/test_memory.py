@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from protocol import Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
 from worker.core import Job, JobFinished
@@ -16,7 +17,6 @@ from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.errors import DeviceLost, MemoryLimitExceeded
 from worker.memory import GIB, MemoryLimits
-from worker.protocol import Code, FinishReason, Sampling
 from worker.runner.memory import (
     ProcessMemory,
     is_out_of_memory,

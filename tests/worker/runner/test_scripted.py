@@ -10,11 +10,11 @@ from orchestrator.parsing import CallFormat, OutputFormat, ToolUse
 from orchestrator.parsing.call_grammar import forced_calls
 from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.tools import Tool
+from protocol import Grammar, GrammarKind, Sampling
 from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
-from worker.protocol import Grammar, GrammarKind, Sampling
 from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
 from worker.settings import WorkerSettings
 

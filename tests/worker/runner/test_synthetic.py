@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from protocol import AbortCause, FinishReason
 from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import AbortCause, FinishReason
 from worker.runner.simulated_device import SimulatedDevice
 from worker.runner.synthetic import FreeRunner, PacedRunner, StepCost, length_ids
 

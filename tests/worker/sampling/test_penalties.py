@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from protocol import Sampling
 from tests.support.lazy import transformers
 from worker.core import Job
-from worker.protocol import Sampling
 from worker.sampling import penalties
 from worker.sampling.sampler import Sampler
 from worker.scheduler.request import Request, make_request

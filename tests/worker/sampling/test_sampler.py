@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol import Sampling, TokenLogprob
 from worker.core import Job
-from worker.protocol import Sampling, TokenLogprob
 from worker.sampling.sampler import NO_TOKEN, Sampler, uniforms
 from worker.scheduler.request import make_request
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from protocol import Sampling
 from worker.core import Job
-from worker.protocol import Sampling
 from worker.sampling.sampler import Sampler, draw_plain, likeliest
 from worker.scheduler.request import make_request
 

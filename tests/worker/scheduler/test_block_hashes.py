@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.protocol import block_hashes, hash_block, prefix_salt, root_hash
+from protocol import block_hashes, hash_block, prefix_salt, root_hash
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 

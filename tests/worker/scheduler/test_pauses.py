@@ -5,13 +5,13 @@ import time
 
 import pytest
 
+from protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
 from tests.support.fake_device import continuation
 from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
 from tests.worker.engine.test_overlap import Bench as OverlapBench
 from worker.core import Event, Job, JobPaused, JobResumed
 from worker.engine.engine import PAUSED_S, Engine, EngineConfig
-from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from worker.runner.synthetic import FreeRunner
 
 

@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from protocol import Code, Sampling, prefix_salt
 from tests.support.engine import config
 from tests.support.memory import FakeMemory
 from worker.core import Job
-from worker.protocol import Code, Sampling, prefix_salt
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.end_reason import TOO_LATE_TO_START
 from worker.scheduler.plan import Row

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from protocol import AbortCause, Sampling
 from tests.support.engine import Bench, end_of
 from worker.core import Job
-from worker.protocol import AbortCause, Sampling
 from worker.scheduler.sessions import KeptSessions
 
 KEEP_S = 30.0

@@ -1,9 +1,9 @@
 """DL-17: a job that keeps on is not stopped early, and says whether it would have been."""
 
+from protocol import Code, Sampling
 from tests.support.engine import end_of
 from tests.worker.engine.test_expiry import Service
 from worker.core import Job
-from worker.protocol import Code, Sampling
 from worker.runner.synthetic import StepCost
 
 

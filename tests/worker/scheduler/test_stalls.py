@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from protocol import Sampling
 from tests.support.engine import config
 from worker.core import Job
-from worker.protocol import Sampling
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.order import expected_left
 from worker.scheduler.request import Request, make_request

@@ -6,13 +6,7 @@ import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.support.clock import MovedClock
-from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
-from worker.core import EngineService, Job, JobFinished, JobStarted, JobTokens
-from worker.engines import load_engine
-from worker.environment import nested
-from worker.loaded import EngineLoader, LoadedEngine
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Code,
     Delta,
@@ -24,6 +18,12 @@ from worker.protocol import (
     Sampling,
     Submit,
 )
+from tests.support.clock import MovedClock
+from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
+from worker.core import EngineService, Job, JobFinished, JobStarted, JobTokens
+from worker.engines import load_engine
+from worker.environment import nested
+from worker.loaded import EngineLoader, LoadedEngine
 from worker.service.worker import Worker
 from worker.settings import WorkerSettings
 from worker.text.tokenizer import Tokenizer

@@ -7,9 +7,7 @@ import time
 import msgspec
 import pytest
 
-from tests.support.triton_calls import FakeEngine, FakeResponder, plain_call
-from tests.worker.service.conftest import Harness, serving
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     Cancel,
     Code,
@@ -20,7 +18,9 @@ from worker.protocol import (
     decode_message,
     encode,
 )
-from worker.protocol.tensors import LANE_MESSAGE, TEXT_INPUT
+from protocol.tensors import LANE_MESSAGE, TEXT_INPUT
+from tests.support.triton_calls import FakeEngine, FakeResponder, plain_call
+from tests.worker.service.conftest import Harness, serving
 from worker.service.call import Call, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter

@@ -2,9 +2,9 @@
 
 import pytest
 
+from protocol import FinishReason, Sampling, Submit
 from tests.worker.service.conftest import Harness
 from worker.core import JobTokens
-from worker.protocol import FinishReason, Sampling, Submit
 
 TEXT = "a S⊙ST then STOP it"
 

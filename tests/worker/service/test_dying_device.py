@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from protocol import PROTOCOL_VERSION, Code, Frame, Open, Sampling, Submit
 from tests.support.engine import EOS, Bench
 from tests.support.triton_calls import FakeResponder, lane_call
 from tests.worker.service.conftest import loaded_by
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open, Sampling, Submit
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.simulated_device import DeviceFault, SimulatedDevice
 from worker.runner.synthetic import PacedRunner, StepCost

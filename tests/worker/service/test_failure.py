@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import ManualClock
-from tests.support.engine import Bench
-from tests.support.triton_calls import FakeResponder, lane_call, plain_call
-from tests.worker.service.conftest import Harness, loaded_by, serving
-from worker.core import Job, StepUnderWay
-from worker.engine.engine import Engine, EngineConfig
-from worker.errors import DeviceLost
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     AbortCause,
     Code,
@@ -25,6 +18,13 @@ from worker.protocol import (
     Sampling,
     Submit,
 )
+from tests.support.clock import ManualClock
+from tests.support.engine import Bench
+from tests.support.triton_calls import FakeResponder, lane_call, plain_call
+from tests.worker.service.conftest import Harness, loaded_by, serving
+from worker.core import Job, StepUnderWay
+from worker.engine.engine import Engine, EngineConfig
+from worker.errors import DeviceLost
 from worker.scheduler.plan import Plan
 from worker.service import failure
 from worker.service.failure import StepWatch

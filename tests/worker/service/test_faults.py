@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from protocol import AbortCause, Cancel, Code, Sampling, Submit
 from tests.support.triton_calls import FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness
-from worker.protocol import AbortCause, Cancel, Code, Sampling, Submit
 from worker.service.call import Tensors
 from worker.text import Tokenizer
 

@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from protocol import Describe, KvReport
 from tests.worker.service.conftest import Harness
 from worker.engine.kv_events import MAX_BACKLOG, KvEventQueue
-from worker.protocol import Describe, KvReport
 from worker.scheduler.block_pool import BlockPool
 from worker.service.kv_events import KvEvents, KvMirror
 

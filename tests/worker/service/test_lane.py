@@ -4,10 +4,7 @@ import math
 
 import pytest
 
-from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
-from tests.worker.service.conftest import Harness
-from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     AbortCause,
     Cancel,
@@ -23,6 +20,9 @@ from worker.protocol import (
     Submit,
     TokenLogprob,
 )
+from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
+from tests.worker.service.conftest import Harness
+from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
 from worker.service.call import Call, strings
 from worker.service.emitter import CHECK_EARLY, IDLE_LANE_CHECK_S, LANE_CHECK_S, Emitter
 from worker.service.lane import Lane, LaneJob

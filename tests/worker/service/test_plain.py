@@ -6,13 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.fake_worker import tokenizer_json
-from tests.support.triton_calls import FakeResponder, plain_call
-from tests.worker.service.conftest import Harness
-from worker.core import Job, JobFinished, JobTokens
-from worker.errors import InvalidCall
-from worker.grammar.compiler import build_compiler
-from worker.protocol import (
+from protocol import (
     AbortCause,
     Code,
     FinishReason,
@@ -22,7 +16,13 @@ from worker.protocol import (
     SamplingDefaults,
     TokenLogprob,
 )
-from worker.protocol import tensors as names
+from protocol import tensors as names
+from tests.support.fake_worker import tokenizer_json
+from tests.support.triton_calls import FakeResponder, plain_call
+from tests.worker.service.conftest import Harness
+from worker.core import Job, JobFinished, JobTokens
+from worker.errors import InvalidCall
+from worker.grammar.compiler import build_compiler
 from worker.service.call import Call, strings
 from worker.service.constraints import Constraints
 from worker.service.plain_request import parse_plain

@@ -9,13 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
-from tests.worker.service.conftest import Harness, loaded_by, serving
-from worker.core import Clock, Job, JobFinished
-from worker.environment import nested
-from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
-from worker.loaded import LoadedEngine
-from worker.protocol import (
+from protocol import (
     PROTOCOL_VERSION,
     AbortCause,
     Code,
@@ -29,6 +23,12 @@ from worker.protocol import (
     SwapPhase,
     SwapReport,
 )
+from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
+from tests.worker.service.conftest import Harness, loaded_by, serving
+from worker.core import Clock, Job, JobFinished
+from worker.environment import nested
+from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
+from worker.loaded import LoadedEngine
 from worker.service import swap as swapping
 from worker.service import swap_checks
 from worker.service.swap_checks import Checked

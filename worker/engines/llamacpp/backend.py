@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from protocol import Code, FinishReason, TokenLogprob
 from worker.core import Clock, Job
 from worker.engines.backend import BackendLoad, Produced, not_finite
 from worker.engines.llamacpp.abort import StepAborter
@@ -29,7 +30,6 @@ from worker.engines.llamacpp.sequences import Sequences, Slot
 from worker.errors import ContextOverflow, InvalidCall
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
-from worker.protocol import Code, FinishReason, TokenLogprob
 from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from protocol.grammar_source import library_version as grammar_version
+from protocol.model_digest import files_digest
 from worker.core import Clock
 from worker.cpu_kernels import draws as cpu_draws
 from worker.engines.llamacpp import vocabulary
@@ -25,8 +27,6 @@ from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
 from worker.models.load_timing import LoadTiming
-from worker.protocol.grammar_source import library_version as grammar_version
-from worker.protocol.model_digest import files_digest
 from worker.sampling.sampler import Sampler
 from worker.scheduler.config import MAX_STALL_S
 from worker.settings import WorkerSettings, variable

@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 
+from protocol import Feature, ModelCard, SamplingDefaults
+from protocol.generation_defaults import defaults_of
 from worker.engine.digest import version_of
 from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.engines.llamacpp.library import library_version
@@ -14,8 +16,6 @@ from worker.engines.llamacpp.model import LoadedModel
 from worker.engines.llamacpp.options import Options
 from worker.log import model_log
 from worker.models.folder import model_name
-from worker.protocol import Feature, ModelCard, SamplingDefaults
-from worker.protocol.generation_defaults import defaults_of
 from worker.scheduler.config import MAX_WAITING
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer

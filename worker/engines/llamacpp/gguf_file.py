@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Final, TypeVar
 
+from protocol.gguf import as_text, read_gguf
 from worker.errors import BrokenCheckpoint
-from worker.protocol.gguf import as_text, read_gguf
 
 SUFFIX: Final = ".gguf"
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")

@@ -11,9 +11,9 @@ from typing import Any, Final
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from protocol.gguf import as_text
 from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.errors import TokenizerError, UnsupportedModel
-from worker.protocol.gguf import as_text
 
 ORIGINAL: Final = "tokenizer.huggingface.json"
 _KEY: Final = "tokenizer.ggml."

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocol import Code, FinishReason
+from protocol.outcomes import RequestError
 from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced, not_finite
 from worker.engines.images import places_of
@@ -20,8 +22,6 @@ from worker.engines.transformers.images import ImageReader, Pixels
 from worker.errors import InvalidCall
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
-from worker.protocol import Code, FinishReason
-from worker.protocol.outcomes import RequestError
 from worker.runner.device_probe import probe_of
 from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.request import Request, make_request

@@ -9,6 +9,9 @@ from typing import Final
 import msgspec
 import torch
 
+from protocol import Feature
+from protocol.grammar_source import library_version
+from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.compiled import compiler_problem, give_up
@@ -24,9 +27,6 @@ from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
 from worker.models.load_timing import LoadTiming
-from worker.protocol import Feature
-from worker.protocol.grammar_source import library_version
-from worker.protocol.model_digest import model_digest
 from worker.runner.device import open_device
 from worker.runner.memory import CudaMemory, ProcessMemory, cpu_pool_bytes
 from worker.runner.precision import SMALL_BYTES, has_bfloat16, use_threads

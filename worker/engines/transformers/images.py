@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protocol import Vision
 from worker.engines.images import (
     Blind,
     blank_images,
@@ -22,7 +23,6 @@ from worker.engines.images import (
 )
 from worker.engines.transformers.decoder import LibraryDecoder
 from worker.log import model_log
-from worker.protocol import Vision
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
+from protocol import Adapter
+from protocol.model_digest import files_digest
 from worker.errors import BrokenCheckpoint
-from worker.protocol import Adapter
-from worker.protocol.model_digest import files_digest
 from worker.settings import WorkerSettings, variable
 
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)

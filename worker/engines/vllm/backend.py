@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from protocol import Code, FinishReason
+from protocol.outcomes import RequestError
 from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced
 from worker.engines.vllm.grammar import EndMask, GrammarMasks
@@ -21,8 +23,6 @@ from worker.engines.vllm.prefix_cache import BlockHasher, PrefixReports
 from worker.engines.vllm.requests import make_request
 from worker.engines.vllm.results import produced
 from worker.errors import InvalidCall
-from worker.protocol import Code, FinishReason
-from worker.protocol.outcomes import RequestError
 from worker.scheduler.end_reason import grammar_failed
 
 

@@ -8,6 +8,8 @@ from typing import Final
 
 import torch
 
+from protocol.grammar_source import library_version as grammar_version
+from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engines.stepped import LONGEST_LEAVE_S, SteppedConfig, SteppedEngine
 from worker.engines.vllm.adapters import adapters_of
@@ -22,8 +24,6 @@ from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
 from worker.models.load_timing import LoadTiming
-from worker.protocol.grammar_source import library_version as grammar_version
-from worker.protocol.model_digest import model_digest
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 

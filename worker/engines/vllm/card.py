@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final
 
+from protocol import Adapter, Feature, ModelCard, Vision
 from worker.engine.card import sampling_defaults
 from worker.engine.device_facts import device_facts
 from worker.engine.digest import version_of
@@ -11,7 +12,6 @@ from worker.engines.vllm.library import library_version
 from worker.log import model_log
 from worker.models.config import read_generation_config
 from worker.models.folder import model_name
-from worker.protocol import Adapter, Feature, ModelCard, Vision
 from worker.scheduler.config import MAX_WAITING
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from protocol import Adapter
 from worker.engines.vllm.adapters import load_adapters
 from worker.engines.vllm.backend import CoreParts
 from worker.engines.vllm.grammar import end_mask
@@ -15,7 +16,6 @@ from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.errors import BrokenCheckpoint
 from worker.log import model_log
 from worker.memory import GIB
-from worker.protocol import Adapter
 from worker.runner.memory import ProcessMemory
 from worker.settings import WorkerSettings
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from protocol import ImageTokens, Vision, keyed_by_images
 from worker.core import Job
 from worker.engines.images import (
     Blind,
@@ -22,7 +23,6 @@ from worker.engines.images import (
 )
 from worker.errors import InvalidCall
 from worker.log import model_log
-from worker.protocol import ImageTokens, Vision, keyed_by_images
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 

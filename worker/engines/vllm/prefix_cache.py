@@ -1,15 +1,15 @@
 """Gives vLLM's prefix cache our names for KV blocks, so that orchestrators can place by it.
 
-vLLM names a block by whatever hash its requests are made with. With ours (``worker.protocol``), its
+vLLM names a block by whatever hash its requests are made with. With ours (``protocol``), its
 events say which of them it holds; they are taken in the process, where it would publish them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from protocol import Adapter, KvReport
+from protocol.blocks import adapter_salt, hash_block, prefix_salt, root_hash
 from worker.engine.kv_events import ReportQueue
-from worker.protocol import Adapter, KvReport
-from worker.protocol.blocks import adapter_salt, hash_block, prefix_salt, root_hash
 
 
 class BlockHasher(Protocol):

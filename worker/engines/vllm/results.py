@@ -4,9 +4,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.core import Job
 from worker.engines.backend import Produced
-from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 
 _STOP: Final = 0
 _LENGTH: Final = 1

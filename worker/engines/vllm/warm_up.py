@@ -7,11 +7,11 @@ of more than one: some ten seconds each on a CPU, while all jobs stand still.
 import math
 from collections.abc import Sequence
 
+from protocol import FinishReason, Sampling
 from worker.core import Job
 from worker.engines.images import blank_file
 from worker.engines.vllm.backend import CoreParts, VllmBackend
 from worker.errors import BrokenCheckpoint
-from worker.protocol import FinishReason, Sampling
 
 _PROMPT = (0, 1, 2, 3)
 _TOKENS = 3

@@ -17,7 +17,7 @@ from orchestrator.tasks.job import Message
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.tools import ToolCall
 from orchestrator.tasks.work import Stage
-from worker.protocol import Delta, TokenLogprob
+from protocol import Delta, TokenLogprob
 
 
 class OutputCollector:

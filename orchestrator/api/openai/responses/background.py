@@ -17,7 +17,7 @@ from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Message
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta
+from protocol import Delta
 
 _PIECE_BYTES = 64 * 1024
 """Most bytes of earlier events that a follower still has to read when it gets the first new

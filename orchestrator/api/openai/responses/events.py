@@ -22,7 +22,7 @@ from orchestrator.api.openai.responses.replay import encoded_event
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta
+from protocol import Delta
 
 _encode = msgspec.json.Encoder().encode
 _DELTA = "response.output_text.delta"

@@ -19,7 +19,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Message, said_by
 from orchestrator.tasks.tools import ToolCall
-from worker.protocol import excerpt
+from protocol import excerpt
 
 _BETWEEN_INSTRUCTIONS = "\n\n"
 _WITHOUT_CONTENT = (

@@ -38,7 +38,7 @@ from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect
 from orchestrator.tasks.task import Task
-from worker.protocol import excerpt
+from protocol import excerpt
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 

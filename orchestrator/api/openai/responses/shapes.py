@@ -12,7 +12,7 @@ from orchestrator.api.openai.shapes import CHAT, TokenOf
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
-from worker.protocol import AbortCause, FinishReason, TokenLogprob
+from protocol import AbortCause, FinishReason, TokenLogprob
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
 """Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent to those

@@ -17,7 +17,7 @@ from orchestrator.errors import InstanceLost, NotFound
 from orchestrator.retention import ItemCall, OwnedStore, Retention, ignore
 from orchestrator.tasks.image import kept_bytes
 from orchestrator.tasks.job import Message
-from worker.protocol import excerpt
+from protocol import excerpt
 
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128

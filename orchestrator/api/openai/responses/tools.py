@@ -11,7 +11,7 @@ from orchestrator.api.http.tools import read_tool, require_bounds
 from orchestrator.api.openai.tools import allowed_of, use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
-from worker.protocol import excerpt
+from protocol import excerpt
 
 
 class FunctionTool(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from orchestrator.api.openai.types import tier_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Job, Priority, TemplateArgument
-from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MAX_METADATA_BYTES = 64 * 1024
 """Bound on ``metadata``; as many pairs as are allowed take less."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from protocol import Code, FinishReason
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import anthropic
-from worker.protocol import Code, FinishReason
 
 HI: dict[str, Any] = {
     "model": "fake",

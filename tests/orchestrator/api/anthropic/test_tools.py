@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from protocol import FinishReason
 from tests.orchestrator.api.anthropic.test_messages import (
     HI,
     answer_of,
@@ -21,7 +22,6 @@ from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 from tests.support.lazy import anthropic
-from worker.protocol import FinishReason
 
 TOOL: Any = {"name": "get_weather", "description": "Now.", "input_schema": SCHEMA}
 ASK: Any = HI | {"max_tokens": 512, "tools": [TOOL]}

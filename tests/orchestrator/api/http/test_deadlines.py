@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from orchestrator.prompts import Steps
+from protocol import Code
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Code
 
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 20}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}

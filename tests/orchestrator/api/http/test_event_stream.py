@@ -10,11 +10,11 @@ from orchestrator.api.http import event_stream
 from orchestrator.errors import TidegateError
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed
+from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
-from worker.protocol import AbortCause
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 AT = "/v1/chat/completions"

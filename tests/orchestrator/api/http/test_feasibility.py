@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import FIRST_SAFETY, FIT_HEADROOM, Capacity
+from protocol import FinishReason, OnDeadline
 from tests.orchestrator.conftest import MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import FinishReason, OnDeadline
 
 # 10 ms a token for one, 16 ms with all 64 slots in use; never less than 10 ms so far.
 PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)

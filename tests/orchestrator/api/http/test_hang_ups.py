@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from orchestrator.api.http import connection
+from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from orchestrator.api.http.ignored import IGNORED_HEADER
+from protocol import Pooling
 from tests.orchestrator.api.http.test_tolerant_reader import (
     BODIES,
     CHAT,
@@ -29,7 +30,6 @@ from tests.orchestrator.api.tools import CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import Pooling
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 

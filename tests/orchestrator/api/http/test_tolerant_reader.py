@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from orchestrator.api.http.ignored import IGNORED_HEADER, MAX_LOGGED, Ignored, header_of
+from protocol import Pooling
 from tests.orchestrator.api.tools import CARD
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import Pooling
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer
 
 from orchestrator.sessions import store
 from orchestrator.sessions.store import Turn
+from protocol import Submit
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
-from worker.protocol import Submit
 
 _TOKENIZER = Tokenizer.from_str(tokenizer_json().decode())
 

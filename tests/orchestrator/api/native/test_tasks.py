@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
+from protocol import OnDeadline, Outcome
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import OnDeadline, Outcome
 
 ASK = {"prompt": "hello", "max_tokens": 5}
 

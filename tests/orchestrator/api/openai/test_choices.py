@@ -17,11 +17,11 @@ from orchestrator.errors import NotReady
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.prompts.tokens import Token
 from orchestrator.tasks.task import Task
+from protocol import Code, Submit, TokenLogprob
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Code, Submit, TokenLogprob
 
 
 async def events_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:

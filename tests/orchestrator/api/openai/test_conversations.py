@@ -10,6 +10,7 @@ from orchestrator.api.openai.responses.conversation_store import Conversation, C
 from orchestrator.api.openai.responses.kept_items import KeptItem
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.retention import Retention
+from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.api.openai.test_response_tools import ASK
 from tests.orchestrator.api.openai.test_responses import HI, events_of, prompt_of
@@ -18,7 +19,6 @@ from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
-from worker.protocol import FinishReason
 
 AT = "/v1/conversations"
 WELL = Plan(tokens=2, reason=FinishReason.STOP)

@@ -7,11 +7,11 @@ import pytest
 
 from orchestrator.api.openai import echo
 from orchestrator.prompts.tokens import Token
+from protocol import Submit
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Submit
 
 PATH = "/v1/completions"
 

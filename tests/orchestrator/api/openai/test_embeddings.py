@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from orchestrator.api.openai import embeddings
+from protocol import Code, Pooling
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Code, Pooling
 
 PATH = "/v1/embeddings"
 BODY = {"model": "fake", "input": "hi"}

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import FinishReason
 
 BOTH = pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]

@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.admission.grammar_compiler import Finding
 from orchestrator.admission.grammars import MS_PER_MIN
+from protocol import Grammar, GrammarKind
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import Grammar, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from orchestrator.tasks.job import Message
+from protocol import Code
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
-from worker.protocol import Code
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}

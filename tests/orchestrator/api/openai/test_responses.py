@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from protocol import Code, FinishReason
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
-from worker.protocol import Code, FinishReason
 
 HI: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 4}
 WELL = Plan(tokens=2, reason=FinishReason.STOP)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import CHAT, answer_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
-from worker.protocol import FinishReason
 
 PATH = "/v1/chat/completions"
 TOOL: Any = {

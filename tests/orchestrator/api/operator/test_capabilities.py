@@ -1,8 +1,8 @@
 """OR-2: what the service can do, and one instance by its address."""
 
+from protocol import Feature
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import Feature
 
 
 async def told(service: Service, path: str, status: int = 200) -> dict[str, object]:

@@ -19,12 +19,12 @@ from catalog.models import ModelCatalog
 from orchestrator.api.operator import catalog as routes
 from pool.engines.triton import find_triton
 from pool.engines.triton_provider import registered
+from protocol import model_digest as model_digests
+from protocol.model_digest import model_digest
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.pool.engines.test_triton_provider import make_server
 from tests.support.cases import for_each
 from tests.support.model_files import checkpoint
-from worker.protocol import model_digest as model_digests
-from worker.protocol.model_digest import model_digest
 
 VERSION = "0.1.0, llama.cpp b11 (xllamacpp 7)"
 """As a card of llama.cpp tells it."""

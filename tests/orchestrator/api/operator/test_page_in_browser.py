@@ -9,10 +9,10 @@ from aiohttp import web
 
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
+from protocol import FinishReason, OnDeadline
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import FinishReason, OnDeadline
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 

@@ -29,7 +29,7 @@ from orchestrator.tasks.journal.records import (
     unpack_ids,
 )
 from orchestrator.tasks.journal.writer import JournalWriter
-from worker.protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome, Sampling
 
 CONFIG = settings(max_examples=12, deadline=None)
 

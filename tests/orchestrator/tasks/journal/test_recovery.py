@@ -17,6 +17,7 @@ from orchestrator.tasks.journal import group_commit, reader, writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.operations import Ended
 from orchestrator.tasks.journal.records import unpack_ids
+from protocol import Submit
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -35,7 +36,6 @@ from tests.orchestrator.tasks.journal.conftest import (
 )
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.steady_loop import advance
-from worker.protocol import Submit
 
 SECRET = "the password is swordfish"
 

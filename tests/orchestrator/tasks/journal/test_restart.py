@@ -6,6 +6,7 @@ by then, nobody ever sees.
 
 from typing import Any
 
+from protocol import Submit
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Restarts,
@@ -15,7 +16,6 @@ from tests.orchestrator.tasks.journal.conftest import (
     task_of,
 )
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Submit
 
 
 async def test_a_queued_task_runs_after_a_restart_with_its_own_deadline(

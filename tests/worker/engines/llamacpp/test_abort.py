@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from protocol import AbortCause, Sampling
 from worker.core import Job
 from worker.engines.llamacpp.abort import StepAborter
-from worker.protocol import AbortCause, Sampling
 
 
 class Step:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from protocol import AbortCause, Code, FinishReason, Pooling, Sampling
 from worker.core import Clock, Job
 from worker.engines.backend import Produced
 from worker.engines.llamacpp.backend import LlamaBackend, LlamaCppLimits
 from worker.engines.llamacpp.model import Context, OutOfCells, Piece, StepAborted
 from worker.engines.llamacpp.sequences import Sequences
 from worker.errors import ContextOverflow, InvalidCall
-from worker.protocol import AbortCause, Code, FinishReason, Pooling, Sampling
 from worker.sampling.sampler import Sampler
 
 VOCABULARY = 64

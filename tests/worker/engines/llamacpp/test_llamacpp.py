@@ -19,6 +19,7 @@ pytest.importorskip("gguf", reason="extra llamacpp: not installed")
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from protocol import AbortCause, Feature, FinishReason, Grammar, GrammarKind, Sampling
 from tools.to_gguf import convert
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine as build_torch_engine
@@ -37,7 +38,6 @@ from worker.engines.llamacpp.options import Options
 from worker.environment import nested
 from worker.errors import BrokenCheckpoint, DeviceUnavailable, EngineMissing
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Feature, FinishReason, Grammar, GrammarKind, Sampling
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 

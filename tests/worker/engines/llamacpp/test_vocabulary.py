@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from protocol.token_bytes import token_bytes_of
 from tests.support.gguf import write_gguf
 from worker.engines.llamacpp import vocabulary
 from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.errors import TokenizerError, UnsupportedModel
-from worker.protocol.token_bytes import token_bytes_of
 
 TEXTS = [
     "The tide waits for no one, said 3 of 1234 men.",

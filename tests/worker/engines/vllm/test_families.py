@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
@@ -19,7 +20,6 @@ from worker.engines import load_engine
 from worker.engines.stepped import SteppedEngine
 from worker.environment import nested
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.settings import WorkerSettings
 
 pytestmark = [

@@ -12,6 +12,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from protocol import (
+    AbortCause,
+    Code,
+    Feature,
+    ImageTokens,
+    block_hashes,
+    keyed_by_images,
+    prefix_salt,
+)
 from tests.support.checkpoints import make_vision_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.pictures import picture
@@ -29,15 +38,6 @@ from worker.core import Event
 from worker.engines import load_engine
 from worker.environment import nested
 from worker.loaded import LoadedEngine
-from worker.protocol import (
-    AbortCause,
-    Code,
-    Feature,
-    ImageTokens,
-    block_hashes,
-    keyed_by_images,
-    prefix_salt,
-)
 from worker.settings import WorkerSettings
 
 pytestmark = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
@@ -20,7 +21,6 @@ from worker.core import Job
 from worker.engines import load_engine
 from worker.environment import nested
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.settings import WorkerSettings
 
 pytestmark = [

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from protocol import AbortCause, Code, Grammar, GrammarKind, Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.vllm_on_cuda import is_interpreted, run_as_on_cuda
@@ -23,7 +24,6 @@ from worker.engines.stepped import SteppedEngine
 from worker.engines.vllm.backend import VllmBackend
 from worker.environment import nested
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Code, Grammar, GrammarKind, Sampling
 from worker.settings import WorkerSettings
 
 pytestmark = [

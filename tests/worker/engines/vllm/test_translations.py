@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol import Adapter, Feature, KvReport, Sampling
+from protocol.blocks import adapter_salt, block_hashes, prefix_salt
+from protocol.sampling import MAX_LOGIT_BIASES
 from worker.core import Job
 from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
 from worker.engines.vllm.build import build_engine
@@ -27,9 +30,6 @@ from worker.environment import nested
 from worker.errors import EngineMissing, InvalidCall
 from worker.grammar.constraint import Constraint
 from worker.memory import GIB
-from worker.protocol import Adapter, Feature, KvReport, Sampling
-from worker.protocol.blocks import adapter_salt, block_hashes, prefix_salt
-from worker.protocol.sampling import MAX_LOGIT_BIASES
 from worker.settings import WorkerSettings
 
 EOS = (1, 5)

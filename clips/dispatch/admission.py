@@ -1,0 +1,270 @@
+"""Decides which slots are let in: those that can be in time without making others late (DL-7).
+
+While an instance idles, or has rendered too little of late to tell, a slot that may be met is let
+in, however unlikely that is by what was known before (DL-15). Beyond that a sample is let in, to
+see how often a refusal is wrong (DL-17).
+"""
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from clips.dispatch.fleet import SlotFleet, SlotInstance
+from clips.dispatch.forecast import (
+    Expected,
+    InstanceTimeline,
+    SlotNeeds,
+    best_plan,
+    forecast,
+    place,
+)
+from clips.dispatch.slot import Slot
+from clips.dispatch.waiting import WaitingSlots
+from orchestrator.clock import Clock
+from orchestrator.errors import (
+    DeadlineInfeasible,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    TidegateError,
+)
+from orchestrator.prediction.feasibility import (
+    AdmissionMode,
+    FeasibilityConfig,
+    RefusalKind,
+    RefusalStats,
+)
+from orchestrator.telemetry.log import fields, service_log
+from protocol import excerpt
+
+_MAX_PLACES = 16
+"""Places in line that are tried for a feasible deadline before the one behind all others."""
+_RESENT_S = 0.001
+"""Seconds added to a named deadline, because deadlines are told in whole milliseconds."""
+
+
+class _Hindrance(NamedTuple):
+    """Why a slot is not let in: ``expected`` would be too late; or, if it ``is_others`` that would
+    be, ``expected`` is what would become of the slot behind all of them."""
+
+    expected: Expected
+    is_others: bool
+
+
+class SlotAdmission:
+    """Lets slots in, or raises the error that says why not."""
+
+    def __init__(
+        self,
+        enter: Callable[[Slot], None],
+        fleet: SlotFleet,
+        waiting: WaitingSlots,
+        clock: Clock,
+        rng: random.Random,
+        config: FeasibilityConfig,
+        *,
+        max_waiting: int,
+    ) -> None:
+        self.stats = RefusalStats[Slot](lambda slot: rng.random() < config.sample)
+        self.refuses = config.mode is AdmissionMode.ENFORCE
+        """Whether slots that are certain to be late are refused."""
+        self._config = config
+        self._enter = enter
+        self._fleet = fleet
+        self._waiting = waiting
+        self._clock = clock
+        self._max_waiting = max_waiting
+
+    def admit(self, slot: Slot) -> None:
+        """Let ``slot`` in, or raise the error that refuses it, the cheapest reason first."""
+        self._enter(slot)
+        ready = self._fleet.ready()
+        if not ready:
+            raise NotReady("no instance that renders slots is ready; try again shortly")
+        now = self._clock.now()
+        _require_providers(slot.needs, ready)
+        self._waiting.time(slot)
+        self._require_room(slot, ready, now)
+        if self._config.mode is AdmissionMode.OFF:
+            return
+        why = self._infeasibility(slot, ready, now)
+        self._require_feasible(slot, why)
+
+    def hopeless(self, slot: Slot, now: float) -> TidegateError | None:
+        """Why no instance could finish the least of a waiting slot in time any more; None if one
+        could, or if a sample gets its try."""
+        if not self.refuses or now <= slot.drop_at or slot.refusal_sample:
+            return None
+        if slot.loss is not None:
+            return slot.loss
+        lines = {one.address: InstanceTimeline(one.ability, now, ()) for one in self._fleet.seen()}
+        found = place(slot.needs, lines)
+        if found is None:
+            return NotReady("no instance that could render this is left; try again shortly")
+        stats = self.stats
+        stats.infeasible += 1
+        if self._config.is_capped(stats.recent_share) or stats.is_sampled(slot, RefusalKind.QUEUE):
+            stats.sample(slot, RefusalKind.QUEUE)
+            return None
+        stats.refused_late()
+        others = [other for other in self._waiting if other is not slot]
+        return self._infeasible(slot.needs, _Hindrance(found, is_others=False), others, now)
+
+    def tries(self, slot: Slot, free: list[SlotInstance], now: float) -> list[SlotInstance]:
+        """The ``free`` instances on which to begin a slot that will hardly be in time anywhere."""
+        expected = self._waiting.expected(slot)
+        if expected is not None and expected.is_in_time:  # where it has to wait
+            return []
+        if slot.refusal_sample or not self.refuses:
+            return free
+        return [one for one in free if slot.needs.may_be_met(one.ability, now)]
+
+    def _require_room(self, slot: Slot, ready: list[SlotInstance], now: float) -> None:
+        """Raise ``QueueFull`` if too many slots wait already."""
+        if len(self._waiting) < self._max_waiting or any(one.free for one in ready):
+            return
+        if self.stats.is_sampled(slot, RefusalKind.QUEUE_FULL):
+            self.stats.sample(slot, RefusalKind.QUEUE_FULL)
+            return
+        first_at = min(line.free_at for line in self._waiting.lines(now).values())
+        raise QueueFull(
+            f"{len(self._waiting)} slots wait already",
+            retry_after_ms=max(1000.0, 1000 * (first_at - now)),
+        )
+
+    def _require_feasible(self, slot: Slot, why: DeadlineInfeasible | None) -> None:
+        """Raise ``why``, unless the slot is let in to see whether it is right (DL-17)."""
+        stats = self.stats
+        if why is None:
+            stats.offered(refused=False)
+            return
+        stats.infeasible += 1
+        lets_in = not self.refuses or self._config.is_capped(stats.recent_share)
+        if not lets_in and not stats.is_sampled(slot, RefusalKind.ADMISSION):
+            stats.offered(refused=True)
+            raise why
+        stats.offered(refused=False)
+        stats.sample(slot, RefusalKind.ADMISSION)
+        service_log.info(
+            "infeasible deadline let through: %s",
+            why.message,
+            extra=fields(slot_id=slot.id, correlation_id=slot.job.correlation_id),
+        )
+
+    def _infeasibility(
+        self, slot: Slot, ready: list[SlotInstance], now: float
+    ) -> DeadlineInfeasible | None:
+        """Why ``slot`` cannot be in time, or would make earlier ones late; None if neither."""
+        needs, others = slot.needs, list(self._waiting)
+        found = self._hindrance(needs, others, self._waiting.place_of(slot), now)
+        if found is None:
+            return None
+        if not found.is_others:
+            tries = (one.ability for one in ready if one.free or not needs.is_known(one.ability))
+            if any(needs.may_be_met(ability, now) for ability in tries):
+                return None
+        return self._infeasible(needs, found, others, now)
+
+    def _hindrance(
+        self, needs: SlotNeeds, others: Sequence[Slot], place_in_line: int, now: float
+    ) -> _Hindrance | None:
+        """The reason not to let ``needs`` in at that place in line; None if there is none."""
+        before = [other.needs for other in others[:place_in_line]]
+        after = [other.needs for other in others[place_in_line:]]
+        found = forecast([*before, needs, *after], self._waiting.lines(now))
+        own, behind = found[place_in_line], found[place_in_line + 1 :]
+        assert own is not None, "somebody has its providers"
+        if not own.is_in_time:
+            return _Hindrance(own, is_others=False)
+        if all(map(_is_in_time, behind)):
+            return None
+        lines = self._waiting.lines(now)
+        without = forecast([*before, *after], lines)[place_in_line:]
+        pairs = zip(behind, without, strict=True)
+        if any(_is_in_time(alone) and not _is_in_time(late) for late, alone in pairs):
+            last = place(needs, lines)  # behind all others
+            assert last is not None
+            return _Hindrance(last, is_others=True)
+        return None
+
+    def _infeasible(
+        self, needs: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
+    ) -> DeadlineInfeasible:
+        """The error that says why ``needs`` is refused, and which deadline would do."""
+        expected = found.expected
+        ability = self._fleet.instances[expected.address].ability
+        fits_idle = best_plan(needs, InstanceTimeline(ability, now, ()))[2]
+        finish_at = expected.finish_at + ability.buffer_s
+        why = f"it would be done after {finish_at - now:.1f} s at the least"
+        if found.is_others:
+            why = (
+                "slots that were let in before could not be in time with it, and behind them " + why
+            )
+        feasible_at = self._feasible_at(needs, found, others, now)
+        return DeadlineInfeasible(
+            f"{max(0.0, needs.deadline_at - now):.1f} s until the deadline are too little: {why}, "
+            f"of which {ability.buffer_s:g} s are kept back; come again with a deadline "
+            f"{feasible_at - now:.1f} s from now",
+            predicted_finish_ms=1000 * (finish_at - now),
+            earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),
+            binding_constraint="queue"
+            if fits_idle
+            else needs.longest_stage(expected.plan, ability),
+        )
+
+    def _feasible_at(
+        self, needs: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
+    ) -> float:
+        """A deadline by which ``needs`` would be let in now, and hardly later than the first such
+        (DL-16).
+
+        A later deadline makes it wait behind more of ``others``, so its finish at its present place
+        is not the answer yet.
+        """
+        if place(needs, self._waiting.lines(now)) is None:  # nobody is ready just now
+            instance = self._fleet.instances[found.expected.address]
+            return found.expected.finish_at + instance.ability.buffer_s
+        start_bys = [other.start_by for other in others if not other.refusal_sample]
+        own = needs
+        for _ in range(_MAX_PLACES):
+            if found.is_others:
+                start_by = self._waiting.start_by(own)
+                behind_next = next((one for one in start_bys if one > start_by), start_by)
+                own = own.by(own.deadline_at + behind_next - start_by + _RESENT_S)
+            else:
+                ability = self._fleet.instances[found.expected.address].ability
+                done_at = found.expected.finish_at + ability.buffer_s
+                own = own.by(max(own.deadline_at, done_at) + _RESENT_S)
+            place_in_line = bisect_right(start_bys, self._waiting.start_by(own))
+            hindrance = self._hindrance(own, others, place_in_line, now)
+            if hindrance is None:
+                return own.deadline_at
+            found = hindrance
+        lines = self._waiting.lines(now)
+        forecast((other.needs for other in others), lines)
+        last = place(needs, lines)
+        assert last is not None, "somebody has its providers"
+        finish_at = last.finish_at + self._fleet.instances[last.address].ability.buffer_s
+        behind_s = max(start_bys, default=now) - self._waiting.start_by(needs.by(now))
+        return max(finish_at, now + behind_s) + _RESENT_S
+
+
+def _require_providers(needs: SlotNeeds, ready: list[SlotInstance]) -> None:
+    """Raise ``InvalidRequest`` unless one of ``ready`` has all providers that the recipe names."""
+    missing = [instance.ability.missing(needs.chosen) for instance in ready]
+    stage = missing[0]
+    if stage is None or None in missing:
+        return
+    known = {name for one in ready for name in one.ability.others.get(stage, {})}
+    field = f"recipe.providers.{stage.name.lower()}"
+    raise InvalidRequest(
+        f"{field}: no instance has {excerpt(needs.chosen[stage])} with what else is named; "
+        f"available: {', '.join(sorted(known))}",
+        field=field,
+    )
+
+
+def _is_in_time(expected: Expected | None) -> bool:
+    return expected is not None and expected.is_in_time

@@ -1,0 +1,164 @@
+"""One slot on one instance: a stream of its own, which is cancelled by ending it."""
+
+import asyncio
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from clips.dispatch.forecast import Begun
+from clips.dispatch.job import OUTPUTS
+from clips.dispatch.slot import Slot
+from clips.dispatch.wire import METHOD, PREVIEW, Answer, BadAnswer, read_answer, request
+from orchestrator.clock import Clock
+from orchestrator.lanes import LaneConfig
+from orchestrator.lanes.config import OPEN_TIMEOUT_S
+from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
+from orchestrator.telemetry.log import fields, lane_log
+
+_EVENT_FIELDS = frozenset(("event", "stage", "percent"))
+
+
+class AttemptSink(Protocol):
+    """Hears how an attempt ends: exactly one of these calls, unless it was stopped."""
+
+    def finished(self, attempt: "SlotAttempt") -> None:
+        """The slot has its facts and files."""
+
+    def refused(self, attempt: "SlotAttempt", error: str) -> None:
+        """The worker, or Triton, ended the slot with this error."""
+
+    def lost(self, attempt: "SlotAttempt", reason: str) -> None:
+        """The attempt was lost: nothing more will be heard of it."""
+
+
+class SlotAttempt:
+    """A slot that was sent to ``address``; ``begun`` says how far it is there. With ``keep_on``
+    nothing but its deadline stops it there."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        address: str,
+        begun: Begun,
+        sink: AttemptSink,
+        clock: Clock,
+        *,
+        keep_on: bool = False,
+    ) -> None:
+        self.slot = slot
+        self.address = address
+        self.begun = begun
+        self._sink = sink
+        self._clock = clock
+        self._keep_on = keep_on
+        self._answered: asyncio.Future[str] | None = None
+        self._call: GrpcCall | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._lost_for = ""
+        self._is_over = False
+
+    def start(self, config: LaneConfig) -> None:
+        """Send the slot."""
+        name = f"slot {self.slot.id} on {self.address}"
+        self._runner = asyncio.create_task(self._run(config), name=name)
+
+    @property
+    def runner(self) -> "asyncio.Task[None]":
+        """The task that runs the attempt, to wait for its end."""
+        assert self._runner is not None
+        return self._runner
+
+    def stop(self) -> None:
+        """End the stream because the slot is no longer wanted; the worker learns of it that way."""
+        if self._runner is not None and not self._is_over:
+            self._runner.cancel()
+
+    def give_up(self, reason: str) -> None:
+        """Count the attempt as lost, because its instance is silent."""
+        self._lost_for = reason
+        if self._answered is not None and not self._answered.done():
+            self._answered.cancel()
+
+    async def _run(self, config: LaneConfig) -> None:
+        answered = self._answered = asyncio.get_running_loop().create_future()
+        reason, error = "", ""
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                call = self._call = await open_call(
+                    self.address, METHOD, self._take, config.keepalive_s, config.tls
+                )
+            call.send(self._request())
+            await asyncio.wait([answered, call.ended], return_when=asyncio.FIRST_COMPLETED)
+            if answered.done() and not answered.cancelled():
+                error = answered.result()
+            elif not call.ended.done():
+                reason = self._lost_for or "given up"
+            else:
+                call.ended.result()
+                reason = "the stream ended"
+        except TimeoutError:
+            reason = f"no connection within {OPEN_TIMEOUT_S:g} s"
+        except (CallEnded, BadAnswer, DecodeError) as failure:
+            reason = str(failure)
+        except Exception as failure:
+            lane_log.exception(
+                "a slot's stream failed unexpectedly", extra=fields(instance=self.address)
+            )
+            reason = f"unexpected {type(failure).__name__}"
+        finally:
+            if self._call is not None:
+                await self._call.close()
+        self._is_over = True
+        if reason:
+            self._sink.lost(self, reason)
+        elif error:
+            self._sink.refused(self, error)
+        else:
+            self._sink.finished(self)
+
+    def _request(self) -> bytes:
+        job = self.slot.job
+        left_ms = max(1.0, job.deadline.left_ms(self._clock.now()))
+        parameters: dict[str, str | bool | float] = {
+            "deadline_ms": left_ms,
+            "on_deadline": "degrade" if job.degrade else "error",
+            "outputs": ",".join(job.outputs),
+        }
+        if job.preview:
+            parameters["preview"] = True
+        if self._keep_on:
+            parameters["keep_on"] = True
+        return request(job.recipe_json, f"{self.slot.id}/{job.correlation_id}", parameters)
+
+    def _take(self, messages: list[bytes]) -> None:
+        answered = self._answered
+        assert answered is not None
+        for message in messages:
+            answer = read_answer(message)
+            if answer is None or answered.done():
+                continue
+            if answer.error:
+                answered.set_result(answer.error)
+            elif self._take_event(answer):
+                answered.set_result("")
+
+    def _take_event(self, answer: Answer) -> bool:
+        """Take in an event. Returns whether it was the last."""
+        slot, event = self.slot, answer.event
+        kind = event.get("event")
+        if slot.ending is not None:
+            return False
+        if kind == "stage":
+            stage, percent = event.get("stage"), event.get("percent")
+            if not isinstance(stage, str) or not isinstance(percent, int):
+                raise BadAnswer("a stage event without stage and percent")
+            image = answer.tensors.get(PREVIEW) or None
+            slot.progress(stage, percent, image, self._clock.now())
+            return False
+        if kind in ("result", "saved"):
+            slot.facts = {k: v for k, v in event.items() if k not in _EVENT_FIELDS}
+            slot.files = {
+                name: data for name, data in answer.tensors.items() if name in OUTPUTS and data
+            }
+            return bool(kind == "result")
+        return False  # an event of a newer worker

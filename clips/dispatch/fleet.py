@@ -1,0 +1,273 @@
+"""The instances as far as slots go: which have the model, their health, and our slots there.
+
+It follows the registry: an instance that comes, goes or is drained there does so here.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from clips.dispatch.attempt import SlotAttempt
+from clips.dispatch.forecast import NOMINAL_ABILITY, Ability, InstanceTimeline
+from clips.dispatch.link import SlotLink
+from clips.slot import SlotState
+from orchestrator.clock import Clock
+from orchestrator.instances.registry import Registry
+from orchestrator.lanes import LaneConfig, ServerKind
+from orchestrator.telemetry.log import fields, lane_log
+
+
+class SlotHealth(StrEnum):
+    """Whether an instance can be given slots: only ``up`` can."""
+
+    ABSENT = "absent"
+    """The instance has no slot model."""
+    CONNECTING = "connecting"
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+
+
+class SlotInstance:
+    """The known facts about one instance's slot model."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.health = SlotHealth.CONNECTING
+        self.reason = "not reached yet"
+        self.state: SlotState | None = None
+        """The last state it told; None while it has told none, or cannot."""
+        self.ability = NOMINAL_ABILITY
+        self.heard_at = 0.0
+        self.state_at = 0.0
+        self.attempts: list[SlotAttempt] = []
+        """Our attempts there, in the order in which they were sent."""
+        self.others = 0
+        """Slots of other orchestrators there, by its last state."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what it told still holds, or may."""
+        return self.health in (SlotHealth.UP, SlotHealth.SUSPECT)
+
+    @property
+    def free(self) -> int:
+        """How many slots could begin there at once."""
+        return max(0, self.ability.slots - len(self.attempts) - self.others)
+
+    @property
+    def can_keep_on(self) -> bool:
+        """Whether its model can be asked to stop a slot only at its deadline: older ones cannot."""
+        stages = () if self.state is None else self.state.stages.values()
+        return any(stage.least is not None for stage in stages)
+
+    def line(self, now: float) -> InstanceTimeline:
+        """The instance's leases and stages as they will become free."""
+        others_s: list[float] = []
+        if self.others and self.state is not None:
+            since_s = now - self.state_at
+            others_s = [s - since_s for s in sorted(self.state.free_in_s)[-self.others :]]
+        begun = [attempt.begun for attempt in self.attempts]
+        return InstanceTimeline(self.ability, now, begun, others_s)
+
+    def fill(self) -> None:
+        """Count it as full until it tells another state."""
+        self.others = self.ability.slots
+
+    def take_state(self, state: SlotState | None, now: float) -> bool:
+        """Take in the latest state. Returns whether this changes what can be placed there."""
+        self.heard_at = now
+        if state is None:
+            was_full, self.others = bool(self.others), 0
+            return was_full
+        before = (self.free, self.state is not None and self.state.draining)
+        if self.state is None or _told(state) != _told(self.state):
+            self.ability = Ability.of(state)
+        self.state, self.state_at = state, now
+        self.others = max(0, state.slots_total - state.slots_free - len(self.attempts))
+        return (self.free, state.draining) != before
+
+
+class SlotFleet:
+    """All instances. ``on_change`` is called when slots may be placed differently."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        config: LaneConfig,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        is_watching: bool = True,
+    ) -> None:
+        """Without ``is_watching`` no instance is asked: for instances that are not Tritons."""
+        self.instances: dict[str, SlotInstance] = {}
+        self.on_change: Callable[[], None] = _nothing
+        self._registry = registry
+        self._config = config
+        self._is_watching = is_watching
+        self._clock = clock
+        self._rng = rng
+        self._links: dict[str, SlotLink] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._checked_at = clock.now()
+        self._is_running = False
+        self._known_version = -1
+
+    def __iter__(self) -> Iterator[SlotInstance]:
+        return iter(self.instances.values())
+
+    def start(self) -> None:
+        """Look for the slot model on every instance from now on."""
+        if self._is_watching:
+            self._is_running = True
+            self._registry.listen(self)
+            self.instances_changed()
+
+    async def close(self) -> None:
+        """Close every link."""
+        self._is_running = False
+        links = [*self._links.values()]
+        self._links.clear()
+        await asyncio.gather(*(link.close() for link in links), *self._closing)
+
+    def ready(self) -> list[SlotInstance]:
+        """Instances that take new slots."""
+        return [instance for instance in self if self.is_ready(instance)]
+
+    def is_ready(self, instance: SlotInstance) -> bool:
+        """Whether ``instance`` takes new slots."""
+        known = self._registry.instances.get(instance.address)
+        return (
+            instance.health is SlotHealth.UP
+            and known is not None
+            and not known.is_out_of_use
+            and not (instance.state is not None and instance.state.draining)
+        )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether any instance is known to have the model."""
+        return any(instance.health is not SlotHealth.ABSENT for instance in self.seen())
+
+    def seen(self) -> list[SlotInstance]:
+        """Instances that have had the model, up or not."""
+        return [instance for instance in self if instance.heard_at]
+
+    def check_heartbeats(self) -> None:
+        """Judge every instance by its silence; to be called every 250 ms or so.
+
+        When this process itself is late, states wait unread, and their age says nothing.
+        """
+        now = self._clock.now()
+        is_late = now - self._checked_at > self._config.suspect_after_s
+        self._checked_at = now
+        if is_late:
+            return
+        for instance in self:
+            was = instance.health
+            if was in (SlotHealth.ABSENT, SlotHealth.DOWN) or not instance.heard_at:
+                continue
+            silent_s = now - instance.heard_at
+            reason = f"no state for {silent_s:.1f} s"
+            if silent_s >= self._config.down_after_s:
+                # Its slots' streams may be open still, with nobody at the other end.
+                self._set(instance, SlotHealth.DOWN, reason)
+                self._give_up(instance, reason)
+                if was is not SlotHealth.CONNECTING:
+                    self._links[instance.address].break_off(reason)
+            elif silent_s >= self._config.suspect_after_s and was is not SlotHealth.CONNECTING:
+                self._set(instance, SlotHealth.SUSPECT, reason)
+
+    def gone(self, address: str) -> None:
+        """Note that Triton unloaded the slot model there, though the watch goes on."""
+        instance = self.instances.get(address)
+        if instance is not None:
+            reason = "the model was unloaded"
+            self._set(instance, SlotHealth.CONNECTING, reason)
+            self._links[address].break_off(reason)
+
+    def count(self, address: str) -> None:
+        """Tell the registry how many slots of ours the instance has."""
+        known, ours = self._registry.instances.get(address), self.instances.get(address)
+        if known is not None and ours is not None:
+            known.slots_running = len(ours.attempts)
+
+    # ── as the registry's listener ───────────────────────────────────────────────────────────
+
+    def instances_changed(self) -> None:
+        """Follow an instance that came, went, or takes no more work."""
+        if not self._is_running or self._registry.snapshot_version == self._known_version:
+            return
+        self._known_version = self._registry.snapshot_version
+        known = self._registry.instances
+        for address in known.keys() - self._links.keys():
+            if not known[address].removed and known[address].kind is ServerKind.TIDEGATE:
+                self.instances[address] = SlotInstance(address)
+                link = SlotLink(address, self._config, self, self._clock, self._rng)
+                self._links[address] = link
+                link.start()
+        gone = [a for a in self._links if a not in known or known[a].removed]
+        for address in gone:
+            closing = asyncio.ensure_future(self._links.pop(address).close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._give_up(self.instances.pop(address), "the instance was removed")
+        self.on_change()
+
+    # ── as the links' owner ──────────────────────────────────────────────────────────────────
+
+    def state_came(self, address: str, state: SlotState | None) -> None:
+        instance = self.instances.get(address)
+        if instance is None:
+            return
+        changed = instance.take_state(state, self._clock.now())
+        if instance.health is not SlotHealth.UP:
+            self._set(instance, SlotHealth.UP, "")
+        elif changed:
+            self.on_change()
+
+    def link_closed(self, address: str, reason: str, *, is_absent: bool) -> None:
+        instance = self.instances.get(address)
+        if instance is None:
+            return
+        if is_absent:
+            instance.state = None
+            instance.others = 0
+            self._set(instance, SlotHealth.ABSENT, reason)
+        elif instance.health is not SlotHealth.DOWN:
+            self._set(instance, SlotHealth.CONNECTING, reason)
+        # Its slots have streams of their own, which tell of their ends themselves.
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _give_up(self, instance: SlotInstance, reason: str) -> None:
+        for attempt in list(instance.attempts):
+            attempt.give_up(reason)
+
+    def _set(self, instance: SlotInstance, health: SlotHealth, reason: str) -> None:
+        instance.reason = reason
+        if health is instance.health:
+            return
+        was, instance.health = instance.health, health
+        is_news = instance.heard_at > 0  # most instances never have the model
+        level = logging.INFO if health is SlotHealth.UP else logging.WARNING
+        lane_log.log(
+            level if is_news else logging.DEBUG,
+            "an instance's slot model is %s",
+            health.value,
+            extra=fields(instance=instance.address, was=was.value, reason=reason or None),
+        )
+        self.on_change()
+
+
+def _told(state: SlotState) -> tuple[object, ...]:
+    """The parts of a state that an ability is made of."""
+    limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
+    return (state.stages, *limits)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,294 @@
+"""Predicts when slots will be done, and what will be rendered, by the worker's own rules. Pure.
+
+An instance is a few leases of buffers and four stages, each of which serves one slot at a time, so
+that one slot's speech overlaps another's video::
+
+    lease ─▶ speech ∥ portrait ─▶ video ─▶ check ─▶ lease
+
+A slot must be out of its last stage ``buffer_s`` before its deadline (SL-2).
+"""
+
+import copy
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from clips.plan.budgets import BUDGETS, Stage
+from clips.plan.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, fit, least
+from clips.plan.recipe import Recipe
+from clips.slot import SlotState
+
+NOMINAL_SLOTS: Final = 2
+_MAX_ABILITIES: Final = 64
+
+
+Work = Mapping[Stage, float]
+"""Seconds of work that each stage has for one slot."""
+
+
+def units_of(plan: ClipPlan) -> dict[Stage, float]:
+    """Work of each stage for a plan, in the units for which workers tell their rates."""
+    return {
+        Stage.SPEECH: plan.seconds,
+        Stage.PORTRAIT: plan.image_units,
+        Stage.VIDEO: plan.video_units,
+        Stage.CHECK: 1.0 if plan.has_check else 0.0,
+    }
+
+
+def alone_s(work: Work) -> float:
+    """Seconds that ``work`` takes on an otherwise idle instance."""
+    return max(work[Stage.SPEECH], work[Stage.PORTRAIT]) + work[Stage.VIDEO] + work[Stage.CHECK]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ability:
+    """What an instance can do, and how fast. A change makes a new object."""
+
+    rates: Mapping[Stage, float]
+    """Seconds per unit of each stage's work, if a recipe names no provider."""
+    others: Mapping[Stage, Mapping[str, float]] = field(default_factory=dict)
+    """Seconds per unit by stage and provider; a stage that is not here accepts any provider."""
+    max_size: int = NOMINAL.size
+    max_seconds: float = NOMINAL.seconds
+    buffer_s: float = BUFFER_S
+    slots: int = NOMINAL_SLOTS
+    fastest: "Ability | None" = None
+    """The ability with the least times of stages, 0 if nothing was rendered of late; None if
+    unknown."""
+
+    @classmethod
+    def of(cls, state: SlotState) -> "Ability":
+        """The ability that a worker's state tells."""
+        rates, others = dict(NOMINAL_ABILITY.rates), {}
+        least, least_others = dict(rates), {}
+        for stage in Stage:
+            told = state.stages.get(stage.value)
+            if told is not None:
+                rates[stage] = told.seconds_per_unit
+                others[stage] = {**told.others, told.provider: told.seconds_per_unit}
+                least_others[stage] = others[stage] if told.least is None else told.least
+                least[stage] = least_others[stage].get(told.provider, rates[stage])
+        can = cls(
+            rates,
+            others,
+            state.max_size,
+            state.max_seconds,
+            state.buffer_s,
+            max(1, state.slots_total),
+        )
+        return replace(can, fastest=replace(can, rates=least, others=least_others))
+
+    @property
+    def at_best(self) -> "Ability":
+        """The fastest that the instance may be: nothing will be done faster there."""
+        return self.fastest or self
+
+    def work(self, plan: ClipPlan, chosen: Mapping[Stage, str]) -> Work:
+        """The work of ``plan`` with the ``chosen`` providers, which the instance must have."""
+        return {
+            stage: units * self.others.get(stage, {}).get(chosen[stage], self.rates[stage])
+            for stage, units in units_of(plan).items()
+        }
+
+    def missing(self, chosen: Mapping[Stage, str]) -> Stage | None:
+        """A stage whose chosen provider the instance lacks; None if it lacks none."""
+        for stage, name in chosen.items():
+            if name and stage in self.others and name not in self.others[stage]:
+                return stage
+        return None
+
+
+def _nominal() -> Ability:
+    units = units_of(NOMINAL)
+    return Ability({stage: BUDGETS[stage].target_s / units[stage] for stage in Stage})
+
+
+NOMINAL_ABILITY: Final = _nominal()
+"""The ability of an instance that tells none."""
+
+
+class SlotNeeds:
+    """What one slot asks for, and by when."""
+
+    def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
+        self.deadline_at = deadline_at
+        providers = recipe.providers
+        self.chosen: Mapping[Stage, str] = {
+            Stage.SPEECH: providers.speech,
+            Stage.PORTRAIT: providers.portrait,
+            Stage.VIDEO: providers.video,
+            Stage.CHECK: providers.check,
+        }
+        """Providers by stage; empty if the recipe names none."""
+        self._recipe = recipe
+        self._degrade = degrade
+        self._wholes: dict[tuple[int, float], ClipPlan] = {}
+        self._least_s: dict[Ability, float] = {}
+
+    def by(self, deadline_at: float) -> "SlotNeeds":
+        """A copy of the needs, with another deadline."""
+        other = copy.copy(self)
+        other.deadline_at = deadline_at
+        return other
+
+    def whole(self, ability: Ability) -> ClipPlan:
+        """The plan for all that the slot asks for."""
+        key = (ability.max_size, ability.max_seconds)
+        found = self._wholes.get(key)
+        if found is None:
+            found = self._wholes[key] = asked_for(self._recipe, *key)
+        return found
+
+    def least(self, ability: Ability) -> ClipPlan:
+        """The least plan that would do if time is short."""
+        return least(self.whole(ability)) if self._degrade else self.whole(ability)
+
+    def fit(self, ability: Ability, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
+        """The best plan that would do and ``fits``; None if none does."""
+        whole = self.whole(ability)
+        if self._degrade:
+            return fit(whole, fits)
+        return whole if fits(whole) else None
+
+    def due_at(self, ability: Ability) -> float:
+        """When the slot's last stage must be over."""
+        return self.deadline_at - ability.buffer_s
+
+    def start_by(self, ability: Ability) -> float:
+        """The latest start with which some plan that would do can still be in time."""
+        least_s = self._least_s.get(ability)
+        if least_s is None:
+            if len(self._least_s) >= _MAX_ABILITIES:  # keeps abilities of the past from piling up
+                self._least_s.clear()
+            least_s = alone_s(ability.work(self.least(ability), self.chosen))
+            self._least_s[ability] = least_s
+        return self.due_at(ability) - least_s
+
+    def may_be_met(self, ability: Ability, now: float) -> bool:
+        """Whether the slot could be in time there if it began now and went as well as possible."""
+        can = ability.at_best
+        return can.missing(self.chosen) is None and now <= self.start_by(can)
+
+    def is_known(self, ability: Ability) -> bool:
+        """Whether all stages that the slot needs have rendered something there of late."""
+        least = ability.at_best.work(self.whole(ability), self.chosen)
+        needed = units_of(self.whole(ability))
+        return all(least[stage] > 0 for stage in Stage if needed[stage])
+
+    def longest_stage(self, plan: ClipPlan, ability: Ability) -> Stage:
+        """The stage that takes most of ``plan``'s time."""
+        work = ability.work(plan, self.chosen)
+        return max(Stage, key=lambda stage: work[stage])
+
+
+@dataclass(slots=True)
+class Begun:
+    """A slot that an instance has: the plan it renders, and the percent done of each stage."""
+
+    plan: ClipPlan
+    chosen: Mapping[Stage, str]
+    percents: Mapping[str, int] = field(default_factory=dict)
+
+    def left(self, ability: Ability) -> Work:
+        """The work still to be done there, by the present ability."""
+        return {
+            stage: work_s * (1 - min(100, self.percents.get(stage, 0)) / 100)
+            for stage, work_s in ability.work(self.plan, self.chosen).items()
+        }
+
+
+class InstanceTimeline:
+    """One instance's leases and stages as they will become free."""
+
+    def __init__(
+        self, ability: Ability, now: float, begun: Iterable[Begun], others_s: Sequence[float] = ()
+    ) -> None:
+        """``others_s``: seconds from ``now`` until leases that are not ours are free."""
+        self.ability = ability
+        self._leases = [now + max(0.0, s) for s in sorted(others_s)[-ability.slots :]]
+        self._leases += [now] * (ability.slots - len(self._leases))
+        heapq.heapify(self._leases)
+        self._stages = dict.fromkeys(Stage, now)
+        for one in begun:
+            self.take(one.left(ability))
+
+    @property
+    def free_at(self) -> float:
+        """When the next slot can begin."""
+        return self._leases[0]
+
+    def finish(self, work: Work) -> float:
+        """When ``work`` would be done if it were next."""
+        return self._ends(work)[Stage.CHECK]
+
+    def take(self, work: Work) -> None:
+        """Put ``work`` next in line."""
+        ends = self._ends(work)
+        self._stages |= {stage: end for stage, end in ends.items() if work[stage]}
+        heapq.heapreplace(self._leases, ends[Stage.CHECK])
+
+    def _ends(self, work: Work) -> dict[Stage, float]:
+        start, free = self._leases[0], self._stages
+        ends: dict[Stage, float] = {}
+        for stage in Stage:
+            ready_at = start
+            if stage is Stage.VIDEO:
+                ready_at = max(ends[Stage.SPEECH], ends[Stage.PORTRAIT])
+            elif stage is Stage.CHECK:
+                ready_at = ends[Stage.VIDEO]
+            work_s = work[stage]
+            ends[stage] = max(ready_at, free[stage]) + work_s if work_s else ready_at
+        return ends
+
+
+class Expected(NamedTuple):
+    """What will become of a slot, as far as can be said. Times are on the clock."""
+
+    address: str
+    plan: ClipPlan
+    finish_at: float
+    is_in_time: bool
+
+
+def best_plan(needs: SlotNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
+    """The best plan of ``needs`` that ``line`` would finish in time, when, and True; otherwise the
+    least plan, when, and False."""
+    ability = line.ability
+    due_at = needs.due_at(ability)
+
+    def finish_at(plan: ClipPlan) -> float:
+        return line.finish(ability.work(plan, needs.chosen))
+
+    plan = needs.fit(ability, lambda plan: finish_at(plan) <= due_at)
+    if plan is not None:
+        return plan, finish_at(plan), True
+    plan = needs.least(ability)
+    return plan, finish_at(plan), False
+
+
+def place(needs: SlotNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
+    """The earliest finish in time, or the earliest of all if none is in time; None if no instance
+    has the providers that ``needs`` names."""
+    found = [
+        Expected(address, *best_plan(needs, line))
+        for address, line in lines.items()
+        if line.ability.missing(needs.chosen) is None
+    ]
+    return min(found, key=lambda each: (not each.is_in_time, each.finish_at), default=None)
+
+
+def forecast(
+    all_needs: Iterable[SlotNeeds], lines: Mapping[str, InstanceTimeline]
+) -> list[Expected | None]:
+    """What will become of waiting slots, in their order. A slot that will not be in time takes
+    nobody's place. Leaves ``lines`` as they will be then."""
+    expected = []
+    for needs in all_needs:
+        found = place(needs, lines)
+        if found is not None and found.is_in_time:
+            line = lines[found.address]
+            line.take(line.ability.work(found.plan, needs.chosen))
+        expected.append(found)
+    return expected

@@ -1,0 +1,187 @@
+"""Records the end of every slot: its outcome, then metrics and one log line (DL-10)."""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from clips.dispatch.fleet import SlotFleet, SlotInstance
+from clips.dispatch.slot import Slot
+from clips.plan.budgets import Stage
+from orchestrator.clock import Clock
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.settle import log_end
+from orchestrator.telemetry.metrics import Metrics, Row
+from protocol import Outcome
+
+TIMES = (*(stage.value for stage in Stage), "total")
+"""Names of the times in a result, there as ``…_ms``."""
+QUANTILES = (0.5, 0.95, 0.99)
+_KEPT = 512
+
+
+class SlotLedger:
+    """Ends slots, each exactly once: a second call changes nothing."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._clock = clock
+        self.offered = metrics.counter("slots_offered", "slots", "Slots offered")
+        self.outcomes = metrics.counter(
+            "slot_outcomes", "slots", "What offered slots came to (DL-10)", "outcome", "code"
+        )
+        self.retries = metrics.counter(
+            "slot_retries", "slots", "Slots sent again: an instance was lost, or had no room"
+        )
+        self.degraded = metrics.counter(
+            "slots_degraded", "slots", "Clips that are less than was asked for, by what", "what"
+        )
+        self.stage_ms = metrics.histogram(
+            "slot_stage_ms", "What stages of finished slots took, and all of one", "stage"
+        )
+        self.queue_ms = metrics.histogram("slot_queue_ms", "From arrival to an instance")
+        self.end_ms = metrics.histogram("slot_end_ms", "From arrival to the clip")
+        self.settled = dict.fromkeys(Outcome, 0)
+        """How many slots came to each outcome (DL-10)."""
+        self.recent: dict[str, deque[float]] = {name: deque(maxlen=_KEPT) for name in TIMES}
+        """Times of the last finished slots, by name, in ms."""
+        for name in TIMES:
+            self.stage_ms.labels(name)
+        metrics.watch(self, _ROWS)
+
+    def settle(self, slot: Slot, ending: Ending) -> bool:
+        """End a slot. False if it has ended before."""
+        if slot.ending is not None:
+            return False
+        slot.end(ending, self._clock.now())
+        code = "" if ending.error is None else ending.error.code.value
+        self.outcomes.labels(ending.outcome, code).inc()
+        self.settled[ending.outcome] += 1
+        if slot.marks.dispatched:
+            self.queue_ms.observe(1000 * (slot.marks.dispatched - slot.marks.received))
+        if ending.outcome in (Outcome.MET, Outcome.PARTIAL):
+            self._observe(slot)
+        self._write(slot, ending)
+        return True
+
+    def percentiles_ms(self) -> dict[str, dict[str, float]]:
+        """Percentiles in ms of each stage's recent times; stages without times are left out."""
+        return {
+            f"{name}_ms": {f"p{100 * q:g}": round(_quantile(times, q), 1) for q in QUANTILES}
+            for name, times in self.recent.items()
+            if times
+        }
+
+    def _observe(self, slot: Slot) -> None:
+        self.end_ms.observe(1000 * (slot.marks.ended - slot.marks.received))
+        for name in TIMES:
+            ms = slot.facts.get(f"{name}_ms")
+            # A part that was not rendered, such as a check that was given up, took no time worth
+            # telling.
+            if isinstance(ms, int | float) and ms > 0:
+                self.stage_ms.labels(name).observe(ms)
+                self.recent[name].append(ms)
+        given_up = slot.facts.get("given_up")
+        for what in given_up if isinstance(given_up, list) else ():
+            self.degraded.labels(_kind(str(what))).inc()
+
+    def _write(self, slot: Slot, ending: Ending) -> None:
+        marks, facts = slot.marks, slot.facts
+        numbers = (*(f"{name}_ms" for name in TIMES), "seconds", "size")
+        log_end(
+            slot,
+            ending,
+            "slots",
+            attempts=slot.attempts or None,
+            queue_ms=round(1000 * ((marks.dispatched or marks.ended) - marks.received), 1),
+            end_ms=round(1000 * (marks.ended - marks.received), 1),
+            left_ms=round(slot.deadline.left_ms(marks.ended), 1),
+            **{name: _number(facts.get(name)) for name in numbers},
+        )
+
+
+def _number(value: object) -> float | int | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _kind(given_up: str) -> str:
+    """The kind of thing that was given up: one of a few labels."""
+    for words, kind in (
+        ("check", "check"),
+        ("frames", "frames"),
+        ("pixels", "size"),
+        (" s instead", "seconds"),
+    ):
+        if words in given_up:
+            return kind
+    return "other"
+
+
+def _quantile(times: "deque[float]", q: float) -> float:
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]
+
+
+def _quantiles(ledger: SlotLedger) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, times in ledger.recent.items():
+        if times:
+            for q in QUANTILES:
+                yield (name, f"{q:g}"), _quantile(times, q)
+
+
+_ROWS: tuple[Row[SlotLedger], ...] = (
+    Row(
+        "gauge",
+        "slot_stage_quantile_ms",
+        "ms",
+        "What stages took, over the last 512 finished slots: P50, P95 and P99",
+        _quantiles,
+        ("stage", "quantile"),
+    ),
+)
+
+
+def _each(instance: SlotInstance) -> Iterator[tuple[tuple[str, ...], float]]:
+    yield (instance.address, "total"), instance.ability.slots
+    yield (instance.address, "free"), instance.free
+
+
+def _aborts(fleet: SlotFleet) -> Iterator[tuple[tuple[str, ...], float]]:
+    for instance in fleet:
+        state = instance.state
+        if state is not None:
+            for q, ms in (
+                ("0.5", state.abort_to_free_p50_ms),
+                ("0.99", state.abort_to_free_p99_ms),
+            ):
+                if ms is not None:
+                    yield (instance.address, q), ms
+
+
+FLEET: tuple[Row[SlotFleet], ...] = (
+    Row(
+        "gauge",
+        "instance_slot_buffers",
+        "slots",
+        "Slots that an instance can have under way, and those that are free",
+        lambda fleet: (sample for one in fleet if one.is_known for sample in _each(one)),
+        ("instance", "kind"),
+    ),
+    Row(
+        "gauge",
+        "instance_slot_memory_bytes",
+        "bytes",
+        "What an instance's slot model takes in memory",
+        lambda fleet: (
+            ((one.address,), one.state.memory_used_bytes) for one in fleet if one.state is not None
+        ),
+        ("instance",),
+    ),
+    Row(
+        "gauge",
+        "slot_abort_to_freed_ms",
+        "ms",
+        "From a cancel or a deadline to the slot's buffers being free, as the worker has it",
+        _aborts,
+        ("instance", "quantile"),
+    ),
+)
+"""Metrics read from the fleet."""

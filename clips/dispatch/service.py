@@ -1,0 +1,349 @@
+"""Takes slots from their submission to their one ending.
+
+Slots wait here and not at a worker: a slot is sent when an instance has buffers free for it. A slot
+that waits here can still be reordered, go elsewhere, or end at no cost, and the way to a worker
+takes milliseconds of a slot's seconds. No instance is left with free buffers while a slot waits
+that it could finish in time.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clips.dispatch.admission import SlotAdmission
+from clips.dispatch.attempt import SlotAttempt
+from clips.dispatch.fleet import SlotFleet, SlotInstance
+from clips.dispatch.forecast import (
+    NOMINAL_ABILITY,
+    Begun,
+    Expected,
+    InstanceTimeline,
+    place,
+)
+from clips.dispatch.job import SlotJob
+from clips.dispatch.ledger import SlotLedger
+from clips.dispatch.slot import Slot
+from clips.dispatch.verdicts import (
+    TO_BE_SENT_AGAIN,
+    code_of,
+    judged,
+    overdue,
+    rendered,
+)
+from clips.dispatch.waiting import WaitingSlots
+from clips.dispatch.wire import is_absence
+from orchestrator.clock import Clock
+from orchestrator.errors import (
+    Draining,
+    InstanceLost,
+    TidegateError,
+)
+from orchestrator.ids import Ids
+from orchestrator.lanes import LaneConfig
+from orchestrator.prediction.feasibility import FeasibilityConfig, RefusalStats
+from orchestrator.retention import KeptStore
+from orchestrator.tasks.deadline import REPORT_GRACE_S
+from orchestrator.tasks.verdicts import aborted, failed, refused
+from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.narration import RETRIED, narrate
+from protocol import AbortCause, Code
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsConfig:
+    """Settings of slots. ``attempts``: how often a slot is sent at most. ``tag``: what ids begin
+    with."""
+
+    feasibility: FeasibilityConfig
+    max_waiting: int
+    attempts: int
+    lane: LaneConfig
+    tag: str = ""
+
+
+class Slots:
+    """Every slot of one orchestrator."""
+
+    def __init__(
+        self,
+        enter: Callable[[Slot], None],
+        fleet: SlotFleet,
+        ledger: SlotLedger,
+        store: KeptStore[Slot],
+        config: SlotsConfig,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """``enter`` makes the checks that slots share with tasks, and counts a slot until its end.
+        ``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also
+        draws the sample of refusals that are not carried out."""
+        self.fleet = fleet
+        self.ledger = ledger
+        self.store = store
+        self.on_end: Callable[[], None] = _nothing
+        """Called whenever a slot has ended."""
+        self._config = config
+        self._clock = clock
+        self._ids = Ids(rng, config.tag)
+        self._live: set[Slot] = set()
+        self._waiting = waiting = WaitingSlots(fleet, clock)
+        self._admission = SlotAdmission(
+            enter, fleet, waiting, clock, rng, config.feasibility, max_waiting=config.max_waiting
+        )
+        self._passing = False
+        fleet.on_change = self._pass
+
+    # ── for clients ──────────────────────────────────────────────────────────────────────────
+
+    def submit(self, job: SlotJob) -> Slot:
+        """Offer a slot. Returns once it waits or is on its way; raises the error that refuses it.
+
+        Whatever happens, it is counted as offered and ends in exactly one outcome.
+        """
+        slot = Slot(self._ids.new(), job)
+        self.ledger.offered.inc()
+        self._live.add(slot)
+        slot.on_end.append(self._ended)
+        try:
+            self._admission.admit(slot)
+        except TidegateError as error:
+            self.ledger.settle(slot, refused(error))
+            error.due_at = slot.deadline.at
+            raise
+        except Exception:
+            service_log.exception(
+                "admission of a slot failed", extra=fields(correlation_id=job.correlation_id)
+            )
+            internal = TidegateError("an internal error occurred")
+            self.ledger.settle(slot, failed(internal))
+            raise internal from None
+        self.store.add(slot)
+        slot.timer = self._clock.call_at(
+            slot.deadline.at + REPORT_GRACE_S, lambda: self._overdue(slot)
+        )
+        self._waiting.add(slot)
+        self._pass()
+        return slot
+
+    def cancel(self, slot: Slot) -> None:
+        """Stop a slot for a client that asked through the API. Idempotent (WP-2)."""
+        self.ledger.settle(slot, aborted(AbortCause.CANCEL))
+
+    def disconnected(self, slot: Slot, *, too_slow: bool = False) -> None:
+        """Handle that the slot's client is gone: its job says what becomes of it (WP-1)."""
+        if slot.client_gone(too_slow=too_slow):
+            self.ledger.settle(slot, aborted(AbortCause.DISCONNECT))
+
+    def queue_position(self, slot: Slot) -> int:
+        """Place of ``slot`` in the queue, 1 for the next to start; 0 once it is on its way."""
+        return self._waiting.position(slot)
+
+    def expected(self, slot: Slot) -> Expected | None:
+        """What will become of ``slot``; None if nothing can be said."""
+        if slot.ending is not None:
+            return None
+        if isinstance(slot.attempt, SlotAttempt):
+            return self._expected_there(slot.attempt, self._clock.now())
+        return self._waiting.expected(slot)
+
+    def predicted_ms(self, slot: Slot) -> float | None:
+        """Ms from now until the slot's clip is done; None if nothing can be said."""
+        found = self.expected(slot)
+        return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
+
+    def given_up(self, slot: Slot, expected: Expected) -> tuple[str, ...]:
+        """Parts of ``slot`` that will probably not be rendered; empty while no pace is known, for
+        then all of it is begun."""
+        instance = self.fleet.instances.get(expected.address)
+        if instance is not None and not slot.needs.is_known(instance.ability):
+            return ()
+        return expected.plan.given_up
+
+    @property
+    def refusals(self) -> RefusalStats[Slot]:
+        """Counts of refusals, and of what becomes of the sample that is let through (DL-17)."""
+        return self._admission.stats
+
+    # ── for the service ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def live(self) -> int:
+        """How many slots have not ended."""
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """How many slots wait, with no instance."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Look for instances with the slot model from now on."""
+        self.fleet.start()
+
+    def upkeep(self) -> None:
+        """Judge silences, forget old slots, end hopeless ones; call it every 250 ms or so."""
+        self.fleet.check_heartbeats()
+        self.store.prune()
+        self._pass()
+
+    def end_hopeless(self, at: float) -> int:
+        """End waiting slots that will not be done by ``at``, when the service is gone, so that
+        their clients can go elsewhere; returns how many."""
+        late = [
+            slot
+            for slot in self._waiting
+            if (found := self._waiting.expected(slot)) is None or found.finish_at > at
+        ]
+        for slot in late:
+            self.ledger.settle(slot, failed(Draining("the service is going down; try elsewhere")))
+        return len(late)
+
+    def end_all(self) -> None:
+        """End every live slot: the service is going down."""
+        for slot in list(self._live):
+            self.ledger.settle(
+                slot, failed(Draining("the service is going down; try again elsewhere"))
+            )
+
+    async def close(self) -> None:
+        """Close every stream; workers stop what still runs."""
+        runners = [attempt.runner for instance in self.fleet for attempt in instance.attempts]
+        for runner in runners:
+            runner.cancel()
+        await asyncio.gather(*runners, return_exceptions=True)
+        await self.fleet.close()
+
+    # ── as the attempts' sink ────────────────────────────────────────────────────────────────
+
+    def finished(self, attempt: SlotAttempt) -> None:
+        slot, now = attempt.slot, self._clock.now()
+        self._count_stop(slot, None, now)
+        self.ledger.settle(slot, rendered(slot, now))
+
+    def refused(self, attempt: SlotAttempt, error: str) -> None:
+        slot, now = attempt.slot, self._clock.now()
+        code, message = code_of(error)
+        instance = self.fleet.instances.get(attempt.address)
+        if is_absence(error):
+            self.fleet.gone(attempt.address)
+        elif code is Code.NO_CAPACITY and instance is not None:
+            instance.fill()
+        if code is None or code in TO_BE_SENT_AGAIN:
+            self._again(attempt, judged(slot, code, message, now).error, now)
+        else:
+            self._count_stop(slot, code, now)
+            self.ledger.settle(slot, judged(slot, code, message, now))
+
+    def lost(self, attempt: SlotAttempt, reason: str) -> None:
+        service_log.warning(
+            "a slot's instance was lost: %s",
+            reason,
+            extra=fields(instance=attempt.address, correlation_id=attempt.slot.job.correlation_id),
+        )
+        error = InstanceLost("the instance that worked on this was lost; try again")
+        self._again(attempt, error, self._clock.now())
+
+    # ── the queue ────────────────────────────────────────────────────────────────────────────
+
+    def _pass(self) -> None:
+        """End slots that are certain to miss; send every slot that has somewhere to go."""
+        if self._passing or not self._waiting:  # a pass may lead to another call
+            return
+        self._passing = True
+        try:
+            now = self._clock.now()
+            self._waiting.reorder()
+            for slot in self._waiting:
+                why = self._admission.hopeless(slot, now)
+                if why is not None:
+                    ending = refused(why) if slot.loss is None else failed(why)
+                    self.ledger.settle(slot, ending)
+            # A slot that will hardly be in time gets what no other can use.
+            for in_time in (True, False):
+                for slot in self._waiting:
+                    free = [instance for instance in self.fleet.ready() if instance.free]
+                    if not free:
+                        return
+                    self._start_on(free, slot, now, in_time=in_time)
+        except Exception:
+            service_log.exception("a pass over waiting slots failed; will retry")
+        finally:
+            self._passing = False
+
+    def _start_on(self, free: list[SlotInstance], slot: Slot, now: float, *, in_time: bool) -> None:
+        """Send ``slot`` where it will be done first, if it would be ``in_time`` there; without
+        ``in_time``, where it is worth a try."""
+        better = [instance for instance in free if instance.address not in slot.failed_on] or free
+        if not in_time:
+            better = self._admission.tries(slot, better, now)
+        found = place(slot.needs, {one.address: one.line(now) for one in better})
+        if found is not None and (found.is_in_time or not in_time):
+            self._send(slot, self.fleet.instances[found.address], found, now)
+
+    def _send(self, slot: Slot, instance: SlotInstance, found: Expected, now: float) -> None:
+        self._waiting.remove(slot)
+        slot.dispatched(instance.address, now)
+        begun = Begun(found.plan, slot.needs.chosen, slot.percents)
+        keep_on = instance.can_keep_on and self.refusals.runs_on(slot)
+        attempt = SlotAttempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
+        slot.attempt = attempt
+        instance.attempts.append(attempt)
+        self.fleet.count(instance.address)
+        attempt.start(self._config.lane)
+        attempt.runner.add_done_callback(lambda _: self._left(instance, attempt))
+
+    def _left(self, instance: SlotInstance, attempt: SlotAttempt) -> None:
+        """Forget an attempt that has left its instance."""
+        if attempt in instance.attempts:
+            instance.attempts.remove(attempt)
+        self.fleet.count(instance.address)
+        self._pass()
+
+    def _again(self, attempt: SlotAttempt, error: TidegateError | None, now: float) -> None:
+        """Send the slot to another instance if its deadline and attempts allow, or end it."""
+        slot = attempt.slot
+        if slot.ending is not None:
+            return
+        slot.attempts += 1
+        slot.failed_on |= {attempt.address}
+        slot.loss = error or InstanceLost("the instance could not go on with this")
+        if slot.attempts >= self._config.attempts or slot.deadline.left_ms(now) <= 0:
+            self.ledger.settle(slot, failed(slot.loss))
+            return
+        slot.requeued()
+        self.ledger.retries.inc()
+        narrate(service_log, RETRIED, slot.model, **slot.names(), instance=attempt.address)
+        self._waiting.add(slot)
+        self._pass()
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────
+
+    def _count_stop(self, slot: Slot, code: Code | None, now: float) -> None:
+        """Count the end of a slot on an instance among refusals, if it was a stop."""
+        spared = bool(slot.facts.get("spared"))
+        self.refusals.stopped(slot, code, slot.deadline.left_ms(now), spared=spared)
+
+    def _overdue(self, slot: Slot) -> None:
+        self.ledger.settle(slot, overdue(slot, self._clock.now()))
+
+    def _ended(self, slot: Slot) -> None:
+        self._live.discard(slot)
+        self._waiting.remove(slot)
+        self.on_end()
+
+    # ── what is to come ──────────────────────────────────────────────────────────────────────
+
+    def _expected_there(self, attempt: SlotAttempt, now: float) -> Expected:
+        """What will become of a slot that an instance has: slots given to it earlier come first."""
+        instance = self.fleet.instances.get(attempt.address)
+        before = [] if instance is None else instance.attempts
+        at = before.index(attempt) if attempt in before else len(before)
+        ability = NOMINAL_ABILITY if instance is None else instance.ability
+        line = InstanceTimeline(ability, now, [other.begun for other in before[:at]])
+        finish_at = line.finish(attempt.begun.left(ability))
+        return Expected(attempt.address, attempt.begun.plan, finish_at, True)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,76 @@
+"""Decides a slot's ending, and what a worker's error means for its client: pure."""
+
+from clips.dispatch.slot import Slot
+from orchestrator.errors import (
+    DeadlineExceeded,
+    Draining,
+    EngineError,
+    InstanceLost,
+    InvalidRequest,
+    NoCapacity,
+)
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.verdicts import failed, refused
+from orchestrator.tasks.work import Stage
+from protocol import Code, FinishReason, Outcome
+
+TO_BE_SENT_AGAIN = (Code.NO_CAPACITY, Code.DRAINING, Code.CANCELLED, Code.INSTANCE_LOST)
+"""Codes with which a slot is sent again: nothing is wrong with it, nor did we cancel it."""
+
+
+def rendered(slot: Slot, now: float) -> Ending:
+    """The ending of a slot whose clip is here; ``partial`` if it is less than was asked for."""
+    if slot.deadline.left_ms(now) < 0:
+        return overdue(slot, now)
+    outcome = Outcome.PARTIAL if slot.facts.get("given_up") else Outcome.MET
+    return Ending(outcome, FinishReason.STOP)
+
+
+def overdue(slot: Slot, now: float) -> Ending:
+    """The ending of a slot whose deadline is past."""
+    late_ms = max(0.0, -slot.deadline.left_ms(now))
+    where = f"in {_stage_of(slot)}"
+    if slot.stage is Stage.QUEUED:
+        where = "before it began"
+        if slot.loss is not None:
+            where = "while it waited for another instance than the one that was lost"
+    error = DeadlineExceeded(f"the deadline passed {where}", exceeded_by_ms=late_ms)
+    return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
+
+
+def code_of(words: str) -> tuple[Code | None, str]:
+    """Split a worker's error, ``code: message``; the code is None for Triton's own errors."""
+    head, colon, rest = words.partition(": ")
+    try:
+        return (Code(head), rest) if colon else (None, words)
+    except ValueError:
+        return None, words
+
+
+def judged(slot: Slot, code: Code | None, message: str, now: float) -> Ending:
+    """The ending that a worker's error means, if the slot is not sent again."""
+    match code:
+        case Code.INVALID_REQUEST:
+            field = message.partition(": ")[0]
+            is_field = field.startswith("recipe")
+            return refused(InvalidRequest(message, field=field if is_field else None))
+        case Code.DEADLINE_EXCEEDED:
+            if slot.deadline.left_ms(now) < 0:
+                return overdue(slot, now)
+            error = DeadlineExceeded(message)
+            if not slot.marks.started:
+                return refused(error)
+            return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
+        case Code.NO_CAPACITY:
+            return refused(NoCapacity(message))
+        case Code.DRAINING:
+            return failed(Draining(message))
+        case Code.CANCELLED | Code.INSTANCE_LOST | None:
+            return failed(InstanceLost(f"the instance could not go on with this: {message}"))
+        case _:
+            return failed(EngineError(message))
+
+
+def _stage_of(slot: Slot) -> str:
+    """The last stage that reported progress."""
+    return next(reversed(slot.percents), "") or "the worker's queue"

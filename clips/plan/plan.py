@@ -1,0 +1,140 @@
+"""Plans what a slot renders, and gives up to be in time (SL-2, SL-5): degrade before refuse.
+
+Given up in this order, each only as far as it must be: the check, every second frame, half of the
+pixels of either side, the end of the speech. The result says what was given up.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from clips.plan.recipe import Recipe
+
+SAMPLE_RATE = 24_000
+"""Sample rate of audio buffers in Hz."""
+CHARACTERS_PER_S = 14.0
+"""Estimated characters per second of speech at rate 1."""
+MIN_FPS = 6
+MIN_SIZE = 64
+MIN_SECONDS = 1.0
+_SHORTER_S = 0.05
+"""Smallest loss in seconds that is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipPlan:
+    """Plan of one clip. ``asked``: the plan that it falls short of; None if it is all of it."""
+
+    seconds: float
+    fps: int
+    size: int
+    has_check: bool
+    asked: "ClipPlan | None" = None
+
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """What is given up of what was asked for, in words."""
+        asked = self.asked
+        if asked is None:
+            return ()
+        each = (
+            (asked.has_check and not self.has_check, "no check"),
+            (self.fps < asked.fps, f"{self.fps} frames a second instead of {asked.fps}"),
+            (self.size < asked.size, f"{self.size} pixels instead of {asked.size}"),
+            (
+                self.seconds < asked.seconds - _SHORTER_S,
+                f"{self.seconds:.1f} s instead of {asked.seconds:.1f}",
+            ),
+        )
+        return tuple(words for is_less, words in each if is_less)
+
+    def changed(
+        self,
+        *,
+        seconds: float | None = None,
+        fps: int | None = None,
+        size: int | None = None,
+        has_check: bool | None = None,
+    ) -> "ClipPlan":
+        """A plan with other figures; ``asked`` stays what was asked for at first."""
+        return ClipPlan(
+            self.seconds if seconds is None else seconds,
+            self.fps if fps is None else fps,
+            self.size if size is None else size,
+            self.has_check if has_check is None else has_check,
+            self.asked or self,
+        )
+
+    @property
+    def frames(self) -> int:
+        """Number of frames, rounded up: the picture never ends before the sound."""
+        return max(1, math.ceil(self.seconds * self.fps - 1e-6))
+
+    @property
+    def samples(self) -> int:
+        return round(self.seconds * SAMPLE_RATE)
+
+    @property
+    def video_units(self) -> float:
+        """Pixels of all frames, in millions."""
+        return self.frames * self.size**2 / 1e6
+
+    @property
+    def image_units(self) -> float:
+        """Pixels of the portrait, in millions."""
+        return self.size**2 / 1e6
+
+
+NOMINAL = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
+"""The clip that SL-1's budgets are for."""
+BUFFER_S = 5.0
+"""Seconds of a deadline kept back for what comes after the pipeline (SL-2)."""
+
+
+def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
+    """What the recipe asks for, within the buffers' sizes. Its length in seconds is a guess."""
+    size = min(recipe.video.size or max_size, max_size)
+    most = min(recipe.video.seconds, max_seconds)
+    guess = len(recipe.text) / (CHARACTERS_PER_S * recipe.voice.rate) + 0.5
+    full = ClipPlan(min(guess, most), recipe.video.fps, size, recipe.check.enabled)
+    if size < recipe.video.size:
+        return replace(full, asked=replace(full, size=recipe.video.size))
+    return full
+
+
+def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
+    """The best reduction of ``plan`` that ``fits``; None when none does."""
+    found = next((each for each in ladder(plan) if fits(each)), None)
+    if found is None or found is plan:
+        return found
+    # Some of what was given up may have been in vain, as it was not what took the time.
+    while found.size * 2 <= plan.size and fits(larger := found.changed(size=found.size * 2)):
+        found = larger
+    if fits(smoother := found.changed(fps=plan.fps)):
+        found = smoother
+    if fits(checked := found.changed(has_check=plan.has_check)):
+        found = checked
+    return found
+
+
+def least(plan: ClipPlan) -> ClipPlan:
+    """The least of ``plan``: the last step of its ``ladder``."""
+    *_, last = ladder(plan)
+    return last
+
+
+def ladder(plan: ClipPlan) -> Iterator[ClipPlan]:
+    """``plan``, then less and less of it."""
+    yield plan
+    if plan.has_check:
+        plan = plan.changed(has_check=False)
+        yield plan
+    if plan.fps // 2 >= MIN_FPS:
+        plan = plan.changed(fps=plan.fps // 2)
+        yield plan
+    while plan.size // 2 >= MIN_SIZE:
+        plan = plan.changed(size=plan.size // 2)
+        yield plan
+    while plan.seconds / 2 >= MIN_SECONDS:
+        plan = plan.changed(seconds=plan.seconds / 2)
+        yield plan

@@ -1,0 +1,49 @@
+"""Errors that end a slot before it is done."""
+
+from typing import ClassVar
+
+from protocol import Code
+
+
+class SlotError(Exception):
+    """A slot was begun and not finished. It ended in ``stage``; ``since`` is when a limit that
+    stopped it was reached, on ``time.monotonic``, None without one."""
+
+    code: ClassVar[Code] = Code.ENGINE_ERROR
+
+    def __init__(self, stage: str, message: str, since: float | None = None) -> None:
+        super().__init__(f"{stage}: {message}")
+        self.stage = stage
+        self.since = since
+
+
+class StageFailed(SlotError):
+    """A provider raised the exception in ``__cause__``."""
+
+
+class StageTimeout(SlotError):
+    """A stage took longer than its timeout."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class OutOfTime(SlotError):
+    """The rest of the work takes longer than the deadline leaves."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class BehindPace(SlotError):
+    """A stage would be late at its present pace, ``seconds_per_unit``; less may be in time."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+    def __init__(self, stage: str, seconds_per_unit: float) -> None:
+        super().__init__(stage, "would be late as it goes; less is rendered")
+        self.seconds_per_unit = seconds_per_unit
+
+
+class SlotCancelled(SlotError):
+    """The slot was stopped from outside."""
+
+    code = Code.CANCELLED

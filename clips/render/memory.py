@@ -1,0 +1,81 @@
+"""The device memory that the slot pipeline takes, and the most that it may take (SL-3)."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from worker.memory import GIB, LimitedMemory, MemoryGuard, MemoryLimits
+
+media_log = logging.getLogger("tidegate.clips.render")
+
+NO_LIMITS = MemoryLimits()
+_ADVICE = (
+    "lower TIDEGATE_SLOT__SLOTS, TIDEGATE_SLOT__SIZE or a model's precision, or raise"
+    " TIDEGATE_SLOT__MEMORY__HARD_GIB"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Something that stays in memory for as long as the worker runs."""
+
+    name: str
+    bytes: int
+    precision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyPlan:
+    """Everything that stays in memory, and what steps take on top of that."""
+
+    residents: Sequence[Resident]
+    workspace_bytes: int
+    """Working memory in bytes of the stages that run at the same time."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.residents) + self.workspace_bytes
+
+    def lines(self) -> list[str]:
+        """A table for the log; the last line is the sum of the others."""
+        rows = [
+            (f"{each.name} ({each.precision})" if each.precision else each.name, each.bytes)
+            for each in self.residents
+        ]
+        rows += [("workspace", self.workspace_bytes), ("in all", self.bytes)]
+        width = max(len(name) for name, _ in rows)
+        return [f"{name:<{width}}  {size / GIB:7.3f} GiB" for name, size in rows]
+
+
+def slots_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: int) -> int:
+    """How many clips may be under way at once: as many as ``wanted``, or as there is memory for
+    beside the models; at least one. ``hard_bytes``: 0 for no limit."""
+    if not hard_bytes:
+        return wanted
+    slots = max(1, min(wanted, (hard_bytes - models_bytes) // slot_bytes))
+    if slots < wanted:
+        media_log.warning(
+            "%d of %d slots: the models take %.2f of %.2f GiB, and each slot's buffers %.2f; %s",
+            slots,
+            wanted,
+            models_bytes / GIB,
+            hard_bytes / GIB,
+            slot_bytes / GIB,
+            _ADVICE,
+        )
+    return slots
+
+
+class CountedMemory:
+    """Memory as counted by ``used`` (bytes): on the CPU, what the plan accounts for."""
+
+    def __init__(self, used: Callable[[], int]) -> None:
+        self.used_bytes = used
+
+    def drop_caches(self) -> None:
+        """Do nothing, since there are no caches."""
+
+
+def slot_guard(meter: LimitedMemory, limits: MemoryLimits = NO_LIMITS) -> MemoryGuard:
+    """The memory guard of the slot pipeline."""
+    return MemoryGuard(meter, limits, _ADVICE, media_log)

@@ -1,0 +1,157 @@
+"""Renders slots from recipe to clip, and predicts what there is time for (SL-1, SL-2)."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from clips.plan.budgets import BUDGETS, Activity, Stage, StageTimes
+from clips.plan.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, least
+from clips.plan.recipe import Recipe
+from clips.render.buffers import Lease
+from clips.render.clip import Clip, Unfinished
+from clips.render.errors import SlotError
+from clips.render.prediction import Pace, Prediction
+from clips.render.rendering import Order, Progress, Rendering, Shown
+from clips.render.stage_runner import StageRunner
+from clips.render.stages.providers import Providers
+from worker.errors import MemoryLimitExceeded
+from worker.memory import MemoryGuard
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """Settings of a pipeline. ``buffer_s``: seconds kept back for what comes after it (encoding,
+    the network). ``nice``: niceness of stages on the CPU."""
+
+    max_size: int = 512
+    max_seconds: float = 45.0
+    buffer_s: float = BUFFER_S
+    nice: int = 0
+
+
+def nominal_times() -> dict[Stage, StageTimes]:
+    """Times of all stages, before anything was observed."""
+    units = {
+        Stage.SPEECH: NOMINAL.seconds,
+        Stage.PORTRAIT: NOMINAL.image_units,
+        Stage.VIDEO: NOMINAL.video_units,
+        Stage.CHECK: 1.0,
+    }
+    activity = Activity()
+    return {stage: StageTimes(BUDGETS[stage], units[stage], activity) for stage in Stage}
+
+
+class SlotPipeline:
+    """Renders slots, several at a time where there are leases for them: a stage serves one slot at
+    a time, so that one's speech overlaps another's video."""
+
+    def __init__(
+        self,
+        providers: Providers,
+        times: Mapping[Stage, StageTimes],
+        memory: MemoryGuard,
+        device: torch.device,
+        config: PipelineConfig,
+        check_device: Callable[[], None] | None = None,
+    ) -> None:
+        """``times``: those of the first provider of each stage; others begin with its budget.
+        ``check_device``: see ``StageRunner``."""
+        self.providers = providers
+        self._config = config
+        self.times: Mapping[Stage, Mapping[str, StageTimes]] = {
+            stage: {
+                name: times[stage] if number == 0 else times[stage].unseen()
+                for number, name in enumerate(names)
+            }
+            for stage, names in providers.names.items()
+        }
+        self._runners = {
+            stage: StageRunner(stage, memory, device, config.nice, check_device) for stage in Stage
+        }
+
+    def close(self) -> None:
+        """End the threads, then release the models."""
+        for runner in self._runners.values():
+            runner.close()
+        for provider in self.providers.all():
+            provider.close()
+
+    def plan(self, recipe: Recipe, remaining_s: float, *, degrade: bool) -> ClipPlan:
+        """What to begin of ``recipe``. Raises ``OutOfTime`` where even that is certain to be late,
+        and ``RecipeError`` where it chooses a provider that is not loaded."""
+        prediction = self._prediction(recipe)
+        return prediction.fitted(
+            self.whole(recipe), "plan", remaining_s, prediction.all_s, degrade=degrade
+        )
+
+    def whole(self, recipe: Recipe) -> ClipPlan:
+        """What ``recipe`` asks for, within the buffers' sizes, however long it takes."""
+        return asked_for(recipe, self._config.max_size, self._config.max_seconds)
+
+    def least(self, recipe: Recipe, *, degrade: bool) -> ClipPlan:
+        """The least that may be rendered; all of it unless ``degrade``."""
+        whole = self.whole(recipe)
+        return least(whole) if degrade else whole
+
+    def end_warm_up(self) -> None:
+        """Note that all that was rendered so far was warm-up."""
+        for of_stage in self.times.values():
+            for times in of_stage.values():
+                times.end_warm_up()
+
+    def takes_s(self, recipe: Recipe, plan: ClipPlan, pace: Pace) -> float:
+        """Seconds that all of ``plan`` takes, by ``pace``."""
+        return self._prediction(recipe).all_s(plan, pace)
+
+    async def run(
+        self,
+        recipe: Recipe,
+        plan: ClipPlan,
+        lease: Lease,
+        deadline_at: float,
+        said: Progress,
+        *,
+        degrade: bool,
+        shown: Shown | None = None,
+        keep_on: bool = False,
+    ) -> Clip:
+        """Render into ``lease``, which stays open, until ``deadline_at`` on ``time.monotonic``.
+
+        ``shown`` gets the portrait when it is done, and frames of the video as it grows. With
+        ``keep_on`` only the deadline ends it, not a prediction that it will be late.
+        Raises ``Unfinished`` with what there is, and ``DeviceLost``. When it is cancelled, every
+        stage has ended.
+        """
+        begun = time.monotonic()
+        clip = Clip(lease, plan)
+        order = Order(
+            recipe,
+            self.whole(recipe),
+            deadline_at,
+            self._config.max_seconds,
+            degrade,
+            keep_on,
+        )
+        stages = self.providers.chosen(recipe.providers)
+        rendering = Rendering(
+            order, clip, stages, self._prediction(recipe), self._runners, said, shown
+        )
+        try:
+            await rendering.run()
+        except (SlotError, MemoryLimitExceeded) as error:
+            raise Unfinished(clip, error) from error
+        finally:
+            clip.total_ms = 1000 * (time.monotonic() - begun)
+        return clip
+
+    def _prediction(self, recipe: Recipe) -> Prediction:
+        stages, times = self.providers.chosen(recipe.providers), self.times
+        return Prediction(
+            times[Stage.SPEECH][stages.speech.name],
+            times[Stage.PORTRAIT][stages.portrait.name],
+            times[Stage.VIDEO][stages.video.name],
+            times[Stage.CHECK][stages.check.name],
+            self._config.buffer_s,
+        )

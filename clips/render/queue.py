@@ -1,0 +1,111 @@
+"""A queue of slots that wait for buffers, the one with the least slack first."""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from clips.render.buffers import BufferPool, Lease
+from clips.render.errors import OutOfTime
+
+
+class QueueFull(Exception):
+    """The most slots that may wait are waiting already."""
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    start_by: float
+    """Latest start, on ``time.monotonic``, that lets the slot be finished in time."""
+    number: int
+    lease: "asyncio.Future[Lease]" = field(compare=False)
+
+
+class SlotQueue:
+    """Hands out leases. Everything but the return of buffers runs on one event loop."""
+
+    def __init__(
+        self, pool: BufferPool, max_waiting: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pool = pool
+        self._max_waiting = max_waiting
+        self._now = now
+        self._waiting: list[_Waiting] = []
+        self._numbers = count()
+        self._running: dict[Lease, float] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def free_in_s(self) -> tuple[float, ...]:
+        """When each lease that is lent will probably come back, in seconds from now."""
+        now = self._now()
+        return tuple(sorted(max(0.0, end - now) for end in self._running.values()))
+
+    def wait_s(self, start_by: float, each_s: float) -> float:
+        """Seconds that a slot to start by ``start_by`` will probably wait, at ``each_s`` a slot."""
+        ends = [0.0] * self._pool.free + [*self.free_in_s()]
+        for _ in range(sum(1 for other in self._waiting if other.start_by <= start_by)):
+            ends = sorted((*ends[1:], ends[0] + each_s))
+        return ends[0] if ends else 0.0
+
+    async def acquire(
+        self, start_by: float, takes_s: float, give_up_at: float | None = None
+    ) -> Lease:
+        """Buffers, once it is this slot's turn; ``takes_s`` is how long it will have them.
+
+        ``start_by`` orders the slots; ``give_up_at`` (by default ``start_by``) is when to stop
+        waiting, later where less than all of it is still worth starting. Raises ``QueueFull``, and
+        ``OutOfTime`` when the slot's turn has not come by then.
+        """
+        lease = self._pool.lease() if not self._waiting else None
+        if lease is None:
+            if len(self._waiting) >= self._max_waiting:
+                raise QueueFull(f"{self._max_waiting} slots wait already")
+            lease = await self._wait(start_by, start_by if give_up_at is None else give_up_at)
+        self._running[lease] = self._now() + takes_s
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back, and hand its buffers to the next slot."""
+        self._running.pop(lease, None)
+        lease.close()
+        self._hand_on()
+
+    async def _wait(self, start_by: float, give_up_at: float) -> Lease:
+        waiting = _Waiting(
+            start_by, next(self._numbers), asyncio.get_running_loop().create_future()
+        )
+        heapq.heappush(self._waiting, waiting)
+        try:
+            async with asyncio.timeout(max(0.0, give_up_at - self._now())):
+                return await asyncio.shield(waiting.lease)
+        except TimeoutError:
+            self._leave(waiting)
+            raise OutOfTime("queue", "its turn did not come in time") from None
+        except asyncio.CancelledError:
+            self._leave(waiting)
+            raise
+
+    def _leave(self, waiting: _Waiting) -> None:
+        """Remove a slot that no longer waits; a lease that it was just given goes to the next."""
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            heapq.heapify(self._waiting)
+        if waiting.lease.done():
+            waiting.lease.result().close()
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._waiting:
+            lease = self._pool.lease()
+            if lease is None:
+                return
+            heapq.heappop(self._waiting).lease.set_result(lease)

@@ -1,0 +1,284 @@
+"""Renders one slot: speech and portrait side by side, then video, then the check (SL-1, SL-2).
+
+Before the video and before the check, what is left of the deadline, less a buffer, must be enough
+for the work that is left. If not, less is rendered where the client allows that, and otherwise the
+slot ends there, with what it has. Each choice is made anew from all that was asked for, so that
+what was given up for a stage that was expected to be slow can come back; and a video that would be
+late at its present pace is begun anew with less.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from clips.plan.budgets import Stage, StageTimes
+from clips.plan.plan import SAMPLE_RATE, ClipPlan, fit, least
+from clips.plan.recipe import Recipe
+from clips.render.check import judge, keyframes_of
+from clips.render.clip import Clip
+from clips.render.errors import BehindPace, OutOfTime, SlotError
+from clips.render.memory import media_log
+from clips.render.prediction import HOPED, LIKELY, Pace, Prediction
+from clips.render.stage_runner import StageJob, StageRunner
+from clips.render.stages.base import Stages, Step
+from worker.errors import MemoryLimitExceeded, RequestError
+
+T = TypeVar("T")
+Progress = Callable[[Stage, float], None]
+"""Called on a stage's thread with the stage and the share of it that is done."""
+Shown = Callable[[Stage, float, torch.Tensor], None]
+"""Called like ``Progress``, with a picture of what there is: a view of the slot's buffers."""
+
+
+_WATCHED = 0.1
+"""Share of a video's time after which its pace is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for. ``plan`` is all of it; ``deadline_at`` is on ``time.monotonic``;
+    ``degrade``: less is better than late; ``keep_on``: only the deadline stops it."""
+
+    recipe: Recipe
+    plan: ClipPlan
+    deadline_at: float
+    max_seconds: float
+    degrade: bool
+    keep_on: bool = False
+
+
+class Rendering:
+    """Renders one clip, once."""
+
+    def __init__(
+        self,
+        order: Order,
+        clip: Clip,
+        stages: Stages,
+        prediction: Prediction,
+        runners: Mapping[Stage, StageRunner],
+        said: Progress,
+        shown: Shown | None,
+    ) -> None:
+        self._order = order
+        self._clip = clip
+        self._stages = stages
+        self._prediction = prediction
+        self._runners = runners
+        self._said = said
+        self._shown = shown
+
+    async def run(self) -> None:
+        """Render the clip. Raises ``SlotError``, ``MemoryLimitExceeded``."""
+        clip, order = self._clip, self._order
+        whole = await self._begin()
+        clip.plan = self._fit_video(whole)
+        async with self._runners[Stage.VIDEO].turn(
+            order.deadline_at - (0.0 if order.keep_on else self._prediction.buffer_s)
+        ):
+            # Another slot's video may have taken until now.
+            clip.plan = self._fit_video(whole)
+            await self._pace_video(whole)
+        await self._check()
+
+    @property
+    def _left_s(self) -> float:
+        return self._order.deadline_at - time.monotonic()
+
+    @property
+    def _until(self) -> float:
+        """When the last stage must be over, on ``time.monotonic``."""
+        return self._order.deadline_at - self._prediction.buffer_s
+
+    def _fit_video(self, whole: ClipPlan, seconds_per_unit: float = 0.0) -> ClipPlan:
+        """The most of ``whole`` that can be in time if a unit takes at least ``seconds_per_unit``.
+        Raises ``OutOfTime``."""
+        prediction, order = self._prediction, self._order
+        video = prediction.video
+
+        def takes_s(plan: ClipPlan, pace: Pace) -> float:
+            video_s = max(seconds_per_unit * plan.video_units, pace(video, plan.video_units))
+            if pace is HOPED and video_s > video.timeout_s(plan.video_units):
+                return math.inf  # the stage would be stopped, whatever is left of the deadline
+            return video_s + prediction.check_s(plan, pace)
+
+        try:
+            return prediction.fitted(
+                whole, Stage.VIDEO, self._left_s, takes_s, degrade=order.degrade
+            )
+        except OutOfTime:
+            if not order.keep_on:
+                raise
+            self._clip.spared = True
+            return least(whole) if order.degrade else whole
+
+    async def _pace_video(self, whole: ClipPlan) -> None:
+        """Render the video, begun anew with less where its pace demands that."""
+        clip = self._clip
+        while self._order.degrade:
+            try:
+                return await self._video(is_watched=True)
+            except BehindPace as behind:
+                less = self._fit_video(whole, behind.seconds_per_unit)
+                if less == clip.plan:
+                    break
+                clip.plan = less
+        await self._video()
+
+    async def _begin(self) -> ClipPlan:
+        """Render speech and portrait; returns a plan of all that can be shown of them. When one
+        fails, the other is stopped and waited for."""
+        clip, recipe, stages = self._clip, self._order.recipe, self._stages
+        plan, prediction = self._first_plan(), self._prediction
+        # Speech may be longer than guessed, within buffers and recipe: only now its length shows.
+        most_s = min(recipe.video.seconds, self._order.max_seconds)
+        if plan.seconds < self._order.plan.seconds:
+            most_s = plan.seconds
+        audio = clip.lease.audio(round(most_s * SAMPLE_RATE))
+        actor = clip.lease.actor(plan.size)
+
+        def speak(step: Step) -> int:
+            return stages.speech.render(recipe, audio, step)
+
+        def draw(step: Step) -> None:
+            stages.portrait.render(recipe, actor, step)
+
+        def drawn(done: float) -> torch.Tensor | None:
+            return actor if done >= 1.0 else None
+
+        until = self._order.deadline_at
+        speech_job = self._job(Stage.SPEECH, speak, plan.seconds, prediction.speech)
+        portrait_job = self._job(Stage.PORTRAIT, draw, plan.image_units, prediction.portrait, drawn)
+        try:
+            async with asyncio.TaskGroup() as group:
+                speech = group.create_task(self._timed(Stage.SPEECH, speech_job, until))
+                group.create_task(self._timed(Stage.PORTRAIT, portrait_job, until))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        clip.samples = speech.result()
+        clip.portrait_size = plan.size
+        is_cut = most_s == plan.seconds and clip.samples >= audio.numel()
+        return self._spoken_plan(is_cut=is_cut)
+
+    def _first_plan(self) -> ClipPlan:
+        """The plan for speech and portrait: where less is allowed, as much as leaves time for the
+        planned video, since more could not be shown later."""
+        whole, prediction = self._order.plan, self._prediction
+        if not self._order.degrade:
+            return whole
+        left_s = self._left_s - prediction.buffer_s
+        left_s -= prediction.from_video_s(self._clip.plan, HOPED)
+        return fit(whole, lambda one: prediction.first_s(one, LIKELY) <= left_s) or self._clip.plan
+
+    def _spoken_plan(self, *, is_cut: bool) -> ClipPlan:
+        """A plan of all that can be shown of what was spoken and drawn."""
+        clip, whole = self._clip, self._order.plan
+        seconds = max(clip.samples, 1) / SAMPLE_RATE
+        asked = whole.asked or whole
+        if not is_cut:
+            asked = replace(asked, seconds=seconds)
+        return replace(whole, seconds=seconds, size=clip.portrait_size, asked=asked)
+
+    async def _video(self, *, is_watched: bool = False) -> None:
+        """Render the video. May raise ``BehindPace`` where it ``is_watched``."""
+        clip, plan = self._clip, self._clip.plan
+        actor = clip.portrait  # as large as it was rendered: the video has a size of its own
+        samples = min(clip.samples, plan.samples)
+        video = clip.lease.video(plan.frames, plan.size)
+        audio = clip.lease.audio(samples)
+        times, units = self._prediction.video, plan.video_units
+        until = min(self._until, time.monotonic() + times.timeout_s(units))
+        watch = _pace_watch(until, units) if is_watched else None
+
+        def render(step: Step) -> None:
+            self._stages.video.render(plan, actor, audio, video, step)
+
+        def latest(done: float) -> torch.Tensor | None:
+            frames = int(done * plan.frames)
+            return video[frames - 1] if frames else None
+
+        job = self._job(Stage.VIDEO, render, units, times, latest, watch)
+        await self._timed(Stage.VIDEO, job, self._order.deadline_at, in_turn=True)
+        clip.samples = samples
+        clip.frames = plan.frames
+
+    async def _check(self) -> None:
+        """Check the clip; without time for a check, or when one fails, the clip stays as it is."""
+        clip, times = self._clip, self._prediction.check
+        if not self._order.plan.has_check:
+            return
+        has_time = times.hoped_s(1.0) <= self._left_s - self._prediction.buffer_s
+        clip.plan = clip.plan.changed(has_check=has_time)
+        if not has_time:
+            return
+        frames = clip.video[keyframes_of(clip.frames)]
+        prompt = self._order.recipe.portrait.prompt
+        job = self._job(
+            Stage.CHECK, lambda step: self._stages.check.score(prompt, frames, step), 1.0, times
+        )
+        try:
+            # Behind it comes the encoder, whose time is kept back.
+            scores = await self._timed(Stage.CHECK, job, self._until)
+        except (SlotError, MemoryLimitExceeded, RequestError) as error:
+            media_log.warning("a clip is not checked: %s", error)
+            clip.has_failed_check = True
+        else:
+            clip.check = judge(scores)
+
+    def _job(
+        self,
+        stage: Stage,
+        work: Callable[[Step], T],
+        units: float,
+        times: StageTimes,
+        picture_at: Callable[[float], torch.Tensor | None] | None = None,
+        watch: Callable[[float], None] | None = None,
+    ) -> StageJob[T]:
+        """A run of a stage. ``picture_at`` gives what there is to see at a share of the stage;
+        ``watch`` gets that share and may raise to end the stage."""
+        said, shown = self._said, self._shown
+
+        def progress(done: float) -> None:
+            if watch is not None:
+                watch(done)
+            said(stage, done)
+            if shown is not None and picture_at is not None:
+                picture = picture_at(done)
+                if picture is not None:
+                    shown(stage, done, picture)
+
+        return StageJob(work, units, times, progress)
+
+    async def _timed(
+        self, stage: Stage, job: StageJob[T], until: float, *, in_turn: bool = False
+    ) -> T:
+        begun = time.monotonic()
+        runner = self._runners[stage]
+        run = runner.run_in_turn if in_turn else runner.run
+        try:
+            return await run(job, until)
+        finally:
+            spent_ms = 1000 * (time.monotonic() - begun)
+            self._clip.stage_ms[stage] = self._clip.stage_ms.get(stage, 0.0) + spent_ms
+
+
+def _pace_watch(until: float, units: float) -> Callable[[float], None]:
+    """A watch that raises ``BehindPace`` if a stage begun now will not be over by ``until``."""
+    begun = time.monotonic()
+    judged_at = begun + _WATCHED * (until - begun)
+
+    def watch(done: float) -> None:
+        nonlocal judged_at
+        now = time.monotonic()
+        if now < judged_at or done <= 0.0:
+            return
+        judged_at = math.inf
+        if begun + (now - begun) / done > until:
+            raise BehindPace(Stage.VIDEO, (now - begun) / (done * units))
+
+    return watch

@@ -1,0 +1,102 @@
+"""Settings of the slot model, read once from the environment (``TIDEGATE_SLOT__…``)."""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from clips.plan.plan import BUFFER_S
+from clips.render.stages.options import (
+    ClipSettings,
+    DistinctNames,
+    FluxSettings,
+    KokoroSettings,
+    LivePortraitSettings,
+    ModelOptions,
+)
+from worker.environment import (
+    DELIMITER,
+    HIDDEN,
+    EnvironmentSettings,
+    Section,
+    fixed_at,
+    read_environment,
+)
+
+RENAMED: Final[Mapping[str, str]] = {
+    "memory_hard_gb": "memory.hard_gib",
+    "kokoro_folder": "kokoro.folder",
+    "flux_folder": "flux.folder",
+    "flux_precision": "flux.precision",
+    "flux_text": "flux.text",
+    "liveportrait_folder": "liveportrait.folder",
+    "liveportrait_precision": "liveportrait.precision",
+    "clip_folders": "clip.folders",
+    "clip_precision": "clip.precision",
+    "default_deadline_s": fixed_at("45 s"),
+    "memory.soft_gib": fixed_at("96 % of memory.hard_gib"),
+    "memory_soft_gb": fixed_at("96 % of memory.hard_gib"),
+    "warm_up": fixed_at("true"),
+}
+"""Names that settings had before, with those of today, or what became of those that are gone."""
+
+
+class SlotMemorySettings(Section):
+    """Limits of the device's memory (SL-3)."""
+
+    hard_gib: float = Field(default=10.71, ge=0)
+    """GiB of memory above which the clip that asks for more is ended; from 96 % of it on one
+    warning is logged. 0: no limit."""
+
+
+class SlotSettings(EnvironmentSettings):
+    """Settings of the slot model: its providers, sizes, number of slots and memory."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TIDEGATE_SLOT__", env_nested_delimiter=DELIMITER, frozen=True, extra="forbid"
+    )
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Device of the pipeline. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
+    speech: DistinctNames = ("espeak",)
+    """Providers of speech (docs/slot.md), separated by commas. All of them stay in memory; recipes
+    choose among them, and the first serves those that do not."""
+    portrait: DistinctNames = ("procedural",)
+    """Providers of portraits, as those of speech."""
+    video: DistinctNames = ("warp",)
+    """Providers of video, as those of speech."""
+    check: DistinctNames = ("tiny",)
+    """Providers of the check whether a clip fits its recipe, as those of speech."""
+    size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
+    """Most pixels of either side of a clip."""
+    seconds: float = Field(default=20.0, gt=0, le=45)
+    """Most seconds of a clip."""
+    slots: int = Field(default=2, ge=1, le=64)
+    """Clips under way at once, each with its own buffers: one's speech overlaps another's video."""
+    max_waiting: Annotated[int, HIDDEN] = Field(default=64, ge=0)
+    """Clips that may wait for one of the ``slots`` before new ones are refused."""
+    buffer_s: Annotated[float, HIDDEN] = Field(default=BUFFER_S, ge=0)
+    """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
+    cpu_threads: Annotated[int, HIDDEN] = Field(default=0, ge=0)
+    """Threads of a stage on the CPU; 0: torch's own choice."""
+    nice: Annotated[int, HIDDEN] = Field(default=10, ge=0, le=19)
+    """Niceness of threads that render on the CPU, or encode, so that text goes first; 0: none."""
+    legacy_stub: Annotated[bool, HIDDEN] = False
+    """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
+
+    memory: SlotMemorySettings = SlotMemorySettings()
+    kokoro: KokoroSettings = KokoroSettings()
+    flux: FluxSettings = FluxSettings()
+    liveportrait: LivePortraitSettings = LivePortraitSettings()
+    clip: ClipSettings = ClipSettings()
+
+    @property
+    def models(self) -> ModelOptions:
+        """Model options of every provider, chosen or not."""
+        return ModelOptions(self.kokoro, self.flux, self.liveportrait, self.clip)
+
+
+def read_slot_settings() -> SlotSettings:
+    """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
+    return read_environment(SlotSettings, "the slot's settings", RENAMED)

@@ -1,0 +1,219 @@
+"""Runs one stage on a thread of its own: its turns, timeouts, retries and CUDA stream (SL-4)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from clips.plan.budgets import Stage, StageTimes, backoffs
+from clips.render.errors import (
+    BehindPace,
+    OutOfTime,
+    SlotCancelled,
+    SlotError,
+    StageFailed,
+    StageTimeout,
+)
+from clips.render.memory import media_log
+from clips.render.stages.base import Step
+from worker.errors import MemoryLimitExceeded, RequestError
+from worker.memory import MemoryGuard
+from worker.priority import lower_priority
+
+T = TypeVar("T")
+Progress = Callable[[float], None]
+"""Called on the stage's thread with the share of the stage that is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageJob(Generic[T]):
+    """One run of a stage: ``units`` of work, and what is known of how long they take."""
+
+    work: Callable[[Step], T]
+    units: float
+    times: StageTimes
+    progress: Progress
+
+
+class _Steps:
+    """The check that a provider calls in each step; raises what ends the stage."""
+
+    def __init__(
+        self, stage: Stage, limit_s: float, deadline_at: float, memory: MemoryGuard, said: Progress
+    ) -> None:
+        self.stage = stage
+        self.halted = False
+        self.done = 0.0
+        self._timeout_at = time.monotonic() + limit_s
+        self._deadline_at = deadline_at
+        self._limit_s = limit_s
+        self._memory = memory
+        self._said = said
+
+    def __call__(self, done: float) -> None:
+        if self.halted:
+            raise SlotCancelled(self.stage, "stopped")
+        now = time.monotonic()
+        if now > self._deadline_at:
+            raise OutOfTime(self.stage, "the deadline came", self._deadline_at)
+        if now > self._timeout_at:
+            said = f"took longer than {self._limit_s:.1f} s"
+            raise StageTimeout(self.stage, said, self._timeout_at)
+        self._memory.check(what=self.stage)
+        self.done = done
+        self._said(done)
+
+    def finish(self) -> None:
+        """Report the stage as done, if the provider has not."""
+        if self.done < 1.0:
+            self._said(1.0)
+
+
+class StageRunner:
+    """Runs a provider of one stage for one slot at a time; others wait for their turn."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        memory: MemoryGuard,
+        device: torch.device,
+        nice: int = 0,
+        check_device: Callable[[], None] | None = None,
+    ) -> None:
+        """``check_device`` is called after a failure; raises ``DeviceLost`` where none of what
+        follows would end otherwise."""
+        self.stage = stage
+        self._memory = memory
+        self._check_device = check_device
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(
+            1,
+            thread_name_prefix=f"slot {stage}",
+            # On a GPU the thread only launches work, which should not wait for a core.
+            initializer=lower_priority,
+            initargs=(nice if device.type == "cpu" else 0,),
+        )
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """End the thread, after the stage that it is running."""
+        self._thread.shutdown()
+
+    async def run(self, job: StageJob[T], deadline_at: float) -> T:
+        """Run ``job.work`` on the stage's thread.
+
+        When this raises or is cancelled, the work and all that it launched have ended: its buffers
+        may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``, ``RequestError`` where it
+        is the recipe's fault, and ``DeviceLost``.
+        """
+        async with self.turn(deadline_at):
+            return await self.run_in_turn(job, deadline_at)
+
+    @asynccontextmanager
+    async def turn(self, until: float) -> AsyncIterator[None]:
+        """Hold the stage inside this context. Raises ``OutOfTime`` when it is still another slot's
+        at ``until``, on ``time.monotonic``."""
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise OutOfTime(self.stage, "its turn did not come in time") from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def run_in_turn(self, job: StageJob[T], deadline_at: float) -> T:
+        """See ``run``; for a caller that holds the stage (``turn``)."""
+        for pause in backoffs(job.times.budget.retries):
+            try:
+                return await self._try(job, deadline_at)
+            except StageFailed as error:
+                if time.monotonic() + pause + job.times.likely_s(job.units) > deadline_at:
+                    raise
+                media_log.warning("%s; again in %.1f s", error, pause)
+                await asyncio.sleep(pause)
+        return await self._try(job, deadline_at)
+
+    async def _try(self, job: StageJob[T], deadline_at: float) -> T:
+        self._memory.check(what=self.stage)
+        limit_s = job.times.timeout_s(job.units)
+        steps = _Steps(self.stage, limit_s, deadline_at, self._memory, job.progress)
+        begun = time.monotonic()
+        try:
+            with job.times.activity.running():
+                result = await self._on_thread(job.work, steps)
+        except (SlotError, MemoryLimitExceeded, RequestError) as error:
+            job.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
+            # How much of a text was spoken is unknown: a speech's share is of its buffer.
+            if (
+                isinstance(error, OutOfTime | BehindPace | StageTimeout)
+                and self.stage is not Stage.SPEECH
+            ):
+                job.times.observe_part(time.monotonic() - begun, steps.done * job.units)
+            await self._settle(is_critical=False)
+            raise
+        except asyncio.CancelledError:
+            await self._settle(is_critical=False)
+            raise
+        except torch.OutOfMemoryError as error:
+            job.times.failed += 1
+            await self._settle(is_critical=True)
+            raise MemoryLimitExceeded(
+                f"{self.stage}: the device has no memory left, or no more below"
+                " TIDEGATE_SLOT__MEMORY__HARD_GIB; lower TIDEGATE_SLOT__SIZE or a model's precision"
+            ) from error
+        except Exception as error:
+            job.times.failed += 1
+            await self._settle(is_critical=True)
+            raise StageFailed(self.stage, f"{type(error).__name__}: {error}") from error
+        job.times.observe(time.monotonic() - begun, job.units)
+        return result
+
+    async def _on_thread(self, work: Callable[[Step], T], steps: _Steps) -> T:
+        """Run ``work`` on the thread; a cancellation waits until the thread has stopped."""
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._call, work, steps)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            steps.halted = True
+            await asyncio.wait([done])
+            if not done.cancelled():
+                done.exception()  # read, so that nobody logs it
+            raise
+
+    def _call(self, work: Callable[[Step], T], steps: _Steps) -> T:
+        with torch.inference_mode(), self._on_stream():
+            steps(0.0)
+            result = work(steps)
+            if self._stream is not None:
+                self._stream.synchronize()
+            steps.finish()
+            return result
+
+    def _on_stream(self) -> "torch.cuda.StreamContext | nullcontext[None]":
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    async def _settle(self, *, is_critical: bool) -> None:
+        """Wait, off the event loop, for queued work of the device on the slot's buffers. Raises
+        ``DeviceLost`` where a critical failure has ended the device's work for good."""
+        stream, check_device = self._stream, self._check_device if is_critical else None
+        if stream is None and check_device is None:
+            return
+
+        def settle() -> None:
+            if check_device is not None:
+                check_device()
+            if stream is not None:
+                stream.synchronize()
+                if is_critical:
+                    torch.cuda.empty_cache()
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, settle)

@@ -1,0 +1,71 @@
+"""Folders and precisions of providers' weights: the sections of the slot model's settings that are
+named like providers."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from clips.render.stages.checkpoint import Precision
+from clips.render.stages.flux import FluxPrecision, TextPlace
+from worker.environment import HIDDEN, Names, Section
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+DistinctNames = Annotated[Names, AfterValidator(_distinct)]
+"""Names, each counted once."""
+
+
+class KokoroSettings(Section):
+    """The speech provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+
+
+class FluxSettings(Section):
+    """The portrait provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+    precision: FluxPrecision = "nf4"
+    """Precision of its transformer."""
+    text: Annotated[TextPlace, HIDDEN] = "offload"
+    """Place of its text encoders: in host memory, passing through the device layer by layer
+    (``offload``), on the device (``resident``), or on the ``cpu``, where they run."""
+
+
+class LivePortraitSettings(Section):
+    """The video provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+    precision: Annotated[Precision, HIDDEN] = "fp16"
+    """Precision of its networks, keypoints aside."""
+
+
+class ClipSettings(Section):
+    """The check of that name."""
+
+    folders: DistinctNames = ()
+    """Folders with the weights of two models, separated by a comma: the one that weighs 0.4, then
+    the one that weighs 0.6."""
+    precision: Annotated[Precision, HIDDEN] = "fp16"
+    """Precision of both models."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What every provider with weights is told about them."""
+
+    kokoro: KokoroSettings = field(default_factory=KokoroSettings)
+    flux: FluxSettings = field(default_factory=FluxSettings)
+    liveportrait: LivePortraitSettings = field(default_factory=LivePortraitSettings)
+    clip: ClipSettings = field(default_factory=ClipSettings)
+
+
+DEFAULT_OPTIONS = ModelOptions()
+"""Options without folders, enough for providers without weights."""

@@ -1,0 +1,152 @@
+"""Loads the providers of the stages by their names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from clips.plan.budgets import Stage
+from clips.plan.errors import RecipeError
+from clips.plan.recipe import Chosen
+from clips.render.stages.base import (
+    CheckProvider,
+    PortraitProvider,
+    Provider,
+    SpeechProvider,
+    Stages,
+    VideoProvider,
+)
+from clips.render.stages.clip import ClipCheck
+from clips.render.stages.espeak import EspeakSpeech
+from clips.render.stages.flux import FluxOptions, FluxPortrait
+from clips.render.stages.kokoro import KokoroSpeech
+from clips.render.stages.liveportrait.provider import LivePortraitVideo
+from clips.render.stages.options import DEFAULT_OPTIONS, ModelOptions
+from clips.render.stages.procedural import ProceduralPortrait
+from clips.render.stages.tiny_clip import TinyClipCheck
+from clips.render.stages.warp import WarpVideo
+from worker.errors import LoadError
+
+P = TypeVar("P", bound=Provider)
+
+SPEECH: Mapping[str, Callable[[torch.device, ModelOptions], SpeechProvider]] = {
+    "espeak": lambda device, options: EspeakSpeech(),
+    "kokoro": lambda device, options: KokoroSpeech.load(device, options.kokoro.folder),
+}
+PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]] = {
+    "procedural": lambda device, options: ProceduralPortrait(),
+    "flux": lambda device, options: FluxPortrait.load(
+        device,
+        options.flux.folder,
+        FluxOptions(options.flux.precision, options.flux.text),
+    ),
+}
+VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {
+    "warp": lambda device, options: WarpVideo(),
+    "liveportrait": lambda device, options: LivePortraitVideo.load(
+        device, options.liveportrait.folder, options.liveportrait.precision
+    ),
+}
+CHECK: Mapping[str, Callable[[torch.device, ModelOptions], CheckProvider]] = {
+    "tiny": lambda device, options: TinyClipCheck(device),
+    "clip": lambda device, options: ClipCheck(device, options.clip.folders, options.clip.precision),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Providers:
+    """Every provider that is loaded, by stage and name; a stage's first serves recipes that name
+    none."""
+
+    speech: Mapping[str, SpeechProvider]
+    portrait: Mapping[str, PortraitProvider]
+    video: Mapping[str, VideoProvider]
+    check: Mapping[str, CheckProvider]
+
+    @classmethod
+    def single(cls, stages: Stages) -> "Providers":
+        """``Providers`` with one for each stage."""
+        return cls(
+            {stages.speech.name: stages.speech},
+            {stages.portrait.name: stages.portrait},
+            {stages.video.name: stages.video},
+            {stages.check.name: stages.check},
+        )
+
+    @property
+    def names(self) -> Mapping[Stage, tuple[str, ...]]:
+        """Names of the loaded providers by stage, which recipes may choose."""
+        return {
+            Stage.SPEECH: tuple(self.speech),
+            Stage.PORTRAIT: tuple(self.portrait),
+            Stage.VIDEO: tuple(self.video),
+            Stage.CHECK: tuple(self.check),
+        }
+
+    def all(self) -> Sequence[Provider]:
+        """All loaded providers, in the order of stages."""
+        return [
+            provider
+            for loaded in (self.speech, self.portrait, self.video, self.check)
+            for provider in loaded.values()
+        ]
+
+    def chosen(self, by: Chosen) -> Stages:
+        """The providers that a recipe chose. Raises ``RecipeError`` for one that is not loaded."""
+        return Stages(
+            _choose(self.speech, "speech", by.speech),
+            _choose(self.portrait, "portrait", by.portrait),
+            _choose(self.video, "video", by.video),
+            _choose(self.check, "check", by.check),
+        )
+
+
+def load_providers(
+    device: torch.device,
+    *,
+    speech: Sequence[str],
+    portrait: Sequence[str],
+    video: Sequence[str],
+    check: Sequence[str],
+    options: ModelOptions = DEFAULT_OPTIONS,
+) -> Providers:
+    """Load the named providers, at least one for each stage. Raises ``LoadError``."""
+    _check_names("SPEECH", speech, SPEECH)
+    _check_names("PORTRAIT", portrait, PORTRAIT)
+    _check_names("VIDEO", video, VIDEO)
+    _check_names("CHECK", check, CHECK)
+    return Providers(
+        {name: SPEECH[name](device, options) for name in speech},
+        {name: PORTRAIT[name](device, options) for name in portrait},
+        {name: VIDEO[name](device, options) for name in video},
+        {name: CHECK[name](device, options) for name in check},
+    )
+
+
+def load_stages(
+    device: torch.device, *, speech: str, portrait: str, video: str, check: str
+) -> Stages:
+    """Load one provider for each stage. Raises ``LoadError``."""
+    loaded = load_providers(
+        device, speech=[speech], portrait=[portrait], video=[video], check=[check]
+    )
+    return loaded.chosen(Chosen())
+
+
+def _check_names(setting: str, names: Sequence[str], known: Mapping[str, object]) -> None:
+    there = ", ".join(known)
+    if not names:
+        raise LoadError(f"TIDEGATE_SLOT__{setting} names no provider; available: {there}")
+    for name in names:
+        if name not in known:
+            raise LoadError(f"TIDEGATE_SLOT__{setting}: no provider {name!r}; available: {there}")
+
+
+def _choose(loaded: Mapping[str, P], field: str, name: str) -> P:
+    if not name:
+        return next(iter(loaded.values()))
+    if name not in loaded:
+        there = ", ".join(loaded)
+        raise RecipeError(f"providers.{field}", f"{name!r} is not loaded here; available: {there}")
+    return loaded[name]

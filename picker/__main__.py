@@ -1,0 +1,109 @@
+"""``python -m picker``: pick pods for a gateway until told to stop."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from orchestrator.api.dialects import SERVED
+from orchestrator.clock import LoopClock
+from orchestrator.instances.discovery import DiscoverySync, source_of
+from orchestrator.instances.discovery.addresses import is_source
+from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.settings.sections import INTERRUPT_GRACE_S
+from orchestrator.telemetry import log
+from orchestrator.telemetry.log import fields, service_log
+from picker.picker import EndpointPicker
+from picker.pods import Pods, keep_in_step
+from picker.server import PickerServer
+from worker.environment import guide_to
+
+CHECK_EVERY_S = 0.5
+"""How often health probes are told anew."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the picker; returns the process's exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m picker",
+        description="Pick pods for a gateway. Options override TIDEGATE_… variables and "
+        f"tidegate.toml; {guide_to(Settings)} has all of them.",
+    )
+    parser.add_argument("--endpoints", dest="picker__endpoints")
+    parser.add_argument("--host", dest="picker__host")
+    parser.add_argument("--port", dest="picker__port")
+    given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    try:
+        settings = load_settings(**given)
+        if not settings.picker.endpoints:
+            raise InvalidSettings(
+                "picker.endpoints: name the pods: --endpoints ip:port,…, dns:host:port or file:path"
+            )
+    except InvalidSettings as error:
+        print(f"Invalid settings:\n{error}", file=sys.stderr)
+        return 2
+    log.configure(settings.telemetry.log_format, settings.telemetry.log_level)
+    return asyncio.run(serve(settings))
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit status."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Queue[float] = asyncio.Queue()
+    loop.add_signal_handler(signal.SIGTERM, stop.put_nowait, settings.shutdown.grace_s)
+    loop.add_signal_handler(signal.SIGINT, stop.put_nowait, INTERRUPT_GRACE_S)
+    # Whoever starts it may have blocked the signal until here (tidegate/cli/runtime.py).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    clock = LoopClock(loop)
+    pods = Pods(settings.picker, clock)
+    discovery = discover(settings, pods, clock)
+    dialects = [dialect for served in SERVED for dialect in served.conventions]
+    server = PickerServer(EndpointPicker(settings, pods, clock), settings, dialects, clock)
+    try:
+        port = await server.start()
+    except OSError as error:
+        service_log.error("%s", error)
+        return 1
+    pods.start()
+    discovery.start()
+    discovery.list_anew(entry for entry in settings.picker.endpoints if not is_source(entry))
+    service_log.info("listening", extra=fields(host=settings.picker.host, port=port))
+    chores = [asyncio.create_task(keep_in_step(discovery)), asyncio.create_task(_check(server))]
+    grace_s = await stop.get()
+    service_log.info("stopping", extra=fields(grace_s=grace_s))
+    second, stopping = asyncio.create_task(stop.get()), asyncio.create_task(server.stop(grace_s))
+    await asyncio.wait([second, stopping], return_when=asyncio.FIRST_COMPLETED)
+    second.cancel()
+    if not stopping.done():
+        await server.stop(0.0)
+    for chore in chores:
+        chore.cancel()
+    await asyncio.gather(*chores, stopping, return_exceptions=True)
+    await discovery.close()
+    await pods.close()
+    service_log.info("stopped")
+    return 0
+
+
+def discover(settings: Settings, pods: Pods, clock: LoopClock) -> DiscoverySync:
+    """What keeps ``pods`` in step with the pods that the settings name."""
+    return DiscoverySync(
+        pods,
+        (),
+        [source_of(entry) for entry in settings.picker.endpoints if is_source(entry)],
+        clock,
+        read_every_s=settings.discovery.interval_s,
+    )
+
+
+async def _check(server: PickerServer) -> None:
+    while True:
+        await asyncio.sleep(CHECK_EVERY_S)
+        with suppress(Exception):
+            await server.check()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Picks pods for requests, and learns from what becomes of them."""
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from orchestrator.clock import Clock
+from orchestrator.placement.affinity import Affinity
+from orchestrator.prediction import AnswerLengths, Due, LengthKey
+from orchestrator.prediction.answer_length import STATED
+from orchestrator.prediction.feasibility import AdmissionMode
+from orchestrator.prediction.forecaster import USUAL
+from orchestrator.settings import Settings
+from orchestrator.telemetry.log import fields, service_log
+from picker.asked import Asked
+from picker.choice import Needs, Prospect, nobody, rank, require_feasible
+from picker.pod import AnswerEnd, Flight, Pod
+from picker.pods import Pods
+
+FIRST_CHARS_PER_TOKEN = 4.0
+"""Characters of a prompt per token until pods have told: about right for English."""
+_SMOOTHING = 0.05
+_MIN_CHARS = 200
+"""Characters of a prompt from which on it tells the ratio: a chat template adds its own tokens."""
+_MAX_MODELS = 1024
+_NO_CAP = 2**18
+
+
+@dataclass(slots=True, eq=False)
+class Picked:
+    """The pods named for one request, the first choice first."""
+
+    endpoints: tuple[str, ...]
+    pod: Pod
+    """The pod that has the request, as far as is known."""
+    flight: Flight | None = None
+    """What the request counts for there; None for one that no model answers."""
+    key: LengthKey | None = None
+    prompt_chars: int = 0
+
+
+class EndpointPicker:
+    """Picks among ``pods`` for requests. All times are on ``clock``."""
+
+    def __init__(self, settings: Settings, pods: Pods, clock: Clock) -> None:
+        self.pods = pods
+        self.lengths = AnswerLengths()
+        self._config = settings.picker
+        self._floor_ms = settings.admission.floor_ms
+        self._refuses = settings.admission.mode is AdmissionMode.ENFORCE
+        self._clock = clock
+        self._affinity = Affinity()
+        self._chars_per_token: defaultdict[str, float] = defaultdict(lambda: FIRST_CHARS_PER_TOKEN)
+
+    def pick(self, asked: Asked, subset: Collection[str] | None = None) -> Picked:
+        """Choose pods, of ``subset`` alone if it is not None, and count the request as routed.
+
+        Raises ``DeadlineExceeded``, ``DeadlineInfeasible`` and ``NotReady``.
+        """
+        now = self._clock.now()
+        if asked.generates:
+            asked.deadline.require(self._floor_ms, now)
+            asked.parts.require(self._floor_ms, now)
+        prospects = self._eligible(asked, subset, now)
+        key = self._key(asked)
+        needs = self._needs(asked, key, now)
+        if asked.generates and self._refuses:
+            require_feasible(needs, prospects, self._clock.unix(), self._config.least_chance)
+        ranked = rank(needs, prospects)
+        endpoints = tuple(p.name for p in ranked[: 1 + self._config.fallbacks])
+        pod = self.pods.find(endpoints[0])
+        assert pod is not None
+        picked = Picked(endpoints, pod)
+        if asked.generates:
+            output = math.ceil(needs.lengths[int(USUAL * len(needs.lengths))])
+            picked.flight = Flight(now, needs.prompt_tokens, output)
+            picked.key, picked.prompt_chars = key, 0 if asked.prompt_ids else asked.prompt_chars
+            pod.add(picked.flight)
+            self._affinity.record("", asked.session, pod.address, now)
+        if service_log.isEnabledFor(logging.DEBUG):
+            service_log.debug(
+                "picked",
+                extra=fields(
+                    correlation_id=asked.context.correlation_id,
+                    pod=pod.address,
+                    chance=round(ranked[0].chance(needs), 2),
+                    finish_ms=round(ranked[0].finish_ms(needs)),
+                    left_ms=round(needs.due.whole_ms),
+                ),
+            )
+        return picked
+
+    def served_by(self, picked: Picked, address: str) -> None:
+        """Take in which pod answers: another one than the first choice, where that failed."""
+        pod = self.pods.find(address)
+        if pod is None or pod is picked.pod:
+            return
+        if picked.flight is not None:
+            picked.pod.remove(picked.flight)
+            picked.flight.basis = None
+            pod.flights.add(picked.flight)
+        picked.pod = pod
+
+    def progressed(self, picked: Picked, tokens: int) -> None:
+        """Take in how many tokens of the answer have passed."""
+        flight = picked.flight
+        if flight is not None and tokens > flight.tokens:
+            flight.first_at = flight.first_at or self._clock.now()
+            flight.tokens = tokens
+
+    def ended(self, picked: Picked, end: AnswerEnd | None) -> None:
+        """Count the request as over; ``end`` is None where its answer did not come to its end."""
+        flight, key = picked.flight, picked.key
+        if flight is None or key is None:
+            return
+        picked.flight = None
+        if end is None:
+            picked.pod.remove(flight)
+            return
+        picked.pod.ended(flight, end, self._clock.now())
+        if end.tokens and end.is_told:
+            self.lengths.answered(key, end.tokens, finished=end.finished)
+        if end.prompt_tokens and picked.prompt_chars >= _MIN_CHARS:
+            self._learn_ratio(key.model, picked.prompt_chars / end.prompt_tokens)
+
+    def lost_sight(self, picked: Picked) -> None:
+        """Take in that the gateway shows nothing more of a request that has had no answer: it may
+        run, or not, until the pod's next metrics tell."""
+        if picked.flight is not None:
+            picked.flight.unseen_since = self._clock.now()
+            picked.flight = None
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _eligible(self, asked: Asked, subset: Collection[str] | None, now: float) -> list[Prospect]:
+        """The pods that may be chosen, at least one. Raises ``NotReady``."""
+        prospects = self.pods.prospects(now)
+        if not prospects:
+            raise nobody("none is known; see the picker's log, and TIDEGATE_PICKER__ENDPOINTS")
+        if subset is not None:
+            prospects = [p for p in prospects if p.name in subset]
+            if not prospects:
+                raise nobody("none of those that the gateway allows is among the picker's own")
+        if self._config.failure_mode == "closed":
+            prospects = [p for p in prospects if p.is_known]
+            if not prospects:
+                raise nobody("none tells its metrics, and TIDEGATE_PICKER__FAILURE_MODE is closed")
+        serving = [p for p in prospects if asked.model in self._models_of(p.name)]
+        return serving or prospects
+
+    def _models_of(self, address: str) -> Collection[str]:
+        pod = self.pods.find(address)
+        return () if pod is None or pod.page is None else pod.page.models
+
+    def _needs(self, asked: Asked, key: LengthKey, now: float) -> Needs:
+        cap = asked.cap or _NO_CAP
+        is_stated = asked.cap > 0 and asked.least_tokens == asked.cap
+        curve = STATED if is_stated else self.lengths.curve(key)
+        lengths = curve.left(0, cap) if asked.generates else (1.0,)
+        first_ms = 1000 * (asked.parts.first_token_at - now)
+        return Needs(
+            prompt_tokens=max(1, key.prompt_tokens),
+            lengths=[max(tokens, asked.least_tokens) for tokens in lengths],
+            least_tokens=asked.least_tokens,
+            due=Due(asked.deadline.left_ms(now), first_ms),
+            home=self._affinity.home("", asked.session, now),
+        )
+
+    def _key(self, asked: Asked) -> LengthKey:
+        ratio = self._chars_per_token.get(asked.model, FIRST_CHARS_PER_TOKEN)
+        deadline = asked.deadline
+        stated_ms = None
+        if not deadline.is_default:
+            stated_ms = 1000 * (deadline.at - asked.context.arrival.mono)
+        return LengthKey(
+            model=asked.model,
+            cap=asked.cap,
+            deadline_ms=stated_ms,
+            session=asked.session,
+            prompt_tokens=asked.prompt_ids or round(asked.prompt_chars / ratio),
+            kind=asked.kind,
+        )
+
+    def _learn_ratio(self, model: str, ratio: float) -> None:
+        if len(self._chars_per_token) >= _MAX_MODELS and model not in self._chars_per_token:
+            return
+        known = self._chars_per_token[model]
+        self._chars_per_token[model] = known + _SMOOTHING * (min(max(ratio, 0.5), 16.0) - known)

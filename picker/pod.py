@@ -1,0 +1,245 @@
+"""What is known of one pod: its load, from its metrics and from what was routed to it; its pace.
+
+Metrics are from a moment ago, what was routed is exact, but others may send work to the pod too. So
+the load is what is under way of ours, and of the metrics' jobs those that ours do not explain.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from orchestrator.instances.candidate import UNLIMITED, Candidate
+from orchestrator.prediction import LEARNT_STEPS, Load, StepLearner, StepModel, Work
+from orchestrator.prediction.step_model import MIN_SHARE
+from picker.choice import Prospect
+from picker.vllm_page import VllmPage
+from protocol import WorkerStats
+
+STEP_TOKENS = 2048
+"""Most prompt tokens of a step: vLLM's default, which no metric tells."""
+STALE_AFTER_S: Final = 5.0
+"""Age in seconds from which on a pod's metrics say nothing about it: ten polls."""
+FIRST_SLOTS: Final = 64
+"""Jobs that a pod is taken to run at once until its metrics show another number."""
+_MAX_SLOTS = 4096
+_MIN_TOLD = 8
+"""Tokens of an answer from which on its time tells the pod's pace."""
+_FIRST_OUTPUT = 128.0
+_SMOOTHING = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request that was routed to a pod and has not ended. Times are seconds of the clock."""
+
+    sent_at: float
+    prompt_tokens: int
+    output_tokens: int
+    """Usual number of tokens of its answer."""
+    basis: tuple[StepModel, Load] | None = None
+    """The pace and the load that it was routed by."""
+    first_at: float = 0.0
+    tokens: int = 0
+    """Tokens of the answer that have passed so far."""
+    unseen_since: float = math.inf
+    """When the gateway stopped showing it before its answer: it may still run."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnd:
+    """How long an answer was that came to its own end."""
+
+    tokens: int
+    prompt_tokens: int = 0
+    """Tokens of its prompt; 0 where the answer does not tell."""
+    finished: bool = True
+    """Whether the model ended it, rather than a limit."""
+    is_told: bool = True
+    """Whether the server told the number; otherwise it is that of the pieces that came, and a piece
+    may have several tokens."""
+
+
+class Pod:
+    """One pod."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.retiring_since: float | None = None
+        """When discovery stopped naming it, in seconds of the clock; None while it is named."""
+        self.page: VllmPage | None = None
+        self.page_at = -math.inf
+        """When its metrics were last read, in seconds of the clock."""
+        self.fault = "not asked yet"
+        """Why its metrics cannot be read; empty while they can."""
+        self.is_reachable = True
+        self.flights: set[Flight] = set()
+        self._slots = FIRST_SLOTS
+        self._queued_at = 0
+        """Jobs that ran when jobs waited at the last poll; 0 if none waited."""
+        self._foreign = 0
+        self._foreign_before = 0
+        self._learner = StepLearner(_MAX_SLOTS, STEP_TOKENS)
+        self._busy_ms = 0.0
+        self._steps = 0
+        self._fastest_token_ms = math.inf
+        self._told = 0
+        """Number of steps and answers that told the pod's pace since one was faster than all before
+        by more than counts as certain."""
+        self._mean_output = _FIRST_OUTPUT
+
+    # ── what it tells ────────────────────────────────────────────────────────────────────────
+
+    def take_page(self, page: VllmPage, asked_at: float, now: float) -> None:
+        """Take in its metrics, for which it was asked at ``asked_at``."""
+        before, self.page = self.page, page
+        self.page_at, self.fault, self.is_reachable = now, "", True
+        unseen = [flight for flight in self.flights if flight.unseen_since < math.inf]
+        self.flights -= {flight for flight in unseen if flight.unseen_since <= asked_at}
+        active = page.running + page.waiting
+        foreign = max(0, active - len(self.flights))
+        # One answer is from a moment ago, in which ours may have ended: it takes two to say so,
+        # except for those that the gateway does not show.
+        self._foreign = foreign if unseen else min(foreign, self._foreign_before)
+        self._foreign_before = foreign
+        self._learn_slots(page)
+        if before is not None:
+            self._learn_steps(before, page)
+
+    def fail(self, why: str, *, is_reachable: bool) -> None:
+        """Note that its metrics could not be read."""
+        self.fault, self.is_reachable = why, is_reachable
+
+    def _learn_slots(self, page: VllmPage) -> None:
+        """Jobs that wait twice in a row show that no more run at once."""
+        if page.running > self._slots:
+            self._slots = page.running
+        queued = page.running if page.waiting else 0
+        if queued and self._queued_at:
+            self._slots = max(queued, self._queued_at)
+        self._queued_at = queued
+
+    def _learn_steps(self, before: VllmPage, page: VllmPage) -> None:
+        """Steps, and the time that they took: a row of a batch gets its tokens a step apart."""
+        steps, gaps = page.steps - before.steps, page.gaps - before.gaps
+        gaps_s, tokens = page.gaps_s - before.gaps_s, page.tokens - before.tokens
+        if min(steps, gaps, tokens) <= 0 or gaps_s <= 0:
+            return  # nothing new, or another process
+        self._steps += steps
+        self._busy_ms += 1000 * steps * gaps_s / gaps
+        self._see_token_ms(1000 * gaps_s / gaps, steps)
+        self._learner.observe(
+            _stats(page, steps=self._steps, busy_ms=self._busy_ms, tokens=page.tokens)
+        )
+
+    # ── what was routed to it ────────────────────────────────────────────────────────────────
+
+    def add(self, flight: Flight) -> None:
+        """Count a request that goes to the pod."""
+        flight.basis = None if self._pace is None else (self._pace, self._load())
+        self.flights.add(flight)
+        self._mean_output += _SMOOTHING * (flight.output_tokens - self._mean_output)
+
+    def remove(self, flight: Flight) -> None:
+        """Forget a request that is over. Idempotent."""
+        self.flights.discard(flight)
+
+    def ended(self, flight: Flight, end: AnswerEnd, now: float) -> None:
+        """Learn from a request whose answer ended by itself, and forget it."""
+        load, took_ms = self._load(), 1000 * (now - flight.sent_at)
+        self.remove(flight)
+        if not end.is_told or end.tokens < _MIN_TOLD or took_ms <= 0:
+            return
+        token_ms = took_ms / end.tokens
+        if 0 < flight.first_at < now and flight.tokens >= _MIN_TOLD:
+            token_ms = 1000 * (now - flight.first_at) / (end.tokens - 1)
+        self._see_token_ms(token_ms, 1)
+        if not self._steps:  # a pod whose metrics do not tell
+            self._learner.observe(
+                _stats(VllmPage(load.running, load.waiting), step_ms=token_ms, tokens=0)
+            )
+        if flight.basis is not None:
+            work = Work(end.prompt_tokens or flight.prompt_tokens, 0, end.tokens)
+            self._learner.finished(*flight.basis, work, took_ms)
+
+    def _see_token_ms(self, token_ms: float, count: int) -> None:
+        self._told += count
+        if token_ms < MIN_SHARE * self._fastest_token_ms:
+            self._told = 0  # what would have been certain was not
+        self._fastest_token_ms = min(self._fastest_token_ms, token_ms)
+
+    # ── as a choice sees it ──────────────────────────────────────────────────────────────────
+
+    @property
+    def load(self) -> int:
+        """Number of jobs that it has, ours and others'."""
+        return len(self.flights) + self._foreign
+
+    @property
+    def _pace(self) -> StepModel | None:
+        learner = self._learner
+        return replace(learner.model, slots=self._slots) if learner.is_measured else None
+
+    def _load(self) -> Load:
+        running = min(self.load, self._slots)
+        prefill, ours = 0, 0.0
+        for flight in self.flights:
+            prefill += 0 if flight.tokens else flight.prompt_tokens
+            ours += max(flight.output_tokens - flight.tokens, 1)
+        # Of others' jobs nothing is known: they are taken to be like ours, and half done.
+        return Load(
+            running=running,
+            waiting=self.load - running,
+            prefill_tokens=prefill if self.load <= self._slots else 0,
+            decode_tokens=round(ours + self._foreign * self._mean_output / 2),
+        )
+
+    def is_known(self, now: float) -> bool:
+        """Whether its metrics are young enough to say something about it."""
+        return now - self.page_at <= STALE_AFTER_S
+
+    def prospect(self, now: float) -> Prospect:
+        """The pod as a choice sees it at ``now``."""
+        pace, load, page = self._pace, self._load(), self.page
+        free = 0 if page is None else round(page.kv_blocks * (1 - page.kv_used))
+        candidate = Candidate(
+            name=self.address,
+            model="",
+            vocabulary=b"",
+            ready=True,
+            limit=UNLIMITED,
+            load=self.load,
+            kv_free=free,
+            step=None if pace is None else pace.under(load),
+            slots=self._slots,
+        )
+        fastest = MIN_SHARE * self._fastest_token_ms if self._told >= LEARNT_STEPS else 0.0
+        return Prospect(
+            candidate,
+            pace,
+            load,
+            fastest,
+            is_known=self.is_known(now),
+            is_reachable=self.is_reachable,
+        )
+
+
+def _stats(
+    page: VllmPage, *, steps: int = 0, busy_ms: float = 0.0, tokens: int, step_ms: float = 0.0
+) -> WorkerStats:
+    """Statistics as a worker would tell them."""
+    return WorkerStats(
+        kv_blocks_total=0,
+        kv_blocks_used=0,
+        kv_blocks_free=0,
+        running=page.running,
+        waiting=page.waiting,
+        step_ms=step_ms,
+        prefill_tokens_per_s=0.0,
+        tokens_total=tokens,
+        late_tokens_total=0,
+        jobs_total=0,
+        check_us=0.0,
+        steps_total=steps,
+        busy_ms_total=busy_ms,
+        prefill_tokens_total=page.prompt_tokens,
+    )

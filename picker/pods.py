@@ -1,0 +1,170 @@
+"""The pods that there are: followed as discovery names them, and asked for their metrics."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+import aiohttp
+
+from orchestrator.clock import Clock
+from orchestrator.instances.discovery.sync import DiscoverySync
+from orchestrator.settings.picker import PickerSettings
+from orchestrator.telemetry.log import fields, lane_log
+from picker.choice import Prospect
+from picker.pod import Pod
+from picker.vllm_page import NotAPage, VllmPage, read_page
+
+PATHS = ("/metrics/vllm", "/metrics")
+"""Paths of a pod's metrics, in the order in which they are tried: Tidegate's page has vLLM's names
+apart."""
+MAX_PAGE_BYTES = 8 * 2**20
+"""Most bytes of a page that are read."""
+POLL_TIMEOUT_S: Final = 1.0
+"""Seconds that a pod may take to tell its metrics: one that takes longer is too busy for more."""
+_RETIRE_EVERY_S = 1.0
+
+
+class _NoPage(Exception):
+    """A pod's metrics could not be read; the message says why."""
+
+    def __init__(self, why: str, *, is_reachable: bool = True) -> None:
+        super().__init__(why)
+        self.is_reachable = is_reachable
+
+
+class Pods:
+    """All pods, by address. ``DiscoverySync`` adds and retires them, as an ``InstanceSet``."""
+
+    def __init__(self, config: PickerSettings, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._pods: dict[str, Pod] = {}
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._http: aiohttp.ClientSession | None = None
+
+    def __iter__(self) -> Iterator[Pod]:
+        """Pods that may get requests."""
+        return (pod for pod in self._pods.values() if pod.retiring_since is None)
+
+    def find(self, address: str) -> Pod | None:
+        return self._pods.get(address)
+
+    def prospects(self, now: float) -> list[Prospect]:
+        """Every pod that may get requests, as a choice sees it."""
+        return [pod.prospect(now) for pod in self]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be answered now, as ``failure_mode`` says."""
+        now = self._clock.now()
+        return any(pod.is_known(now) or self._config.failure_mode == "open" for pod in self)
+
+    # ── for discovery ────────────────────────────────────────────────────────────────────────
+
+    def addresses(self) -> dict[str, float | None]:
+        return {pod.address: pod.retiring_since for pod in self._pods.values()}
+
+    def idle(self, address: str) -> bool:
+        return not self._pods[address].flights
+
+    def ready(self, address: str) -> bool:
+        pod = self._pods.get(address)
+        return pod is not None and pod.retiring_since is None
+
+    def add(self, address: str) -> None:
+        pod = self._pods.get(address)
+        if pod is not None:
+            pod.retiring_since = None
+            return
+        pod = self._pods[address] = Pod(address)
+        if self._http is not None:
+            self._follow(pod)
+
+    def retire(self, address: str) -> None:
+        self._pods[address].retiring_since = self._clock.now()
+
+    async def remove(self, address: str) -> None:
+        self._pods.pop(address, None)
+        poll = self._polls.pop(address, None)
+        if poll is not None:
+            poll.cancel()
+            await asyncio.gather(poll, return_exceptions=True)
+
+    # ── polls ────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Ask every pod for its metrics, again and again, until ``close``."""
+        self._http = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=POLL_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": "tidegate-picker"},
+        )
+        for pod in self._pods.values():
+            self._follow(pod)
+
+    async def close(self) -> None:
+        polls = list(self._polls.values())
+        self._polls.clear()
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        if self._http is not None:
+            await self._http.close()
+
+    def _follow(self, pod: Pod) -> None:
+        self._polls[pod.address] = asyncio.create_task(self._poll_on(pod), name=pod.address)
+
+    async def _poll_on(self, pod: Pod) -> None:
+        while True:
+            try:
+                await self.poll(pod)
+            except Exception:
+                lane_log.exception("a poll failed unexpectedly", extra=fields(pod=pod.address))
+            await asyncio.sleep(self._config.poll_interval_s)
+
+    async def poll(self, pod: Pod) -> None:
+        """Ask one pod for its metrics, once."""
+        asked_at, before = self._clock.now(), pod.fault
+        try:
+            page = await self._page_of(pod)
+        except _NoPage as error:
+            pod.fail(str(error), is_reachable=error.is_reachable)
+            if pod.fault != before:  # the same fault at every poll is worth one line
+                lane_log.warning(
+                    "a pod's metrics cannot be read, so others go before it: %s",
+                    pod.fault,
+                    extra=fields(pod=pod.address),
+                )
+            return
+        pod.take_page(page, asked_at, self._clock.now())
+        if before:
+            lane_log.info("a pod tells its load", extra=fields(pod=pod.address))
+
+    async def _page_of(self, pod: Pod) -> VllmPage:
+        assert self._http is not None
+        status, path = 0, ""
+        try:
+            for path in PATHS:
+                async with self._http.get(f"http://{pod.address}{path}") as response:
+                    status = response.status
+                    if status == 200:
+                        body = await response.content.read(MAX_PAGE_BYTES)
+                        while not response.content.at_eof() and len(body) < MAX_PAGE_BYTES:
+                            body += await response.content.read(MAX_PAGE_BYTES - len(body))
+                        return read_page(body.decode(errors="replace"))
+        except NotAPage as error:
+            raise _NoPage(f"{path} is not a page of vLLM's metrics: {error}") from None
+        except TimeoutError:
+            raise _NoPage(f"no answer in {POLL_TIMEOUT_S:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise _NoPage(f"cannot connect: {error.strerror}", is_reachable=False) from None
+        except aiohttp.ClientError as error:
+            raise _NoPage(f"the connection broke: {type(error).__name__}") from None
+        raise _NoPage(f"{path} answers {status}")
+
+
+async def keep_in_step(discovery: DiscoverySync) -> None:
+    """Remove pods that nobody names any more, until cancelled."""
+    while True:
+        await asyncio.sleep(_RETIRE_EVERY_S)
+        await discovery.remove_retired()

@@ -1,0 +1,125 @@
+"""gRPC: external processing for gateways, and health checks for whoever probes the picker."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+
+from orchestrator.api.http.context import Dialect
+from orchestrator.clock import Clock
+from orchestrator.settings import Settings
+from orchestrator.telemetry.log import service_log
+from picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
+from picker.picker import EndpointPicker
+from picker.stream import HeldBodies, ProtocolError, RequestStream
+
+LIVENESS, READINESS = "liveness", "readiness"
+"""Names under which the protocol has a picker's health checked, beside that of the service."""
+MAX_REQUESTS: Final = 4096
+"""Most requests at a time, from their first message to the end of their answer."""
+_WHEN_READY = ("", READINESS, SERVICE)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_KEEPALIVE_MS = 30_000
+
+
+class PickerServer:
+    """Serves one ``EndpointPicker``. ``check`` tells health probes how it is now."""
+
+    def __init__(
+        self,
+        picker: EndpointPicker,
+        settings: Settings,
+        dialects: Sequence[Dialect],
+        clock: Clock,
+    ) -> None:
+        config = settings.picker
+        self._picker = picker
+        self._settings = settings
+        self._dialects = dialects
+        self._clock = clock
+        self._bodies = HeldBodies()
+        self._health = health.HealthServicer()
+        self._server = grpc.aio.server(
+            options=[
+                # A body may come in one piece; one that is over the bound is still to be answered.
+                ("grpc.max_receive_message_length", 2 * config.max_body_bytes + 2**20),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ],
+            maximum_concurrent_rpcs=MAX_REQUESTS,
+        )
+        handler = grpc.stream_stream_rpc_method_handler(
+            self.process,
+            request_deserializer=ProcessingRequest.FromString,
+            response_serializer=ProcessingResponse.SerializeToString,
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises ``OSError``."""
+        config = self._settings.picker
+        where = f"[{config.host}]" if ":" in config.host else config.host
+        address = f"{where}:{config.port}"
+        try:
+            if config.tls_certificate is None or config.tls_key is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                pair = await asyncio.to_thread(_pair, config.tls_key, config.tls_certificate)
+                port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from None
+        await self.check()
+        await self._server.start()
+        return int(port)
+
+    async def check(self) -> None:
+        """Tell health probes whether requests can be answered now."""
+        await self._health.set(LIVENESS, _SERVING)
+        ready = _SERVING if self._picker.pods.is_ready else _NOT_SERVING
+        for name in _WHEN_READY:
+            await self._health.set(name, ready)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new request; those that are there may go on for ``grace_s`` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def process(
+        self, messages: AsyncIterator[Any], call: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[Any]:
+        """``ExternalProcessor.Process``: one request and its answer."""
+        stream = RequestStream(
+            self._picker, self._settings, self._dialects, self._clock, self._bodies
+        )
+        try:
+            async for message in messages:
+                for reply in stream.take(message):
+                    yield reply
+                if stream.is_over:
+                    return
+        except ProtocolError as error:
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception:
+            service_log.exception("a request could not be picked for")
+            raise
+        finally:
+            stream.close()
+
+
+def _pair(key: Path, certificate: Path) -> tuple[bytes, bytes]:
+    """The key and the certificate chain in PEM. Raises ``OSError`` that names the file."""
+    path = key
+    try:
+        pem = key.read_bytes()
+        path = certificate
+        return pem, certificate.read_bytes()
+    except OSError as error:
+        raise OSError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,286 @@
+"""One request's exchange with the gateway, to the letter of Envoy's protocol.
+
+::
+
+    request head ─▶ body … ─▶ trailers      answers to each of these keep their order, and what
+    response head ─▶ body … ─▶ trailers     Envoy expects depends on the mode of the body
+
+=====================  ===========================================================================
+mode of the body       a pod is named
+=====================  ===========================================================================
+FULL_DUPLEX_STREAMED   in answer to the head, once all of the body is here: then the body is sent
+                       back, and then trailers are answered
+BUFFERED, …_PARTIAL    in answer to the body, whose changes to the head count
+NONE, STREAMED, GRPC   in answer to the head, which goes on at once: the body comes too late, or
+                       not at all
+no body                in answer to the head
+=====================  ===========================================================================
+
+Envoy says the mode in its first message; where it does not, the protocol of endpoint pickers means
+the first. A body over the bound is no longer read: the request is picked for without it, and the
+body passed on as it comes, or it is refused, as ``failure_mode`` says.
+
+There is no I/O here: messages in, messages out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from multidict import CIMultiDict
+
+from orchestrator.api.http.body_budget import ALL_BODIES_BYTES
+from orchestrator.api.http.context import Context, Dialect, context_of
+from orchestrator.clock import Clock, instant
+from orchestrator.errors import BodyTooLarge, NoCapacity, TidegateError
+from orchestrator.settings import Settings
+from orchestrator.telemetry.log import fields, service_log
+from picker.answer import AnswerReader
+from picker.asked import read_asked
+from picker.ext_proc import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED
+from picker.picker import EndpointPicker, Picked
+from picker.replies import (
+    NAMESPACE,
+    chosen,
+    go_on,
+    pass_body,
+    refused,
+)
+
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+SUBSET: Final = "x-gateway-destination-endpoint-subset"
+SERVED: Final = "x-gateway-destination-endpoint-served"
+
+
+class ProtocolError(ValueError):
+    """A message that Envoy's protocol does not have, or not here."""
+
+
+@dataclass(slots=True)
+class HeldBodies:
+    """Bytes of bodies whose end has not come, of all requests together."""
+
+    held_bytes: int = 0
+
+
+class RequestStream:
+    """One stream of the gateway's, which is one request and its answer.
+
+    ``take`` gives the replies to a message, ``close`` is for the stream's end, however it came.
+    """
+
+    def __init__(
+        self,
+        picker: EndpointPicker,
+        settings: Settings,
+        dialects: Sequence[Dialect],
+        clock: Clock,
+        bodies: HeldBodies,
+    ) -> None:
+        self.is_over = False
+        """Whether the request was refused, so that the stream ends after these replies."""
+        self._picker = picker
+        self._settings = settings
+        self._dialects = dialects
+        self._clock = clock
+        self._headers: CIMultiDict[str] = CIMultiDict()
+        self._context: Context | None = None
+        self._subset: Sequence[str] | None = None
+        """Pods that the gateway allows; None where it allows all."""
+        self._request_mode = self._answer_mode = FULL_DUPLEX_STREAMED
+        self._bodies = bodies
+        self._body = bytearray()
+        self._holds_head = False
+        """Whether the head has not been answered yet."""
+        self._picked: Picked | None = None
+        self._is_picked = False
+        self._answer: AnswerReader | None = None
+        self._takes: dict[str, Callable[[Any], list[Any]]] = {
+            "request_headers": self._request_head,
+            "request_body": self._request_body,
+            "request_trailers": self._request_trailers,
+            "response_headers": self._answer_head,
+            "response_body": self._answer_body,
+            "response_trailers": self._answer_trailers,
+        }
+
+    def take(self, message: Any) -> list[Any]:
+        """The replies to one message, in their order. Raises ``ProtocolError``."""
+        if message.observability_mode:
+            return []  # whoever only watches wants no reply, and picks for itself
+        kind = message.WhichOneof("kind")
+        if kind is None:
+            raise ProtocolError("a message without a head, a body or trailers")
+        if self._context is None:
+            self._begin(message)
+        assert self._context is not None
+        try:
+            replies = self._takes[kind](message)
+        except TidegateError as error:
+            self._picked_none(error)
+            replies = [refused(error, self._context, self._clock.now())]
+        return replies
+
+    def close(self) -> None:
+        """The stream is over: the answer has ended, somebody hung up, or the gateway shows no
+        more. Idempotent."""
+        self._drop_body()
+        picked, self._picked = self._picked, None
+        if picked is None:
+            return
+        if self._answer is None:
+            self._picker.lost_sight(picked)
+        else:
+            self._picker.ended(picked, None)
+
+    # ── the request ──────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, message: Any) -> None:
+        if message.HasField("protocol_config"):
+            self._request_mode = message.protocol_config.request_body_mode
+            self._answer_mode = message.protocol_config.response_body_mode
+        if message.HasField("request_headers"):
+            self._headers = _read_headers(message.request_headers.headers)
+        path = self._headers.get(":path", "").partition("?")[0]
+        self._context = context_of(path, self._headers, instant(self._clock), self._dialects)
+        self._subset = _texts_in(message, SUBSET_NAMESPACE, SUBSET)
+
+    def _request_head(self, message: Any) -> list[Any]:
+        if message.request_headers.end_of_stream:
+            # Without a body nothing was generated, and the answer tells nothing.
+            return [self._chosen("request_headers", None, has_answer=False)]
+        if self._request_mode in (BUFFERED, BUFFERED_PARTIAL):
+            return [go_on("request_headers")]
+        if self._request_mode == FULL_DUPLEX_STREAMED:
+            self._holds_head = True
+            return []
+        return [self._chosen("request_headers", None)]
+
+    def _request_body(self, message: Any) -> list[Any]:
+        body = message.request_body
+        kind, is_last = "request_body", body.end_of_stream
+        if self._request_mode in (BUFFERED, BUFFERED_PARTIAL) and not self._is_picked:
+            return [self._chosen(kind, body.body if self._fits(len(body.body)) else None)]
+        if not self._holds_head:
+            return list(pass_body(kind, body.body, self._request_mode, is_last=is_last))
+        self._body += body.body
+        self._bodies.held_bytes += len(body.body)
+        fits = self._fits(len(self._body))
+        if fits and not is_last:
+            return []
+        head = self._let_go(bytes(self._body) if fits else None)
+        return [head, *self._sent_back(is_last=is_last)]
+
+    def _request_trailers(self, message: Any) -> list[Any]:
+        kind = "request_trailers"
+        if self._holds_head:
+            has_body = len(self._body) > 0
+            head = self._let_go(bytes(self._body))
+            return [head, *(self._sent_back(is_last=False) if has_body else ()), go_on(kind)]
+        if not self._is_picked:  # a mode that waits for a body, and there was none
+            return [self._chosen(kind, None)]
+        return [go_on(kind)]
+
+    def _fits(self, size: int) -> bool:
+        """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if
+        one that is not is to be refused."""
+        most = self._settings.picker.max_body_bytes
+        has_room = self._bodies.held_bytes <= max(ALL_BODIES_BYTES, most)
+        if self._settings.picker.failure_mode == "closed":
+            if size > most:
+                raise BodyTooLarge(
+                    f"the body has more than {most} bytes, the most that the endpoint picker reads:"
+                    " send less, or raise TIDEGATE_PICKER__MAX_BODY_BYTES"
+                )
+            if not has_room:
+                raise NoCapacity("the endpoint picker holds too many bodies that are still coming")
+        return size <= most and has_room
+
+    def _let_go(self, body: bytes | None) -> Any:
+        """The reply to the head that was held back until its body was here."""
+        reply = self._chosen("request_headers", body)
+        self._holds_head = False
+        return reply
+
+    def _sent_back(self, *, is_last: bool) -> list[Any]:
+        """Replies that let the body that was held back go on."""
+        body = bytes(self._body)
+        self._drop_body()
+        return list(pass_body("request_body", body, self._request_mode, is_last=is_last))
+
+    def _drop_body(self) -> None:
+        self._bodies.held_bytes -= len(self._body)
+        self._body.clear()
+
+    def _chosen(self, kind: str, body: bytes | None, *, has_answer: bool = True) -> Any:
+        """The reply that names the pods. Raises ``TidegateError`` where there is none to name."""
+        assert self._context is not None
+        asked = read_asked(self._headers, body, self._context, self._settings.deadlines)
+        picked = self._picked = self._picker.pick(asked, self._subset)
+        self._is_picked = True
+        return chosen(kind, picked.endpoints, has_answer=has_answer)
+
+    def _picked_none(self, error: TidegateError) -> None:
+        assert self._context is not None
+        self.is_over = True
+        self.close()
+        service_log.info(
+            "request refused: %s",
+            error.code,
+            extra=fields(correlation_id=self._context.correlation_id, status=error.status),
+        )
+
+    # ── the answer ───────────────────────────────────────────────────────────────────────────
+
+    def _answer_head(self, message: Any) -> list[Any]:
+        head = message.response_headers
+        headers = _read_headers(head.headers)
+        self._answer = AnswerReader(
+            headers.get("content-type", ""), headers.get("content-encoding", "")
+        )
+        served = _texts_in(message, NAMESPACE, SERVED)
+        if self._picked is not None and served:
+            self._picker.served_by(self._picked, served[0])
+        if head.end_of_stream:
+            self._answered()
+        return [go_on("response_headers")]
+
+    def _answer_body(self, message: Any) -> list[Any]:
+        body = message.response_body
+        if self._picked is not None and self._answer is not None:
+            self._answer.feed(body.body)
+            self._picker.progressed(self._picked, self._answer.tokens)
+        if body.end_of_stream:
+            self._answered()
+        return list(
+            pass_body("response_body", body.body, self._answer_mode, is_last=body.end_of_stream)
+        )
+
+    def _answer_trailers(self, message: Any) -> list[Any]:
+        self._answered()
+        return [go_on("response_trailers")]
+
+    def _answered(self) -> None:
+        """All of the answer has passed."""
+        picked, self._picked = self._picked, None
+        if picked is not None and self._answer is not None:
+            self._picker.ended(picked, self._answer.end())
+
+
+def _read_headers(message: Any) -> CIMultiDict[str]:
+    """Headers as others here read them. Bytes that are not UTF-8 are replaced."""
+    return CIMultiDict(
+        (one.key, one.raw_value.decode(errors="replace") if one.raw_value else one.value)
+        for one in message.headers
+    )
+
+
+def _texts_in(message: Any, namespace: str, key: str) -> list[str] | None:
+    """Texts in an entry of a message's metadata, which has one, some with commas, or a list; None
+    where there is no such entry."""
+    entries = message.metadata_context.filter_metadata
+    if namespace not in entries or key not in entries[namespace].fields:
+        return None
+    value = entries[namespace].fields[key]
+    texts = [one.string_value for one in value.list_value.values] or [value.string_value]
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]

@@ -1,0 +1,165 @@
+"""The model card: everything an orchestrator must know to tokenise, admit and place."""
+
+from enum import StrEnum
+
+import msgspec
+
+from protocol.sampling import SamplingDefaults
+from protocol.vision import Vision
+
+
+class Pooling(StrEnum):
+    """How a prompt's hidden states become its embedding."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+class Feature(StrEnum):
+    """A capability that requests and operators may expect of an engine, and some engines lack."""
+
+    EMBEDDINGS = "embeddings"
+    FINISH = "finish"
+    """Can bring a text to a whole end as its deadline nears."""
+    GRAMMAR = "grammar"
+    IGNORE_EOS = "ignore_eos"
+    IMAGES = "images"
+    """Reads the images of a chat."""
+    KV_EVENTS = "kv_events"
+    """Tells which KV blocks it holds, so that prompts find their prefix."""
+    LOGIT_BIAS = "logit_bias"
+    LOGPROBS = "logprobs"
+    MIN_P = "min_p"
+    MIN_TOKENS = "min_tokens"
+    PENALTIES = "penalties"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    SEED = "seed"
+    SESSIONS = "sessions"
+    """Keeps a conversation's KV between two turns."""
+    SPECIAL_TEXT = "special_text"
+    """Can leave special tokens in the text (``skip_special_tokens`` false)."""
+    STATISTICS = "statistics"
+    """Tells how full and how fast it is, in every report."""
+    STEP_ABORT = "step_abort"
+    """Ends a job that is given up after the step under way."""
+    STOP_TOKEN_IDS = "stop_token_ids"
+    TOKEN_IDS = "token_ids"
+    """Takes prompts as token ids, and answers with token ids."""
+
+
+class Loadable(msgspec.Struct, frozen=True):
+    """A model that a worker can be told to serve. ``bytes`` is the size of its files, ``load_ms``
+    how long it took to load the last time; 0 where unknown."""
+
+    name: str
+    bytes: int
+    load_ms: float = 0.0
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter, served beside its base model as a model of its own name. ``digest`` covers
+    its weights, hex SHA-256."""
+
+    name: str
+    digest: str
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A worker's facts about its model, sent in the first frame of a lane and on ``Describe``.
+
+    ``tokenizer_json`` is the file of that name; ``chat_template`` is Jinja source, empty when the
+    model has none. ``special_tokens`` maps the template's variables (``bos_token`` …) to text.
+    ``engine_digest`` covers code and settings that change results, ``model_digest`` the
+    weights, both hex SHA-256.
+    """
+
+    model: str
+    context_tokens: int
+    vocab_size: int
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: dict[str, str]
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    block_tokens: int
+    hash_salt: bytes
+    engine: str
+    engine_version: str
+    engine_digest: str
+    model_digest: str
+    device: str
+    max_running: int
+    """Most jobs that one step can carry."""
+    max_waiting: int
+    """Jobs that the worker holds beyond ``max_running``, before it refuses."""
+    min_start_budget_ms: float
+    """A generation that has less time than this left at its start is refused (DL-3)."""
+    max_step_tokens: int = 512
+    """Token budget of one step, prompts and decodes together."""
+    can_pause: bool = False
+    """Whether the worker understands ``Pause`` and ``Resume``."""
+    full_context_tokens: int = 0
+    """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    """Sampling for requests that state none, from the model's ``generation_config.json``."""
+    pooling: Pooling | None = None
+    """How the worker makes embeddings; None where it makes none."""
+    grammars: str = ""
+    """Name and version of what enforces grammars; empty where a ``Submit`` must have none."""
+    can_continue: bool = False
+    """Whether the worker can continue another worker's text, by ``Submit.begun_tokens``. What it
+    draws then follows from seed and position alone."""
+    lacks: tuple[Feature, ...] = ()
+    """Features that the worker lacks, sorted. A request that needs one is placed elsewhere or
+    refused.
+    """
+    abort_ms: float = 0.0
+    """How long a job that was given up may hold its slot beyond one step, measured or estimated;
+    admission takes it into account."""
+    quantization: str = ""
+    """How its weights are quantised, in the engine's own term (``int8``, ``q4_k_m``, ``awq``);
+    ``none`` where they are not, empty where unknown."""
+    vram_bytes: int = 0
+    """Memory of all its GPUs together; 0 without one, or where unknown."""
+    compute_capability: str = ""
+    """CUDA compute capability of the least of its GPUs, such as ``9.0``; empty without one."""
+    device_mask: int = 0
+    """The GPUs in use: bit ``i`` is GPU ``i`` of its host; 0 without one, or where unknown."""
+    serving: int = 0
+    """How many models this process served before this one; ``Submit.serving`` repeats it."""
+    loadable: tuple[Loadable, ...] = ()
+    """Models that it can be told to serve instead, by name alone (``Swap``)."""
+    process_id: str = ""
+    """Random, made when the worker's process starts: seeing it again after a lane was lost shows
+    that the process did not die. Empty where unknown."""
+    vision: Vision | None = None
+    """How the worker's model reads images; None where it, or its engine, reads text only."""
+    engine_reason: str = ""
+    """Why this engine was chosen; empty where the worker's settings name it."""
+    deterministic: bool = False
+    """Whether equal prompts, parameters and seeds give equal tokens, whatever runs beside them."""
+    tensor_parallel: int = 1
+    """GPUs over which its weights are split."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that it serves beside the model; ``Submit.adapter`` names one."""
+
+    @property
+    def all_lacks(self) -> tuple[Feature, ...]:
+        """All features that the worker lacks, sorted: ``lacks``, and images where it reads none."""
+        blind = () if self.vision is not None else (Feature.IMAGES,)
+        return tuple(sorted({*self.lacks, *blind}))
+
+    @property
+    def context_note(self) -> str:
+        """A note for clients whose text exceeds the context because the KV pool is too small."""
+        return context_note(self.context_tokens, self.full_context_tokens)
+
+
+def context_note(context_tokens: int, full_context_tokens: int) -> str:
+    """Text to append to an error; empty where the model itself has no longer context."""
+    if full_context_tokens <= context_tokens:
+        return ""
+    return (
+        f" (the model's own context is {full_context_tokens}, but the worker's KV pool holds"
+        f" {context_tokens} tokens: its operator may raise TIDEGATE_WORKER__KV__BLOCKS)"
+    )

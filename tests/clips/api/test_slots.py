@@ -1,0 +1,478 @@
+"""``/v2/slots``: submit, follow, resume, cancel, fetch."""
+
+import asyncio
+import base64
+import logging
+from typing import Any
+
+import pytest
+
+from clips.api.slots import SLOT_SUBMISSIONS
+from orchestrator.retention import Retention
+from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
+from tests.support.cases import for_each
+from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeSlots, SlotPlan
+from tests.support.fake_worker import FakeWorker
+
+RECIPE: dict[str, Any] = {"schema": "1.0", "text": "Good morning.", "video": {"fps": 12}}
+
+
+@pytest.fixture
+async def slots(worker: FakeWorker) -> FakeSlots:
+    worker.slots = FakeSlots()
+    return worker.slots
+
+
+@pytest.fixture
+async def service(slots: FakeSlots, worker: FakeWorker, make_service: MakeService) -> Service:
+    return await serving(await make_service(worker))
+
+
+async def serving(service: Service, count: int = 1) -> Service:
+    """Once so many of its instances take slots."""
+    await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == count)
+    return service
+
+
+async def submit(
+    service: Service, status: int = 202, headers: dict[str, str] | None = None, **changes: Any
+) -> dict[str, Any]:
+    body = {"recipe": RECIPE, "deadline_ms": 20_000} | changes
+    async with service.http.post("/v2/slots", json=body, headers=headers) as response:
+        answer: dict[str, Any] = await response.json()
+        assert response.status == status, answer
+        return answer if status == 202 else answer["error"]
+
+
+async def follow(service: Service, slot: dict[str, Any], after: str = "") -> list[Event]:
+    headers = {"Last-Event-ID": after} if after else {}
+    async with service.http.get(slot["events_url"], headers=headers) as response:
+        assert response.status == 200
+        return [event async for event in read_events(response)]
+
+
+async def status_of(service: Service, slot: dict[str, Any]) -> dict[str, Any]:
+    async with service.http.get(f"/v2/slots/{slot['slot_id']}") as response:
+        assert response.status == 200
+        answer: dict[str, Any] = await response.json()
+        return answer
+
+
+async def until_ended(service: Service, slot: dict[str, Any]) -> dict[str, Any]:
+    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    await service.until(lambda: found.ending is not None)
+    return await status_of(service, slot)
+
+
+async def test_a_recipe_becomes_a_clip(service: Service, slots: FakeSlots) -> None:
+    slot = await submit(service, outputs=["mp4", "wav", "png"], preview=True)
+    assert slot["status"] == "dispatched" and slot["queue_position"] == 0
+    assert slot["predicted_ms"] > 0 and slot["outputs"] == {} and slot["correlation_id"]
+    events = await follow(service, slot)
+    assert [event.id for event in events] == [str(number) for number in range(len(events))]
+    assert events[0].event == "queued"
+    stages = [event.json() for event in events if event.event == "stage"]
+    names = ("audio", "image", "video", "clip")
+    told = [(stage["stage"], stage["percent"]) for stage in stages]
+    assert told == [(name, percent) for name in names for percent in (0, 50, 100)]
+    (preview,) = [event.json() for event in events if event.event == "preview"]
+    assert base64.b64decode(preview["data"]) == JPEG and preview["mime"] == "image/jpeg"
+    result = events[-1].json()
+    assert events[-1].event == "result" and result["outcome"] == "met"
+    assert result["video_ms"] == 10.0 and result["deadline_met"] is True
+    status = await status_of(service, slot)
+    assert status["status"] == "ended" and status["outputs"] == result["outputs"]
+    for name, kind, data in (
+        ("mp4", "video/mp4", MP4),
+        ("wav", "audio/wav", WAV),
+        ("png", "image/png", PNG),
+    ):
+        async with service.http.get(status["outputs"][name]) as response:
+            assert (response.content_type, await response.read()) == (kind, data)
+    (call,) = slots.calls
+    assert call.recipe == RECIPE and call.parameters["outputs"] == "mp4,wav,png"
+    assert 0 < call.parameters["deadline_ms"] <= 20_000
+    assert call.request_id == f"{slot['slot_id']}/{slot['correlation_id']}"
+    assert service.metric("tidegate_slot_outcomes_total", outcome="met", code="") == 1
+    assert service.metric("tidegate_slot_stage_ms_count", stage="video") == 1
+    assert service.metric("tidegate_slot_stage_quantile_ms", stage="clip", quantile="0.95") == 10
+
+
+async def test_resume_without_duplicates(service: Service, slots: FakeSlots) -> None:
+    plan = SlotPlan(hold_at="video")
+    slots.plan = lambda call: plan
+    slot = await submit(service)
+    async with service.http.get(slot["events_url"]) as response:
+        first = []
+        async for event in read_events(response):
+            first.append(event)
+            if event.event == "stage" and event.json()["stage"] == "video":
+                break
+    plan.release.set()
+    rest = await follow(service, slot, after=first[-1].id)
+    ids = [int(event.id) for event in (*first, *rest)]
+    assert ids == list(range(len(ids))) and rest[-1].event == "result"
+    again = await follow(service, slot)
+    assert [event.id for event in again] == [str(number) for number in ids]
+    async with service.http.get(
+        slot["events_url"], headers={"Last-Event-ID": rest[-1].id}
+    ) as response:
+        assert response.status == 204
+
+
+async def test_who_claims_events_that_there_are_not_hears_of_the_end(
+    service: Service, slots: FakeSlots
+) -> None:
+    plan = SlotPlan(hold_at="video")
+    slots.plan = lambda call: plan
+    slot = await submit(service)
+    await service.until(lambda: slots.running == 1)
+    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    following = asyncio.create_task(follow(service, slot, after="999999999999"))
+    await service.until(lambda: bool(found.listeners))
+    plan.release.set()
+    assert (await following)[-1].event == "result"
+
+
+async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
+    service: Service, slots: FakeSlots
+) -> None:
+    slots.plan = lambda call: SlotPlan(hold_at="image")
+    slot = await submit(service)
+    await service.until(lambda: slots.running == 1)
+    url = f"/v2/slots/{slot['slot_id']}"
+    for call, path in (
+        (service.http.post, f"{url}/cancel"),
+        (service.http.delete, url),
+        (service.http.post, f"{url}/cancel"),
+    ):
+        async with call(path) as response:
+            assert response.status == 202
+    status = await status_of(service, slot)
+    assert (status["outcome"], status["error"]["code"]) == ("aborted", "cancelled")
+    await service.until(lambda: slots.cancelled == 1 and slots.running == 0)
+    events = await follow(service, slot)
+    assert (events[-1].event, events[-1].json()["code"]) == ("error", "cancelled")
+
+
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+async def test_wp1_a_client_that_goes_away(
+    service: Service, slots: FakeSlots, on_disconnect: str
+) -> None:
+    plan = SlotPlan(hold_at="audio")
+    slots.plan = lambda call: plan
+    slot = await submit(service, on_disconnect=on_disconnect)
+    async with service.http.get(slot["events_url"]) as response:
+        await anext(read_events(response))
+        response.close()
+    if on_disconnect == "cancel":
+        status = await until_ended(service, slot)
+        assert (status["outcome"], status["error"]["code"]) == ("aborted", "client_disconnected")
+    else:
+        found = service.orchestrator.slots.store.get(slot["slot_id"])
+        await service.until(lambda: not found.listeners)
+        plan.release.set()
+        assert (await until_ended(service, slot))["outcome"] == "met"
+
+
+async def test_the_same_key_gets_the_same_slot(service: Service, slots: FakeSlots) -> None:
+    key = {"Idempotency-Key": "a"}
+    first = await submit(service, headers=key)
+    async with service.http.post(
+        "/v2/slots", json={"recipe": RECIPE, "deadline_ms": 20_000}, headers=key
+    ) as response:
+        assert response.headers["Idempotent-Replayed"] == "true"
+        assert (await response.json())["slot_id"] == first["slot_id"]
+    # As for tasks: another try with it cannot help, which 409 would ask for.
+    error = await submit(service, 422, headers=key, preview=True)
+    assert error["field"] == "Idempotency-Key"
+    await until_ended(service, first)
+    assert len(slots.calls) == 1
+
+
+@for_each(
+    ("changes", "status", "field", "words"),
+    [
+        ({"recipe": {"schema": "1.0"}}, 400, "recipe.text", "is missing"),
+        ({"recipe": {**RECIPE, "schema": "2.0"}}, 400, "recipe.schema", "1.x is"),
+        ({"recipe": {**RECIPE, "video": {"fps": 99}}}, 400, "recipe.video.fps", "<= 30"),
+        ({"recipe": "hello"}, 400, "recipe", "must be a JSON object"),
+        ({"recipe": {**RECIPE, "colour": 1}}, 400, "recipe.colour", "unknown field"),
+        ({"outputs": ["gif"]}, 400, "outputs[0]", "expected one of: mp4, png, wav"),
+        ({"outputs": []}, 400, "outputs", "at least one"),
+        ({"model": "llm"}, 404, "model", "available: slot"),
+        ({"on_deadline": "fit"}, 400, "on_deadline", "error"),
+        ({"colour": 1}, 400, "colour", "not a known field"),
+    ],
+)
+async def test_bad_input_is_told_what_is_wrong(
+    service: Service, changes: dict[str, Any], status: int, field: str, words: str
+) -> None:
+    error = await submit(service, status, **changes)
+    assert error["field"] == field and words in error["message"]
+
+
+async def test_what_cannot_be_in_time_is_refused_with_a_reason(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """40 ms of work, and 100 s are kept back."""
+    worker.slots = FakeSlots(buffer_s=100.0)
+    service = await serving(await make_service(worker))
+    error = await submit(service, 504, deadline_ms=100_020)
+    assert error["code"] == "deadline_infeasible" and error["predicted_finish_ms"] > 100_000
+    late = await submit(service, 504, deadline_ms=5)
+    assert late["code"] == "deadline_exceeded"
+
+
+async def test_less_than_was_asked_for_is_partial(service: Service, slots: FakeSlots) -> None:
+    slots.plan = lambda call: SlotPlan(given_up=("no check",))
+    slot = await submit(service, on_deadline="degrade")
+    assert (await until_ended(service, slot))["outcome"] == "partial"
+    assert slots.calls[0].parameters["on_deadline"] == "degrade"
+    assert service.metric("tidegate_slots_degraded_total", what="check") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "at", "outcome", "code"),
+    [
+        ("invalid_request: recipe.voice.name: no such voice", "", "refused", "invalid_request"),
+        ("deadline_exceeded: plan: 0.1 s are left", "", "refused", "deadline_exceeded"),
+        ("deadline_exceeded: video: the deadline came", "video", "missed", "deadline_exceeded"),
+        ("engine_error: image: RuntimeError", "image", "failed", "engine_error"),
+        ("internal: the slot pipeline failed", "clip", "failed", "engine_error"),
+    ],
+)
+async def test_a_workers_error_reaches_the_client(
+    service: Service, slots: FakeSlots, error: str, at: str, outcome: str, code: str
+) -> None:
+    slots.plan = lambda call: SlotPlan(error=error, error_at=at, saved=at == "video")
+    slot = await submit(service)
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["error"]["code"]) == (outcome, code)
+    assert bool(status["outputs"]) == (at == "video"), "what there is of it is kept"
+    last = (await follow(service, slot))[-1]
+    assert (last.event, last.json()["code"]) == ("error", code)
+
+
+async def test_a_deadline_ends_it_here_where_the_worker_does_not(
+    service: Service, slots: FakeSlots
+) -> None:
+    slots.plan = lambda call: SlotPlan(hold_at="video")
+    slot = await submit(service)
+    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    await service.until(lambda: "video" in found.percents)
+    service.leap(21)
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["error"]["code"]) == ("missed", "deadline_exceeded")
+    assert "in video" in status["error"]["message"]
+    await service.until(lambda: slots.cancelled == 1)
+
+
+async def test_anothers_slot_is_not_there(make_service: MakeService, worker: FakeWorker) -> None:
+    worker.slots = FakeSlots()
+    keys = {"a": {"token": "token-a"}, "b": {"token": "token-b"}}
+    service = await serving(await make_service(worker, keys=keys, admin_token="root"))
+
+    def as_key(name: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {name}"}
+
+    slot = await submit(service, headers=as_key("token-a"))
+    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    await service.until(lambda: found.ending is not None)
+    url = f"/v2/slots/{slot['slot_id']}"
+    for path in (url, f"{url}/events", f"{url}/outputs/clip.mp4"):
+        for token, status in (("token-b", 404), ("token-a", 200), ("root", 200)):
+            async with service.http.get(path, headers=as_key(token)) as response:
+                assert response.status == status, (path, token)
+    async with service.http.delete(url, headers=as_key("token-b")) as response:
+        assert response.status == 404
+    for token, count in (("token-b", 0), ("token-a", 1), ("root", 1)):
+        async with service.http.get("/v2/slots", headers=as_key(token)) as response:
+            assert len((await response.json())["slots"]) == count
+
+
+@for_each("named_by", ("task_id", "correlation_id"))
+async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
+    service: Service, slots: FakeSlots, named_by: str
+) -> None:
+    slots.plan = lambda call: SlotPlan(hold_at="video")
+    slot = await submit(service, on_disconnect="continue")
+    async with service.http.get("/v2/tasks") as response:
+        (line,) = (await response.json())["tasks"]
+    assert (line["task_id"], line["api"]) == (slot["slot_id"], "slots")
+    async with service.http.delete(f"/v2/tasks/{line[named_by]}") as response:
+        assert (response.status, (await response.json())["task_ids"]) == (202, [slot["slot_id"]])
+    assert (await status_of(service, slot))["outcome"] == "aborted"
+
+
+async def test_listing(service: Service, slots: FakeSlots) -> None:
+    plan = SlotPlan(hold_at="video")
+    slots.plan = lambda call: plan
+    first, second = await submit(service), await submit(service)
+    await service.until(lambda: service.orchestrator.slots.store.get(second["slot_id"]).stage == 2)
+
+    async def listed(query: str) -> list[str]:
+        async with service.http.get(f"/v2/slots{query}") as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            return [line["slot_id"] for line in answer["slots"]]
+
+    assert await listed("") == [second["slot_id"], first["slot_id"]]
+    assert await listed("?limit=1") == [second["slot_id"]]
+    assert await listed("?status=ended") == []
+    async with service.http.get("/v2/slots?status=odd") as response:
+        assert response.status == 400
+    plan.release.set()
+    await until_ended(service, first)
+    await until_ended(service, second)
+
+
+async def test_what_is_kept_is_bounded(
+    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = Retention(keep_count=200, keep_s=600, keep_bytes=3 * len(MP4) + 20_000)
+    monkeypatch.setattr("orchestrator.build.KEPT_SLOTS", most)
+    worker.slots = FakeSlots()
+    service = await serving(await make_service(worker))
+    app = service.runner.app
+    assert app is not None
+    made = []
+    for number in range(4):
+        slot = await submit(service, headers={"Idempotency-Key": str(number)})
+        found = service.orchestrator.slots.store.get(slot["slot_id"])
+        await service.until(lambda found=found: found.ending is not None)  # type: ignore[misc]
+        made.append(slot)
+    store = service.orchestrator.slots.store
+    assert 0 < store.total_bytes <= most.keep_bytes
+    assert len(store) < 4 and len(app[SLOT_SUBMISSIONS]) == len(store)
+    async with service.http.get(f"/v2/slots/{made[0]['slot_id']}") as response:
+        assert response.status == 404
+
+
+async def test_files_have_ranges_and_heads(service: Service) -> None:
+    slot = await submit(service)
+    url = (await until_ended(service, slot))["outputs"]["mp4"]
+    size = len(MP4)
+
+    async def get(**headers: str) -> tuple[int, str | None, bytes]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with service.http.get(url, headers=named) as response:
+            return response.status, response.headers.get("Content-Range"), await response.read()
+
+    assert await get() == (200, None, MP4)
+    assert await get(Range="bytes=4-7") == (206, f"bytes 4-7/{size}", b"ftyp")
+    last = f"bytes {size - 5}-{size - 1}/{size}"
+    assert await get(Range=f"bytes={size - 5}-") == (206, last, MP4[-5:])
+    assert await get(Range="bytes=-5") == (206, last, MP4[-5:])
+    for beyond in (size, 2**70, "9" * 5000):
+        assert (await get(Range=f"bytes={beyond}-"))[:2] == (416, f"bytes */{size}")
+        assert await get(Range=f"bytes={size - 5}-{beyond}") == (206, last, MP4[-5:])
+        assert await get(Range=f"bytes=-{beyond}") == (200, None, MP4)
+    for odd in ("bytes=5-2", "bytes=1-2,4-5", "lines=1-2", "bytes=-"):
+        assert await get(Range=odd) == (200, None, MP4)
+    async with service.http.head(url) as response:
+        etag = response.headers["ETag"]
+        assert (response.status, response.content_length) == (200, size)
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert (await get(If_None_Match=etag))[0] == 304
+    assert (await get(Range="bytes=4-7", If_Range=etag))[0] == 206
+    assert (await get(Range="bytes=4-7", If_Range='"other"'))[0] == 200
+    async with service.http.get(url.replace("clip", "clip%0d%0aX: y")) as response:
+        assert response.status == 404 and "X" not in response.headers
+
+
+async def test_no_text_in_the_log(
+    service: Service, slots: FakeSlots, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    recipe = {**RECIPE, "text": "a-secret-word", "portrait": {"prompt": "another-secret"}}
+    slot = await submit(service, recipe=recipe, headers={"X-Correlation-Id": "named"})
+    await until_ended(service, slot)
+    (line,) = [r for r in caplog.records if getattr(r, "fields", {}).get("api") == "slots"]
+    told = line.fields  # type: ignore[attr-defined]
+    assert (told["correlation_id"], told["outcome"]) == ("named", "met")
+    assert "secret" not in repr([(r.getMessage(), r.__dict__) for r in caplog.records])
+
+
+async def test_instances_show_their_slot_models(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    both, text, clips = [await make_worker() for _ in range(3)]
+    both.slots, clips.slots, clips.is_slots_only = FakeSlots(), FakeSlots(slots_total=5), True
+    service = await serving(await make_service(both, text, clips), 2)
+    await service.until(lambda: sum(i.ready for i in service.orchestrator.registry) == 2)
+    async with service.http.get("/v2/instances") as response:
+        found = {one["address"]: one for one in (await response.json())["instances"]}
+    assert found[text.address]["slot"] is None and found[text.address]["ready"]
+    assert found[both.address]["slot"]["told"]["stages"]["video"]["seconds_per_unit"] == 0.01
+    assert found[clips.address]["slot"]["slots_total"] == 5 and not found[clips.address]["ready"]
+    assert service.metric("tidegate_slot_abort_to_freed_ms", instance=both.address, quantile="0.5")
+
+
+async def test_slots_alone_make_a_service_ready(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    worker.slots, worker.is_slots_only = FakeSlots(), True
+    service = await serving(await make_service(worker, wait=False))
+    await service.until(lambda: service.parts.health.status == "ready")
+    await until_ended(service, await submit(service))
+
+
+async def test_a_drain_lets_slots_end_and_takes_no_new_ones(
+    service: Service, slots: FakeSlots
+) -> None:
+    plan = SlotPlan(hold_at="video")
+    slots.plan = lambda call: plan
+    slot = await submit(service)
+    await service.until(lambda: slots.running == 1)
+    draining = asyncio.create_task(service.parts.lifecycle.drain(30.0))
+    await service.until(lambda: service.parts.health.status == "draining")
+    assert (await submit(service, 503))["code"] == "draining"
+    plan.release.set()
+    await draining
+    assert (await status_of(service, slot))["outcome"] == "met"
+
+
+async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, slots: FakeSlots) -> None:
+    plan = SlotPlan(hold_at="video")
+    slots.plan = lambda call: plan
+    slot = await submit(service)
+    await service.until(lambda: slots.running == 1)
+    draining = asyncio.create_task(service.parts.lifecycle.drain(30.0))
+    await service.until(lambda: service.parts.health.status == "draining")
+    plan.release.set()
+    status = await until_ended(service, slot)
+    async with service.http.get(status["outputs"]["mp4"]) as response:
+        assert await response.read() == MP4
+    assert not draining.done()
+    await draining
+
+
+async def test_limits_of_a_key_count_slots_too(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    worker.slots = FakeSlots()
+    plan = SlotPlan(hold_at="video")
+    worker.slots.plan = lambda call: plan
+    service = await serving(await make_service(worker, limits__each_key__concurrent=1))
+    slot = await submit(service)
+    assert (await submit(service, 429))["code"] == "rate_limited"
+    plan.release.set()
+    await until_ended(service, slot)
+    await until_ended(service, await submit(service))
+
+
+async def test_the_service_says_that_it_serves_slots(
+    service: Service, make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    without = await make_service(await make_worker())
+    for one, extensions, status in (
+        (service, ["generate", "slots"], 200),
+        (without, ["generate"], 404),
+    ):
+        async with one.http.get("/v2") as response:
+            assert (await response.json())["extensions"] == extensions
+        async with one.http.get("/v2/models/slot/ready") as response:
+            assert response.status == status
+    async with service.http.get("/v2/models/slot") as response:
+        assert [each["name"] for each in (await response.json())["inputs"]] == ["recipe"]

@@ -1,0 +1,196 @@
+"""Which slots are let in: never fewer than could be met while instances idle (DL-7, DL-15), and a
+sample of the others (DL-17)."""
+
+import asyncio
+from typing import Any
+
+from clips.dispatch.forecast import Ability
+from clips.plan.budgets import Stage
+from clips.slot import StageState
+from tests.clips.api.test_slots import serving, submit, until_ended
+from tests.clips.dispatch.test_service import slots_of
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_slots import FakeSlots, SlotPlan, make_state
+from tests.support.fake_worker import FakeWorker
+
+A_BUSY_START = {"seconds_per_unit": 100.0, "least": 0.0}
+"""Nothing was rendered yet: by what warmed it up, a clip takes minutes."""
+SEEN = {"seconds_per_unit": 20.0, "least": 10.0}
+
+
+def stages(*, seconds_per_unit: float, least: float) -> dict[str, StageState]:
+    """A check takes so long, and everything else next to nothing."""
+    known = {stage.value: StageState("fake", 0.001, least={"fake": 0.0008}) for stage in Stage}
+    return known | {"clip": StageState("fake", seconds_per_unit, least={"fake": least})}
+
+
+async def serve(
+    make_service: MakeService,
+    make_worker: MakeWorker,
+    paces: dict[str, float],
+    slots: int = 2,
+    **settings: Any,
+) -> tuple[Service, FakeSlots]:
+    worker: FakeWorker = await make_worker()
+    worker.slots = FakeSlots(stages=stages(**paces), slots_total=slots, slots_free=slots)
+    return await serving(await make_service(worker, **settings)), slots_of(worker)
+
+
+async def test_dl19_clips_are_served_after_a_busy_start(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """Deadlines of 5 to 45 s ended in 504 on an idle service."""
+    service, model = await serve(
+        make_service, make_worker, A_BUSY_START, admission__refusal_sample=0.0
+    )
+    model.plan = lambda call: held
+    held = SlotPlan(hold_at="video")
+    slots = [await submit(service, deadline_ms=ms) for ms in (5_000, 20_000, 45_000, 45_000)]
+    assert [slot["status"] for slot in slots] == ["dispatched"] * 2 + ["queued"] * 2
+    held.release.set()
+    ends = [await until_ended(service, slot) for slot in slots]
+    assert [end["outcome"] for end in ends] == ["met"] * 4
+    assert service.metric("tidegate_slot_infeasible_judged_total") == 0
+    assert not any("keep_on" in call.parameters for call in model.calls)
+
+
+async def test_what_is_told_to_be_given_up_is_not_guessed(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    service, model = await serve(make_service, make_worker, A_BUSY_START)
+    asked = {"deadline_ms": 20_000, "on_deadline": "degrade"}
+    slots = [await submit(service, **asked)]
+    await until_ended(service, slots[0])
+    model.state = make_state(stages=stages(**SEEN))
+    can = service.orchestrator.slots.fleet.instances
+    await service.until(lambda: all(one.ability.rates[Stage.CHECK] == 20 for one in can.values()))
+    slots.append(await submit(service, **asked))
+    assert [slot["predicted_given_up"] for slot in slots] == [[], ["no check"]]
+
+
+async def test_dl7_what_is_certain_to_be_late_is_refused(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    service, _ = await serve(make_service, make_worker, SEEN, admission__refusal_sample=0.0)
+    error = await submit(service, 504, deadline_ms=9_000)
+    assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "clip")
+    # It hardly takes less than 20 s, but it may, and nobody else wants the time.
+    slot = await submit(service, deadline_ms=15_000)
+    assert (await until_ended(service, slot))["outcome"] == "met"
+    assert service.metric("tidegate_slot_infeasible_refused_total") == 1
+    assert service.metric("tidegate_slot_unserved_total", kind="admission") == 1
+
+
+async def test_what_will_hardly_be_in_time_waits_for_nobody_who_would_be(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    service, model = await serve(make_service, make_worker, SEEN, 1, admission__refusal_sample=0.0)
+    held = SlotPlan(hold_at="video")
+    model.plan = lambda call: held
+    running = await submit(service, deadline_ms=60_000)
+    error = await submit(service, 504, deadline_ms=15_000)
+    assert error["code"] == "deadline_infeasible", "though it may take 10 s: no capacity idles"
+    later = await submit(service, deadline_ms=60_000)
+    held.release.set()
+    for slot in (running, later):
+        assert (await until_ended(service, slot))["outcome"] == "met"
+
+
+async def test_it_waits_for_a_fast_instance_rather_than_try_a_slow_one(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    slow, fast = await make_worker(), await make_worker()
+    slow.slots = FakeSlots(stages=stages(seconds_per_unit=60.0, least=10.0))
+    fast.slots = FakeSlots(stages=stages(**SEEN), slots_total=1, slots_free=1)
+    held = SlotPlan(hold_at="video")
+    fast.slots.plan = lambda call: held
+    service = await serving(await make_service(slow, fast, admission__refusal_sample=0.0), 2)
+    slots = [await submit(service, deadline_ms=ms) for ms in (39_000, 39_500)]
+    slots.append(await submit(service, deadline_ms=50_000))
+    held.release.set()
+    ends = [await until_ended(service, slot) for slot in slots]
+    assert [end["instance"] for end in ends] == [fast.address, slow.address, fast.address]
+
+
+async def test_dl7_observe_lets_in_and_counts(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    service, model = await serve(make_service, make_worker, SEEN, admission__mode="observe")
+    slot = await submit(service, deadline_ms=9_000)
+    assert (await until_ended(service, slot))["outcome"] == "met"
+    assert service.metric("tidegate_slot_infeasible_judged_total") == 1
+    assert service.metric("tidegate_slot_infeasible_refused_total") == 0
+    assert [call.parameters["keep_on"] for call in model.calls] == [True]
+
+
+async def test_dl17_a_sample_of_refusals_is_let_in_and_its_rate_published(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    service, model = await serve(make_service, make_worker, SEEN, 1, admission__refusal_sample=1.0)
+    held = SlotPlan(hold_at="video")
+    model.plan = lambda call: held
+    slots = [await submit(service, deadline_ms=ms) for ms in (60_000, 9_000)]
+    # Those that are refused otherwise make nobody late.
+    slots.append(await submit(service, deadline_ms=60_000))
+    assert [slot["queue_position"] for slot in slots] == [0, 1, 1]
+    held.release.set()
+    for slot in slots:
+        assert (await until_ended(service, slot))["outcome"] == "met"
+    sampled = {"kind": "admission", "result": "met"}
+    assert service.metric("tidegate_slot_infeasible_samples_total", **sampled) == 1
+    assert service.metric("tidegate_slot_false_refusal_rate") == 1
+
+
+async def test_dl17_a_sample_of_a_full_queue_and_of_early_stops(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    settings = {"admission__refusal_sample": 1.0, "slots__max_waiting": 0}
+    service, model = await serve(make_service, make_worker, SEEN, 1, **settings)
+    held = SlotPlan(hold_at="video", spared=True)
+    model.plan = lambda call: held
+    slots = [await submit(service, deadline_ms=60_000) for _ in range(2)]
+    assert slots[1]["status"] == "queued"
+    held.release.set()
+    for slot in slots:
+        assert (await until_ended(service, slot))["outcome"] == "met"
+    for kind in ("stopped", "queue_full"):
+        labels = {"kind": kind, "result": "met"}
+        assert service.metric("tidegate_slot_infeasible_samples_total", **labels) == 1
+
+
+async def test_dl17_an_early_stop_is_counted(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    service, model = await serve(make_service, make_worker, SEEN, admission__refusal_sample=0.0)
+    late = "deadline_exceeded: video: 3.0 s are left, and the rest takes 4.0 s at the least"
+    model.plan = lambda call: SlotPlan(error=late, error_at="image")
+    slot = await submit(service, deadline_ms=60_000)
+    assert (await until_ended(service, slot))["outcome"] == "missed"
+    assert service.metric("tidegate_slot_unserved_total", kind="stopped") == 1
+
+
+async def test_dl7_what_waits_ends_once_it_is_certain_to_be_late(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    service, model = await serve(
+        make_service, make_worker, A_BUSY_START, 1, admission__refusal_sample=0.0
+    )
+    held = SlotPlan(hold_at="video")
+    model.plan = lambda call: held
+    running = await submit(service, deadline_ms=60_000)
+    waits = await submit(service, deadline_ms=30_000)
+    found = service.orchestrator.slots.store.get(waits["slot_id"])
+    await asyncio.sleep(0)
+    assert found.ending is None
+    # Now it is known.
+    model.state = make_state(stages=stages(**SEEN | {"least": 40.0}), slots_total=1, slots_free=1)
+    end = await until_ended(service, waits)
+    assert (end["outcome"], end["error"]["code"]) == ("refused", "deadline_infeasible")
+    assert service.metric("tidegate_slot_unserved_total", kind="queue") == 1
+    held.release.set()
+    assert (await until_ended(service, running))["outcome"] == "met"
+
+
+def test_a_model_that_does_not_tell_the_least_is_taken_at_its_word() -> None:
+    can = Ability.of(make_state())
+    assert can.at_best.rates == can.rates and can.at_best.others == can.others

@@ -1,0 +1,132 @@
+"""Slots played ahead: the worker's own rules, by the rates that it tells."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clips.dispatch.forecast import (
+    NOMINAL_ABILITY,
+    Ability,
+    Begun,
+    InstanceTimeline,
+    SlotNeeds,
+    alone_s,
+    best_plan,
+    forecast,
+    place,
+)
+from clips.plan.budgets import Stage
+from clips.plan.plan import NOMINAL
+from clips.plan.recipe import read_recipe
+from clips.slot import StageState
+from tests.support.fake_slots import make_state
+
+NOW = 100.0
+
+
+def ability(
+    audio: float = 1.0, image: float = 0.0, video: float = 0.0, clip: float = 0.0, **more: Any
+) -> Ability:
+    """Of an instance that takes so long for all of a stage of ``needs``'s."""
+    plan = needs(1e9).whole(NOMINAL_ABILITY)
+    rates = {
+        Stage.SPEECH: audio / plan.seconds,
+        Stage.PORTRAIT: image / plan.image_units,
+        Stage.VIDEO: video / plan.video_units,
+        Stage.CHECK: clip,
+    }
+    return Ability(rates, buffer_s=1.0, **more)
+
+
+def needs(left_s: float, *, degrade: bool = False, **recipe: Any) -> SlotNeeds:
+    known = {"schema": "1.1", "text": "Good morning to everybody here."} | recipe
+    return SlotNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
+
+
+def test_who_says_nothing_is_taken_at_its_targets() -> None:
+    work = NOMINAL_ABILITY.work(NOMINAL, needs(1).chosen)
+    assert alone_s(work) == pytest.approx(12 + 8 + 1)
+
+
+def test_stages_of_two_slots_overlap_and_one_serves_one_at_a_time() -> None:
+    """Speech 2 s beside portrait 3 s, video 4 s, check 1 s."""
+    can = ability(2, 3, 4, 1)
+    line = InstanceTimeline(can, NOW, ())
+    ends = []
+    for _ in range(3):
+        want = needs(100)
+        work = can.work(want.whole(can), want.chosen)
+        ends.append(line.finish(work) - NOW)
+        line.take(work)
+    # The second's video waits for the first's; the third begins when the first has gone.
+    assert ends == pytest.approx([8, 12, 16])
+
+
+def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
+    can = ability(2, 2, 4, 0, slots=1)
+    want = needs(100)
+    plan = want.whole(can)
+    work = can.work(plan, want.chosen)
+    half = Begun(plan, want.chosen, {"audio": 100, "image": 100, "video": 50})
+    assert InstanceTimeline(can, NOW, [half]).free_at == pytest.approx(NOW + 2)
+    assert InstanceTimeline(can, NOW, [half]).finish(work) == pytest.approx(NOW + 2 + 6)
+    assert InstanceTimeline(can, NOW, (), [1.5]).free_at == pytest.approx(NOW + 1.5), (
+        "somebody else's"
+    )
+
+
+def test_less_is_planned_only_where_that_is_allowed_and_needed() -> None:
+    can = ability(1, 1, 8, 1)
+    assert best_plan(needs(11.1, degrade=True), InstanceTimeline(can, NOW, ()))[0].given_up == ()
+    less, _, fits = best_plan(needs(6.5, degrade=True), InstanceTimeline(can, NOW, ()))
+    assert fits and less.given_up == ("no check", "12 frames a second instead of 24")
+    less, _, fits = best_plan(needs(7, degrade=True), InstanceTimeline(can, NOW, ()))
+    assert fits and less.given_up == ("12 frames a second instead of 24",), "there is time for it"
+    assert not best_plan(needs(7), InstanceTimeline(can, NOW, ()))[2]
+    assert not best_plan(needs(1.01, degrade=True), InstanceTimeline(can, NOW, ()))[2]
+
+
+def test_the_instance_that_finishes_first_is_taken() -> None:
+    slow, fast = ability(4), ability(1)
+    lines = {
+        "slow": InstanceTimeline(slow, NOW, ()),
+        "fast": InstanceTimeline(fast, NOW, (), [2.0, 2.5]),
+    }
+    found = place(needs(50), lines)
+    assert found is not None and (found.address, found.finish_at) == ("fast", NOW + 3)
+    others = {"slow": lines["slow"], "fast": InstanceTimeline(fast, NOW, (), [9.0, 9.0])}
+    found = place(needs(50), others)
+    assert found is not None and found.address == "slow"
+
+
+def test_providers_are_asked_for_by_name() -> None:
+    told = make_state(stages={"video": StageState("warp", 1.0, others={"fine": 3.0})})
+    can = Ability.of(told)
+    plain, fine = needs(50), needs(50, providers={"video": "fine"})
+    plan = plain.whole(can)
+    work, dear = can.work(plan, plain.chosen), can.work(plan, fine.chosen)
+    assert dear[Stage.VIDEO] == pytest.approx(3 * work[Stage.VIDEO])
+    assert can.missing(needs(1, providers={"video": "other"}).chosen) is Stage.VIDEO
+    assert (
+        place(needs(1, providers={"video": "other"}), {"a": InstanceTimeline(can, NOW, ())}) is None
+    )
+    assert NOMINAL_ABILITY.missing(needs(1, providers={"video": "other"}).chosen) is None
+
+
+@given(st.lists(st.floats(0.5, 60), max_size=12), st.integers(1, 3), st.booleans())
+def test_nothing_that_is_said_to_be_in_time_is_late(
+    left: list[float], slots: int, degrade: bool
+) -> None:
+    can = ability(1, 2, 3, 0.5, slots=slots)
+    all_needs = [needs(s, degrade=degrade) for s in sorted(left)]
+    lines = {"a": InstanceTimeline(can, NOW, ()), "b": InstanceTimeline(can, NOW, ())}
+    busy: dict[str, float] = {"a": 0.0, "b": 0.0}
+    for want, found in zip(all_needs, forecast(all_needs, lines), strict=True):
+        assert found is not None
+        assert found.is_in_time == (found.finish_at <= want.due_at(can))
+        if found.is_in_time:
+            busy[found.address] += can.work(found.plan, want.chosen)[Stage.VIDEO]
+            # A stage serves one slot at a time: what it did by then fits before it.
+            assert busy[found.address] <= found.finish_at - NOW + 1e-6

@@ -1,0 +1,364 @@
+"""Slots on several instances: placement, waiting, retries, silences."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from clips.dispatch import link
+from clips.dispatch.fleet import SlotHealth
+from clips.slot import StageState
+from orchestrator.lanes.grpc_call import GrpcCall
+from tests.clips.api.test_slots import (
+    RECIPE,
+    serving,
+    status_of,
+    submit,
+    until_ended,
+)
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker
+from tests.support.fake_slots import FakeSlots, SlotPlan, make_state
+from tests.support.fake_worker import FakeWorker
+
+
+async def a_worker(make_worker: MakeWorker, *, port: int = 0, **state: Any) -> FakeWorker:
+    worker = await make_worker(port=port)
+    worker.slots = FakeSlots(**state)
+    return worker
+
+
+def slots_of(worker: FakeWorker) -> FakeSlots:
+    assert worker.slots is not None
+    return worker.slots
+
+
+def slow(seconds: float) -> dict[str, StageState]:
+    """A whole check takes so long, the rest next to nothing."""
+    return make_state().stages | {"clip": StageState("fake", seconds)}
+
+
+async def test_it_goes_where_it_is_done_first(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    far = await a_worker(make_worker, stages=slow(5.0))
+    near = await a_worker(make_worker)
+    service = await serving(await make_service(far, near), 2)
+    for _ in range(2):
+        slot = await submit(service)
+        assert (await until_ended(service, slot))["instance"] == near.address
+    assert not slots_of(far).calls
+
+
+async def test_the_least_slack_goes_first_and_no_buffer_idles(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker, slots_total=1, slots_free=1)
+    plans: list[SlotPlan] = []
+
+    def plan(call: object) -> SlotPlan:
+        plans.append(SlotPlan(hold_at="video"))
+        return plans[-1]
+
+    slots_of(worker).plan = plan
+    service = await serving(await make_service(worker))
+    running = await submit(service, deadline_ms=60_000)
+    late = await submit(service, deadline_ms=50_000)
+    soon = await submit(service, deadline_ms=20_000)
+    found = [(await status_of(service, slot)) for slot in (running, soon, late)]
+    assert [one["queue_position"] for one in found] == [0, 1, 2]
+    assert found[1]["status"] == "queued" and found[1]["predicted_ms"] is not None
+    assert service.metric("tidegate_slots_waiting") == 2
+    for number, slot in enumerate((running, soon, late)):
+        await service.until(lambda number=number: len(plans) == number + 1)  # type: ignore[misc]
+        plans[number].release.set()
+        await until_ended(service, slot)
+    ids = [call.request_id.partition("/")[0] for call in slots_of(worker).calls]
+    assert ids == [slot["slot_id"] for slot in (running, soon, late)]
+
+
+async def test_the_queue_is_bounded(make_service: MakeService, make_worker: MakeWorker) -> None:
+    worker = await a_worker(make_worker, slots_total=1, slots_free=1)
+    plan = SlotPlan(hold_at="video")
+    slots_of(worker).plan = lambda call: plan
+    service = await serving(await make_service(worker, slots__max_waiting=1))
+    made = [await submit(service) for _ in range(2)]
+    error = await submit(service, 429)
+    assert error["code"] == "queue_full" and error["retry_after_ms"] >= 1000
+    plan.release.set()
+    for slot in made:
+        await until_ended(service, slot)
+
+
+async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """One buffer, 10 s each: a second has 25 s, and a third with less slack is not let in."""
+    worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
+    plan = SlotPlan(hold_at="audio")
+    slots_of(worker).plan = lambda call: plan
+    service = await serving(await make_service(worker))
+    first = await submit(service, deadline_ms=60_000)
+    second = await submit(service, deadline_ms=25_000)
+    error = await submit(service, 504, deadline_ms=21_000)
+    assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "queue")
+    assert "let in before" in error["message"]
+    hopeless = await submit(service, 504, deadline_ms=9_000)
+    assert hopeless["binding_constraint"] == "clip"
+    for slot in (first, second):
+        async with service.http.delete(f"/v2/slots/{slot['slot_id']}") as response:
+            assert response.status == 202
+
+
+async def test_what_a_dying_instance_had_is_rendered_elsewhere(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(5.0))
+    slots_of(near).plan = lambda call: SlotPlan(die_at="video")
+    service = await serving(await make_service(near, far), 2)
+    slot = await submit(service, recipe=RECIPE | {"portrait": {"seed": 7}})
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["instance"]) == ("met", far.address)
+    assert slots_of(far).calls[0].recipe == slots_of(near).calls[0].recipe
+    assert service.metric("tidegate_slot_retries_total") == 1
+    async with service.http.get(slot["events_url"]) as response:
+        text = await response.text()
+    ids = [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
+    assert ids == list(range(len(ids))) and text.count("event: result") == 1
+
+
+async def test_a_slot_is_not_sent_for_ever(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker)
+    slots_of(worker).plan = lambda call: SlotPlan(error="no_capacity: 64 slots wait already")
+    service = await serving(await make_service(worker, dispatch__attempts=3))
+    status = await until_ended(service, await submit(service))
+    assert (status["outcome"], status["error"]["code"]) == ("failed", "no_capacity")
+    assert len(slots_of(worker).calls) == 3
+
+
+async def test_no_time_for_another_try(make_service: MakeService, make_worker: MakeWorker) -> None:
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(50.0))
+    slots_of(near).plan = lambda call: SlotPlan(die_at="video")
+    service = await serving(await make_service(near, far), 2)
+    slot = await submit(service, deadline_ms=700)
+    await service.until(lambda: bool(slots_of(near).calls))
+    await near.stop()
+    status = await until_ended(service, slot)
+    assert status["error"]["code"] in ("instance_lost", "deadline_exceeded")
+    assert not slots_of(far).calls, "it could not have been in time there"
+
+
+async def test_a_silent_instance_is_suspect_then_down(
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(5.0))
+    slots_of(near).plan = lambda call: SlotPlan(hold_at="video")
+    service = await serving(
+        await make_service(near, far, lanes__suspect_after_s=0.3, lanes__down_after_s=0.6), 2
+    )
+    instance = service.orchestrator.slots.fleet.instances[near.address]
+    slot = await submit(service)
+    await service.until(lambda: slots_of(near).running == 1)
+    slots_of(near).is_silent = True
+    await service.until(lambda: instance.health is SlotHealth.SUSPECT)
+    assert (await submit(service))["status"] == "dispatched"
+    await service.until(lambda: len(slots_of(far).calls) == 1)
+    await service.until(lambda: slots_of(near).cancelled == 1)
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["instance"]) == ("met", far.address)
+    # It is connected to anew, and may take its time to answer that.
+    broken: list[str] = []
+    watching = service.orchestrator.slots.fleet._links[near.address]
+    monkeypatch.setattr(watching, "break_off", broken.append)
+    for _ in range(3):
+        service.orchestrator.slots.fleet.check_heartbeats()
+    assert instance.health is SlotHealth.DOWN and not broken
+    slots_of(near).is_silent = False
+    await service.until(lambda: instance.health is SlotHealth.UP)
+
+
+async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots' streams may be open still, with nobody at the other end."""
+    monkeypatch.setattr(link, "RENEW_S", 0.05)
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(5.0))
+    slots_of(near).plan = lambda call: SlotPlan(hold_at="video")
+    service = await serving(
+        await make_service(near, far, lanes__suspect_after_s=0.3, lanes__down_after_s=0.6), 2
+    )
+    instance = service.orchestrator.slots.fleet.instances[near.address]
+    slot = await submit(service)
+    await service.until(lambda: slots_of(near).running == 1)
+    slots_of(near).watch_error = "cancelled: nobody is there"
+    await service.until(lambda: instance.health is SlotHealth.DOWN)
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["instance"]) == ("met", far.address)
+    slots_of(near).watch_error = ""
+    await service.until(lambda: instance.health is SlotHealth.UP)
+
+
+async def test_a_model_that_knows_no_states_serves_by_nominal_times(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker)
+    slots_of(worker).watch_error = "invalid_request: parameters: unknown field `watch`"
+    service = await serving(await make_service(worker))
+    assert (await until_ended(service, await submit(service)))["outcome"] == "met"
+    error = await submit(service, 504, deadline_ms=6_000)
+    assert error["code"] == "deadline_infeasible" and error["binding_constraint"] == "image"
+    async with service.http.get("/v2/instances") as response:
+        (instance,) = (await response.json())["instances"]
+    assert instance["slot"]["told"] is None and instance["slot"]["ready"]
+
+
+async def test_a_model_that_comes_and_goes(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker)
+    service = await serving(await make_service(worker))
+    instance = service.orchestrator.slots.fleet.instances[worker.address]
+    port = worker.port
+    await worker.stop()
+    await service.until(lambda: instance.health is not SlotHealth.UP)
+    assert (await submit(service, 503))["code"] == "not_ready"
+    await a_worker(make_worker, port=port)
+    await service.until(lambda: instance.health is SlotHealth.UP)
+    assert (await until_ended(service, await submit(service)))["outcome"] == "met"
+
+
+async def test_an_instance_taken_out_of_use_gets_no_slots(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker)
+    service = await serving(await make_service(worker))
+    admin = OPERATOR
+    for verb, status in (("drain", 503), ("undrain", 202)):
+        url = f"/v2/instances/{worker.address}/{verb}"
+        async with service.http.post(url, headers=admin) as response:
+            assert response.status == 202
+        slot = await submit(service, status)
+    await until_ended(service, slot)
+
+
+async def test_somebody_elses_slots_take_room_too(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker, slots_total=2, slots_free=0, free_in_s=(3.0, 4.0))
+    service = await serving(await make_service(worker))
+    slot = await submit(service)
+    assert slot["status"] == "queued" and 2500 < slot["predicted_ms"] < 4500
+    slots_of(worker).state = make_state()
+    assert (await until_ended(service, slot))["outcome"] == "met"
+
+
+async def test_a_provider_that_nobody_has(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker)
+    service = await serving(await make_service(worker))
+    recipe = RECIPE | {"schema": "1.1", "providers": {"portrait": "flux"}}
+    error = await submit(service, 400, recipe=recipe)
+    assert error["field"] == "recipe.providers.portrait" and "available: fake" in error["message"]
+
+
+@pytest.mark.slow
+async def test_a_hundred_at_once_each_come_to_one_outcome(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    workers = [await a_worker(make_worker) for _ in range(2)]
+    service = await serving(await make_service(*workers), 2)
+
+    async def one(number: int) -> str:
+        body = {"recipe": RECIPE, "deadline_ms": 1000 + 100 * (number % 30)}
+        async with service.http.post("/v2/slots", json=body) as response:
+            answer = await response.json()
+        if response.status != 202:
+            return str(answer["error"]["code"])
+        if number % 10 == 0:
+            await service.http.delete(f"/v2/slots/{answer['slot_id']}")
+        return str((await until_ended(service, answer))["outcome"])
+
+    outcomes = await asyncio.gather(*(one(number) for number in range(100)))
+    slots = service.orchestrator.slots
+    assert sum(slots.ledger.settled.values()) == 100 == len(outcomes)
+    assert set(outcomes) <= {"met", "aborted", "missed", "refused", "deadline_infeasible"}
+    assert outcomes.count("met") >= 20
+    assert (slots.live, slots.waiting) == (0, 0)
+    await service.until(lambda: not any(one.attempts for one in slots.fleet))
+    known = service.orchestrator.registry.instances
+    assert all(not instance.slots_running for instance in known.values())
+
+
+async def test_a_watch_is_renewed_without_a_gap(
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "RENEW_S", 0.02)
+    worker = await a_worker(make_worker)
+    service = await serving(await make_service(worker))
+    instance = service.orchestrator.slots.fleet.instances[worker.address]
+    seen = set()
+    while slots_of(worker).watches < 4:
+        seen.add(instance.health)
+        await asyncio.sleep(0.002)
+    assert seen == {SlotHealth.UP}
+
+
+async def test_a_model_that_was_unloaded_gets_no_more_slots(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """Its watch may go on; what is sent is refused by Triton."""
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(5.0))
+    unknown = "Request for unknown model: 'slot' has no available versions"
+    slots_of(near).plan = lambda call: SlotPlan(error=unknown)
+    service = await serving(await make_service(near, far), 2)
+    slot = await submit(service)
+    watches = slots_of(near).watches
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["instance"]) == ("met", far.address)
+    await service.until(lambda: slots_of(near).watches > watches)
+
+
+async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
+    plan = SlotPlan(hold_at="clip")
+    slots_of(worker).plan = lambda call: plan
+    service = await serving(await make_service(worker))
+    running, waiting = await submit(service), await submit(service, deadline_ms=60_000)
+    async with service.http.get("/v2/instances") as response:
+        (instance,) = (await response.json())["instances"]
+    assert instance["jobs"] == 1
+    draining = asyncio.create_task(service.parts.lifecycle.drain(12.0))
+    status = await until_ended(service, waiting)
+    assert (status["outcome"], status["error"]["code"]) == ("failed", "draining")
+    assert (await status_of(service, running))["status"] != "ended"
+    plan.release.set()
+    await draining
+    assert (await status_of(service, running))["outcome"] == "met"
+
+
+async def test_where_there_is_no_slot_model_the_watch_is_ended_and_not_cancelled(
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton keeps the socket of each stream that is cancelled after it refused something there:
+    it would run out of files within the hour."""
+    ended: list[str] = []
+    close = GrpcCall.close
+
+    async def closing(call: GrpcCall) -> None:
+        if call.ended.done() and not call.ended.cancelled():
+            ended.append(str(call.ended.exception()))
+        await close(call)
+
+    monkeypatch.setattr(GrpcCall, "close", closing)
+    service = await make_service(await make_worker())
+    await service.until(lambda: len(ended) >= 2)
+    assert all(how.startswith("ok") for how in ended)

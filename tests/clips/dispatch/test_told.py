@@ -1,0 +1,131 @@
+"""DL-16: the deadline that a refusal names is taken, and not much later than the clip is done."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clips.dispatch import admission
+from clips.dispatch.admission import SlotAdmission
+from clips.dispatch.fleet import SlotHealth, SlotInstance
+from clips.dispatch.forecast import Ability, Begun, forecast, units_of
+from clips.dispatch.job import SlotJob
+from clips.dispatch.slot import Slot
+from clips.dispatch.waiting import WaitingSlots
+from clips.plan.budgets import Stage
+from clips.plan.plan import NOMINAL
+from clips.plan.recipe import read_recipe
+from orchestrator.errors import DeadlineInfeasible
+from orchestrator.prediction.feasibility import FeasibilityConfig
+from orchestrator.tasks.deadline import Deadline
+
+NOW = 100.0
+EPOCH_S = 1e9
+TEXTS = ("Good morning.", "Good morning to everybody here who is still asleep.", "word " * 40)
+
+
+class Scene:
+    """Instances at different paces, whose buffers are taken, and clips that wait for them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        clock: Any = SimpleNamespace(now=lambda: NOW, unix=lambda: NOW + EPOCH_S)
+        self.instances = {f"{n}": self._instance(f"{n}") for n in range(rng.choice((1, 1, 2)))}
+        fleet: Any = SimpleNamespace(
+            instances=self.instances,
+            ready=lambda: [*self.instances.values()],
+            seen=lambda: [*self.instances.values()],
+        )
+        self.waiting = WaitingSlots(fleet, clock)
+        self.admission = SlotAdmission(
+            lambda slot: None,
+            fleet,
+            self.waiting,
+            clock,
+            rng,
+            FeasibilityConfig(sample=0.0),
+            max_waiting=100,
+        )
+
+    def _instance(self, address: str) -> SlotInstance:
+        rng, units = self.rng, units_of(NOMINAL)
+        rates = {stage: rng.uniform(0.2, 8.0) / units[stage] for stage in Stage}
+        instance = SlotInstance(address)
+        instance.health, instance.heard_at = SlotHealth.UP, NOW
+        instance.ability = Ability(rates, slots=rng.choice((1, 2)))
+        for _ in range(instance.ability.slots):
+            needs = self.slot(1000.0, rng.choice(TEXTS), degrade=False).needs
+            done = {stage.value: 100 for stage in list(Stage)[: rng.randrange(3)]}
+            begun = Begun(needs.whole(instance.ability), needs.chosen, done)
+            attempt: Any = SimpleNamespace(begun=begun)
+            instance.attempts.append(attempt)
+        return instance
+
+    def slot(self, left_s: float, text: str, *, degrade: bool) -> Slot:
+        recipe = read_recipe({"schema": "1.1", "text": text})
+        deadline = Deadline(NOW + left_s, int(1000 * (NOW + left_s + EPOCH_S)))
+        job = SlotJob(
+            recipe=recipe,
+            recipe_json=b"{}",
+            deadline=deadline,
+            correlation_id="",
+            arrived=NOW,
+            degrade=degrade,
+        )
+        return Slot("", job)
+
+    def done_s(self, slot: Slot) -> float:
+        """What it takes until there is the clip, and the time that is kept back."""
+        others, place = [other.needs for other in self.waiting], self.waiting.place_of(slot)
+        all_needs = [*others[:place], slot.needs, *others[place:]]
+        found = forecast(all_needs, self.waiting.lines(NOW))[place]
+        assert found is not None and found.is_in_time
+        return found.finish_at - NOW + self.instances[found.address].ability.buffer_s
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_dl16_the_deadline_that_is_named_is_taken_and_hardly_longer_than_it_takes(
+    monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    """The clip waits behind more of the others by a later deadline: of those that came again by
+    when they would have been done at once, every other one was refused anew. Where the line
+    ``is_long``, its end is as good."""
+    if is_long:
+        monkeypatch.setattr(admission, "_MAX_PLACES", 1)
+    refused = 0
+    for seed in range(60):
+        scene = Scene(seed)
+        rng = scene.rng
+        for _ in range(rng.randrange(1, 12)):
+            left_s = rng.choice((8, 15, 30, 60, 120, 300)) * rng.uniform(0.7, 1.3)
+            text, degrade = rng.choice(TEXTS), rng.random() < 0.3
+            slot = scene.slot(left_s, text, degrade=degrade)
+            try:
+                scene.admission.admit(slot)
+            except DeadlineInfeasible as error:
+                told_ms = error.details["earliest_feasible_deadline"]
+                assert isinstance(told_ms, int)
+                told_s = told_ms / 1000 - EPOCH_S - NOW
+                again = scene.slot(told_s, text, degrade=degrade)
+                scene.admission.admit(again)
+                assert left_s < told_s
+                assert is_long or told_s <= 1.5 * scene.done_s(again)
+                refused += 1
+            else:
+                scene.waiting.add(slot)
+    assert refused > 50
+
+
+def test_dl16_who_finds_nobody_ready_is_told_what_it_takes_alone() -> None:
+    scene = Scene(0)
+    slot = scene.slot(1.0, TEXTS[0], degrade=False)
+    scene.waiting.time(slot)
+    scene.waiting.add(slot)
+    scene.admission._fleet.ready = list  # type: ignore[method-assign, assignment]
+    error = scene.admission.hopeless(slot, NOW + 10.0)
+    assert isinstance(error, DeadlineInfeasible)
+    told_ms = error.details["earliest_feasible_deadline"]
+    assert told_ms == pytest.approx(
+        1000 * (EPOCH_S + NOW) + error.details["predicted_finish_ms"], abs=2
+    )

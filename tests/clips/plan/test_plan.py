@@ -1,0 +1,157 @@
+"""What a clip gives up for its deadline, how long stages may take, how a check is judged."""
+
+import pytest
+
+from clips.plan.budgets import BUDGETS, Stage, StageTimes, backoffs
+from clips.plan.plan import ClipPlan, asked_for, fit
+from clips.plan.recipe import read_recipe
+from clips.render.check import judge, keyframes_of
+from clips.render.memory import CountedMemory, ResidencyPlan, Resident, slot_guard, slots_within
+from clips.render.stages.base import ModelScore
+from worker.errors import MemoryLimitExceeded
+from worker.memory import MemoryLimits
+
+FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
+
+
+def test_what_fits_is_left_alone() -> None:
+    assert fit(FULL, lambda plan: True) is FULL
+    assert fit(FULL, lambda plan: False) is None
+
+
+@pytest.mark.parametrize(
+    ("most_units", "given_up"),
+    [
+        (12.6, ("no check",)),
+        (6.5, ("no check", "12 frames a second instead of 24")),
+        (1.6, ("no check", "12 frames a second instead of 24", "128 pixels instead of 256")),
+        (
+            0.3,
+            (
+                "no check",
+                "12 frames a second instead of 24",
+                "64 pixels instead of 256",
+                "4.0 s instead of 8.0",
+            ),
+        ),
+    ],
+)
+def test_less_is_given_up_first_and_said(most_units: float, given_up: tuple[str, ...]) -> None:
+    plan = fit(FULL, lambda plan: not plan.has_check and plan.video_units <= most_units)
+    assert plan is not None and plan.given_up == given_up
+
+
+def test_the_picture_lasts_as_long_as_the_sound() -> None:
+    assert ClipPlan(1.0, 24, 64, False).frames == 24
+    assert ClipPlan(1.01, 24, 64, False).frames == 25
+    assert ClipPlan(0.0001, 24, 64, False).frames == 1
+
+
+def test_a_size_that_buffers_do_not_hold_is_said() -> None:
+    recipe = read_recipe({"schema": "1.0", "text": "Hi", "video": {"size": 512}})
+    plan = asked_for(recipe, max_size=256, max_seconds=10)
+    assert plan.size == 256 and plan.given_up == ("256 pixels instead of 512",)
+
+
+def test_timeouts_follow_what_is_seen_within_bounds() -> None:
+    times = StageTimes(BUDGETS[Stage.VIDEO], units=100.0)
+    assert times.timeout_s(100) == 10 and times.likely_s(50) == 4
+    assert times.timeout_s(200) == 20, "twice the work may take twice as long"
+    for _ in range(20):
+        times.observe(1.0, 100)
+    assert times.likely_s(100) == pytest.approx(1.0)
+    assert times.timeout_s(100) == 8, "not below the target"
+    for _ in range(64):
+        times.observe(30.0, 100)
+    assert times.timeout_s(100) == 20, "not beyond twice the stated timeout"
+    assert times.percentiles_ms() == {"p50": 30_000, "p95": 30_000, "p99": 30_000}
+
+
+def test_a_warm_up_says_how_fast_a_stage_is_until_enough_was_seen() -> None:
+    times = StageTimes(BUDGETS[Stage.VIDEO], units=4.0)
+    assert times.likely_s(2.0) == 4.0
+    times.observe(9.0, 1.0)
+    times.observe(0.1, 1.0)
+    times.end_warm_up()
+    assert times.likely_s(2.0) == pytest.approx(0.4)
+    assert times.finished == 0 and not times.percentiles_ms()
+    times.observe(0.5, 1.0)
+    assert times.likely_s(2.0) == pytest.approx(1.0)
+    for _ in range(20):
+        times.observe(0.05, 1.0)
+    assert times.likely_s(2.0) == pytest.approx(0.1)
+
+
+def test_backoff_doubles() -> None:
+    assert list(backoffs(3)) == [0.5, 1.0, 2.0]
+
+
+def test_keyframes_are_spread() -> None:
+    assert keyframes_of(101) == [0, 25, 50, 75, 100]
+    assert keyframes_of(2) == [0, 1] and keyframes_of(1) == [0]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "passed", "outliers"),
+    [
+        ((0.9,) * 5, (0.9,) * 5, True, ()),
+        ((0.69,) * 5, (0.9,) * 5, False, ()),
+        ((0.9,) * 5, (0.71,) * 5, False, ()),
+        ((0.95, 0.95, 0.7, 0.95, 0.95), (0.9,) * 5, False, (2,)),
+    ],
+)
+def test_a_check_is_judged_by_both_models(
+    a: tuple[float, ...], b: tuple[float, ...], passed: bool, outliers: tuple[int, ...]
+) -> None:
+    result = judge([ModelScore("a", a), ModelScore("b", b)])
+    assert (result.passed, result.outliers) == (passed, outliers)
+    assert result.score == pytest.approx(0.4 * sum(a) / 5 + 0.6 * sum(b) / 5)
+
+
+def test_memory_warns_once_and_refuses_beyond_its_hard_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    used = [10]
+    guard = slot_guard(CountedMemory(lambda: used[0]), MemoryLimits(20))
+    guard.check(what="video")
+    guard.check(9, "video")
+    used[0] = 20
+    guard.check(what="video")
+    guard.check(what="video")
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    with pytest.raises(MemoryLimitExceeded, match=r"\(video\): .* GiB of .*TIDEGATE_SLOT__SLOTS"):
+        guard.check(11, "video")
+
+
+def test_the_residency_plan_adds_up() -> None:
+    plan = ResidencyPlan(
+        [Resident("flux", 6_000_000_000, "bfloat16"), Resident("buffers", 600_000_000)],
+        workspace_bytes=1_000_000_000,
+    )
+    *rows, total = plan.lines()
+    figures = [float(row.split()[-2]) for row in rows]
+    assert float(total.split()[-2]) == pytest.approx(sum(figures))
+    assert "flux (bfloat16)" in rows[0]
+
+
+def test_hardly_any_work_says_little_of_how_fast_a_stage_is() -> None:
+    """One recipe of no length had all that came after it refused, until a restart."""
+    times = StageTimes(BUDGETS[Stage.SPEECH], units=45.0)
+    times.observe(0.02, 1e-9)
+    assert times.likely_s(45.0) <= 45 * 0.02 / 0.045 + 1e-9
+    times.observe(0.02, 1.0)
+    times.end_warm_up()
+    assert times.likely_s(1.0) == pytest.approx(0.04)
+    for _ in range(100):
+        times.observe(0.02, 1e-9)
+    assert times.likely_s(1.0) <= 16 * 0.02
+
+
+@pytest.mark.parametrize(
+    ("hard_bytes", "slots"), [(0, 4), (100, 4), (80, 3), (41, 1), (10, 1)], ids=str
+)
+def test_as_many_slots_as_there_is_memory_for(
+    hard_bytes: int, slots: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert slots_within(4, models_bytes=20, slot_bytes=20, hard_bytes=hard_bytes) == slots
+    assert ("lower TIDEGATE_SLOT__SLOTS" in caplog.text) == (slots < 4)

@@ -1,0 +1,149 @@
+"""Providers that do what a test says, and a pipeline of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from clips.plan.budgets import BUDGETS, Stage, StageBudget, StageTimes
+from clips.plan.plan import SAMPLE_RATE, ClipPlan
+from clips.plan.recipe import Recipe, read_recipe
+from clips.render.buffers import BufferPool, BufferSizes, Lease
+from clips.render.clip import Clip, Unfinished
+from clips.render.memory import CountedMemory, Resident, slot_guard
+from clips.render.pipeline import PipelineConfig, SlotPipeline
+from clips.render.stages.base import ModelScore, Stages, Step
+from clips.render.stages.providers import Providers
+from worker.memory import MemoryLimits
+
+CPU = torch.device("cpu")
+SIZES = BufferSizes(size=64, frames=120, samples=5 * SAMPLE_RATE)
+RECIPE = read_recipe({"schema": "1.0", "text": "Good morning", "video": {"fps": 12}})
+SPOKEN_S = 1.5
+
+
+@dataclass
+class FakeStage:
+    """Serves as any provider. ``hook`` is called in its first step, on its thread."""
+
+    name: str
+    hook: Callable[[Step], None] = lambda step: None
+    runs: int = 0
+    closed: bool = False
+    order: list[str] = field(default_factory=list)
+
+    def residents(self) -> Sequence[Resident]:
+        return ()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _begin(self, step: Step) -> None:
+        self.runs += 1
+        self.order.append(self.name)
+        self.hook(step)
+
+
+class FakeSpeech(FakeStage):
+    def render(self, recipe: Recipe, audio: torch.Tensor, step: Step) -> int:
+        self._begin(step)
+        count = min(audio.numel(), round(SPOKEN_S * SAMPLE_RATE))
+        audio[:count] = 0.5
+        return count
+
+
+class FakePortrait(FakeStage):
+    def render(self, recipe: Recipe, actor: torch.Tensor, step: Step) -> None:
+        self._begin(step)
+        actor.fill_(0.25)
+
+
+@dataclass
+class FakeVideo(FakeStage):
+    """``each`` hears of the pixels of each frame before that is there."""
+
+    each: Callable[[int], None] = lambda pixels: None
+
+    def render(
+        self,
+        plan: ClipPlan,
+        actor: torch.Tensor,
+        audio: torch.Tensor,
+        video: torch.Tensor,
+        step: Step,
+    ) -> None:
+        self._begin(step)
+        for number in range(len(video)):
+            step(number / len(video))
+            self.each(video.shape[-1] ** 2)
+            video[number] = 100
+
+
+class FakeCheck(FakeStage):
+    def score(
+        self, prompt: str, keyframes: torch.Tensor, step: Step
+    ) -> tuple[ModelScore, ModelScore]:
+        self._begin(step)
+        scores = (0.9,) * len(keyframes)
+        return ModelScore("a", scores), ModelScore("b", scores)
+
+
+class Rig:
+    """A pipeline of fakes that takes hardly any time, by its own measure."""
+
+    def __init__(self, portraits: Sequence[FakePortrait] = ()) -> None:
+        """``portraits``: for recipes that name them."""
+        self.order: list[str] = []
+        fakes = (FakeSpeech, FakePortrait, FakeVideo, FakeCheck)
+        self.fakes = {
+            stage: fake(stage.value, order=self.order)
+            for stage, fake in zip(Stage, fakes, strict=True)
+        }
+        self.used = 0
+        self.times = {
+            stage: StageTimes(StageBudget(0.01, 30.0, BUDGETS[stage].retries), 1.0)
+            for stage in Stage
+        }
+        guard = slot_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
+        stages = Stages(*self.fakes.values())  # type: ignore[arg-type]
+        config = PipelineConfig(64, 5.0, buffer_s=1.0)
+        loaded = Providers.single(stages)
+        portrait = {**loaded.portrait, **{each.name: each for each in portraits}}
+        loaded = replace(loaded, portrait=portrait)
+        self.pipeline = SlotPipeline(loaded, self.times, guard, CPU, config)
+        self.pool = BufferPool(SIZES, 1, CPU)
+        self.said: list[tuple[Stage, float]] = []
+
+    async def run(self, deadline_s: float = 600.0, *, degrade: bool = False) -> Clip:
+        lease = self.pool.lease()
+        assert lease is not None, "the slot before has not given its buffers back"
+        self.lease: Lease = lease
+        plan = self.pipeline.plan(RECIPE, deadline_s, degrade=degrade)
+        return await self.pipeline.run(
+            RECIPE,
+            plan,
+            lease,
+            time.monotonic() + deadline_s,
+            lambda stage, done: self.said.append((stage, done)),
+            degrade=degrade,
+        )
+
+    async def fails(self, deadline_s: float = 600.0) -> Unfinished:
+        with pytest.raises(Unfinished) as caught:
+            await self.run(deadline_s)
+        return caught.value
+
+    async def is_sound(self) -> None:
+        """The next slot is right, in the same buffers."""
+        self.lease.close()
+        for fake in self.fakes.values():
+            fake.hook = lambda step: None
+        clip = await self.run()
+        assert clip.frames == clip.plan.frames == round(SPOKEN_S * 12)
+        assert clip.samples == round(SPOKEN_S * SAMPLE_RATE)
+        assert int(clip.video.min()) == int(clip.video.max()) == 100
+        assert float(clip.audio.min()) == 0.5 and float(clip.portrait.max()) == 0.25
+        self.lease.close()
+        assert self.pool.free == 1

@@ -1,0 +1,195 @@
+"""Talking faces by LivePortrait, with tiny networks of random weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clips.plan.plan import SAMPLE_RATE, ClipPlan
+from clips.render.stages.liveportrait.networks import PUBLISHED, Warping
+from clips.render.stages.liveportrait.provider import LivePortraitVideo, _placed, _rotation
+from clips.render.stages.liveportrait.weights import folded, make_networks, read_state
+from tests.clips.render.checkpoints import save_portrait_networks, tiny_portrait_sizes
+from worker.errors import BrokenCheckpoint, LoadError
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+SIZES = tiny_portrait_sizes()
+FRAMES = 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_portrait_networks(tmp_path_factory.mktemp("liveportrait"), SIZES)
+
+
+def rendered(provider: LivePortraitVideo, size: int = 128, frames: int = FRAMES) -> torch.Tensor:
+    """The first ``frames`` of a second, loud in its second half."""
+    plan = ClipPlan(seconds=1.0, fps=FRAMES, size=size, has_check=False)
+    generator = torch.Generator().manual_seed(1)
+    actor = torch.rand(3, 96, 96, generator=generator)
+    audio = torch.rand(SAMPLE_RATE, generator=generator) - 0.5
+    audio[: SAMPLE_RATE // 2] = 0
+    video = torch.zeros(frames, 3, size, size, dtype=torch.uint8)
+    shares: list[float] = []
+    with torch.inference_mode():
+        provider.render(plan, actor, audio, video, shares.append)
+    assert shares[0] == 0.0 and shares[-1] == 1.0 and shares == sorted(shares)
+    assert len(shares) == 2 + -(-frames // 4)  # before it, batches of four, behind it
+    return video
+
+
+def test_networks_are_as_large_as_the_published_files() -> None:
+    """What the files of huggingface.co/Kijai/LivePortrait_safetensors have, in MB; headers and the
+    vectors of spectral norms come on top."""
+    published = {
+        "appearance": 3.36,
+        "motion": 112,
+        "warping": 182,
+        "generator": 222,
+        "retargeting": 0.912,
+    }
+    networks = make_networks(PUBLISHED, torch.device("meta"), torch.float32)
+    for name, network in networks.named().items():
+        tensors = network.state_dict().values()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+        assert size == pytest.approx(published[name], rel=0.005), name
+
+
+def test_names_of_weights_are_the_published_ones() -> None:
+    networks = make_networks(PUBLISHED, torch.device("meta"), torch.float32)
+    shapes = {
+        name: {key: tuple(value.shape) for key, value in network.state_dict().items()}
+        for name, network in networks.named().items()
+    }
+    for name, key, shape in (
+        ("appearance", "down_blocks.1.norm.running_mean", (256,)),
+        ("appearance", "resblocks_3d.3dr5.conv2.weight", (32, 32, 3, 3, 3)),
+        ("motion", "detector.downsample_layers.0.1.weight", (96,)),
+        ("motion", "detector.stages.2.8.grn.gamma", (1, 1, 1, 1536)),
+        ("motion", "detector.fc_exp.weight", (63, 768)),
+        ("warping", "dense_motion_network.hourglass.encoder.down_blocks.4.conv.weight",
+         (1024, 512, 3, 3, 3)),
+        ("warping", "dense_motion_network.hourglass.decoder.up_blocks.1.conv.weight",
+         (256, 1024, 3, 3, 3)),
+        ("warping", "dense_motion_network.hourglass.decoder.norm.weight", (142,)),
+        ("warping", "dense_motion_network.occlusion.weight", (1, 2272, 7, 7)),
+        ("generator", "G_middle_5.norm_1.mlp_shared.0.weight", (128, 256, 3, 3)),
+        ("generator", "up_1.conv_s.weight", (64, 256, 1, 1)),
+        ("generator", "conv_img.0.weight", (12, 64, 3, 3)),
+        ("retargeting", "retarget_eye.mlp.10.weight", (63, 64)),
+        ("retargeting", "retarget_shoulder.mlp.0.weight", (128, 126)),
+    ):  # fmt: skip
+        assert shapes[name][key] == shape
+
+
+def test_a_spectral_norm_is_folded_into_its_weight() -> None:
+    convolution = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Conv2d(6, 4, 3))
+    for _ in range(3):
+        convolution(torch.zeros(1, 6, 3, 3))
+    convolution.eval()
+    norm = convolution.parametrizations.weight
+    state = {
+        "conv_0.weight_orig": norm.original.detach(),
+        "conv_0.weight_u": norm[0]._u,
+        "conv_0.weight_v": norm[0]._v,
+        "conv_0.bias": convolution.bias.detach(),
+    }
+    plain = folded(state)
+    assert set(plain) == {"conv_0.weight", "conv_0.bias"}
+    torch.testing.assert_close(plain["conv_0.weight"], convolution.weight.detach())
+
+
+def test_both_published_layouts_give_the_same_video(folder: Path, tmp_path: Path) -> None:
+    save_portrait_networks(tmp_path, SIZES, safetensors=True)
+    one = LivePortraitVideo.load(CPU, str(folder), "fp32", SIZES)
+    other = LivePortraitVideo.load(CPU, str(tmp_path), "fp32", SIZES)
+    video = rendered(one)
+    assert torch.equal(video, rendered(other))
+    # The mouth moves with the sound, the head and the lids without it.
+    moved = (video[1:].float() - video[:-1].float()).abs().mean((1, 2, 3))
+    assert float(moved.min()) > 0 and video.float().std() > 1
+
+
+def test_folded_weights_have_the_norm_that_they_were_trained_with(folder: Path) -> None:
+    state = read_state(folder / "liveportrait" / "base_models" / "spade_generator.pth")
+    for key, value in state.items():
+        if key.endswith(("conv_0.weight", "conv_1.weight", "conv_s.weight")):
+            assert float(torch.linalg.matrix_norm(value.flatten(1), 2)) == pytest.approx(
+                1, rel=1e-4
+            )
+
+
+def test_it_renders_at_another_size_and_precision(folder: Path) -> None:
+    half = LivePortraitVideo.load(CPU, str(folder), "bf16", SIZES)
+    # Without instructions for it a frame in bfloat16 takes five seconds.
+    small = rendered(half, size=64, frames=1)
+    whole = rendered(LivePortraitVideo.load(CPU, str(folder), "fp32", SIZES), size=64, frames=1)
+    assert (small.float() - whole.float()).abs().mean() < 4
+    by_name = {each.name: each for each in half.residents()}
+    assert by_name["liveportrait generator"].precision == "bf16"
+    assert by_name["liveportrait motion"].precision == "fp32"
+    assert all(each.bytes > 0 for each in by_name.values())
+    half.close()
+
+
+def test_a_step_ends_it(folder: Path) -> None:
+    provider = LivePortraitVideo.load(CPU, str(folder), "fp32", SIZES)
+    plan = ClipPlan(seconds=1.0, fps=FRAMES, size=64, has_check=False)
+    video = torch.zeros(FRAMES, 3, 64, 64, dtype=torch.uint8)
+
+    def step(done: float) -> None:
+        if done > 0.3:
+            raise KeyboardInterrupt
+
+    with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
+        provider.render(plan, torch.rand(3, 64, 64), torch.rand(SAMPLE_RATE), video, step)
+    assert video[:4].any() and not video[4:].any()
+
+
+def test_keypoints_that_stay_move_nothing() -> None:
+    torch.manual_seed(2)
+    warping = Warping(SIZES).eval()
+    points = torch.rand(1, SIZES.keypoints, 3) - 0.5
+    volume = torch.rand(1, SIZES.volume, SIZES.depth, 16, 16)
+    with torch.inference_mode():
+        still, _ = warping.dense_motion_network(volume, points.expand(2, -1, -1), points)
+        moved, seen = warping.dense_motion_network(volume, points + 0.1, points)
+    assert still.shape == (2, SIZES.depth, 16, 16, 3)
+    corners = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+    torch.testing.assert_close(still[0, [0, -1], [0, -1], [0, -1]], corners)
+    # Each field takes from 0.1 less, but for the first, of what does not move.
+    shift = moved - still[:1]
+    assert float(shift.max()) <= 1e-6 and float(shift.min()) >= -0.1 - 1e-6
+    assert float(shift.min()) < -0.01
+    assert float(seen.min()) >= 0 and float(seen.max()) <= 1
+
+
+def test_a_head_is_turned_about_x_then_y_then_z() -> None:
+    torch.manual_seed(5)
+    pitch, yaw, roll = (torch.tensor([angle]) for angle in (20.0, -35.0, 50.0))
+    zero = torch.zeros(1)
+    point = torch.tensor([[0.0, 0.0, 1.0]])
+    torch.testing.assert_close(
+        point @ _rotation(torch.tensor([90.0]), zero, zero)[0], torch.tensor([[0.0, -1.0, 0.0]])
+    )
+    both = _rotation(pitch, yaw, roll)
+    one = _rotation(pitch, zero, zero) @ _rotation(zero, yaw, zero) @ _rotation(zero, zero, roll)
+    torch.testing.assert_close(both, one)
+    networks = make_networks(SIZES, CPU, torch.float32)
+    pose = networks.motion(torch.rand(1, 3, 64, 64))
+    placed = _placed(pose, pose.pitch, pose.yaw, pose.roll)
+    assert placed.shape == (1, SIZES.keypoints, 3)
+
+
+def test_files_that_are_missing_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT__LIVEPORTRAIT__FOLDER is not set"):
+        LivePortraitVideo.load(CPU, "")
+    (tmp_path / "motion_extractor.pth").write_bytes(b"")
+    with pytest.raises(BrokenCheckpoint) as error:
+        LivePortraitVideo.load(CPU, str(tmp_path))
+    assert "appearance_feature_extractor.pth or .safetensors, warping_module" in str(error.value)
+    assert "motion_extractor" not in str(error.value)
+    with pytest.raises(BrokenCheckpoint, match=r"extractor\.pth: .*resblocks_3d\.3dr1"):
+        LivePortraitVideo.load(CPU, str(folder))

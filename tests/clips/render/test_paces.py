@@ -1,0 +1,221 @@
+"""Clips on a machine whose pace changes: after a busy start, after idle times, in the middle of a
+video (SL-1, SL-2, DL-15, DL-19). Time passes by the stages' own work alone.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from clips.plan.budgets import BUDGETS, FRESH_S, Activity, Stage, StageTimes
+from clips.plan.plan import SAMPLE_RATE
+from clips.plan.recipe import Recipe, read_recipe
+from clips.render.buffers import BufferPool, BufferSizes
+from clips.render.clip import Clip, Unfinished
+from clips.render.errors import OutOfTime
+from clips.render.pipeline import PipelineConfig, SlotPipeline
+from clips.render.prediction import LIKELY
+from clips.render.stages.base import Step
+from clips.render.warm_up import warm_up
+from tests.clips.render.fakes import CPU, FakeVideo, Rig
+
+SIZES = BufferSizes(size=128, frames=150, samples=5 * SAMPLE_RATE)
+BUSY, CALM = 9.0, 0.3
+"""Seconds that all of ``RECIPE``'s video takes."""
+RECIPE = read_recipe({"schema": "1.0", "text": "Good morning to you", "video": {"fps": 24}})
+WHOLE = 36 * 128**2
+"""Pixels of its video."""
+
+
+class Machine(Rig):
+    """Videos take ``video_s`` for as much as ``RECIPE`` asks for, portraits ``portrait_s``, and
+    nothing else takes any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.video_s = CALM
+        self.portrait_s = 0.0
+        activity = Activity(self.now)
+        self.times = {stage: StageTimes(BUDGETS[stage], 1.0, activity) for stage in Stage}
+        guarded = self.pipeline._runners[Stage.VIDEO]._memory
+        providers = self.pipeline.providers
+        self.pipeline.close()
+        config = PipelineConfig(128, 5.0, buffer_s=1.0)
+        self.pipeline = SlotPipeline(providers, self.times, guarded, CPU, config)
+        self.pool = BufferPool(SIZES, 1, CPU)
+        self.fakes[Stage.PORTRAIT].hook = self._draw
+        video = self.fakes[Stage.VIDEO]
+        assert isinstance(video, FakeVideo)
+        video.each = self._show
+
+    def now(self) -> float:
+        return self.now_s
+
+    def _draw(self, step: Step) -> None:
+        self.now_s += self.portrait_s
+
+    def _show(self, pixels: int) -> None:
+        self.now_s += self.video_s * pixels / WHOLE
+
+    async def clip(self, deadline_s: float, recipe: Recipe = RECIPE, **more: bool) -> Clip:
+        """Raises ``OutOfTime`` and ``Unfinished``."""
+        lease = self.pool.lease()
+        assert lease is not None
+        until, degrade = self.now_s + deadline_s, more.get("degrade", False)
+        try:
+            plan = self.pipeline.plan(recipe, deadline_s, degrade=degrade)
+            return await self.pipeline.run(
+                recipe, plan, lease, until, lambda *said: None, **{"degrade": False} | more
+            )
+        finally:
+            lease.close()
+
+    def predicted_s(self) -> float:
+        return self.pipeline.takes_s(RECIPE, self.pipeline.whole(RECIPE), LIKELY)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    machine = Machine()
+    for module in ("pipeline", "rendering", "stage_runner", "warm_up"):
+        monkeypatch.setattr(f"clips.render.{module}.time", SimpleNamespace(monotonic=machine.now))
+    yield machine
+    machine.pipeline.close()
+
+
+async def busy_start(machine: Machine) -> None:
+    """Warm up at a fiftieth of the pace, and find the machine calm after that."""
+    machine.video_s = BUSY
+    await warm_up(machine.pipeline, machine.pool)
+    machine.video_s = CALM
+    assert machine.predicted_s() > 5
+
+
+async def test_dl19_a_clip_is_tried_after_a_busy_start_and_teaches_its_pace(
+    machine: Machine,
+) -> None:
+    await busy_start(machine)
+    clip = await machine.clip(deadline_s=3.0)
+    assert clip.frames == 36 and clip.total_ms < 500
+    assert machine.predicted_s() == pytest.approx(CALM, rel=0.5)
+
+
+async def test_sl2_nothing_is_given_up_for_a_busy_start(machine: Machine) -> None:
+    await busy_start(machine)
+    clip = await machine.clip(deadline_s=3.0, degrade=True)
+    assert clip.plan.given_up == () and clip.plan.size == 128 and clip.check is not None
+
+
+async def test_sl2_a_video_behind_its_pace_is_begun_anew_with_less(machine: Machine) -> None:
+    machine.video_s = 6.0
+    clip = await machine.clip(deadline_s=5.0, degrade=True)
+    assert clip.plan.given_up == ("12 frames a second instead of 24",)
+    assert clip.frames == 18 and clip.check is not None, "which nothing had to be given up for"
+    assert machine.now_s < 4.0, "in time, with a second for what comes behind"
+    assert clip.stage_ms[Stage.VIDEO] == pytest.approx(1000 * machine.now_s, rel=0.01)
+    # The next one begins with what the first came to.
+    machine.fakes[Stage.VIDEO].runs = 0
+    clip = await machine.clip(deadline_s=5.0, degrade=True)
+    assert clip.frames == 18 and machine.fakes[Stage.VIDEO].runs == 1
+
+
+async def test_a_video_that_cannot_be_in_time_even_with_the_least_has_its_try(
+    machine: Machine,
+) -> None:
+    machine.video_s = 60.0
+    with pytest.raises(Unfinished, match="video: "):
+        await machine.clip(deadline_s=2.0, degrade=True)
+    # What is known now is not tried again until the machine has had time to calm down.
+    with pytest.raises(OutOfTime, match="at the least"):
+        await machine.clip(deadline_s=2.0, degrade=True)
+    machine.video_s = CALM
+    machine.now_s += FRESH_S
+    assert (await machine.clip(deadline_s=2.0, degrade=True)).plan.given_up == ()
+
+
+async def test_dl15_what_may_be_met_is_tried_and_what_is_certain_to_be_late_is_not(
+    machine: Machine,
+) -> None:
+    for video_s in (2.0, 1.0, 1.0, 1.0):
+        machine.video_s = video_s
+        await machine.clip(deadline_s=10.0)
+    assert machine.predicted_s() == pytest.approx(2.0, rel=0.5)
+    assert (await machine.clip(deadline_s=2.1)).frames == 36
+    with pytest.raises(OutOfTime):
+        await machine.clip(deadline_s=1.5)
+
+
+async def test_predictions_fall_with_the_second_clip_that_is_much_faster(machine: Machine) -> None:
+    machine.video_s = BUSY
+    for _ in range(10):
+        await machine.clip(deadline_s=60.0)
+    assert machine.predicted_s() > 8
+    machine.video_s = CALM
+    await machine.clip(deadline_s=60.0)
+    assert machine.predicted_s() > 8, "one may be luck"
+    await machine.clip(deadline_s=60.0)
+    assert machine.predicted_s() < 1
+
+
+async def test_what_short_clips_cost_in_any_case_is_not_the_pace_of_long_ones(
+    machine: Machine,
+) -> None:
+    for _ in range(3):
+        await machine.clip(deadline_s=60.0)
+    video = machine.times[Stage.VIDEO]
+    for _ in range(10):
+        video.observe(0.05, 0.005)
+    assert video.likely_s(0.6) == pytest.approx(CALM, rel=0.1), "by those it would be 6 s"
+
+
+async def test_sl1_timeouts_take_nothing_from_the_warm_up(machine: Machine) -> None:
+    machine.video_s = BUSY
+    await warm_up(machine.pipeline, machine.pool)
+    for stage, times in machine.times.items():
+        assert times.timeout_s(1.0) == BUDGETS[stage].timeout_s
+
+
+async def test_what_was_given_up_comes_back_when_a_stage_is_faster_than_it_was(
+    machine: Machine,
+) -> None:
+    machine.video_s, machine.portrait_s = 4.0, 3.0
+    await machine.clip(deadline_s=60.0)
+    plan = machine.pipeline.plan(RECIPE, 6.6, degrade=True)
+    assert plan.given_up == ("12 frames a second instead of 24",)
+    machine.portrait_s = 0.0
+    clip = await machine.clip(deadline_s=6.6, degrade=True)
+    assert clip.plan.given_up == () and clip.frames == 36
+
+
+async def test_a_portrait_is_whole_where_only_the_video_lacks_time(machine: Machine) -> None:
+    machine.video_s = 8.0
+    await machine.clip(deadline_s=60.0)
+    clip = await machine.clip(deadline_s=3.1, degrade=True)
+    assert (clip.plan.given_up, clip.portrait_size) == (("64 pixels instead of 128",), 128)
+
+
+async def test_a_clip_that_keeps_on_is_stopped_by_its_deadline_alone(machine: Machine) -> None:
+    for _ in range(2):
+        await machine.clip(deadline_s=10.0)
+    clip_s = CALM
+    machine.fakes[Stage.SPEECH].hook = lambda step: setattr(machine, "now_s", machine.now_s + 0.9)
+    machine.now_s += 0.0
+    with pytest.raises(Unfinished, match=r"video: 1\.0 s are left") as ended:
+        await machine.clip(deadline_s=1.9)
+    assert not ended.value.clip.spared
+    clip = await machine.clip(deadline_s=1.9, keep_on=True)
+    assert clip.spared and clip.frames == 36 and clip.total_ms < 1900 + 1000 * clip_s
+
+
+async def test_sl1_less_is_rendered_where_a_stage_would_be_stopped_for_all_of_it(
+    machine: Machine,
+) -> None:
+    """A video of ten seconds is stopped, though its deadline is an hour away."""
+    machine.video_s = 14.0
+    with pytest.raises(Unfinished, match=r"took longer than 10\.0 s"):
+        await machine.clip(deadline_s=3600.0)
+    for _ in range(2):  # whether the pace is known, or seen on the way
+        clip = await machine.clip(deadline_s=3600.0, degrade=True)
+        assert clip.plan.given_up == ("12 frames a second instead of 24",)
+        machine.now_s += FRESH_S

@@ -1,0 +1,93 @@
+"""Who gets buffers next, and that none are lost on the way."""
+
+import asyncio
+
+import pytest
+import torch
+
+from clips.render.buffers import BufferPool, BufferSizes, Lease
+from clips.render.errors import OutOfTime
+from clips.render.queue import QueueFull, SlotQueue
+
+LONG = 1e9
+SIZES = BufferSizes(size=8, frames=1, samples=1)
+
+
+def new_queue(slots: int = 1, max_waiting: int = 8) -> tuple[BufferPool, SlotQueue]:
+    pool = BufferPool(SIZES, slots, torch.device("cpu"))
+    return pool, SlotQueue(pool, max_waiting, now=lambda: 0.0)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_the_least_slack_is_first() -> None:
+    pool, queue = new_queue()
+    first = await queue.acquire(LONG, 1.0)
+    order: list[str] = []
+
+    async def wait(name: str, start_by: float) -> None:
+        lease = await queue.acquire(start_by, 1.0)
+        order.append(name)
+        queue.release(lease)
+
+    tasks = [
+        asyncio.create_task(wait(name, LONG + at)) for name, at in (("c", 3), ("a", 1), ("b", 2))
+    ]
+    await settle()
+    assert (queue.waiting, queue.running, pool.free) == (3, 1, 0)
+    queue.release(first)
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c"] and pool.free == 1 and queue.running == 0
+
+
+async def test_it_gives_up_when_its_turn_does_not_come_and_not_before() -> None:
+    pool, queue = new_queue()
+    first = await queue.acquire(LONG, 1.0)
+    with pytest.raises(OutOfTime, match="queue: its turn did not come"):
+        await queue.acquire(0.0, 1.0)
+    # Less than all of it would do: it waits on, in the same place.
+    patient = asyncio.create_task(queue.acquire(0.0, 1.0, give_up_at=LONG))
+    await settle()
+    queue.release(first)
+    queue.release(await patient)
+    assert pool.free == 1 and queue.waiting == 0
+
+
+async def test_more_than_may_wait_are_refused() -> None:
+    pool, queue = new_queue(max_waiting=0)
+    lease = await queue.acquire(LONG, 1.0)
+    with pytest.raises(QueueFull, match="0 slots wait already"):
+        await queue.acquire(LONG, 1.0)
+    queue.release(lease)
+    assert pool.free == 1
+
+
+async def test_what_was_just_handed_to_one_that_left_goes_to_the_next() -> None:
+    pool, queue = new_queue()
+    first = await queue.acquire(LONG, 1.0)
+    leaver, stayer = (asyncio.create_task(queue.acquire(LONG + at, 1.0)) for at in (1, 2))
+    await settle()
+    queue.release(first)  # the lease is the leaver's now, who has not run since
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    lease: Lease = await stayer
+    queue.release(lease)
+    assert pool.free == 1 and queue.running == 0
+
+
+async def test_waits_are_foretold() -> None:
+    _, queue = new_queue(slots=2)
+    assert queue.wait_s(10.0, 4.0) == 0.0
+    leases = [await queue.acquire(LONG, takes_s) for takes_s in (2.0, 5.0)]
+    assert queue.wait_s(10.0, 4.0) == 2.0
+    waiting = asyncio.create_task(queue.acquire(5.0, 4.0, give_up_at=LONG))
+    await settle()
+    assert queue.wait_s(10.0, 4.0) == 5.0, "the one before it has the first that is free"
+    assert queue.wait_s(1.0, 4.0) == 2.0, "this one is more urgent"
+    for lease in leases:
+        queue.release(lease)
+    queue.release(await waiting)

@@ -1,0 +1,125 @@
+"""Objects have the properties that their schemas name, and no others."""
+
+import json
+from typing import Any
+
+import pytest
+
+from protocol import Grammar, GrammarKind
+from protocol.closed_schema import closed
+from protocol.grammar_source import check_source, source_of
+
+A: Any = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+B: Any = {"properties": {"b": {"properties": {"x": {"type": "integer"}}}}}
+C: Any = {"properties": {"c": {"type": "string"}}}
+CLOSED = {"additionalProperties": False}
+NEXT: Any = {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (A, A | CLOSED),
+        (True, True),
+        ({"type": "object"}, {"type": "object"}),
+        ({"type": "object", "properties": {}}, {"type": "object", "properties": {}} | CLOSED),
+        (A | {"additionalProperties": True}, A | {"additionalProperties": True}),
+        (A | {"unevaluatedProperties": False}, A | CLOSED),
+        ({"items": A}, {"items": A | CLOSED}),
+        ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [A | CLOSED, {"type": "null"}]}),
+        (NEXT, NEXT | CLOSED),
+        (
+            {"allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": A}},
+            {"allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": A | CLOSED}},
+        ),
+        ({"enum": [A], "default": A}, {"enum": [A], "default": A}),
+        ({"not": A}, {"not": A}),
+        # A property of which two schemas that both hold say something stays open.
+        (
+            {"allOf": [{"properties": {"p": A}}], "properties": {"p": C}},
+            {"allOf": [{"properties": {"p": A}}], "properties": {"p": C}} | CLOSED,
+        ),
+        ({"properties": [], "required": ["a"]}, {"properties": [], "required": ["a"]} | CLOSED),
+    ],
+)
+def test_closed(schema: Any, expected: Any) -> None:
+    before = json.dumps(schema)
+    assert closed(schema) == expected
+    assert json.dumps(schema) == before
+
+
+WHOLE = '{"a":"1","b":{"x":2}}'
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [A, B]},
+        {**A, "allOf": [B]},
+        {**A, "$ref": "#/$defs/B", "$defs": {"B": B}},
+        {"properties": {"a": {}, **B["properties"]}, "anyOf": [A, {"required": ["c"]}]},
+        {"allOf": [{"anyOf": [{"$ref": "#/$defs/A"}]}, B], "$defs": {"A": A}},
+    ],
+)
+def test_what_several_schemas_say_is_closed_as_a_whole(schema: Any) -> None:
+    """Each of them alone would leave no room for what the others name."""
+    llguidance = pytest.importorskip("llguidance", reason="the engine of grammars")
+    from tests.support.fake_worker import tokenizer_json
+
+    tokenizer = llguidance.LLTokenizer(tokenizer_json().decode())
+    source = source_of(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+
+    def takes(text: str) -> bool:
+        matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
+        assert not matcher.get_error()
+        return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
+
+    assert takes(WHOLE)
+    for more in (WHOLE[:-1] + ',"d":1}', WHOLE[:-2] + ',"y":1}}', WHOLE.replace(":", ": ")):
+        assert not takes(more)
+
+
+def test_options_of_a_grammar() -> None:
+    """White space and further properties where they are asked for."""
+    llguidance = pytest.importorskip("llguidance", reason="the engine of grammars")
+    from tests.support.fake_worker import tokenizer_json
+
+    tokenizer = llguidance.LLTokenizer(tokenizer_json().decode())
+    structures = [{"begin": "<a>", "schema": A, "end": "</a>"}]
+    tag = json.dumps({"structures": structures, "triggers": ["<a>"]})
+    for kind, text, around in (
+        (GrammarKind.JSON_SCHEMA, json.dumps(A), "{}"),
+        (GrammarKind.STRUCTURAL_TAG, tag, "<a>{}</a>"),
+    ):
+        for open_objects in (False, True):
+            for spaced in (False, True):
+                grammar = Grammar(kind, text, open_objects=open_objects, spaced=spaced)
+                source = source_of(grammar)
+                for body, fits in (
+                    ('{"a":"1"}', True),
+                    ('{ "a": "1" }', spaced),
+                    ('{"a":"1","b":2}', open_objects),
+                ):
+                    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
+                    ids = tokenizer.tokenize_str(around.replace("{}", body))
+                    assert bool(matcher.consume_tokens(ids)) is fits, (grammar, body)
+
+
+@pytest.mark.parametrize(
+    ("schema", "names"),
+    [
+        (A, []),
+        ({"type": "array", "uniqueItems": True, "contains": {}}, ["contains", "uniqueItems"]),
+        ({"type": "string", "format": "zip"}, ["format=zip"]),
+        ({"type": "string", "pattern": r"^(?!\.)a"}, ["pattern"]),
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, ["oneOf"]),
+        (
+            {"properties": {"pattern": {"not": {}}}, "if": {}},
+            ["if", "not"],
+        ),
+    ],
+)
+def test_what_is_passed_over_is_named(schema: Any, names: list[str]) -> None:
+    pytest.importorskip("llguidance", reason="the engine of grammars")
+    found = check_source(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), lenient=True))
+    assert sorted(found) == sorted(names)
