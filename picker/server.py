@@ -15,6 +15,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry.log import service_log
 from picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from picker.picker import EndpointPicker
+from picker.section import PickerSection
 from picker.stream import HeldBodies, ProtocolError, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
@@ -37,7 +38,7 @@ class PickerServer:
         dialects: Sequence[Dialect],
         clock: Clock,
     ) -> None:
-        config = settings.picker
+        config = settings.section(PickerSection)
         self._picker = picker
         self._settings = settings
         self._dialects = dialects
@@ -65,7 +66,7 @@ class PickerServer:
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ``OSError``."""
-        config = self._settings.picker
+        config = self._settings.section(PickerSection)
         where = f"[{config.host}]" if ":" in config.host else config.host
         address = f"{where}:{config.port}"
         try:

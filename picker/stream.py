@@ -46,6 +46,7 @@ from picker.replies import (
     pass_body,
     refused,
 )
+from picker.section import PickerSection
 
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
@@ -184,9 +185,9 @@ class RequestStream:
     def _fits(self, size: int) -> bool:
         """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if
         one that is not is to be refused."""
-        most = self._settings.picker.max_body_bytes
+        most = self._settings.section(PickerSection).max_body_bytes
         has_room = self._bodies.held_bytes <= max(ALL_BODIES_BYTES, most)
-        if self._settings.picker.failure_mode == "closed":
+        if self._settings.section(PickerSection).failure_mode == "closed":
             if size > most:
                 raise BodyTooLarge(
                     f"the body has more than {most} bytes, the most that the endpoint picker reads:"

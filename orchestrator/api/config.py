@@ -8,7 +8,6 @@ from aiohttp import web
 
 from orchestrator.api.auth import Key
 from orchestrator.parsing import FormatConfig
-from orchestrator.retention import Retention
 from orchestrator.settings import HttpSettings, StreamSettings, StructuredOutputSettings
 from protocol import Grammar
 
@@ -23,8 +22,6 @@ class ApiConfig:
     keys: tuple[Key, ...]
     http: HttpSettings
     streams: StreamSettings
-    responses: Retention
-    """What is kept of answers, and of conversations."""
     formats: FormatConfig
     """Formats in which models write tool calls and their thinking."""
     structured_output: StructuredOutputSettings = field(default_factory=StructuredOutputSettings)

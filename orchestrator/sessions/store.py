@@ -17,7 +17,7 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
 from orchestrator.ids import Ids
 from orchestrator.retention import ItemCall, ignore
-from orchestrator.sessions.config import MAX_PER_KEY, SessionConfig
+from orchestrator.sessions.section import MAX_PER_KEY, SessionSection
 from orchestrator.sessions.session import (
     History,
     HistoryForm,
@@ -76,7 +76,7 @@ class Turn:
 class SessionStore:
     """Sessions by id; an id alone is of no use without its key."""
 
-    def __init__(self, config: SessionConfig, clock: Clock, ids: Ids) -> None:
+    def __init__(self, config: SessionSection, clock: Clock, ids: Ids) -> None:
         self.config = config
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()

@@ -7,7 +7,6 @@ Those that a package uses as they are stand in it: ``LaneConfig``, ``DeadlineCon
 import hashlib
 import os
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -16,7 +15,6 @@ from pydantic_settings import NoDecode
 
 from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.admission.rate_limits import Limits
-from orchestrator.instances.discovery.addresses import check_address
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
@@ -264,6 +262,10 @@ class DispatchSettings(Section):
     hedge_share: Annotated[float, HIDDEN] = Field(default=0.02, ge=0, le=0.02)
     """Jobs that are sent to a second instance because their first token is late, as a share of
     requests offered; 0: none."""
+    idle_keep_s: float = Field(default=30.0, ge=0)
+    """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
+    that do not say (``idle_keep_s``). ``TIDEGATE_WORKER__KV__SESSION_SHARE`` bounds how much is
+    kept; running jobs get the blocks when no others are left."""
 
 
 class AdmissionSettings(Section):
@@ -318,59 +320,6 @@ def _by_default() -> Path | None:
     return Path(path) if path else None
 
 
-class StateSettings(Section):
-    """What several orchestrators share, in a Redis or Valkey server (OR-18)."""
-
-    url: SecretStr | None = None
-    """Store that several orchestrators share: ``redis://user:password@host:port/db``,
-    ``rediss://…`` with TLS, or ``unix://path``; needs the extra ``fleet``. Unset: this orchestrator
-    is alone. Durable tasks are kept there then, not in the journal's file."""
-    prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What all names in the store begin with: one for all orchestrators that share a state."""
-    advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
-    """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: the one
-    that it listens on, which must then not be a wildcard."""
-    own_address: Annotated[str | None, HIDDEN] = None
-    """``host:port`` at which this process alone listens, while it shares ``port`` with others on
-    this machine (``SO_REUSEPORT``). Set for each process by ``--processes`` of ``tidegate up`` and
-    ``tidegate serve``. Unset: ``port`` is its own."""
-    lease_s: Annotated[float, HIDDEN] = Field(default=5.0, ge=0.5, le=60)
-    """Time after which an orchestrator that is not heard of is taken for dead, and its durable
-    tasks are taken on by the others."""
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None or not value.get_secret_value():
-            return None
-        scheme = value.get_secret_value().partition("://")[0]
-        if scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("expected redis://…, rediss://… or unix://…")
-        if find_spec("redis") is None:
-            raise ValueError("needs the package redis, which is not installed: pip install redis")
-        return value
-
-    @field_validator("own_address")
-    @classmethod
-    def _check_own_address(cls, value: str | None) -> str | None:
-        if value:
-            check_address(value)
-        return value or None
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether orchestrators on other machines may use the store."""
-        return self.url is not None and not self.url.get_secret_value().startswith("unix:")
-
-    @property
-    def own(self) -> tuple[str, int] | None:
-        """Host and port of ``own_address``."""
-        if self.own_address is None:
-            return None
-        host, _, port = self.own_address.rpartition(":")
-        return host.strip("[]"), int(port)
-
-
 class JournalSettings(Section):
     """Durable tasks, which outlive the process (OR-5)."""
 
@@ -400,28 +349,6 @@ class JournalSettings(Section):
         return self
 
 
-class BatchSettings(Section):
-    """Files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal."""
-
-    window: Annotated[int, HIDDEN] = Field(default=32, ge=1, le=10_000)
-    """Most lines of all batches in progress at once. As many as the instances can run keep them
-    busy; more wait in the queue, where interactive work goes first."""
-    file_bytes: Annotated[int, HIDDEN] = Field(default=256 * 2**20, ge=1024)
-    """Most bytes in one file."""
-    folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
-    """Most bytes that all files may take on the disk. A tenth of it is reserved for the results of
-    batches, which wait when that is full too."""
-    keep_s: float = Field(default=7 * 86_400.0, ge=0)
-    """How long a file is kept after its upload, and a batch with its results after its end."""
-
-
-class SlotSettings(Section):
-    """Slots, which make clips (docs/slot.md)."""
-
-    max_waiting: int = Field(default=100, ge=0)
-    """Most slots that may wait for an instance."""
-
-
 class TaskSettings(Retention):
     """Ended tasks, kept for replay."""
 
@@ -432,22 +359,6 @@ class TaskSettings(Retention):
     keep_bytes: int = Field(default=128 * 2**20, ge=0)
     """Bound on all kept tasks. A token takes 104 bytes; with the 20 most likely ones beside it,
     2.6 KB."""
-
-
-class ResponseSettings(Section):
-    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id.
-    Conversations (``/v1/conversations``) have the same bounds, beside them."""
-
-    keep_s: float = Field(default=3600.0, ge=0)
-    """How long an answer is kept; 0: not at all."""
-    keep_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Bound on the conversations of all kept answers. One takes what its text does, with each of
-    its answers; 0: none are kept."""
-
-    @property
-    def retention(self) -> Retention:
-        """Bounds on what is kept, in number too."""
-        return Retention(keep_count=1000, keep_s=self.keep_s, keep_bytes=self.keep_bytes)
 
 
 class ShutdownSettings(Section):

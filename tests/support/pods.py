@@ -11,9 +11,10 @@ from aiohttp import web
 
 from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
-from orchestrator.settings import Settings
+from orchestrator.settings import Settings, whole_settings
 from picker.picker import EndpointPicker
 from picker.pods import Pods
+from picker.section import PickerSection
 from picker.server import PickerServer
 
 DIALECTS = [dialect for served in SERVED for dialect in served.conventions]
@@ -99,7 +100,7 @@ class ServedPicker:
 
     def __init__(self, settings: Settings) -> None:
         clock = LoopClock(asyncio.get_running_loop())
-        self.pods = Pods(settings.picker, clock)
+        self.pods = Pods(settings.section(PickerSection), clock)
         self.picker = EndpointPicker(settings, self.pods, clock)
         self.server = PickerServer(self.picker, settings, DIALECTS, clock)
         self.port = 0
@@ -116,7 +117,7 @@ async def serve_picker(*addresses: str, **sections: Any) -> AsyncIterator[Served
     """A picker of these pods, whose metrics are read when ``poll`` is called alone."""
     picker = {"port": 0, "endpoints": addresses, "poll_interval_s": 3600.0}
     picker |= sections.pop("picker", {})
-    settings = await asyncio.to_thread(partial(Settings, picker=picker, **sections))
+    settings = await asyncio.to_thread(partial(whole_settings(), picker=picker, **sections))
     served = ServedPicker(settings)
     for address in addresses:
         served.pods.add(address)

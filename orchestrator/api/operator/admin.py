@@ -9,7 +9,7 @@ from aiohttp import web
 
 from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.forwarding import told_by_siblings
+from orchestrator.api.http.elsewhere import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.catalog import VerifyEngine
 from orchestrator.api.operator.types import read_grace_s

@@ -1,19 +1,22 @@
 """The settings of the endpoint picker (docs/gateways.md)."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from catalog.hosts import is_numeric
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes.endpoint import is_url
-from worker.environment import HIDDEN, Names, Section
+from orchestrator.settings.room_section import RoomSection
+from worker.environment import HIDDEN, Names
 
 
-class PickerSettings(Section):
+class PickerSection(RoomSection):
     """The endpoint picker (``tidegate picker``), which tells a gateway which pod gets a request
     (docs/gateways.md)."""
+
+    table: ClassVar = "picker"
 
     host: str = "127.0.0.1"
     """Address that the picker listens on. It asks for no token: off loopback let only the gateway

@@ -6,10 +6,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from clips.extension import clips_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support import fake_slots
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
-from tests.support.fake_slots import FakeSlots, SlotPlan
+from tests.support.fake_slots import FakeClips, FakePlan
 from tests.support.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
@@ -49,15 +50,15 @@ def files() -> dict[str, bytes]:
 @pytest.fixture
 async def slots(
     worker: FakeWorker, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> FakeSlots:
+) -> FakeClips:
     monkeypatch.setitem(fake_slots.FILES, "mp4", files["mp4"])
     monkeypatch.setattr(fake_slots, "JPEG", files["mjpeg"])
-    worker.slots = FakeSlots()
+    worker.slots = FakeClips()
     return worker.slots
 
 
 async def serving(service: Service) -> Service:
-    await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == 1)
+    await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == 1)
     return service
 
 
@@ -87,10 +88,10 @@ PERCENTS = (
 
 
 async def test_a_clip_is_watched_while_it_is_made_and_then_played(
-    devtools: str, slots: FakeSlots, worker: FakeWorker, make_service: MakeService
+    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await serving(await make_service(worker, token=KEY))
-    plan = SlotPlan(hold_at="clip", given_up=("half the frames a second",))
+    service = await serving(await make_service(worker, token=KEY, slots__serve=True))
+    plan = FakePlan(hold_at="clip", given_up=("half the frames a second",))
     slots.plan = lambda call: plan
     async with open_tab(devtools, service.url) as tab:
         await tab.until("document.querySelector('#key-dialog').open")
@@ -139,10 +140,10 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
 
 
 async def test_by_keyboard_and_on_a_phone(
-    devtools: str, slots: FakeSlots, worker: FakeWorker, make_service: MakeService
+    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await serving(await make_service(worker))
-    slots.plan = lambda call: SlotPlan(hold_at="video")
+    service = await serving(await make_service(worker, slots__serve=True))
+    slots.plan = lambda call: FakePlan(hold_at="video")
     async with open_tab(devtools, f"{service.url}/", width=360, height=740) as tab:
         await tab.until("document.querySelector('#status').dataset.state === 'ready'")
         await tab.press("3")
@@ -161,9 +162,9 @@ async def test_by_keyboard_and_on_a_phone(
         assert await tab.js("document.querySelector('#clip-cancel').disabled")
         assert slots.calls[0].recipe["text"] == "Say 1/2 3 d"
         # What cannot be in time says why, and what would do.
-        slots.plan = lambda call: SlotPlan()
+        slots.plan = lambda call: FakePlan()
         slots.state = fake_slots.make_state(buffer_s=100.0)
-        (instance,) = service.orchestrator.slots.fleet
+        (instance,) = clips_of(service.orchestrator).fleet
         await service.until(lambda: instance.ability.buffer_s == 100.0)
         await tab.js("document.querySelector('[name=clip_on_deadline][value=error]').click()")
         await set_deadline(tab, 50)

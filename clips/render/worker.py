@@ -18,17 +18,17 @@ from typing import TypeVar
 import msgspec
 
 from clips.plan.plan import ClipPlan
+from clips.render.answers import Outputs, Previews, ProgressAnswers, facts_of, outputs_of
 from clips.render.buffers import BufferPool, Lease
 from clips.render.clip import Clip, Unfinished
-from clips.render.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
-from clips.render.pipeline import SlotPipeline
+from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
+from clips.render.pipeline import ClipPipeline
 from clips.render.prediction import HOPED, LEAST
-from clips.render.queue import QueueFull, SlotQueue
-from clips.render.settings import SlotSettings
-from clips.render.slot_answers import Outputs, Previews, Progress, facts_of, outputs_of
-from clips.render.slot_request import SlotRequest, parse_slot
-from clips.render.slot_state import AbortTimes, SlotReporter
-from clips.slot import STATE_EVERY_S
+from clips.render.queue import ClipQueue, QueueFull
+from clips.render.reporter import AbortTimes, ClipReporter
+from clips.render.request import RenderRequest, parse_clip
+from clips.render.settings import RenderSettings
+from clips.state import STATE_EVERY_S
 from protocol import Code
 from worker.errors import DeviceLost, MemoryLimitExceeded, RequestError, ResponderLost
 from worker.priority import lower_priority
@@ -64,15 +64,15 @@ class _Asked:
         return self.call.responder
 
 
-class SlotWorker:
+class ClipWorker:
     """The slot model's service. ``accept`` and ``refuse`` are for Triton's thread."""
 
     def __init__(
         self,
-        pipeline: SlotPipeline,
+        pipeline: ClipPipeline,
         pool: BufferPool,
-        settings: SlotSettings,
-        reporter: SlotReporter,
+        settings: RenderSettings,
+        reporter: ClipReporter,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         """``die`` ends the process, whose device no other part of it can use again either."""
@@ -80,7 +80,7 @@ class SlotWorker:
         self._has_lost_device = False
         self._pipeline = pipeline
         self._pool = pool
-        self._queue = SlotQueue(pool, settings.max_waiting)
+        self._queue = ClipQueue(pool, settings.max_waiting)
         self._settings = settings
         self._reporter = reporter
         self._aborts = AbortTimes()
@@ -136,7 +136,7 @@ class SlotWorker:
         code, message = Code.CANCELLED, "the worker is stopping"
         watch = self._loop.create_task(self._watch(asked, asyncio.current_task()))
         try:
-            request = parse_slot(asked.call)
+            request = parse_clip(asked.call)
             if request is None:
                 await self._report(asked.responder)
             else:
@@ -147,7 +147,7 @@ class SlotWorker:
                 code, message = Code.CANCELLED, "cancelled"
         except ResponderLost:
             return
-        except (RequestError, SlotError) as error:
+        except (RequestError, ClipError) as error:
             code, message = error.code, str(error)
         except QueueFull as error:
             code, message = Code.NO_CAPACITY, str(error)
@@ -190,7 +190,7 @@ class SlotWorker:
             responder.send({"event": strings(msgspec.json.encode(event))})
             await asyncio.sleep(STATE_EVERY_S)
 
-    async def _render(self, asked: _Asked, request: SlotRequest) -> None:
+    async def _render(self, asked: _Asked, request: RenderRequest) -> None:
         pipeline, queue, recipe = self._pipeline, self._queue, request.recipe
         deadline_at = asked.received + request.deadline_s
         plan = self._plan(asked, request, deadline_at)
@@ -217,11 +217,11 @@ class SlotWorker:
                 self._aborts.observe(cause, time.monotonic() - since)
 
     async def _render_into(
-        self, lease: Lease, asked: _Asked, request: SlotRequest, deadline_at: float
+        self, lease: Lease, asked: _Asked, request: RenderRequest, deadline_at: float
     ) -> None:
         # There may be less time now, after the queue.
         plan = self._plan(asked, request, deadline_at)
-        said = Progress(self._loop, asked.responder)
+        said = ProgressAnswers(self._loop, asked.responder)
         shown = Previews(self._loop, self._previews, asked.responder) if request.preview else None
         reason = None
         try:
@@ -245,7 +245,7 @@ class SlotWorker:
                 await shown.finished()
         await self._answer(asked, request, clip, deadline_at, reason)
 
-    def _plan(self, asked: _Asked, request: SlotRequest, deadline_at: float) -> ClipPlan:
+    def _plan(self, asked: _Asked, request: RenderRequest, deadline_at: float) -> ClipPlan:
         """What to begin of a request. Raises ``OutOfTime``, unless it is to keep on."""
         pipeline, recipe, left_s = self._pipeline, request.recipe, deadline_at - time.monotonic()
         try:
@@ -259,7 +259,7 @@ class SlotWorker:
     async def _answer(
         self,
         asked: _Asked,
-        request: SlotRequest,
+        request: RenderRequest,
         clip: Clip,
         deadline_at: float,
         reason: Exception | None,
@@ -271,7 +271,7 @@ class SlotWorker:
 
             def go_on() -> None:
                 if halted.is_set():
-                    raise SlotCancelled("encoder", "stopped")
+                    raise ClipCancelled("encoder", "stopped")
 
             made = await self._in_encoder(lambda: outputs_of(request.outputs, clip, go_on), halted)
         is_met = reason is None and time.monotonic() <= deadline_at
@@ -317,6 +317,6 @@ class SlotWorker:
 
 def _limit_of(reason: Exception) -> tuple[str, float] | None:
     """The limit that stopped a slot, and when; None if it was not a limit of time."""
-    if isinstance(reason, SlotError) and reason.since is not None:
+    if isinstance(reason, ClipError) and reason.since is not None:
         return "timeout" if isinstance(reason, StageTimeout) else "deadline", reason.since
     return None

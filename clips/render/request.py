@@ -28,11 +28,11 @@ class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     """Whether only its deadline stops it, even if it is certain to be late: its result then says
     ``spared``. For a sample of clips, which shows how often an early end is wrong (DL-17)."""
     watch: bool = False
-    """Whether to send the model's state regularly instead of a clip (``clips.slot``)."""
+    """Whether to send the model's state regularly instead of a clip (``clips.state``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotRequest:
+class RenderRequest:
     """A parsed request for a clip. ``deadline_s`` is relative to its receipt."""
 
     recipe: Recipe
@@ -43,7 +43,7 @@ class SlotRequest:
     keep_on: bool = False
 
 
-def parse_slot(call: Call) -> SlotRequest | None:
+def parse_clip(call: Call) -> RenderRequest | None:
     """Parse a request; None if it only watches. Raises ``InvalidCall`` and ``RecipeError``."""
     data = call.data(RECIPE)
     if data is None:
@@ -61,7 +61,7 @@ def parse_slot(call: Call) -> SlotRequest | None:
     for name in outputs:
         if name not in OUTPUTS:
             raise InvalidCall(f"outputs: there is no {name!r}; there is {', '.join(OUTPUTS)}")
-    return SlotRequest(
+    return RenderRequest(
         read_recipe(data),
         deadline_s,
         stated.on_deadline == "degrade",

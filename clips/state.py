@@ -1,7 +1,7 @@
 """The slot model's state, which answers a request whose parameter ``watch`` is true.
 
 Such a request carries an empty recipe and is answered with ``{"event": "state", …}``, a
-``SlotState``, at once and every ``STATE_EVERY_S`` until it is cancelled.
+``ClipsState``, at once and every ``STATE_EVERY_S`` until it is cancelled.
 """
 
 from typing import Final
@@ -43,14 +43,14 @@ class ResidentState(msgspec.Struct, frozen=True):
 
 
 class AbortState(msgspec.Struct, frozen=True):
-    """Slots that were stopped: how many, and how long until their buffers were free."""
+    """Clips that were stopped: how many, and how long until their buffers were free."""
 
     count: int
     p50_ms: float
     p99_ms: float
 
 
-class SlotState(msgspec.Struct, frozen=True):
+class ClipsState(msgspec.Struct, frozen=True):
     """State that an orchestrator needs to place clips, and to refuse those sure to be late."""
 
     max_size: int

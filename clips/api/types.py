@@ -19,7 +19,7 @@ _RECIPE_SCHEMA = {
 """Schema of a recipe in the OpenAPI document; docs/slot.md has the rest."""
 
 
-class SlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ClipBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of a new slot. ``recipe`` is read by the worker's own rules (docs/slot.md)."""
 
     recipe: Annotated[msgspec.Raw, Meta(extra_json_schema=_RECIPE_SCHEMA)]

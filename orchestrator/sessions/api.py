@@ -1,7 +1,10 @@
 """``/v2/sessions``: begin a conversation, look at it, list one's own, delete it."""
 
 import re
+from collections.abc import Mapping
+from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
@@ -9,43 +12,67 @@ from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_idle_keep_s
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.native.types import SessionRequest
+from orchestrator.api.native.types import TaskMessage, given, prompt_of
+from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.errors import InvalidRequest
-from orchestrator.sessions.session import HistoryForm, Session
+from orchestrator.sessions.session import History, HistoryForm, Session
 from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.job import Message
 
 PAGE, MAX = 20, 100
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+SESSIONS = web.AppKey("sessions", SessionStore)
+
+
+class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``POST /v2/sessions``. At most one beginning may be stated, or none."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[TaskMessage] | None = None
+    prompt_token_ids: list[int] | None = None
+    idle_keep_s: float | None = None
+
+    def history(self) -> History:
+        found = given(self)
+        if len(found) > 1:
+            raise InvalidRequest(
+                "expected at most one of prompt, messages and prompt_token_ids, got "
+                + " and ".join(found),
+                field=found[1],
+            )
+        return prompt_of(self) if found else ""
+
+
 _reader = Reader(SessionRequest)
 
 
 async def create(request: web.Request) -> web.Response:
     """Create a session: 201 with its id, by which tasks continue it."""
     orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key.fingerprint
-    config = orchestrator.sessions.config
+    store = request.app[SESSIONS]
     with orchestrator.limits.counted(key):
         model, history, idle_keep_s = await read_body(
             request, _reader, lambda body: (body.model, body.history(), body.idle_keep_s)
         )
-        keep_s = config.idle_keep_s
+        keep_s = orchestrator.idle_keep_s
         if idle_keep_s is not None:
             keep_s = read_idle_keep_s(idle_keep_s)
         if model:
             orchestrator.require_known(model)
-        session = orchestrator.sessions.create(key, model, history, keep_s)
-    return json_response(_described(session, orchestrator.sessions), status=201)
+        session = store.create(key, model, history, keep_s)
+    return json_response(_described(session, store), status=201)
 
 
 async def show(request: web.Request) -> web.Response:
     """Show a session with everything that was said."""
-    session, store = _session_of(request), request.app[ORCHESTRATOR].sessions
+    session, store = _session_of(request), request.app[SESSIONS]
     return json_response(_described(session, store) | _said(session))
 
 
 async def listing(request: web.Request) -> web.Response:
     """List the key's own sessions, oldest first, a page at a time."""
-    store = request.app[ORCHESTRATOR].sessions
+    store = request.app[SESSIONS]
     limit = _query(request, "limit", PAGE)
     if not 1 <= limit <= MAX:
         raise InvalidRequest(f"limit must be 1 to {MAX}, got {limit}", field="limit")
@@ -63,7 +90,7 @@ async def listing(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Delete a session; a running turn is cancelled."""
     orchestrator, session = request.app[ORCHESTRATOR], _session_of(request)
-    orchestrator.sessions.delete(session)
+    request.app[SESSIONS].delete(session)
     if session.task is not None:
         orchestrator.cancel(session.task)
     return json_response({"session_id": session.id, "deleted": True})
@@ -78,10 +105,18 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "POST /v2/sessions": Operation(SessionRequest, statuses=(200, 201), body_is_optional=True),
+    "GET /v2/sessions": PLAIN,
+    "GET /v2/sessions/{session_id}": PLAIN,
+    "DELETE /v2/sessions/{session_id}": PLAIN,
+}
+
+
 def _session_of(request: web.Request) -> Session:
     """The session that a path names, for its own key or an admin's. Raises ``NotFound``."""
     key = request[CONTEXT].key
-    store = request.app[ORCHESTRATOR].sessions
+    store = request.app[SESSIONS]
     return store.get(request.match_info["session_id"], None if key.is_admin else key.fingerprint)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from clips.plan.budgets import Stage, StageTimes, quantile
 from clips.render.buffers import BufferPool
 from clips.render.memory import Resident
-from clips.render.queue import SlotQueue
-from clips.render.settings import SlotSettings
-from clips.slot import AbortState, ResidentState, SlotState, StageState
+from clips.render.queue import ClipQueue
+from clips.render.settings import RenderSettings
+from clips.state import AbortState, ClipsState, ResidentState, StageState
 from worker.memory import MemoryGuard
 
 _KEPT = 256
@@ -42,12 +42,12 @@ class AbortTimes:
         }
 
 
-class SlotReporter:
+class ClipReporter:
     """Assembles the slot model's state."""
 
     def __init__(
         self,
-        settings: SlotSettings,
+        settings: RenderSettings,
         times: Mapping[Stage, Mapping[str, StageTimes]],
         memory: MemoryGuard,
         residents: Sequence[Resident],
@@ -59,11 +59,11 @@ class SlotReporter:
             ResidentState(each.name, each.bytes, each.precision) for each in residents
         )
 
-    def state(self, pool: BufferPool, queue: SlotQueue, aborts: AbortTimes) -> SlotState:
+    def state(self, pool: BufferPool, queue: ClipQueue, aborts: AbortTimes) -> ClipsState:
         """The current state."""
         settings = self._settings
         limits = self._memory.limits
-        return SlotState(
+        return ClipsState(
             max_size=settings.size,
             max_seconds=settings.seconds,
             buffer_s=settings.buffer_s,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
-from clips.dispatch.forecast import SlotNeeds
-from clips.dispatch.job import MODEL, SlotJob
+from clips.dispatch.forecast import ClipNeeds
+from clips.dispatch.job import MODEL, ClipJob
 from orchestrator.errors import TidegateError
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.work import Stage, WorkItem
@@ -26,13 +26,13 @@ class Progress(NamedTuple):
     image: bytes | None = None
 
 
-class SlotListener(Protocol):
+class ClipListener(Protocol):
     """Hears what happens to one slot, in order, synchronously. Must neither wait nor raise."""
 
     def progressed(self, event: Progress) -> None:
         """A stage got further, or there is a preview of it."""
 
-    def ended(self, slot: "Slot") -> None:
+    def ended(self, slot: "ClipTask") -> None:
         """``slot.ending`` is set; nothing follows."""
 
 
@@ -43,16 +43,16 @@ class Stoppable(Protocol):
         """Stop the work: the slot is no longer wanted."""
 
 
-class Slot(WorkItem[SlotJob, SlotListener]):
+class ClipTask(WorkItem[ClipJob, ClipListener]):
     """One offered slot, from its submission to its ending."""
 
     what: ClassVar[str] = "slot"
 
-    def __init__(self, slot_id: str, job: SlotJob) -> None:
+    def __init__(self, slot_id: str, job: ClipJob) -> None:
         super().__init__(slot_id, job)
         self.model = MODEL
         self.stage = Stage.QUEUED
-        self.needs = SlotNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
+        self.needs = ClipNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
         self.start_by = job.deadline.at
         """Start time after which its least plan will hardly be in time; orders waiting slots."""
         self.attempt: Stoppable | None = None

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from orchestrator.api.operator import page
+from orchestrator.api.page import page
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 

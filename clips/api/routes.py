@@ -1,14 +1,17 @@
 """``/v2/slots``: submit a recipe; query, follow and cancel a slot; fetch what was rendered."""
 
 import hashlib
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from clips.api.slot_events import SlotEvents, described, ended, outputs_of
-from clips.api.slot_types import SlotRequest
-from clips.dispatch.job import MODEL, OUTPUTS, SlotJob
-from clips.dispatch.slot import Slot
+from clips.api.events import ClipEvents, described, ended, outputs_of
+from clips.api.types import ClipBody
+from clips.dispatch.job import MODEL, OUTPUTS, ClipJob
+from clips.dispatch.service import Clips
+from clips.dispatch.task import ClipTask
 from clips.plan.errors import RecipeError
 from clips.plan.recipe import read_recipe
 from orchestrator.api.config import CONFIG
@@ -23,20 +26,22 @@ from orchestrator.api.native.errors import error_object
 from orchestrator.api.native.events import read_last_event_id
 from orchestrator.api.native.listing import listed
 from orchestrator.api.native.routes import read_idempotency_key
+from orchestrator.api.openapi.operation import EVENTS, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, ModelNotFound, NotFound
 from orchestrator.retention import no_such
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from protocol import excerpt
 
-SLOT_SUBMISSIONS = web.AppKey("slot_submissions", Submissions[Slot])
+CLIPS = web.AppKey("clips", Clips)
+CLIP_SUBMISSIONS = web.AppKey("clip_submissions", Submissions[ClipTask])
 
-_reader = Reader(SlotRequest)
+_reader = Reader(ClipBody)
 
 
 async def submit(request: web.Request) -> web.Response:
     """Submit a slot: 202 with where to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
-    slots, name = orchestrator.slots, read_idempotency_key(request)
+    clips, name = request.app[CLIPS], read_idempotency_key(request)
     job, digest = await read_body(
         request,
         _reader,
@@ -47,13 +52,13 @@ async def submit(request: web.Request) -> web.Response:
     )
     is_repeated = False
     if name is None:
-        slot = slots.submit(job)
+        slot = clips.submit(job)
     else:
 
-        async def make() -> Slot:
-            return slots.submit(job)
+        async def make() -> ClipTask:
+            return clips.submit(job)
 
-        slot, is_repeated = await request.app[SLOT_SUBMISSIONS].once(
+        slot, is_repeated = await request.app[CLIP_SUBMISSIONS].once(
             SubmissionKey(job.key, name),
             digest,
             make,
@@ -81,13 +86,13 @@ async def status(request: web.Request) -> web.Response:
 async def listing(request: web.Request) -> web.Response:
     """List the caller's slots, or everybody's for an admin; newest first, ``limit`` of one
     ``status``."""
-    slots = request.app[ORCHESTRATOR].slots.store.newest_first()
-    return await listed(request, "slots", slots, described)
+    found = request.app[CLIPS].store.newest_first()
+    return await listed(request, "slots", found, described)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     """Follow a slot from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
-    slots, slot = request.app[ORCHESTRATOR].slots, _slot_of(request)
+    clips, slot = request.app[CLIPS], _slot_of(request)
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = slot.last_number
     if last is not None and after >= last:
@@ -95,21 +100,21 @@ async def events(request: web.Request) -> web.StreamResponse:
     # A client that claims to have more than there is would never hear of the end.
     after = min(after, slot.newest_number)
     stream = EventStream(request, deadline_headers(slot.deadline), request.app[CONFIG].streams)
-    follower = SlotEvents(stream, after)
-    replay = follower.replay(slot, slots.queue_position(slot), slots.predicted_ms(slot))
+    follower = ClipEvents(stream, after)
+    replay = follower.replay(slot, clips.queue_position(slot), clips.predicted_ms(slot))
     try:
         return await stream.run(replay)
     finally:
         slot.unlisten(follower)
-        is_followed = any(isinstance(other, SlotEvents) for other in slot.listeners)
+        is_followed = any(isinstance(other, ClipEvents) for other in slot.listeners)
         if slot.ending is None and not is_followed:
-            slots.disconnected(slot, too_slow=stream.too_slow)
+            clips.disconnected(slot, too_slow=stream.too_slow)
 
 
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a slot; 202 whether it ran, had ended or was cancelled before (WP-2)."""
     slot = _slot_of(request)
-    request.app[ORCHESTRATOR].slots.cancel(slot)
+    request.app[CLIPS].cancel(slot)
     return json_response(
         {
             "slot_id": slot.id,
@@ -144,7 +149,20 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _job(request: web.Request, body: SlotRequest) -> SlotJob:
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "POST /v2/slots": Operation(ClipBody, statuses=(202,)),
+    "GET /v2/slots": Operation(parameters=("status", "limit")),
+    "GET /v2/slots/{slot_id}": PLAIN,
+    "DELETE /v2/slots/{slot_id}": Operation(statuses=(202,)),
+    "GET /v2/slots/{slot_id}/events": Operation(gives=(EVENTS,)),
+    "POST /v2/slots/{slot_id}/cancel": Operation(statuses=(202,)),
+    "GET /v2/slots/{slot_id}/outputs/{name}": Operation(
+        gives=("video/mp4", "audio/wav", "image/png"), statuses=(200, 206, 304)
+    ),
+}
+
+
+def _job(request: web.Request, body: ClipBody) -> ClipJob:
     """The job that a body asks for. Raises ``InvalidRequest``, ``ModelNotFound``."""
     context = request[CONTEXT]
     policy = request.app[ORCHESTRATOR].deadlines
@@ -171,7 +189,7 @@ def _job(request: web.Request, body: SlotRequest) -> SlotJob:
     except RecipeError as error:
         field = f"recipe.{error.field}" if error.field else "recipe"
         raise InvalidRequest(str(error), field=field) from None
-    return SlotJob(
+    return ClipJob(
         recipe=recipe,
         recipe_json=recipe_json,
         deadline=deadline,
@@ -186,30 +204,30 @@ def _job(request: web.Request, body: SlotRequest) -> SlotJob:
     )
 
 
-def _standing(request: web.Request, slot: Slot) -> dict[str, object]:
+def _standing(request: web.Request, slot: ClipTask) -> dict[str, object]:
     """The fields that answers to a submission and to a query have in common."""
-    slots = request.app[ORCHESTRATOR].slots
+    clips = request.app[CLIPS]
     answer: dict[str, object] = {
         "slot_id": slot.id,
         "status": slot.stage.name.lower(),
         "model": MODEL,
-        "queue_position": slots.queue_position(slot),
+        "queue_position": clips.queue_position(slot),
         "predicted_ms": None,
         "events_url": f"/v2/slots/{slot.id}/events",
         "outputs": outputs_of(slot),
         "correlation_id": slot.job.correlation_id,
     }
-    expected = slots.expected(slot)
+    expected = clips.expected(slot)
     if expected is not None:
-        answer["predicted_ms"] = round(slots.predicted_ms(slot) or 0.0, 1)
-        answer["predicted_given_up"] = slots.given_up(slot, expected)
+        answer["predicted_ms"] = round(clips.predicted_ms(slot) or 0.0, 1)
+        answer["predicted_given_up"] = clips.given_up(slot, expected)
     return answer
 
 
-def _slot_of(request: web.Request) -> Slot:
+def _slot_of(request: web.Request) -> ClipTask:
     """The slot that a path names, for its own key or an admin's. Raises ``NotFound``."""
     slot_id, key = request.match_info["slot_id"], request[CONTEXT].key
-    slot = request.app[ORCHESTRATOR].slots.store.get(slot_id)
+    slot = request.app[CLIPS].store.get(slot_id)
     if slot.job.key != key.fingerprint and not key.is_admin:
         raise no_such("slot", slot_id)
     return slot

@@ -5,12 +5,15 @@ They hold no secret and need no key: the page asks for one, and sends it with ea
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from aiohttp import web
 
 from orchestrator.api.auth import PAGE_FILES
+from orchestrator.api.openapi.operation import HTML, Operation
 from orchestrator.errors import NotFound
 from protocol import excerpt
 
@@ -100,3 +103,9 @@ def routes() -> list[web.RouteDef]:
         web.get("/", index),
         web.get(f"{PAGE_FILES}/{{name:.+}}", file),
     ]
+
+
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "GET /": Operation(gives=(HTML,)),
+    "GET /page/{name}": Operation(gives=("*/*",), statuses=(200, 304)),
+}

@@ -25,7 +25,7 @@ _PROGRESS_S = 0.1
 _PREVIEW_S = 0.2
 
 
-class Progress:
+class ProgressAnswers:
     """Passes one slot's progress from its stages' threads to its client, with limited frequency."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, responder: Responder) -> None:

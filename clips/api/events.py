@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from clips.dispatch.job import OUTPUTS
-from clips.dispatch.slot import Progress, Slot
+from clips.dispatch.task import ClipTask, Progress
 from orchestrator.api.native.errors import error_object
 from orchestrator.api.native.events import NumberedEvents
 from orchestrator.api.native.listing import standing
@@ -23,10 +23,10 @@ PIECE_EVENTS = 64
 _number_of = attrgetter("number")
 
 
-class SlotEvents(NumberedEvents):
+class ClipEvents(NumberedEvents):
     """Follows one slot on behalf of one client, from after event ``after``."""
 
-    def replay(self, slot: Slot, position: int, predicted_ms: float | None) -> Iterator[bytes]:
+    def replay(self, slot: ClipTask, position: int, predicted_ms: float | None) -> Iterator[bytes]:
         """Yield what has happened so far, in pieces; after the last one the slot is listened to."""
         queued = {
             "slot_id": slot.id,
@@ -55,7 +55,7 @@ class SlotEvents(NumberedEvents):
         else:
             self._stream.offer(self._spelled(event))
 
-    def ended(self, slot: Slot) -> None:
+    def ended(self, slot: ClipTask) -> None:
         ending, number = slot.ending, slot.last_number
         assert ending is not None and number is not None
         kind = "result" if ending.error is None else "error"
@@ -75,17 +75,17 @@ class SlotEvents(NumberedEvents):
         return self._event(event.number, "preview", data)
 
 
-def ended(slot: Slot, ending: Ending) -> dict[str, object]:
+def ended(slot: ClipTask, ending: Ending) -> dict[str, object]:
     """The fields for a slot that has ended, except its error: the worker's facts, and the
     outcome."""
     return {**slot.facts, "outcome": ending.outcome, "instance": slot.instance or None}
 
 
-def outputs_of(slot: Slot) -> dict[str, str]:
+def outputs_of(slot: ClipTask) -> dict[str, str]:
     """Paths at which a slot's files can be fetched, by output name."""
     return {name: f"/v2/slots/{slot.id}/outputs/{OUTPUTS[name].file}" for name in slot.files}
 
 
-def described(slot: Slot, now: float) -> dict[str, object]:
+def described(slot: ClipTask, now: float) -> dict[str, object]:
     """A slot as one line of a list, without anything of its recipe."""
     return {"slot_id": slot.id, **standing(slot, now), "outputs": outputs_of(slot)}

@@ -13,17 +13,17 @@ from clips.render.memory import (
     CountedMemory,
     ResidencyPlan,
     Resident,
+    clip_guard,
+    clips_within,
     media_log,
-    slot_guard,
-    slots_within,
 )
-from clips.render.pipeline import PipelineConfig, SlotPipeline, nominal_times
-from clips.render.settings import SlotSettings
+from clips.render.pipeline import ClipPipeline, PipelineConfig, nominal_times
+from clips.render.reporter import ClipReporter
+from clips.render.settings import RenderSettings
 from clips.render.sharing import cap_memory
-from clips.render.slot import SlotWorker
-from clips.render.slot_state import SlotReporter
 from clips.render.stages.providers import load_providers
 from clips.render.warm_up import warm_up
+from clips.render.worker import ClipWorker
 from worker.memory import LimitedMemory, MemoryLimits
 from worker.runner.device import open_device
 from worker.runner.device_probe import probe_of
@@ -34,7 +34,7 @@ _PROBE_S = 30.0
 seconds of work on it."""
 
 
-def build_slots(settings: SlotSettings) -> SlotWorker:
+def build_clips(settings: RenderSettings) -> ClipWorker:
     """Build the slot worker. Raises ``LoadError``, ``MemoryLimitExceeded``, ``ValueError``."""
     began = time.monotonic()
     device = open_device(settings.device)
@@ -56,7 +56,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     )
     models = [resident for provider in providers.all() for resident in provider.residents()]
     models_bytes = sum(each.bytes for each in models)
-    slots = slots_within(settings.slots, models_bytes, sizes.bytes, limits.hard_bytes)
+    slots = clips_within(settings.slots, models_bytes, sizes.bytes, limits.hard_bytes)
     buffers = Resident(f"buffers of {slots} slots", slots * sizes.bytes)
     plan = ResidencyPlan([*models, buffers], workspace_bytes=0)
     for line in plan.lines():
@@ -64,14 +64,14 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     meter: LimitedMemory = CountedMemory(lambda: plan.bytes)
     if device.type == "cuda":
         meter = CudaMemory(device.index or 0)
-    guard = slot_guard(meter, limits)
+    guard = clip_guard(meter, limits)
     guard.check(plan.bytes - meter.used_bytes(), "the residency plan")
     config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, settings.nice)
     probe = probe_of(device, _PROBE_S)
     check_device = None if probe is None else probe.check
-    pipeline = SlotPipeline(providers, nominal_times(), guard, device, config, check_device)
+    pipeline = ClipPipeline(providers, nominal_times(), guard, device, config, check_device)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, slots, device)
     asyncio.run(warm_up(pipeline, pool))
-    reporter = SlotReporter(settings, pipeline.times, guard, plan.residents)
-    return SlotWorker(pipeline, pool, settings, reporter)
+    reporter = ClipReporter(settings, pipeline.times, guard, plan.residents)
+    return ClipWorker(pipeline, pool, settings, reporter)

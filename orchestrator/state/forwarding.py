@@ -9,14 +9,15 @@ keeps for all is asked of that one, and what concerns all is asked of each.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import aiohttp
-import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
 from orchestrator.api.http.context import CONTEXT
+from orchestrator.api.http.elsewhere import Elsewhere, SiblingAnswer
 from orchestrator.errors import NotReady, TidegateError
 
 if TYPE_CHECKING:  # its library is an extra
@@ -29,8 +30,6 @@ TO_ANY = "1"
 CONNECT_S = 2.0
 SIBLING_S = 5.0
 """Longest wait for an answer of another process at the same port, in seconds."""
-_LED = ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v2/catalog")
-"""Paths below which one process answers for all of a port."""
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -48,17 +47,14 @@ _HOP_BY_HOP = frozenset(
 )
 
 
-class SiblingAnswer(NamedTuple):
-    """The answer of another process at the same port."""
-
-    status: int
-    body: bytes
-
-
-class Forwarding:
+class Forwarding(Elsewhere):
     """Hands requests on. Its connections are closed with the application."""
 
-    def __init__(self, shared_state: "SharedState") -> None:
+    keeps_bodies = True
+
+    def __init__(self, shared_state: "SharedState", led: Sequence[str]) -> None:
+        """``led`` are paths below which one process answers for all of a port."""
+        self._led = led
         self._shared_state = shared_state
         self._session: aiohttp.ClientSession | None = None
 
@@ -98,7 +94,7 @@ class Forwarding:
         if siblings is None or FORWARDED_HEADER in request.headers:
             return None
         url: str | None = None
-        if _is_led(request.path):
+        if self._is_led(request.path):
             url = siblings.lead()
         elif request.method == "POST" and (name := request.headers.get("Idempotency-Key")):
             url = siblings.keeper_of(name)
@@ -120,6 +116,9 @@ class Forwarding:
             return []
         asked = [self._ask(request, url) for url in siblings.urls()]
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+
+    def _is_led(self, path: str) -> bool:
+        return any(path == led or path.startswith(f"{led}/") for led in self._led)
 
     async def _ask(self, request: web.Request, url: str) -> SiblingAnswer | None:
         headers = _handed_on(request, TO_ANY)
@@ -178,25 +177,6 @@ class Forwarding:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
-
-
-FORWARDING = web.AppKey("forwarding", Forwarding)
-
-
-async def told_by_siblings(request: web.Request) -> list[Any]:
-    """What the other processes at this port answer to the same request, decoded from JSON; those
-    that have no such thing are left out. Raises ``NotReady`` where one does not answer, or
-    refuses."""
-    if FORWARDING not in request.app:
-        return []
-    answers = await request.app[FORWARDING].of_siblings(request)
-    if any(answer.status >= 400 and answer.status != 404 for answer in answers):
-        raise NotReady("not all processes at this port have done it; send it again in a moment")
-    return [msgspec.json.decode(answer.body) for answer in answers if answer.status < 400]
-
-
-def _is_led(path: str) -> bool:
-    return any(path == led or path.startswith(f"{led}/") for led in _LED)
 
 
 def _handed_on(request: web.Request, tag: str) -> "CIMultiDict[str]":
