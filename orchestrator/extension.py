@@ -11,8 +11,8 @@ read without the rest of the room.
     orchestrator/sessions/     extension.py  section.py
     orchestrator/api/page/     extension.py
 
-Rooms import the core; the core imports no room. ``tests/orchestrator/test_rooms.py`` looks at the imports, and
-starts the service without each room.
+Rooms import the core; the core imports no room. ``tests/orchestrator/test_rooms.py`` looks at the
+imports, and starts the service without each room.
 """
 
 import asyncio

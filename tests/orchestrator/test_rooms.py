@@ -52,7 +52,7 @@ def test_the_core_names_no_optional_room(room: str) -> None:
 
 
 def copy_without(rooms: Iterable[str], folder: Path) -> None:
-    ignored = shutil.ignore_patterns("__pycache__", "checkpoint")
+    ignored = shutil.ignore_patterns("checkpoint")
     for package in (*CORE, "clips", "picker"):
         if package not in rooms:
             shutil.copytree(ROOT / package, folder / package, ignore=ignored)

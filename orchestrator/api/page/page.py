@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+import orchestrator
 from orchestrator.api.auth import PAGE_FILES
 from orchestrator.api.openapi.operation import HTML, Operation
 from orchestrator.errors import NotFound
@@ -57,17 +58,39 @@ class _File:
 
 
 def _read(path: Path) -> _File:
-    body = path.read_bytes()
-    content_type = _TYPES.get(path.suffix, "text/plain")
+    return _file(path.read_bytes(), path.suffix)
+
+
+def _file(body: bytes, suffix: str) -> _File:
+    content_type = _TYPES.get(suffix, "text/plain")
     return _File(body, content_type, hashlib.sha256(body).hexdigest()[:32])
 
 
-_FILES = {
-    path.relative_to(_STATIC).as_posix(): _read(path)
-    for path in sorted(_STATIC.rglob("*"))
-    if path.is_file()
-}
-"""All files, read once: no request opens a file, or names one that is not here."""
+def _files_in(folder: Path, below: str = "") -> dict[str, _File]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {below + path.relative_to(folder).as_posix(): _read(path) for path in paths}
+
+
+def _all_files() -> dict[str, _File]:
+    """The page's files, and those of the views that optional rooms add. A room has a folder
+    ``page`` with ``view.html``, a ``<section>`` whose ``data-module`` exports ``View`` and
+    ``Card``, and ``view.css``."""
+    found = _files_in(_STATIC)
+    views = sorted(Path(orchestrator.__file__).parents[1].glob("*/page/view.html"))
+    sections = [view.read_text("utf-8") for view in views]
+    styles = []
+    for view in views:
+        room = view.parts[-3]
+        found |= _files_in(view.parent, f"{room}/")
+        styles.append(f'  <link rel="stylesheet" href="{PAGE_FILES}/{room}/view.css">\n')
+    index = found["index.html"].body.decode()
+    index = index.replace("<!-- views of rooms -->\n", "\n".join(sections))
+    index = index.replace("<!-- styles of rooms -->\n", "".join(styles))
+    return found | {"index.html": _file(index.encode(), ".html")}
+
+
+_FILES = _all_files()
+"""Read once: no request opens a file, or names one that is not here."""
 
 
 async def index(request: web.Request) -> web.Response:

@@ -1,5 +1,6 @@
 """The page's files over HTTP: whoever may load them, and what a browser is told of them."""
 
+import posixpath
 import re
 
 import pytest
@@ -42,7 +43,9 @@ async def test_all_that_its_files_name_is_served(service: Service) -> None:
     for name in OWN:
         text = page._FILES[name].body.decode()
         named |= set(re.findall(r'(?:src|href)="(/page/[^"]+)"', text))
-        named |= {f"/page/js/{file}" for file in re.findall(r'from "\./([^"]+)"', text)}
+        named |= set(re.findall(r'data-module="([^"]+)"', text))
+        imported = re.findall(r'from "(\.[^"]+)"', text)
+        named |= {posixpath.normpath(f"/page/{name}/../{file}") for file in imported}
     assert len(named) > 10
     for path in named:
         async with service.http.get(path) as response:

@@ -2,9 +2,8 @@
 
 import { call } from "./api.js";
 import { Chart } from "./charts.js";
-import { STAGES } from "./clip.js";
 import { rates } from "./feed.js";
-import { count, el, gigabytes, ms, percent, plural } from "./format.js";
+import { count, el, ms, percent, plural } from "./format.js";
 import { drawFinishes, drawSlack } from "./plots.js";
 
 const $ = (id) => document.getElementById(id);
@@ -33,6 +32,8 @@ const BLAMED = {
 export class Board {
   #charts = null;
   #cards = new Map();
+
+  cards = []; // classes of what rooms add to an instance
 
   constructor(feed) {
     this.feed = feed;
@@ -152,7 +153,7 @@ export class Board {
     }
     for (const instance of instances) {
       if (!this.#cards.has(instance.address)) {
-        const card = new InstanceCard(instance.address);
+        const card = new InstanceCard(instance.address, this.cards);
         this.#cards.set(instance.address, card);
         $("instances").append(card.item);
       }
@@ -166,14 +167,13 @@ export class Board {
 class InstanceCard {
   #last = null;
 
-  constructor(address) {
+  constructor(address, cards) {
     this.address = address;
     this.state = el("span", { class: "state" });
     this.what = el("p", { class: "figures" });
     this.load = new Meter("jobs");
     this.kv = new Meter("KV");
-    this.clips = new Meter("clips");
-    this.clipFacts = el("dl", { class: "facts" });
+    this.added = cards.map((Card) => new Card());
     this.facts = el("dl", { class: "facts" });
     this.button = el("button", { type: "button", class: "quiet", onclick: () => this.#drain() });
     this.item = el(
@@ -184,8 +184,7 @@ class InstanceCard {
       this.load.element,
       this.kv.element,
       this.facts,
-      this.clips.element,
-      this.clipFacts,
+      ...this.added.flatMap((card) => card.elements),
       this.button,
     );
   }
@@ -211,25 +210,9 @@ class InstanceCard {
     this.facts.replaceChildren(
       ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
     );
-    this.#drawSlot(instance.slot ?? null);
+    for (const card of this.added) card.show(instance);
     this.button.textContent = draining ? "Take back into use" : "Drain";
     this.button.setAttribute("aria-label", `${this.button.textContent}: ${this.address}`);
-  }
-
-  // The slot model, where the instance has one.
-  #drawSlot(slot) {
-    this.clips.element.hidden = this.clipFacts.hidden = slot === null;
-    if (slot === null) return;
-    const taken = slot.slots_total - slot.slots_free;
-    this.clips.show(taken, slot.slots_total, slot.state === "up" ? `${taken} of ${slot.slots_total}` : slot.state);
-    const facts = [
-      ...STAGES.map(([stage, name]) => [`${name} P95`, ms(slot.p95_ms?.[stage])]),
-      ["clip memory", gigabytes(slot.memory_used_bytes)],
-      ["abort to free", ms(slot.abort_to_free_p99_ms)],
-    ];
-    this.clipFacts.replaceChildren(
-      ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
-    );
   }
 
   #pace({ tokens_total }, at) {
@@ -252,7 +235,7 @@ class InstanceCard {
   }
 }
 
-class Meter {
+export class Meter {
   constructor(name) {
     this.fill = el("span", { class: "part decode" });
     this.value = el("span");

@@ -2,21 +2,29 @@
 
 import { key, onKeyWanted } from "./api.js";
 import { Board } from "./board.js";
-import { Clips } from "./clips.js";
 import { Feed } from "./feed.js";
 import { Playground } from "./play.js";
 import { Status } from "./status.js";
 
 const $ = (id) => document.getElementById(id);
-const VIEWS = ["play", "board", "clips"];
 const SINGLE_KEYS = "tidegate.single-keys";
 const THEMES = { system: ["◐", "as the system"], light: ["○", "light"], dark: ["●", "dark"] };
 
 const playground = new Playground();
 const feed = new Feed();
 const board = new Board(feed);
-const clips = new Clips(feed);
 const status = new Status(feed);
+const views = new Map([["play", playground], ["board", board]]);
+for (const section of document.querySelectorAll("section[data-module]")) {
+  const { View, Card } = await import(section.dataset.module);
+  const link = Object.assign(document.createElement("a"), { href: `#${section.id}`, id: `${section.id}-link` });
+  link.textContent = section.getAttribute("aria-label");
+  link.dataset.view = section.id;
+  link.hidden = true; // until its view has something to show
+  document.querySelector("header nav").append(link);
+  board.cards.push(Card);
+  views.set(section.id, new View(feed));
+}
 
 // ── the service's key ──────────────────────────────────────────────────────────────────────────
 
@@ -81,11 +89,16 @@ status.addEventListener("change", refresh);
 
 // ── views ──────────────────────────────────────────────────────────────────────────────────────
 
+// The view that is shown.
+function shown() {
+  return [...views.keys()].find((name) => !$(name).hidden);
+}
+
 function show() {
-  const chosen = VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : VIEWS[0];
-  for (const name of VIEWS) $(name).hidden = name !== chosen;
-  if (chosen === "clips") $("clips-link").hidden = false;
+  const chosen = views.has(location.hash.slice(1)) ? location.hash.slice(1) : "play";
+  for (const name of views.keys()) $(name).hidden = name !== chosen;
   for (const link of document.querySelectorAll("[data-view]")) {
+    if (link.dataset.view === chosen) link.hidden = false;
     if (link.dataset.view === chosen) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
@@ -113,11 +126,9 @@ $("single-keys").checked = singleKeys.on;
 $("single-keys").addEventListener("change", () => (singleKeys.on = $("single-keys").checked));
 
 const SHORTCUTS = {
-  "/": () => goTo("prompt", "say"),
-  d: () => goTo("deadline", "clip-deadline"),
-  1: () => (location.hash = "#play"),
-  2: () => (location.hash = "#board"),
-  3: () => (location.hash = "#clips"),
+  "/": () => goTo("prompt", "text"),
+  d: () => goTo("deadline", "deadline"),
+  ...Object.fromEntries([...views.keys()].map((name, at) => [at + 1, () => (location.hash = `#${name}`)])),
   t: nextTheme,
   "?": () => $("help-dialog").showModal(),
 };
@@ -125,13 +136,13 @@ const SHORTCUTS = {
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") {
-    if (($("clips").hidden ? playground : clips).cancel()) event.preventDefault();
+    const view = views.get(shown());
+    if ((view.cancel ? view : playground).cancel()) event.preventDefault();
     return;
   }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    if (!$("play").hidden) playground.submit();
-    else if (!$("clips").hidden) clips.submit();
+    views.get(shown()).submit?.();
     return;
   }
   if (event.ctrlKey || event.metaKey || event.altKey || !singleKeys.on) return;
@@ -143,11 +154,13 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// To a field of the view that is shown; of the playground where that has none.
-function goTo(id, idOfClips) {
-  if ($("clips").hidden) location.hash = "#play";
+// To a field of the view that is shown; of the playground where that has none. A room's view names its
+// own fields: `data-text`, `data-deadline`.
+function goTo(id, field) {
+  const own = $(shown()).dataset[field];
+  if (!own) location.hash = "#play";
   show();
-  $($("clips").hidden ? id : idOfClips).focus();
+  $(own ?? id).focus();
 }
 
 // ── tools ──────────────────────────────────────────────────────────────────────────────────────
@@ -167,7 +180,7 @@ $("theme-button").addEventListener("click", nextTheme);
 drawTheme();
 $("help-button").addEventListener("click", () => $("help-dialog").showModal());
 if (/Mac|iPhone|iPad/.test(navigator.platform)) {
-  for (const id of ["send", "clip-send"]) $(id).querySelector("kbd").textContent = "⌘ ⏎";
+  for (const kbd of document.querySelectorAll("button.primary kbd")) kbd.textContent = "⌘ ⏎";
 }
 
 status.start();

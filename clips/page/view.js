@@ -1,12 +1,13 @@
 // The clips: the form that makes a recipe, and what is rendered from it.
 
-import { Clip } from "./clip.js";
-import { ms } from "./format.js";
+import { Meter } from "../js/board.js";
+import { el, gigabytes, ms } from "../js/format.js";
+import { Clip, STAGES } from "./clip.js";
 import { Screen } from "./screen.js";
 
 const $ = (id) => document.getElementById(id);
 
-export class Clips {
+export class View {
   #screen = new Screen((deadlineMs) => this.#retry(deadlineMs));
   #clip = null;
 
@@ -89,5 +90,29 @@ export class Clips {
     for (const option of $("clip-size").options) option.hidden = most > 0 && Number(option.value) > most;
     const seconds = Math.max(0, ...slots.map(({ max_seconds: longest }) => longest));
     if (seconds > 0) $("clip-seconds").placeholder = `${seconds}`;
+  }
+}
+
+// An instance's slot model, on the instance's card of the board.
+export class Card {
+  constructor() {
+    this.meter = new Meter("clips");
+    this.facts = el("dl", { class: "facts" });
+    this.elements = [this.meter.element, this.facts];
+  }
+
+  show({ slot = null }) {
+    this.meter.element.hidden = this.facts.hidden = slot === null;
+    if (slot === null) return;
+    const taken = slot.slots_total - slot.slots_free;
+    this.meter.show(taken, slot.slots_total, slot.state === "up" ? `${taken} of ${slot.slots_total}` : slot.state);
+    const facts = [
+      ...STAGES.map(([stage, name]) => [`${name} P95`, ms(slot.p95_ms?.[stage])]),
+      ["clip memory", gigabytes(slot.memory_used_bytes)],
+      ["abort to free", ms(slot.abort_to_free_p99_ms)],
+    ];
+    this.facts.replaceChildren(
+      ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    );
   }
 }

@@ -1,7 +1,7 @@
 // The clip that is looked at: its stages as they run, what is drawn so far, then the clip itself.
 
 import { STAGES } from "./clip.js";
-import { el, ms } from "./format.js";
+import { el, ms } from "../js/format.js";
 
 const $ = (id) => document.getElementById(id);
 const TICK_MS = 100;

@@ -1,8 +1,8 @@
 // One clip.
 
-import { call } from "./api.js";
-import { follow } from "./follow.js";
-import { Submission } from "./submission.js";
+import { call } from "../js/api.js";
+import { follow } from "../js/follow.js";
+import { Submission } from "../js/submission.js";
 
 export const STAGES = [
   ["audio", "speech"],
