@@ -1,6 +1,6 @@
 """Has a process of its own replay what surrounds a request that missed: one at a time.
 
-The process is ``python -m pool.replay``, which is above this package: it runs the whole service on
+The process is ``python -m perf.sim.replay``, above this package: it runs the whole service on
 virtual time. It ends with its answer, or when that takes too long.
 """
 
@@ -23,7 +23,7 @@ PATIENCE_S: Final = 90.0
 """Seconds after which a replaying process that got too little CPU time is given up."""
 MAX_WAITING: Final = 8
 """Most explanations that may wait for the one that is made."""
-_REPLAY: Final = "pool.replay"
+_REPLAY: Final = "perf.sim.replay"
 _findings = msgspec.msgpack.Decoder(Findings)
 
 

@@ -18,8 +18,8 @@ from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, result
 from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
+from perf.sim.replay.verdict import explain
 from perf.sim.simulate import Fleet, SimRun, simulate
-from pool.replay.verdict import explain
 
 LOADS: Final = (0.8, 1.3, 2.0)
 SCENARIOS: Final[Mapping[str, Scenario]] = {

@@ -1,4 +1,4 @@
-"""A process that replays one recording: ``python -m pool.replay``.
+"""A process that replays one recording: ``python -m perf.sim.replay``.
 
 Reads a ``ReplayQuestion`` from its standard input and writes ``Findings``, both as msgpack. Runs at
 a low priority: those who are served go first.
@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from orchestrator.recording.findings import ReplayQuestion
-from pool.replay.verdict import explain
+from perf.sim.replay.verdict import explain
 
 
 def main() -> None:

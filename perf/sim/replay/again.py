@@ -27,7 +27,7 @@ from orchestrator.service import Orchestrator, Reading
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import EarlierText, Task
-from pool.replay.known import (
+from perf.sim.replay.known import (
     LengthsAsKnown,
     SettingsAsTold,
     StatesAsRecorded,
@@ -35,11 +35,11 @@ from pool.replay.known import (
     learnt,
     length_of,
 )
-from pool.replay.lane import SimLane
-from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from pool.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
-from pool.replay.under_way import UnderWay, under_way
-from pool.replay.worker import BEGUN, WorkerSpec
+from perf.sim.replay.lane import SimLane
+from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from perf.sim.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
+from perf.sim.replay.under_way import UnderWay, under_way
+from perf.sim.replay.worker import BEGUN, WorkerSpec
 from protocol import Delta, OnDeadline, Outcome, Sampling
 
 BEFORE_S: Final = 1.0

@@ -8,8 +8,8 @@ from msgspec import structs
 from orchestrator.recording.findings import Alone
 from perf.sim.__main__ import FLEET
 from perf.sim.explained import SCENARIOS, RecordedRun
-from pool.replay.again import Replayer
-from pool.replay.verdict import explain
+from perf.sim.replay.again import Replayer
+from perf.sim.replay.verdict import explain
 from protocol import Outcome
 from tests.perf.sim_load import SEED
 

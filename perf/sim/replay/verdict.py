@@ -14,7 +14,7 @@ from typing import Final
 from orchestrator.recording.facts import RecordedRequest
 from orchestrator.recording.findings import Alone, Findings, ReplayQuestion, Tried
 from orchestrator.tasks.deadline import Part
-from pool.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
+from perf.sim.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
 from protocol import Outcome
 
 LATER_S: Final = 0.1

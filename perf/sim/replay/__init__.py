@@ -12,5 +12,5 @@ A recording (``orchestrator.recording``) again:
 - ``under_way``   how far a request had come at a moment
 - ``again``       what was recorded as arrivals and instances, and what becomes of each request
 - ``verdict``     what alone would have met a request that missed
-- ``__main__``    a process for one question: ``python -m pool.replay``
+- ``__main__``    a process for one question: ``python -m perf.sim.replay``
 """

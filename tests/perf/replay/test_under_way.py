@@ -6,7 +6,7 @@ from msgspec import structs
 
 from orchestrator.recording.facts import PauseTaken, RecordedRequest
 from orchestrator.tasks.job import PlacementMode, Priority
-from pool.replay.under_way import UnderWay, under_way
+from perf.sim.replay.under_way import UnderWay, under_way
 from protocol import FinishReason, OnDeadline, Outcome
 
 WHOLE = RecordedRequest(
