@@ -39,7 +39,6 @@ from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
 from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.recording.explainer import Explainer
 from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
@@ -83,8 +82,6 @@ class Stages:
     demand: ModelDemand
     slots: Slots
     """Clips, which share the first of these stages and nothing else."""
-    explainer: Explainer | None = None
-    """Why requests missed; None where none are recorded."""
     durable: DurableTasks | None = None
     """The journal; None where no task can be durable."""
     batches: Batches | None = None

@@ -91,12 +91,6 @@ SOURCES: Final = {
     "perf.sim.slow_tools": (*_SIM, *_RUNS, "perf/sim/chains.py", "perf/sim/slow_tools.py"),
     "perf.sim.quotes": (*_SIM, "perf/sim/quotes.py"),
     "perf.sim.reported": (*_SIM, "perf/sim/reported.py"),
-    "perf.sim.explained": (
-        *_SIM,
-        "orchestrator/recording",
-        "perf/sim/explained.py",
-        "perf/sim/replay",
-    ),
     "perf.sim.fleet": (
         "orchestrator/placement",
         "orchestrator/prediction",

@@ -17,7 +17,7 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
-from orchestrator.api.native import explanations, quotes, sessions
+from orchestrator.api.native import quotes, sessions
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import batches, embeddings, files
@@ -45,6 +45,6 @@ SERVED: Final = [
     ServedDialect((ANTHROPIC,), (anthropic, message_batches)),
     ServedDialect((OPENAI,), (openai, embeddings, responses, conversations, files, batches)),
     ServedDialect(KSERVE, (kserve, metadata)),
-    ServedDialect((NATIVE,), (native, explanations, quotes, sessions, slots)),
+    ServedDialect((NATIVE,), (native, quotes, sessions, slots)),
 ]
 """A path belongs to the first that serves it, and else to the last one."""
