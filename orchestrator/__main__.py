@@ -129,7 +129,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             parts.health,
             parts.discovery,
             parts.api,
-            Control(lifecycle, parts.reloader, keys_of, _verify_engine),
+            Control(lifecycle, parts.reloader, keys_of, _verify_engine, parts.recorder),
             shutdown_timeout_s=CLOSE_CONNECTIONS_S,
         )
         reloader = parts.reloader

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
@@ -55,8 +54,7 @@ from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.recording.explainer import Explainer
-from orchestrator.recording.recorder import Recorder
+from orchestrator.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
@@ -77,7 +75,6 @@ ENCODING_THREADS = 2
 MAX_ENCODING_BYTES = 64 * 2**20
 """Bytes of the prompts that may wait to become tokens, all together."""
 KEY_SETTINGS = ("token", "admin_token", "keys")
-POLICY_SECTIONS = {"admission", "deadlines", "dispatch", "placement", "queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +94,7 @@ class Components:
     hedger: Hedger
     pausing: Pausing
     reloader: Reloader
+    recorder: Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,6 @@ def build(
     health.also_ready.extend(room.is_ready for room in rooms)
     swaps, demand = _loading(common, registry, foresight)
     reloader = Reloader(settings)
-    recorder = _recorder(common, registry, foresight.forecaster)
     encoding = EncodingStage(executor, ENCODING_THREADS, MAX_ENCODING_BYTES, clock)
     stages = Stages(
         limits=limiter,
@@ -207,7 +204,6 @@ def build(
         store=TaskStore(clock, settings.tasks),
         swaps=swaps,
         demand=demand,
-        explainer=None if recorder is None else Explainer(recorder, partial(_policy, reloader)),
         durable=durable,
         sharing=sharing,
     )
@@ -221,11 +217,11 @@ def build(
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, rooms, tracing)
-    if recorder is not None:
-        dispatch.pausing.listener = recorder
-        registry.listen(recorder)
-        orchestrator.on_offered.append(recorder.offered)
-        orchestrator.on_ended.append(recorder.ended)
+    recorder = Recorder(registry, foresight.forecaster, clock)
+    dispatch.pausing.listener = recorder
+    registry.listen(recorder)
+    orchestrator.on_offered.append(recorder.offered)
+    orchestrator.on_ended.append(recorder.ended)
     metrics.watch(queue, QUEUE)
     metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
     sharing.follow(orchestrator.runs, metrics)
@@ -253,6 +249,7 @@ def build(
         hedger=dispatch.hedger,
         pausing=dispatch.pausing,
         reloader=reloader,
+        recorder=recorder,
     )
 
 
@@ -388,16 +385,6 @@ def _loading(
     common.metrics.watch(swaps, SWAPS)
     common.metrics.watch(demand, DEMAND)
     return swaps, demand
-
-
-def _recorder(common: _Common, registry: Registry, forecaster: Forecaster) -> Recorder | None:
-    most = common.settings.telemetry.recorded_requests
-    return Recorder(registry, forecaster, common.clock, most) if most else None
-
-
-def _policy(reloader: Reloader) -> dict[str, Any]:
-    """The sections of the settings by which the service decides, as they are now; no secrets."""
-    return reloader.settings.model_dump(mode="json", include=POLICY_SECTIONS)
 
 
 def _follow(

@@ -38,7 +38,6 @@ from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
 from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.recording.explainer import Explainer
 from orchestrator.sharing import Sharing
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
@@ -80,8 +79,6 @@ class Stages:
     demand: ModelDemand
     sharing: Sharing
     """What this orchestrator shares with others."""
-    explainer: Explainer | None = None
-    """Why requests missed; None where none are recorded."""
     durable: DurableTasks | None = None
     """The journal; None where no task can be durable."""
 

@@ -15,7 +15,7 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
-from orchestrator.api.native import explanations, quotes
+from orchestrator.api.native import quotes
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import embeddings
@@ -41,6 +41,6 @@ SERVED: Final = [
     ServedDialect((ANTHROPIC,), (anthropic,)),
     ServedDialect((OPENAI,), (openai, embeddings)),
     ServedDialect(KSERVE, (kserve, metadata)),
-    ServedDialect((NATIVE,), (native, explanations, quotes)),
+    ServedDialect((NATIVE,), (native, quotes)),
 ]
 """A path belongs to the first that serves it, and else to the last one."""

@@ -378,10 +378,6 @@ class TelemetrySettings(Section):
     vllm_metrics: bool = False
     """Whether ``/metrics`` also has the metrics that endpoint pickers and autoscalers read of vLLM,
     under vLLM's names (``vllm:num_requests_waiting`` …); ``/metrics/vllm`` has these alone."""
-    recorded_requests: int = Field(default=4000, ge=0, le=1_000_000)
-    """Latest requests of which it is recorded, without a word of them, when they came, what was
-    expected and what became of them, so that a miss can be explained (docs/explain.md). One takes
-    about a kilobyte; 0: nothing is recorded."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
     """OTLP receiver that traces are sent to over HTTP, such as http://localhost:4318; unset: no
     traces. Needs the extra ``otel``."""

@@ -241,7 +241,7 @@ async def make_service() -> AsyncIterator[MakeService]:
             parts.health,
             parts.discovery,
             parts.api,
-            Control(parts.lifecycle, parts.reloader, keys_of, verify_engine),
+            Control(parts.lifecycle, parts.reloader, keys_of, verify_engine, parts.recorder),
             shutdown_timeout_s=0.2,
         )
         runner.app[AUTH].let_operate(OPERATORS_KEY, "a file")

@@ -1,13 +1,11 @@
 // The request that is looked at: verdict, budget, text, facts.
 
-import { getJson } from "./api.js";
 import { BudgetBar } from "./budget.js";
 import { el, ms } from "./format.js";
 import { figuresOf, reasonOf, verdictOf } from "./verdict.js";
 
 const $ = (id) => document.getElementById(id);
 const STILL_MS = 250;
-const EXPLAINED = ["deadline_exceeded", "deadline_infeasible", "queue_full"];
 
 export class Answer {
   #run = null;
@@ -100,11 +98,6 @@ export class Answer {
       const words = `Try again with ${ms(needMs)}`;
       reason.append(el("button", { type: "button", onclick: () => this.onRetry(run, needMs) }, words));
     }
-    if (run.isOver && (run.outcome === "partial" || EXPLAINED.includes(run.error?.code))) {
-      const button = el("button", { type: "button" }, "What would have met it?");
-      button.addEventListener("click", () => explain(run, button));
-      reason.append(" ", button);
-    }
   }
 
   #drawFacts(run) {
@@ -128,18 +121,6 @@ export class Answer {
       if (shown.textContent !== value) shown.textContent = value;
     });
   }
-}
-
-// The service replays what surrounded it, which takes some seconds.
-async function explain(run, button) {
-  button.disabled = true;
-  button.textContent = "Replaying …";
-  const name = encodeURIComponent(run.id ?? run.correlationId);
-  const words = await getJson(`/v2/tasks/${name}/explanation`).then(
-    ({ reason, verdict }) => [reason, verdict].filter(Boolean).join(" "),
-    (error) => error.message,
-  );
-  button.replaceWith(el("span", {}, words));
 }
 
 // By the service's own figures once they are known.

@@ -11,9 +11,9 @@ from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig, LaneOwner
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.settings import Settings
-from pool.replay.lane import SimLane
-from pool.replay.loop import VirtualClock
-from pool.replay.worker import SimWorker, WorkerSpec
+from perf.sim.replay.lane import SimLane
+from perf.sim.replay.loop import VirtualClock
+from perf.sim.replay.worker import SimWorker, WorkerSpec
 from protocol import Feature, ModelCard
 
 VOCABULARY = 2**20

@@ -6,7 +6,7 @@ from functools import partial
 
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig, LaneOwner, StreamLane
-from pool.replay.worker import SimWorker
+from perf.sim.replay.worker import SimWorker
 from protocol import (
     PROTOCOL_VERSION,
     Code,

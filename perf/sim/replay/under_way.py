@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from orchestrator.recording.facts import RecordedRequest
+from perf.sim.replay.recording import RecordedRequest
 
 _NEVER: Final = 0.0
 
@@ -28,15 +28,17 @@ def under_way(request: RecordedRequest, at: float, known_until: float) -> UnderW
     if not request.arrived < at < request.ended:
         return None
     is_paused = any(pause.at <= at < pause.until for pause in request.pauses)
-    is_sent = _NEVER < request.dispatched <= at
+    is_sent = _NEVER < request.marks.dispatched <= at
     instance = request.instance if is_sent and not is_paused else ""
-    if _NEVER < request.first_token <= at:
-        share = _share(request, request.first_token, at, min(request.ended, known_until))
+    if _NEVER < request.marks.first_token <= at:
+        share = _share(request, request.marks.first_token, at, min(request.ended, known_until))
         made = max(1, min(request.tokens, request.max_tokens - 1, round(request.tokens * share)))
         return UnderWay(request, instance, 0, made)
     new = request.prompt_tokens - request.cached_tokens
-    if is_sent and request.first_token > at:
-        new = round(new * (1 - _share(request, request.dispatched, at, request.first_token)))
+    if is_sent and request.marks.first_token > at:
+        new = round(
+            new * (1 - _share(request, request.marks.dispatched, at, request.marks.first_token))
+        )
     return UnderWay(request, instance, max(1, new), 0)
 
 

@@ -14,20 +14,20 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
+from orchestrator.dispatch.attempt import Attempt
 from orchestrator.errors import TidegateError
 from orchestrator.prompts.encoder import PromptEncoder
-from orchestrator.recording.facts import InstanceAt, InstanceFacts, RecordedRequest, Recording
 from orchestrator.service import Orchestrator, Reading
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import EarlierText, Task
-from pool.replay.known import (
+from perf.sim.replay.known import (
     LengthsAsKnown,
     SettingsAsTold,
     StatesAsRecorded,
@@ -35,11 +35,12 @@ from pool.replay.known import (
     learnt,
     length_of,
 )
-from pool.replay.lane import SimLane
-from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from pool.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
-from pool.replay.under_way import UnderWay, under_way
-from pool.replay.worker import BEGUN, WorkerSpec
+from perf.sim.replay.lane import SimLane
+from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from perf.sim.replay.recording import InstanceAt, RecordedRequest, Recording
+from perf.sim.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
+from perf.sim.replay.under_way import UnderWay, under_way
+from perf.sim.replay.worker import BEGUN, WorkerSpec
 from protocol import Delta, OnDeadline, Outcome, Sampling
 
 BEFORE_S: Final = 1.0
@@ -54,6 +55,8 @@ _LOOK_EVERY_S = 0.25
 _PUT_S: Final = 0.005
 """Seconds before the asked request's arrival at which the replay gets what was under way then."""
 _FIRST_OWN_ID = 2**18
+_NEVER_AGAIN: Final = 2**20
+"""Pauses after which a job is not paused any more."""
 
 
 class OutOfTime(Exception):
@@ -91,10 +94,9 @@ class ReplayedRequest:
 
 @dataclass(slots=True)
 class Replayer:
-    """Replays one recording under the same settings, as often as there is CPU time for."""
+    """Replays one recording, as often as there is CPU time for."""
 
     recording: Recording
-    settings: Mapping[str, Any]
     ends_at: float = math.inf
     """When the CPU time is used up, by this process's own clock (``time.process_time``)."""
     _lengths: dict[str, int] = field(default_factory=dict)
@@ -124,8 +126,9 @@ class _Run:
         self._loop = loop
         self._clock = VirtualClock(loop)
         self._shift = self._requests[0].arrived - BEFORE_S
-        names = [one.name for one in self._recording.instances]
-        self._addresses = {name: f"i{at}:1" for at, name in enumerate([*names, ADDED])}
+        self._addresses = {
+            name: f"i{at}:1" for at, name in enumerate([*self._recording.instances, ADDED])
+        }
         """Addresses in the replay, by name: some instances are not named by theirs."""
         self._service = self._new_service()
         self._orchestrator: Orchestrator = self._service.parts.orchestrator
@@ -182,8 +185,7 @@ class _Run:
         steps_ms = (
             pace.base_ms + pace.slots * pace.row_ms + pace.step_tokens * pace.prompt_token_ms
             for pace in (
-                self._states.pace(one.name, self._asked.arrived)
-                for one in self._recording.instances
+                self._states.pace(name, self._asked.arrived) for name in self._recording.instances
             )
         )
         return 2 * max(steps_ms, default=0.0) / 1000 + _PUT_S
@@ -223,7 +225,6 @@ class _Run:
     def _begun(self, begun: UnderWay, encoder: PromptEncoder) -> Task:
         """A task that has come as far as a request had. Nothing refuses it."""
         request, orchestrator, card = begun.request, self._orchestrator, encoder.card
-        result = self._results[request.id] = ReplayedRequest()
         job = self._job(request)
         if begun.instance:
             address = self._addresses.get(begun.instance, begun.instance)
@@ -235,14 +236,14 @@ class _Run:
         task.prompt_tokens = len(task.token_ids)
         orchestrator.stages.admission.fit(task, card)
         orchestrator.readmit(task)
-        task.listen(_Result(result, self._shift))
+        task.listen(self._listener(request))
         if begun.made:
             texts = [""] * begun.made
             task.earlier = EarlierText([BEGUN] * begun.made, texts, lambda: None)
             task.restore()
             task.is_resumable, task.begun_by_weights = True, card.model_digest
-            task.marks.first_token = request.first_token - self._shift
-            if request.first_token > request.first_token_at:
+            task.marks.first_token = request.marks.first_token - self._shift
+            if request.marks.first_token > request.parts.first_token_at:
                 task.late_part = Part.FIRST_TOKEN
         self._know(task, request)
         self._follow(task, request)
@@ -256,18 +257,25 @@ class _Run:
         task.add_done_callback(self._submitting.discard)
 
     async def _submit(self, request: RecordedRequest) -> None:
-        result = self._results[request.id] = ReplayedRequest()
+        listener = self._listener(request)
         try:
             job = self._job(request)
             encoder = self._orchestrator.models.resolve(request.model)
             ids = self._prompt(request, max(1, request.prompt_tokens - request.cached_tokens))
             task = await self._orchestrator.prepare(job, ids, Reading(encoder, ids, (), ()))
             self._know(task, request)
-            self._orchestrator.offer(task, [_Result(result, self._shift)])
+            self._orchestrator.offer(task, [listener])
         except TidegateError:
-            result.outcome, result.ended = Outcome.REFUSED, self._clock.now() + self._shift
+            listener.result.outcome = Outcome.REFUSED
+            listener.result.ended = self._clock.now() + self._shift
             return
         self._follow(task, request)
+
+    def _listener(self, request: RecordedRequest) -> "_Listener":
+        """A listener that notes what becomes of a request."""
+        result = self._results[request.id] = ReplayedRequest()
+        is_never_paused = self._change.is_never_paused and request is self._asked
+        return _Listener(result, self._shift, is_never_paused=is_never_paused)
 
     def _know(self, task: Task, request: RecordedRequest) -> None:
         """Know of a task what was known of it when it came."""
@@ -275,8 +283,6 @@ class _Run:
         task.is_promised = request.is_promised
         task.reserved_chance = request.reserved_chance
         self._lengths.tell(task, request.left)
-        if request is self._asked and self._change.is_never_paused:
-            self._service.parts.pausing.never_paused = task
 
     def _follow(self, task: Task, request: RecordedRequest) -> None:
         """Have a task that was let in meet the fate that was done to it."""
@@ -314,11 +320,12 @@ class _Run:
         )
 
     def _parts(self, request: RecordedRequest) -> Parts:
-        if request.first_token_at == request.token_gap_s == request.cut_at == math.inf:
+        parts = request.parts
+        if parts == NO_PARTS:
             return NO_PARTS
         later_s = self._change.later_s if request.id == self._asked.id else 0.0
         moved = later_s - self._shift
-        return Parts(request.first_token_at + moved, request.token_gap_s, request.cut_at + moved)
+        return Parts(parts.first_token_at + moved, parts.token_gap_s, parts.cut_at + moved)
 
     def _prompt(self, request: RecordedRequest, new: int) -> tuple[int, ...]:
         """Token ids of the ``new`` tokens of a prompt that are to be computed; the last is the
@@ -329,50 +336,49 @@ class _Run:
     # ── instances ────────────────────────────────────────────────────────────────────────────
 
     def _new_service(self) -> VirtualService:
-        facts = {one.name: one for one in self._recording.instances}
-        machines = {self._addresses[name]: self._machine(one) for name, one in facts.items()}
-        if self._change.has_one_more and facts:
-            machines[self._addresses[ADDED]] = self._machine(facts[self._first_ready()])
-        told = dict(self._replayer.settings)
+        known = self._recording.instances
+        machines = {self._addresses[name]: self._machine(one) for name, one in known.items()}
+        if self._change.has_one_more:
+            machines[self._addresses[ADDED]] = self._machine(known[self._first_ready()])
+        told = dict(self._recording.settings)
         # Calls to come are recorded with each request.
         told["dispatch"] = {**told.get("dispatch", {}), "learn_runs": False}
         told["instances"] = tuple(machines)
-        told["telemetry"] = {"log_level": "warning", "recorded_requests": 0}
+        told["telemetry"] = {"log_level": "warning"}
         settings = SettingsAsTold(**told)
         return new_service(machines, self._clock, settings, random.Random(1))
 
-    def _machine(self, facts: InstanceFacts) -> VirtualInstance:
-        pace = self._states.pace(facts.name, self._shift)
-        block_tokens = facts.block_tokens or 16
-        enough = facts.max_running * facts.context_tokens
+    def _machine(self, one: InstanceAt) -> VirtualInstance:
+        pace = self._states.pace(one.name, self._shift)
+        block_tokens = one.block_tokens or 16
+        enough = one.max_running * one.context_tokens
         spec = WorkerSpec(
             cost=cost_of(pace),
-            slots=facts.max_running,
-            kv_tokens=facts.kv_blocks * block_tokens or enough,
-            step_tokens=facts.max_step_tokens,
-            min_start_s=facts.min_start_ms / 1000,
+            slots=one.max_running,
+            kv_tokens=one.kv_blocks * block_tokens or enough,
+            step_tokens=one.max_step_tokens,
+            min_start_s=one.min_start_ms / 1000,
             noise=0.0,
         )
         return VirtualInstance(
-            spec, virtual_card(facts.model, spec, facts.context_tokens, block_tokens)
+            spec, virtual_card(one.model, spec, one.context_tokens, block_tokens)
         )
 
     def _first_ready(self) -> str:
         """An instance that took work when the asked request came, if there was one."""
-        names = [one.name for one in self._recording.instances]
-        at = self._asked.arrived
+        names, at = list(self._recording.instances), self._asked.arrived
         return next((name for name in names if self._states.at(name, at).is_ready), names[0])
 
     def _follow_instances(self) -> None:
         """Have the instances as they were at the beginning, and change as they did."""
         now, states = self._shift, self._recording.states
         first_at = min((state.at for state in states), default=0.0)
-        for one in self._recording.instances:
-            state = self._states.at(one.name, now)
+        for name in self._recording.instances:
+            state = self._states.at(name, now)
             came_later = state.at > max(now, first_at)
-            self._teach(one.name, state)
+            self._teach(name, state)
             self._become(structs.replace(state, is_ready=state.is_ready and not came_later))
-        if self._change.has_one_more and self._recording.instances:
+        if self._change.has_one_more:
             self._teach(ADDED, self._states.at(self._first_ready(), now))
         for state in states:
             if state.at > now:
@@ -403,22 +409,24 @@ class _Run:
             instance.step_learner.begin_with(learnt(state.pace))
 
 
-class _Result:
+class _Listener:
     """Notes a task's end."""
 
-    def __init__(self, result: ReplayedRequest, shift: float) -> None:
-        self._result = result
+    def __init__(self, result: ReplayedRequest, shift: float, *, is_never_paused: bool) -> None:
+        self.result = result
         self._shift = shift
+        self._is_never_paused = is_never_paused
 
     def started(self, task: Task) -> None:
-        """Ignore the start."""
+        if self._is_never_paused and isinstance(task.attempt, Attempt):
+            task.attempt.pauses = _NEVER_AGAIN
 
     def tokens(self, task: Task, delta: Delta) -> None:
         """Ignore the tokens: the task counts them."""
 
     def ended(self, task: Task) -> None:
         assert task.ending is not None
-        self._result.outcome = task.ending.outcome
-        self._result.ended = task.marks.ended + self._shift
-        self._result.tokens = task.completion_tokens
-        self._result.pauses = task.pauses
+        self.result.outcome = task.ending.outcome
+        self.result.ended = task.marks.ended + self._shift
+        self.result.tokens = task.completion_tokens
+        self.result.pauses = task.pauses

@@ -9,12 +9,13 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
 
-from orchestrator.recording.facts import RecordedRequest
-from orchestrator.recording.findings import Alone, Findings, ReplayQuestion, Tried
 from orchestrator.tasks.deadline import Part
-from pool.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
+from perf.sim.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
+from perf.sim.replay.recording import RecordedRequest, Recording
 from protocol import Outcome
 
 LATER_S: Final = 0.1
@@ -25,12 +26,59 @@ MAX_LATER_S: Final = 30.0
 MIN_LATER_S: Final = 5.0
 
 
-def explain(question: ReplayQuestion) -> Findings:
-    """Replay a recording as it was, and with each change that may have met the asked request."""
-    began = time.process_time()
-    ends_at = began + question.budget_s
-    recording, asked = question.recording, question.recording.request
-    replayer = Replayer(recording, question.settings, ends_at)
+class Alone(StrEnum):
+    """Changes that are tried, each alone: would it have met the request?"""
+
+    LET_IN = "let_in"
+    """The request is neither refused nor given up before its deadline."""
+    NOT_PAUSED = "not_paused"
+    """Nobody else gets its slot once it runs."""
+    ONE_MORE_INSTANCE = "one_more_instance"
+    """One more instance of its model, as fast as the first one, is there all the time."""
+    LATER_DEADLINE = "later_deadline"
+    """The deadline is later, and everything else as it was."""
+    NOBODY_ELSE = "nobody_else"
+    """The request has the instances to itself."""
+
+
+class Tried(NamedTuple):
+    """A change, and whether it met the request."""
+
+    change: Alone
+    met: bool
+    by_s: float = 0.0
+    """How much later the deadline was, for that change: the least that met it, to 100 ms (where the
+    time ran out, enough), or the most that was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The result of replaying a recording."""
+
+    compared: int
+    """Number of requests whose outcome was compared with the recorded one."""
+    agreed: int
+    """Number of those that were met as recorded, or not met as recorded."""
+    outcome: Outcome | None
+    """Outcome of the asked request in the replay without a change; None where it did not end."""
+    answer_tokens: int
+    """Length of its answer in the replay."""
+    tried: tuple[Tried, ...]
+    """Changes that were tried; none where the replay does not miss it."""
+    not_tried: tuple[Alone, ...]
+    """Changes that there was no time for."""
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether the replay, too, does not meet the request."""
+        return self.outcome not in (None, Outcome.MET)
+
+
+def find(recording: Recording, budget_s: float = math.inf) -> Findings:
+    """Replay a recording as it was, and with each change that may have met the asked request, in at
+    most so much CPU time."""
+    asked = recording.request
+    replayer = Replayer(recording, time.process_time() + budget_s)
     try:
         again = replayer.run() if recording.instances else {}
     except OutOfTime:
@@ -44,16 +92,12 @@ def explain(question: ReplayQuestion) -> Findings:
             for change in changes:
                 tried.append(_try(replayer, change))
     return Findings(
-        requests=len(recording.requests),
         compared=len(compared),
         agreed=sum(compared),
         outcome=own.outcome,
         answer_tokens=replayer.length(asked),
-        is_cut=recording.is_cut,
-        is_length_known=asked.length is not None,
         tried=tuple(tried),
         not_tried=tuple(changes[len(tried) :]),
-        took_ms=1000 * (time.process_time() - began),
     )
 
 
@@ -104,7 +148,7 @@ def _later(replayer: Replayer) -> Tried:
 
     ended = end(most)
     if ended is None:
-        return Tried(Alone.LATER_DEADLINE, False, 1000 * most * LATER_S)
+        return Tried(Alone.LATER_DEADLINE, False, most * LATER_S)
     missed, met = 0, most
     # With less time it is more urgent, and so it mostly ends no later.
     middle = math.ceil((ended - asked.deadline_at) / LATER_S)
@@ -116,10 +160,10 @@ def _later(replayer: Replayer) -> Tried:
                 missed = middle
             else:
                 met = middle
-    return Tried(Alone.LATER_DEADLINE, True, 1000 * met * LATER_S)
+    return Tried(Alone.LATER_DEADLINE, True, met * LATER_S)
 
 
 def _own(replayer: Replayer, change: OneThing) -> ReplayedRequest:
     """What becomes of the asked request. Raises ``OutOfTime``."""
     assert change is not NOTHING
-    return replayer.run(change).get(replayer.recording.asked, ReplayedRequest())
+    return replayer.run(change).get(replayer.recording.request.id, ReplayedRequest())

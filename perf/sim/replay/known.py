@@ -12,9 +12,9 @@ from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthC
 from orchestrator.prediction.forecaster import length_key
 from orchestrator.prediction.step_learner import LEARNT_STEPS, StepsLearnt
 from orchestrator.prediction.step_model import StepModel
-from orchestrator.recording.facts import InstanceAt, RecordedRequest
 from orchestrator.settings import Settings
 from orchestrator.tasks.task import Task
+from perf.sim.replay.recording import InstanceAt, RecordedRequest
 from worker.runner.synthetic import StepCost
 
 _LEARNT_WINDOWS: Final = 100
