@@ -13,7 +13,7 @@ from catalog.models import ModelCatalog
 from pool import bootstrap
 from pool.engines import triton_wheel
 from pool.launcher import Launcher
-from tidegate.cli.saving import save
+from tidegate.cli.slot import save
 from tidegate.errors import TidegateError
 
 LONG = b"new " * 1000

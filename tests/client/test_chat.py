@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
 from tidegate.cli import chat
 from tidegate.client import Client, TaskOptions
+from tidegate.results import Token
 
 STARTED = sse(1, "started", {})
 
@@ -83,7 +84,7 @@ class InterruptingChat(chat.Chat):
     async def _show(self, answer: chat.Answer) -> None:
         add = answer.add
 
-        def add_then_interrupt(event: chat.Token, now: float) -> None:
+        def add_then_interrupt(event: Token, now: float) -> None:
             add(event, now)
             for _ in range(self.presses):
                 os.kill(os.getpid(), signal.SIGINT)

@@ -16,8 +16,8 @@ from pool.engines.triton import TritonPorts
 from pool.preflight import slot
 from pool.spec import LaunchSpec
 from tidegate.cli import chat
-from tidegate.cli.interrupt import INTERRUPTED
 from tidegate.cli.main import main
+from tidegate.cli.runtime import INTERRUPTED
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,7 @@ from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, 
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
 from tidegate.cli.main import main
-from tidegate.cli.picture import Picture
-from tidegate.cli.scrape import Samples
+from tidegate.cli.top import Picture, Samples
 from tidegate.listings import Instance, InstanceSlot, SwapState
 
 Ask = Callable[..., Any]

@@ -45,6 +45,7 @@ def test_commands_import_little() -> None:
             (HELP, ("tasks", "list", "--help")),
             (HELP, ("up", "--help")),
             (SERVING, ("tasks", "list", *NOBODY)),
+            (SERVING, ("quote", "hi", *NOBODY)),
             (SERVING, ("engines", "list")),
             (SERVING, ("models", "list")),
         ):

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from pool.preflight.checkup import Verdict
-from tidegate.cli import scaling
-from tidegate.cli.scrape import Samples
+from tidegate.cli import doctor
+from tidegate.cli.top import Samples
 
 QUIET = """\
 tidegate_utilization 0.2
@@ -24,7 +24,7 @@ tidegate_total_ms_bucket{le="+Inf"} 1000
 
 
 def judged(text: str) -> tuple[Verdict, str, str]:
-    finding = scaling.judge(Samples.parse(text, 0.0))
+    finding = doctor.judge(Samples.parse(text, 0.0))
     return finding.verdict, finding.found, finding.advice
 
 
@@ -65,7 +65,7 @@ def test_one_that_is_needed_stays(old: str, new: str) -> None:
 def test_reasons_to_add_one(old: str, new: str, said: str) -> None:
     assert old in QUIET
     verdict, found, advice = judged(QUIET.replace(old, new))
-    assert verdict is Verdict.WARN and said in found and "tidegate plan" in advice
+    assert verdict is Verdict.WARN and said in found and advice == "add an instance"
 
 
 @pytest.fixture
@@ -97,4 +97,4 @@ def test_the_doctor_asks_who_listens_there(port: int, capsys: pytest.CaptureFixt
 
 
 def test_nobody_there_is_no_finding() -> None:
-    assert scaling.look("127.0.0.1", 9) is None
+    assert doctor.look("127.0.0.1", 9) is None

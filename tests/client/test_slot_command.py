@@ -16,8 +16,8 @@ import pytest
 
 from tests.client.test_slots import FAILURE, JPEG, PREVIEW, QUEUED, result, stage
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, sse
-from tidegate.cli.interrupt import INTERRUPTED
 from tidegate.cli.main import main
+from tidegate.cli.runtime import INTERRUPTED
 
 FILES = {"clip.mp4": b"an mp4", "speech.wav": b"a wav", "portrait.png": b"a png"}
 WHOLE = [QUEUED, stage(1, "audio", 100), PREVIEW, stage(3, "video", 40), result(4)]
@@ -189,7 +189,7 @@ async def test_in_a_terminal_each_stage_has_a_bar_and_ctrl_c_cancels(tmp_path: P
 
 async def test_ctrl_c_says_when_the_service_could_not_be_told(capsys: Any) -> None:
     from tidegate import Client
-    from tidegate.cli.rendering import _say_cancelled
+    from tidegate.cli.slot import _say_cancelled
 
     async with FakeOrchestrator().serve() as fake, Client(fake.base_url) as client:
         await _say_cancelled(client, "t1")  # which still runs

@@ -3,16 +3,13 @@
 Click knows options, environment variables, sub-commands and completion in three shells, and needs
 nothing else; typer would add its own layer on it, and read annotations at every start.
 
+A module has a command or a family of them, and imports what these need when they run: a person
+waits for imports more than for anything else.
+
 - ``main``       its first moments, and errors in one line
-- ``commands``   every command; one module each for their arguments: ``up`` (with ``worker``),
-                 ``serve``, ``talk`` (``chat``), ``lists`` (``models``, ``tasks``, ``sessions``),
-                 ``top``, ``doctor``, ``mcp`` (the proxy is in
-                 ``tidegate/proxy``); the rest is imported when they run:
-- ``launch``     ``tidegate up``: from ``options`` to the launcher
-- ``chat``       ``tidegate chat``
-- ``show``       ``tidegate models``, ``tasks`` and ``sessions``
-- ``watch``      ``tidegate top``, with ``scrape`` and ``picture``
-- ``diagnosis``  ``tidegate doctor``
-- ``arguments``, ``asking`` (with ``one_call``), ``completing``, ``interrupt``, ``runtime``,
-  ``terminal``
+- ``commands``   every command: from ``up`` (``worker``, ``serve``, ``picker``), ``chat``, ``slot``,
+                 ``models``, ``engines``, ``tasks`` (``sessions``, ``quote``), ``top``, ``doctor``,
+                 ``operate`` (``drain``, ``swap``, ``reload``), ``pool``
+- ``launch``     from the arguments of ``up`` to the launcher
+- ``arguments``, ``asking``, ``runtime``, ``terminal``: what they share
 """

@@ -1,10 +1,22 @@
-"""Types and options that the commands' arguments share; their errors say what was expected."""
+"""What the commands' arguments share: types whose errors say what was expected, options, completion
+of names that only a service knows; and decorators that make a command of what is done with a
+service, or with this machine's catalog."""
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
+
+from tidegate.cli.runtime import importing
+
+if TYPE_CHECKING:
+    from tidegate.sync import SyncClient
 
 MAX_PROCESSES = 64
 """Most orchestrator processes at one port."""
@@ -15,6 +27,12 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 CORS_HELP = (
     "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_HTTP__CORS_ORIGINS)"
 )
+
+_COMPLETION_S = 0.5
+"""Somebody waits for a completion at the keyboard: it is quick or silent."""
+_MOST_NAMES = 50
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
+_UNIT_MS = {"ms": 1.0, "s": 1000.0, "": 1000.0, "m": 60_000.0}
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -53,7 +71,7 @@ PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
 SHARE = Number("percent", 0, 99, "must be percent from 0 to 99")
 POSITIVE = Number("number", 1, math.inf, "must be at least 1")
 SECONDS = Number("seconds", 0, math.inf, "must be seconds from 0 up", is_whole=False)
-RATE = Number("rate", 1e-6, math.inf, "must be a number above 0", is_whole=False)
+TOKENS = Number("number", 1, 10_000_000, "must be tokens from 1 to 10000000")
 
 
 class Instances(Number):
@@ -69,6 +87,21 @@ class Instances(Number):
         if number > MAX_INSTANCES:
             self.fail(f"must be at most {MAX_INSTANCES}, got {number}", param, ctx)
         return number
+
+
+class DurationMs(click.ParamType[float]):
+    """A time such as ``500ms``, ``2s``, ``1.5m``, or a number of seconds, as milliseconds."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = _DURATION.fullmatch(str(value).strip())
+        ms = float(found[1]) * _UNIT_MS[found[2]] if found else 0.0
+        if not 0 < ms < 1e10:
+            self.fail(f"expected a time such as 2s, 500ms or 1.5m, got {value!r}", param, ctx)
+        return ms
 
 
 class Words(click.ParamType[tuple[str, ...]]):
@@ -196,3 +229,97 @@ def processes_option(function: _F) -> _F:
 
 def json_option(function: _F) -> _F:
     return option("--json", "as_json", is_flag=True, help="for programs: JSON on stdout")(function)
+
+
+def asks(
+    *, operates: bool = False, streams: bool = False
+) -> Callable[[Callable[..., Awaitable[int]]], Callable[..., int]]:
+    """Make a command of a function that is given a client; adds ``--url``, ``--token`` and
+    ``--json``. ``operates``: with the operators' key, where the service keeps one on this machine;
+    ``streams``: for more than a call now and then."""
+
+    def decorate(function: Callable[..., Awaitable[int]]) -> Callable[..., int]:
+        @wraps(function)
+        def run(url: str, token: str | None, **given: Any) -> int:
+            with importing():
+                from tidegate.cli import asking
+            command = click.get_current_context().command_path
+            action = partial(function, **given)
+            return asking.ask(command, url, token, action, operates=operates, streams=streams)
+
+        return server_options(json_option(run))
+
+    return decorate
+
+
+def on_catalog(
+    kind: Literal["models", "engines"],
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make a command of a function that is given this machine's catalog of that kind; adds
+    ``--json``."""
+
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        @wraps(function)
+        def run(**given: Any) -> int:
+            with importing(serving=True):
+                from catalog.engines import EngineCatalog
+                from catalog.errors import ProvisionError
+                from catalog.models import ModelCatalog
+                from catalog.paths import state_dir
+            catalog = (ModelCatalog if kind == "models" else EngineCatalog)(state_dir())
+            try:
+                return function(catalog, **given)
+            except (ProvisionError, OSError) as error:  # a file that goes while it is looked at
+                print(f"{click.get_current_context().command_path}: {error}", file=sys.stderr)
+                return 1
+
+        return json_option(run)
+
+    return decorate
+
+
+def model_names(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return _known(ctx, incomplete, lambda client: [(name, "") for name in client.models()])
+
+
+def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def names(client: "SyncClient") -> list[tuple[str, str]]:
+        tasks = client.tasks(limit=_MOST_NAMES).tasks
+        return [(task.task_id, task.outcome or task.status) for task in tasks]
+
+    return _known(ctx, incomplete, names)
+
+
+def session_ids(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    def names(client: "SyncClient") -> list[tuple[str, str]]:
+        sessions = client.sessions.list(limit=_MOST_NAMES).sessions
+        return [(each.session_id, f"{each.turns} turns") for each in sessions]
+
+    return _known(ctx, incomplete, names)
+
+
+def _known(
+    ctx: click.Context,
+    incomplete: str,
+    names: "Callable[[SyncClient], list[tuple[str, str]]]",
+) -> list[CompletionItem]:
+    """Names that a service knows, each with a word on it; none where it is not quick."""
+    from tidegate import SyncClient, TidegateError, deadline
+    from tidegate.retries import NO_RETRIES
+
+    url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
+    token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")
+    try:
+        with SyncClient(url, token=token, retries=NO_RETRIES) as client, deadline(_COMPLETION_S):
+            known = names(client)
+    except (TidegateError, ValueError):
+        return []
+    return [
+        CompletionItem(name, help=about or None)
+        for name, about in known
+        if name.startswith(incomplete)
+    ]

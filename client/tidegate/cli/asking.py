@@ -1,17 +1,31 @@
-"""One question to a service: prints its answer, or one line that says what to do."""
+"""One question to a service: prints its answer, or one line that says what to do.
+
+The call of a command that asks once goes over a socket, with the standard library's parser: the
+library of ``Transport`` takes a quarter of a second to import on a small machine, which is longer
+than such a command takes otherwise. Whatever is beyond the plain case is left to it.
+"""
 
 import asyncio
+import errno
+import http.client
+import io
+import os
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
+from urllib.parse import SplitResult, quote, urlsplit
 
-from tidegate.cli import runtime
-from tidegate.cli.interrupt import importing
-from tidegate.cli.one_call import QuickClient
+import msgspec
+
+from tidegate.cli.runtime import importing
 from tidegate.client import Client
 from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFound, TidegateError
-from tidegate.retries import NO_RETRIES
+from tidegate.retries import NO_RETRIES, Retries
+from tidegate.transport import CONNECT_S, Call, Transport, api_error, with_deadline
 
 FAILED = 1
+_KEPT = "/?&=:;,+@!$'()*~%"
+"""What stands in a path and its query as it is."""
 
 
 def ask(
@@ -23,10 +37,12 @@ def ask(
     operates: bool = False,
     streams: bool = False,
 ) -> int:
-    """Run ``action`` with a client; returns the exit status. ``operates``: with the operators' key,
-    where the service keeps one on this machine; ``streams``: for more than a call now and then."""
+    """Run ``action`` with a client; returns the exit status. See ``arguments.asks``."""
     if operates:
-        url, token = _as_operator(url, token)
+        with importing(serving=True):
+            from catalog.operator_key import access
+        found = access(url)
+        url, token = found.url, found.key or token
 
     async def run() -> int:
         # Whoever sits here sees what is wrong, and tries again by hand.
@@ -37,19 +53,10 @@ def ask(
     try:
         return asyncio.run(run())
     except TidegateError as error:
-        print(f"tidegate {command}: {advice(error)}", file=sys.stderr)
+        print(f"{command}: {advice(error)}", file=sys.stderr)
     except ValueError as error:  # a URL that is none
-        print(f"tidegate {command}: {error}; see --url", file=sys.stderr)
+        print(f"{command}: {error}; see --url", file=sys.stderr)
     return FAILED
-
-
-def _as_operator(url: str, token: str | None) -> tuple[str, str | None]:
-    """URL and token to use for operators' calls, by the key on this machine where there is one."""
-    with importing():
-        runtime.add_to_path()
-        from catalog.operator_key import access
-    found = access(url)
-    return found.url, found.key or token
 
 
 def advice(error: TidegateError) -> str:
@@ -64,3 +71,75 @@ def advice(error: TidegateError) -> str:
     if isinstance(error, DeadlineExceeded):
         return f"{said}; give it more time"
     return said
+
+
+class QuickTransport(Transport):
+    """A connection for each call; streams are read as ``Transport`` reads them."""
+
+    async def exchange(self, call: Call) -> bytes:
+        url = urlsplit(self.base_url + call.path)
+        headers, patience_s = with_deadline(call)
+        headers |= self.credentials
+        is_plain = "@" not in url.netloc and all(map(str.isprintable, headers.values()))
+        if not is_plain or not url.netloc.isascii():
+            return await super().exchange(call)
+        try:
+            reader, writer = await _connection(url)
+        except (OSError, TimeoutError) as error:
+            if type(error) is not ConnectionRefusedError:
+                return await super().exchange(call)  # by several addresses; in plain words
+            reason = os.strerror(errno.ECONNREFUSED)
+            raise ConnectFailed(f"no answer from {self.base_url}: {reason}") from error
+        try:
+            async with asyncio.timeout(patience_s):
+                writer.write(_request(call, url, headers))
+                received = await reader.read()
+            answer = http.client.HTTPResponse(_Socket(received), method=call.method)  # type: ignore[arg-type]
+            answer.begin()
+            body = answer.read()
+        except (OSError, TimeoutError, http.client.HTTPException) as error:
+            raise self.no_answer(call, error) from error
+        finally:
+            writer.close()
+        if 300 <= answer.status < 400:
+            return await super().exchange(call)
+        if answer.status >= 400:
+            said = {name.lower(): value for name, value in answer.headers.items()}
+            raise api_error(answer.status, answer.reason, said, body)
+        return body
+
+
+class QuickClient(Client):
+    """A client for a call or two."""
+
+    def _transport_to(self, base_url: str, token: str | None, retries: Retries) -> Transport:
+        return QuickTransport(base_url, token, retries)
+
+
+class _Socket(io.BytesIO):
+    """What was received, in the shape that the standard library's parser reads from."""
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return self
+
+
+async def _connection(url: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    secure = url.scheme == "https"
+    async with asyncio.timeout(CONNECT_S):
+        return await asyncio.open_connection(
+            url.hostname,
+            url.port or (443 if secure else 80),
+            ssl=ssl.create_default_context() if secure else None,
+        )
+
+
+def _request(call: Call, url: SplitResult, headers: dict[str, str]) -> bytes:
+    body = b"" if call.body is None else msgspec.json.encode(call.body)
+    if call.body is not None:
+        headers["Content-Type"] = "application/json"
+    if body or call.method != "GET":
+        headers["Content-Length"] = str(len(body))
+    target = quote(f"{url.path}?{url.query}" if url.query else url.path, safe=_KEPT)
+    lines = [f"{call.method} {target} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
+    lines += (f"{name}: {value}" for name, value in headers.items())
+    return "\r\n".join((*lines, "", "")).encode() + body

@@ -4,28 +4,76 @@ Ctrl-C while an answer runs cancels it, on the server too; at the prompt it leav
 of input. Lines may be piped in: one turn each.
 """
 
-import asyncio
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
-import msgspec
-from rich.console import Console
+import click
 
+from tidegate.cli.arguments import (
+    POSITIVE,
+    Command,
+    json_option,
+    model_names,
+    option,
+    server_options,
+)
+from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import CONTROL_CHARACTERS
-from tidegate.client import Client, Message, TaskOptions
-from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ApiError, ConnectFailed, TidegateError
-from tidegate.results import End, Token
-from tidegate.retries import NO_RETRIES
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from rich.console import Console
+
+    from tidegate.client import Client, Message, TaskOptions
+    from tidegate.deadlines import Deadline
+    from tidegate.results import End, Token
+
+DESCRIPTION = """\
+Talk to a model; the answer appears as it is generated.
+
+  tidegate chat
+  tidegate chat --url http://127.0.0.1:9000 --deadline-ms 2000
+  echo 'Tell me a story.' | tidegate chat --json
+"""
 
 ReadLine = Callable[[], str]
 """Reads the next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
 
 GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over."
+
+
+@click.command(cls=Command, help=DESCRIPTION, short_help="talk to a model")
+@server_options
+@option("--model", help="a served model (the only one)", shell_complete=model_names)
+@option("--deadline-ms", type=POSITIVE, help="give every answer this long")
+@option("--first-token-ms", type=POSITIVE, help="and its first token this long")
+@option("--token-gap-ms", type=POSITIVE, help="then a token at least this often")
+@json_option
+def chat(
+    url: str,
+    token: str | None,
+    model: str | None,
+    deadline_ms: int | None,
+    first_token_ms: int | None,
+    token_gap_ms: int | None,
+    as_json: bool,
+) -> int:
+    with importing():
+        import asyncio
+
+        import tidegate.client  # noqa: F401 - which `run` needs
+    talk = run_json if as_json else run
+    try:
+        return asyncio.run(talk(url, model, token, deadline_ms, first_token_ms, token_gap_ms))
+    except ValueError as error:  # a URL that is none
+        raise click.ClickException(f"{error}; see --url") from error
 
 
 async def run(
@@ -37,6 +85,11 @@ async def run(
     token_gap_ms: int | None = None,
 ) -> int:
     """Chat until the input ends; returns 0, or 1 when the server cannot be used."""
+    from rich.console import Console
+
+    from tidegate.client import Client
+    from tidegate.retries import NO_RETRIES
+
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     # Whoever sits here sees what is wrong, and tries again by hand.
     async with Client(base_url, token=token, retries=NO_RETRIES) as client:
@@ -70,6 +123,13 @@ async def run_json(
     token_gap_ms: int | None = None,
 ) -> int:
     """Chat with a program: one JSON object on a line for each line of input."""
+    import asyncio
+
+    import msgspec
+
+    from tidegate.client import Client
+    from tidegate.retries import NO_RETRIES
+
     options = _options(deadline_ms, first_token_ms, token_gap_ms)
     if model is not None:
         options["model"] = model
@@ -79,7 +139,7 @@ async def run_json(
         while line := await asyncio.to_thread(sys.stdin.readline):
             if not line.strip():
                 continue
-            turns.append(Message(role="user", content=line.strip()))
+            turns.append({"role": "user", "content": line.strip()})
             try:
                 answer = await client.generate(turns, **options)
             except TidegateError as error:
@@ -88,7 +148,7 @@ async def run_json(
                 turns.pop()
                 said: object = {"error": {"code": code, "message": str(error)}}
             else:
-                turns.append(Message(role="assistant", content=answer.text))
+                turns.append({"role": "assistant", "content": answer.text})
                 said = answer
             print(msgspec.json.encode(said).decode(), flush=True)
     return status
@@ -96,15 +156,9 @@ async def run_json(
 
 def _options(
     deadline_ms: int | None, first_token_ms: int | None, token_gap_ms: int | None
-) -> TaskOptions:
-    options = TaskOptions()
-    if deadline_ms is not None:
-        options["deadline"] = deadline_ms
-    if first_token_ms is not None:
-        options["first_token"] = first_token_ms
-    if token_gap_ms is not None:
-        options["token_gap"] = token_gap_ms
-    return options
+) -> "TaskOptions":
+    given = {"deadline": deadline_ms, "first_token": first_token_ms, "token_gap": token_gap_ms}
+    return cast("TaskOptions", {name: ms for name, ms in given.items() if ms is not None})
 
 
 @dataclass
@@ -116,9 +170,9 @@ class Answer:
     tokens: int = 0
     first_at: float | None = None
     last_at: float | None = None
-    end: End | None = None
+    end: "End | None" = None
 
-    def add(self, token: Token, now: float) -> None:
+    def add(self, token: "Token", now: float) -> None:
         self.texts.append(token.text)
         self.tokens += len(token.token_ids)
         self.last_at = now
@@ -129,8 +183,10 @@ class Answer:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def summary(self, deadline: Deadline | None, now: float) -> str:
+    def summary(self, deadline: "Deadline | None", now: float) -> str:
         """One line: tokens, rate, first token and what is left of the deadline."""
+        from tidegate.deadlines import to_seconds
+
         parts = [f"{self.tokens} tokens"]
         if self.first_at is not None and self.last_at is not None:
             decode_s = self.last_at - self.first_at
@@ -151,7 +207,7 @@ class Chat:
     """A conversation: its turns so far, and how the next one is asked and answered."""
 
     def __init__(
-        self, client: Client, console: Console, read: ReadLine, options: TaskOptions
+        self, client: "Client", console: "Console", read: ReadLine, options: "TaskOptions"
     ) -> None:
         self._client = client
         self._console = console
@@ -176,12 +232,12 @@ class Chat:
             return 0
 
     async def _turn(self, line: str) -> None:
-        self._turns.append(Message(role="user", content=line))
+        self._turns.append({"role": "user", "content": line})
         answer = await self._answer()
         if answer is None or not answer.texts:
             self._turns.pop()
         else:
-            self._turns.append(Message(role="assistant", content=answer.text))
+            self._turns.append({"role": "assistant", "content": answer.text})
 
     async def _answer(self) -> Answer | None:
         """Stream one answer, cut short by Ctrl-C; None when it failed."""
@@ -203,6 +259,8 @@ class Chat:
             return answer
 
     async def _show(self, answer: Answer) -> None:
+        from tidegate.results import End, Token
+
         async with aclosing(self._client.stream(self._turns, **self._options)) as events:
             async for event in events:
                 if isinstance(event, Token):
@@ -224,12 +282,14 @@ def _is_overflow(error: TidegateError) -> bool:
 
 
 @asynccontextmanager
-async def _ended_by_ctrl_c() -> AsyncIterator[asyncio.Event]:
+async def _ended_by_ctrl_c() -> "AsyncIterator[asyncio.Event]":
     """Run the body so that Ctrl-C ends only the body; the event tells whether it did.
 
     A second Ctrl-C does not cut short what the first one started (the server must hear of the
     cancel); ``_Leave`` is raised when that is done.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     pressed, again = asyncio.Event(), asyncio.Event()
     task = asyncio.current_task()

@@ -3,21 +3,16 @@
 import click
 
 from tidegate.cli.arguments import Choice, Command, Group
+from tidegate.cli.chat import chat
 from tidegate.cli.doctor import doctor
 from tidegate.cli.engines import engines
-from tidegate.cli.lists import sessions, tasks
-from tidegate.cli.mcp import mcp
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
-from tidegate.cli.picker import picker
-from tidegate.cli.plan import plan
 from tidegate.cli.pool import pool
-from tidegate.cli.quote import quote
-from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
-from tidegate.cli.talk import chat
+from tidegate.cli.tasks import quote, sessions, tasks
 from tidegate.cli.top import top
-from tidegate.cli.up import up, worker
+from tidegate.cli.up import picker, serve, up, worker
 
 DESCRIPTION = """\
 Deadline-keeping generation on NVIDIA Triton.
@@ -78,9 +73,7 @@ for command in (
     sessions,
     top,
     doctor,
-    plan,
     quote,
-    mcp,
     drain,
     swap,
     reload,

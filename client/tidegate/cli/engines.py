@@ -1,13 +1,20 @@
-"""``tidegate engines``: its commands and their arguments."""
+"""``tidegate engines``: what runs the models of this machine."""
 
+import shlex
+import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 from click.shell_completion import CompletionItem
 
-from tidegate.cli import runtime
-from tidegate.cli.arguments import Choice, Command, Group, json_option, option
-from tidegate.cli.interrupt import importing
+from tidegate.cli.arguments import Choice, Group, on_catalog, option
+from tidegate.cli.runtime import add_to_path, importing
+from tidegate.cli.terminal import console, duration, print_json, table
+
+if TYPE_CHECKING:
+    from catalog.engines import EngineCatalog
 
 DESCRIPTION = """\
 Engines on this machine: Triton, and others' engines in environments of their own.
@@ -33,7 +40,7 @@ goes on when the command is given again.
 def engines_here(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    runtime.add_to_path()
+    add_to_path()
     from catalog.engines import EngineCatalog
     from catalog.errors import ProvisionError
     from catalog.paths import state_dir
@@ -45,7 +52,9 @@ def engines_here(
     return [CompletionItem(id, help=version) for id, version in known if id.startswith(incomplete)]
 
 
-@click.group(cls=Group, help=DESCRIPTION, short_help="what runs the models", no_args_is_help=False)
+@click.group(
+    cls=Group, help=DESCRIPTION, short_help="what runs the devicels", no_args_is_help=False
+)
 def engines() -> None:
     pass
 
@@ -57,10 +66,11 @@ def engines() -> None:
 @option("--triton", type=Path, metavar="PATH", help="a Triton to use")
 @option("--image", default="", metavar="IMAGE", help="print how Docker runs a Triton instead")
 @option("--allow-system-packages", is_flag=True, help="install what is missing with apt-get or dnf")
-@json_option
+@on_catalog("engines")
 def ensure(
+    catalog: "EngineCatalog",
     engine: str,
-    device: str | None,
+    device: Literal["cuda", "cpu"] | None,
     from_source: bool,
     triton: Path | None,
     image: str,
@@ -70,36 +80,78 @@ def ensure(
     if (triton or image) and engine != "triton":
         raise click.UsageError("--triton and --image are for the engine triton")
     with importing():
-        runtime.add_to_path()
-        from tidegate.cli import engine_store
-    return engine_store.ensure(
-        engine,
-        device,
-        from_source=from_source,
-        triton=triton,
-        image=image,
-        allow_system_packages=allow_system_packages,
-        as_json=as_json,
-    )
+        import asyncio
+
+        from catalog.paths import DEMO_CHECKPOINT, state_dir
+        from pool.engines.providers import EngineRequest, provider_of
+        from pool.engines.triton_provider import docker_command
+    if image:
+        command = docker_command(image, DEMO_CHECKPOINT, gpus=device != "cpu")
+        print_json(command) if as_json else print(shlex.join(command))
+        return 0
+    request = EngineRequest(engine, device, from_source, triton, allow_system_packages)
+    home = state_dir()
+    provider = provider_of(request, home)
+    print(f"{engine}: looking for it, else making it (minutes)", file=sys.stderr)
+    made = asyncio.run(provider.ensure(home))
+    return _show(catalog, made.catalog_id, as_json)
 
 
 @engines.command("list", help="Engines on this machine.", short_help="what is here")
-@json_option
-def list_engines(as_json: bool) -> int:
-    with importing():
-        runtime.add_to_path()
-        from tidegate.cli import engine_store
-    return engine_store.listing(as_json=as_json)
+@on_catalog("engines")
+def list_engines(catalog: "EngineCatalog", as_json: bool) -> int:
+    entries = catalog.entries()
+    if as_json:
+        print_json(entries)
+        return 0
+    columns = ("ENGINE", "VERSION", "DEVICE", "AGE", "FROM", "ID")
+    rows = [
+        (
+            entry.engine,
+            entry.version,
+            entry.compute_mode,
+            duration(1000 * time.time() - entry.created_ms),
+            entry.build_ref,
+            entry.id,
+        )
+        for entry in entries
+    ]
+    console().print(table(columns, rows, numbers=("AGE",)))
+    return 0
 
 
 @engines.command("show", help="All that is known of an engine.", short_help="one of them")
 @click.argument("engine", shell_complete=engines_here)
-@json_option
-def show_engine(engine: str, as_json: bool) -> int:
+@on_catalog("engines")
+def show_engine(catalog: "EngineCatalog", engine: str, as_json: bool) -> int:
+    return _show(catalog, engine, as_json)
+
+
+def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
     with importing():
-        runtime.add_to_path()
-        from tidegate.cli import engine_store
-    return engine_store.show(engine, as_json=as_json)
+        from pool.engines.environments import prepared
+    entry = catalog.get(name)
+    if as_json:
+        print_json(entry)
+        return 0
+    facts = {
+        "engine": f"{entry.engine} {entry.version}",
+        "id": entry.id,
+        "from": entry.build_ref,
+        "device": entry.compute_mode,
+        "flags": " ".join(entry.build_flags),
+        "digest": entry.digest,
+        "binary": entry.binary,
+        "folders": " ".join(entry.artifacts),
+        "run with": " ".join(
+            f"{key}={shlex.quote(value.split(':')[0])}{':…' if ':' in value else ''}"
+            for key, value in prepared(entry).environment.items()
+        ),
+    }
+    for fact, value in facts.items():
+        if value:
+            console().print(f"{fact:<12}{value}", soft_wrap=True)
+    return 0
 
 
 @engines.command(
@@ -108,24 +160,40 @@ def show_engine(engine: str, as_json: bool) -> int:
     short_help="is every file as it was",
 )
 @click.argument("engine", nargs=-1, shell_complete=engines_here)
-@json_option
-def verify_engines(engine: tuple[str, ...], as_json: bool) -> int:
+@on_catalog("engines")
+def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: bool) -> int:
     with importing():
-        runtime.add_to_path()
-        from tidegate.cli import engine_store
-    return engine_store.verify(engine, as_json=as_json)
+        from catalog.paths import state_dir
+        from pool.engines.verify import verify_engine
+    home = state_dir()
+    entries = [catalog.get(name) for name in engine] or catalog.entries()
+    problems = {entry.id: verify_engine(entry, home) for entry in entries}
+    if as_json:
+        print_json(problems)
+    else:
+        for id, problem in problems.items():
+            console().print(f"{id}: {problem or 'every file is as it was'}")
+    return 1 if any(problems.values()) else 0
 
 
 @engines.command(
     "toolchain",
-    cls=Command,
     help="What this machine can run and build with.",
     short_help="driver, compilers, caches",
 )
 @option("--refresh", is_flag=True, help="look again, though it was looked at within the hour")
-@json_option
-def show_toolchain(refresh: bool, as_json: bool) -> int:
+@on_catalog("engines")
+def show_toolchain(catalog: "EngineCatalog", refresh: bool, as_json: bool) -> int:
     with importing():
-        runtime.add_to_path()
-        from tidegate.cli import engine_store
-    return engine_store.show_toolchain(refresh=refresh, as_json=as_json)
+        from catalog.paths import state_dir
+        from pool.engines.toolchain import toolchain
+    found = toolchain(state_dir(), refresh=refresh)
+    if as_json:
+        print_json(found)
+        return 0
+    out = console()
+    out.print(f"{'gpus':<12}{', '.join(found.gpus) or 'none'}")
+    out.print(f"{'driver':<12}{f'CUDA {found.cuda}' if found.cuda else 'none'}")
+    for name, tool in found.tools.items():
+        out.print(f"{name:<12}{tool.version or '–'}  {tool.path}", soft_wrap=True)
+    return 0

@@ -1,4 +1,4 @@
-"""Turns the arguments of ``tidegate up`` and ``tidegate worker`` into a launch.
+"""Turns the arguments of ``tidegate up``, ``worker``, and ``serve --processes N`` into a launch.
 
 Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worker``.
 """
@@ -6,8 +6,11 @@ Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worke
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -22,14 +25,14 @@ from pool.engines.environments import environment_for
 from pool.engines.triton import TritonPorts
 from pool.preflight.slot import check_slot
 from pool.spec import SLOT_MODEL, LaunchSpec
-from tidegate.cli.options import LaunchOptions
+from pool.units.store import find_store
 from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 from worker.settings import PREFIX, RENAMED, WorkerSettings
 
 if TYPE_CHECKING:
-    from tidegate.cli.several import Sharing
+    from orchestrator.settings import Settings
 
 DEMO_MODEL_NAME = "demo"
 SCRIPTED_MODEL_NAME = "scripted"
@@ -53,16 +56,52 @@ _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
 
+class Sharing(TypedDict, total=False):
+    """How several processes share a state, as fields of ``LaunchSpec``."""
+
+    store: str
+    own_host: str
+    advertise: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Arguments of ``tidegate up`` and ``tidegate worker``, named as on the command line; times are
+    seconds. ``serve``: with an orchestrator."""
+
+    model: Path | None
+    model_name: str | None
+    device: str | None
+    engine: str | None
+    instances: int
+    gpus: tuple[str, ...]
+    tensor_parallel: int | None
+    slot: bool
+    no_llm: bool
+    triton: Path | None
+    triton_host: str
+    triton_open: bool
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    load_timeout: float
+    drain: float
+    log_to_stderr: bool
+    state_file: Path | None
+    follow_parent: bool
+    host: str = "127.0.0.1"
+    port: int = 0
+    processes: int = 1
+    serve: bool = True
+
+
 def run(args: LaunchOptions) -> int:
     """Launch Triton, and the orchestrator where that is asked for; returns the exit status."""
     sharing: Sharing = {}
     try:
         worker_env = _worker_env(args)
         if args.processes > 1:
-            # Imported here: what reads the orchestrator's settings takes a third of a second.
-            from tidegate.cli.several import shared_state
-
-            sharing = shared_state(host=args.host, port=args.port)
+            sharing = _sharing(_settings(host=args.host, port=args.port))
     except ProvisionError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
@@ -244,3 +283,66 @@ def _slot_env(device: str) -> dict[str, str]:
     check_slot(env.get(f"{_SLOT}SPEECH", "espeak"))
     defaults = SLOT_DEFAULTS.get(env.setdefault(f"{_SLOT}DEVICE", device), {})
     return {_SLOT + name: value for name, value in defaults.items()} | env
+
+
+def serve(
+    host: str | None,
+    port: int | None,
+    instances_at: str | None,
+    cors_origins: str | None,
+    processes: int,
+) -> int:
+    """Launch several orchestrators at one port, for Tritons that run elsewhere; returns the exit
+    status. What is None is as the settings have it."""
+    if cors_origins is not None:
+        os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrators inherit it
+    settings = _settings(host=host, port=port, instances=instances_at)
+    try:
+        sharing = _sharing(settings)
+    except ProvisionError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return command.EXIT_FAILED
+    spec = LaunchSpec(
+        host=settings.host,
+        port=settings.port,
+        processes=processes,
+        instances_at=instances_at or "",
+        drain_s=settings.shutdown.grace_s,
+        log_to_stderr=True,
+        **sharing,
+    )
+    return command.run(spec)
+
+
+def _settings(**stated: str | int | None) -> "Settings":
+    """The orchestrator's settings; what is stated and not None goes before them. Raises
+    ``SystemExit`` for settings that do not fit, which it prints."""
+    # Here, since it takes a third of a second.
+    from orchestrator.settings import InvalidSettings, load_settings
+
+    try:
+        return load_settings(**{k: v for k, v in stated.items() if v is not None})
+    except InvalidSettings as error:
+        print(f"Invalid settings:\n{error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _sharing(settings: "Settings") -> Sharing:
+    """The store that several processes share: the one of the settings, else one of their own.
+    Raises ``MachineUnfit`` where there can be none."""
+    from orchestrator.state.section import StateSection
+
+    state = settings.section(StateSection)
+    if state.url is None:
+        if find_spec("redis") is None:
+            raise MachineUnfit(
+                "several processes share a Redis or Valkey, and the package redis is not installed "
+                "here: pip install redis"
+            )
+        return {"store": find_store()}
+    stated = urlsplit(state.advertise or "")
+    name = stated.netloc.removesuffix(f":{stated.port}")
+    return {
+        "own_host": settings.host if state.is_remote else "127.0.0.1",
+        "advertise": f"{stated.scheme}://{name}" if state.advertise else "",
+    }

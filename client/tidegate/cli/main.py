@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidegate.cli.interrupt import INTERRUPTED, importing
+from tidegate.cli.runtime import INTERRUPTED, importing
 
 if TYPE_CHECKING:
     import click

@@ -1,22 +1,34 @@
-"""``tidegate models``: its commands and their arguments."""
+"""``tidegate models``: those that a service has, and those on this machine."""
 
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from tidegate.cli import runtime
 from tidegate.cli.arguments import (
     POSITIVE,
     SHARE,
     GroupWithDefault,
+    asks,
     json_option,
+    on_catalog,
     option,
     server_options,
 )
-from tidegate.cli.completing import models_here
-from tidegate.cli.interrupt import importing
-from tidegate.cli.lists import ask
+from tidegate.cli.runtime import add_to_path, importing
+from tidegate.cli.terminal import console, count, duration, print_json, table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from catalog.model_entry import ModelEntry
+    from catalog.models import ModelCatalog
+    from tidegate.client import Client
+    from tidegate.listings import Instance
 
 DESCRIPTION = """\
 Models: those that a service has, and those on this machine.
@@ -40,6 +52,59 @@ goes on when the command is given again, and is not served before all of it is h
 """
 
 
+def models_here(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Models of this machine's catalog; no service is asked."""
+    add_to_path()
+    from catalog.errors import ProvisionError
+    from catalog.models import ModelCatalog
+    from catalog.paths import state_dir
+
+    try:
+        known = [(entry.name, entry.state.value) for entry in ModelCatalog(state_dir()).entries()]
+    except ProvisionError:
+        return []
+    return [
+        CompletionItem(name, help=state) for name, state in known if name.startswith(incomplete)
+    ]
+
+
+@asks()
+async def _served(client: "Client", as_json: bool) -> int:
+    served, instances = await client.model_infos(), await client.instances()
+    if as_json:
+        print_json(
+            [
+                {
+                    "model": model.id,
+                    "max_model_len": model.max_model_len,
+                    "instances": [i.address for i in instances if i.model == model.id],
+                }
+                for model in served
+            ]
+        )
+        return 0
+    columns = ("MODEL", "CONTEXT", "INSTANCES", "DEVICE", "TOKENS/S", "FIRST TOKEN")
+    rows = [_of_service(name.id, name.max_model_len, instances) for name in served]
+    console().print(table(columns, rows, numbers=columns[1:3] + columns[4:]))
+    return 0
+
+
+def _of_service(name: str, context: int | None, instances: "Sequence[Instance]") -> tuple[str, ...]:
+    its = [instance for instance in instances if instance.model == name]
+    paces = [i.perf_tokens_per_s for i in its if i.perf_tokens_per_s is not None]
+    firsts = [i.first_token_ms for i in its if i.first_token_ms is not None]
+    return (
+        name,
+        count(context),
+        f"{sum(instance.ready for instance in its)}/{len(its)}",
+        ", ".join(sorted({instance.device or "–" for instance in its})) or "–",
+        count(sum(paces) if paces else None),
+        duration(min(firsts, default=None)),
+    )
+
+
 @click.group(
     cls=GroupWithDefault,
     help=DESCRIPTION,
@@ -49,16 +114,13 @@ goes on when the command is given again, and is not served before all of it is h
 )
 @server_options
 @json_option
-@click.pass_context
-def models(ctx: click.Context, url: str, token: str | None, as_json: bool) -> int:
-    return 0 if ctx.invoked_subcommand is not None else _served(url, token, as_json)
+def models(**given: Any) -> int:
+    return _served(**given) if click.get_current_context().invoked_subcommand is None else 0
 
 
-@models.command("served", help="Models that a service has.", short_help="what a service has")
-@server_options
-@json_option
-def served(url: str, token: str | None, as_json: bool) -> int:
-    return _served(url, token, as_json)
+models.command("served", help="Models that a service has.", short_help="what a service has")(
+    _served
+)
 
 
 @models.command("add", help=ADD_DESCRIPTION, short_help="bring one here")
@@ -68,53 +130,117 @@ def served(url: str, token: str | None, as_json: bool) -> int:
 @option("--file", default="", metavar="GLOB", help="which GGUF file, where there are several")
 @option("--load", is_flag=True, help="into memory, too, so that the next start is quick")
 @option("--copy", is_flag=True, help="never by links to what lies on this machine")
-@option("--allow-pickles", is_flag=True, help="weights that can run code, where no others are")
+@option(
+    "--allow-pickles",
+    "pickles",
+    is_flag=True,
+    help="weights that can run code, where no others are",
+)
 @option("--keep-free", type=SHARE, default=20, metavar="PERCENT", help="of the disk stays free")
 @option("--connections", type=POSITIVE, default=8, help="files that are fetched at once")
-@json_option
+@on_catalog("models")
 def add(
+    catalog: "ModelCatalog",
     what: str,
-    name: str,
-    revision: str,
-    file: str,
     load: bool,
-    copy: bool,
-    allow_pickles: bool,
     keep_free: int,
-    connections: int,
     as_json: bool,
+    **given: Any,
 ) -> int:
-    with _importing():
-        from pool.artifacts.staging import AddRequest
-        from tidegate.cli import model_adding
-    request = AddRequest(
-        what,
-        name=name,
-        revision=revision,
-        file=file,
-        pickles=allow_pickles,
-        copy=copy,
-        keep_free=keep_free / 100,
-        connections=connections,
-    )
-    return model_adding.add(request, load=load, as_json=as_json)
+    import asyncio
+
+    from rich.filesize import decimal as size
+
+    with importing():
+        from pool.artifacts import staging
+        from pool.artifacts.source import Choice, Listing
+
+    class Shown(staging.Progress):
+        """Shows what will be fetched as a line, and how far it is as a bar."""
+
+        def chosen(self, listing: Listing, choice: Choice) -> None:
+            source, licence = listing.source.removeprefix("hub:"), listing.licence or "–"
+            files = f"{choice.format.value}, {len(choice.files)} files, {size(choice.bytes)}"
+            print(f"{source}: {files}, licence {licence}", file=sys.stderr)
+            self.task = bar.add_task(listing.name, total=choice.bytes)
+
+        def came(self, count: int) -> None:
+            bar.advance(self.task, count)
+
+    request = staging.AddRequest(what, keep_free=keep_free / 100, **given)
+    with _progress_bar() as bar:
+        entry = asyncio.run(staging.add_model(catalog, request, Shown()))
+    if load:
+        _preload(catalog, entry)
+    if as_json:
+        print_json(_described(catalog, entry))
+        return 0
+    licence = f"licence {entry.licence}" if entry.licence else "its licence is not stated"
+    out = console()
+    out.print(f"{entry.name}: {size(entry.bytes)}, {entry.format.value}, {licence}")
+    out.print(f"at {catalog.servable_path(entry)}", soft_wrap=True)
+    out.print(f"try it: tidegate up --model {entry.name}")
+    return 0
 
 
 @models.command("list", help="Models on this machine.", short_help="what is on this machine")
-@json_option
-def list_models(as_json: bool) -> int:
-    with _importing():
-        from tidegate.cli import model_store
-    return model_store.listing(as_json=as_json)
+@on_catalog("models")
+def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
+    from rich.filesize import decimal as size
+
+    entries = catalog.entries()
+    if as_json:
+        print_json([_described(catalog, entry) for entry in entries])
+        return 0
+    rows = [
+        (
+            entry.name,
+            _state(catalog, entry),
+            entry.format.value,
+            size(entry.bytes),
+            entry.licence or "–",
+            _ago(entry.used_ms) or "–",
+            entry.source,
+        )
+        for entry in entries
+    ]
+    columns = ("MODEL", "STATE", "FORMAT", "SIZE", "LICENCE", "USED", "SOURCE")
+    console().print(table(columns, rows, numbers=("SIZE", "USED")))
+    return 0
 
 
 @models.command("show", help="All that is known of a model.", short_help="one of them")
 @click.argument("model", shell_complete=models_here)
-@json_option
-def show_model(model: str, as_json: bool) -> int:
-    with _importing():
-        from tidegate.cli import model_store
-    return model_store.show(model, as_json=as_json)
+@on_catalog("models")
+def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
+    from rich.filesize import decimal as size
+
+    entry = catalog.get(model)
+    if as_json:
+        print_json(_described(catalog, entry))
+        return 0
+    facts = {
+        "model": entry.name,
+        "id": entry.id,
+        "state": _state(catalog, entry),
+        "problem": entry.problem,
+        "format": entry.format.value,
+        "source": entry.source,
+        "revision": entry.revision,
+        "licence": entry.licence or "not stated",
+        "size": size(entry.bytes),
+        "verified": _ago(entry.verified_ms),
+        "used": _ago(entry.used_ms),
+        "digest": entry.digest,
+        "path": str(catalog.servable_path(entry)),
+    }
+    out = console()
+    for fact, value in facts.items():
+        if value:
+            out.print(f"{fact:<12}{value}", soft_wrap=True)
+    for file in entry.files:
+        out.print(f"  {size(file.bytes):>9}  {file.sha256[:12]:<12}  {file.path}")
+    return 0
 
 
 @models.command(
@@ -123,11 +249,23 @@ def show_model(model: str, as_json: bool) -> int:
     short_help="is every byte as it was",
 )
 @click.argument("model", nargs=-1, shell_complete=models_here)
-@json_option
-def verify(model: tuple[str, ...], as_json: bool) -> int:
-    with _importing():
-        from tidegate.cli import model_store
-    return model_store.verify(model, as_json=as_json)
+@on_catalog("models")
+def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
+    with importing():
+        from catalog.model_entry import ModelState
+        from catalog.verify import verify_model
+    chosen = [catalog.get(name) for name in model] or [
+        entry for entry in catalog.entries() if entry.state is not ModelState.STAGING
+    ]
+    seen = []
+    for entry in chosen:
+        with catalog.claim(entry.id):
+            seen.append(verify_model(catalog, entry))
+        if not as_json:
+            console().print(f"{entry.name}: {seen[-1].problem or 'every byte is as it was'}")
+    if as_json:
+        print_json([_described(catalog, entry) for entry in seen])
+    return 1 if any(entry.state is ModelState.BROKEN for entry in seen) else 0
 
 
 @models.command(
@@ -136,32 +274,89 @@ def verify(model: tuple[str, ...], as_json: bool) -> int:
     short_help="into memory ahead of use",
 )
 @click.argument("model", nargs=-1, required=True, shell_complete=models_here)
-@json_option
-def load_models(model: tuple[str, ...], as_json: bool) -> int:
-    with _importing():
-        from tidegate.cli import model_store
-    return model_store.load(model, as_json=as_json)
+@on_catalog("models")
+def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
+    entries = [catalog.get(name) for name in model]
+    missing = [entry for entry in entries if not _preload(catalog, entry)]
+    if as_json:
+        print_json([_described(catalog, entry) for entry in entries])
+    else:
+        for entry in entries:
+            if entry not in missing:
+                console().print(f"{entry.name}: in memory")
+    return 1 if missing else 0
 
 
 @models.command("remove", help="Delete models from this machine.", short_help="delete")
 @click.argument("model", nargs=-1, required=True, shell_complete=models_here)
 @option("--force", is_flag=True, help="those that are in use, too")
-@json_option
-def remove(model: tuple[str, ...], force: bool, as_json: bool) -> int:
-    with _importing():
-        from tidegate.cli import model_store
-    return model_store.remove(model, force=force, as_json=as_json)
+@on_catalog("models")
+def remove(catalog: "ModelCatalog", model: tuple[str, ...], force: bool, as_json: bool) -> int:
+    from rich.filesize import decimal as size
 
-
-def _served(url: str, token: str | None, as_json: bool) -> int:
     with importing():
-        from tidegate.cli import show
-    return ask("models", url, token, lambda client: show.models(client, as_json=as_json))
+        from catalog.errors import StagingFailed
+        from pool.artifacts.room import users_of
+    entries = [catalog.get(name) for name in model]
+    for entry in entries:
+        if not force and (users := users_of(catalog.path_of(entry))):
+            raise StagingFailed(
+                f"{entry.name} is in use by process {users[0]}: end that first, or give --force"
+            )
+    for entry in entries:
+        catalog.remove(entry)
+        if not as_json:
+            console().print(f"removed {entry.name} ({size(entry.bytes)})")
+    if as_json:
+        print_json({"removed": [entry.id for entry in entries]})
+    return 0
 
 
 @contextmanager
-def _importing() -> Iterator[None]:
-    """Guard the import of modules that need ``orchestrator``, and make it importable."""
+def _progress_bar() -> "Iterator[Progress]":
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import TransferSpeedColumn as Speed
+
+    err = console(to_stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed())
+    with Progress(
+        *columns, Remaining(), console=err, transient=True, disable=not err.is_terminal
+    ) as bar:
+        yield bar
+
+
+def _preload(catalog: "ModelCatalog", entry: "ModelEntry") -> bool:
+    """Read a model into memory; False, with a message on stderr, where it does not fit."""
     with importing():
-        runtime.add_to_path()
-        yield
+        from catalog.errors import NoMemory
+        from pool.artifacts.preload import preload
+    files = [catalog.path_of(entry) / file.path for file in entry.files]
+    with _progress_bar() as bar:
+        task = bar.add_task(f"{entry.name} into memory", total=entry.bytes)
+        try:
+            preload(files, lambda count: bar.advance(task, count))
+        except NoMemory as error:
+            print(f"tidegate models: {entry.name} is not in memory: {error}", file=sys.stderr)
+            return False
+    return True
+
+
+def _described(catalog: "ModelCatalog", entry: "ModelEntry") -> dict[str, object]:
+    import msgspec
+
+    return {
+        **msgspec.to_builtins(entry),
+        "bytes": entry.bytes,
+        "path": str(catalog.servable_path(entry)),
+    }
+
+
+def _state(catalog: "ModelCatalog", entry: "ModelEntry") -> str:
+    if entry.state.value == "staging" and not catalog.is_claimed(entry.id):
+        return "interrupted"
+    return entry.state.value
+
+
+def _ago(unix_ms: int) -> str:
+    return f"{duration(1000 * time.time() - unix_ms)} ago" if unix_ms else ""

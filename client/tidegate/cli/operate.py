@@ -1,9 +1,21 @@
-"""``tidegate drain``, ``tidegate swap`` and ``tidegate reload``: their arguments."""
+"""``tidegate drain``, ``tidegate swap`` and ``tidegate reload``."""
+
+import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.arguments import SECONDS, Command, json_option, option, server_options
-from tidegate.cli.interrupt import importing
+from tidegate.cli.arguments import SECONDS, Command, asks, option
+from tidegate.cli.terminal import print_json
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+    from tidegate.listings import Instance, SwapState
+    from tidegate.operating import DrainState
+
+_SLACK_S = 2.0
+"""Seconds that work moved or ended at the end of the grace has to be gone."""
+_POLL_S = 0.1
 
 DRAIN_DESCRIPTION = """\
 Take a service, or one of its instances, out of use without losing what it works on.
@@ -35,16 +47,14 @@ What needs a restart is named. Settings that do not fit change nothing.
 
 
 @click.command(cls=Command, help=DRAIN_DESCRIPTION, short_help="out of use, losing nothing")
-@server_options
 @option("--instance", metavar="ADDRESS", help="this instance, as `GET /v2/instances` names it")
 @option("--orchestrator", is_flag=True, help="the orchestrator itself (where no instance is named)")
 @option("--grace", type=SECONDS, default=30.0, help="what runs has so long")
 @option("--undo", is_flag=True, help="take new work again")
 @option("--no-wait", is_flag=True, help="return at once")
-@json_option
-def drain(
-    url: str,
-    token: str | None,
+@asks(operates=True)
+async def drain(
+    client: "Client",
     instance: str | None,
     orchestrator: bool,
     grace: float,
@@ -54,75 +64,113 @@ def drain(
 ) -> int:
     if instance and orchestrator:
         raise click.UsageError("--instance and --orchestrator are two drains; give one of them")
-    with importing():
-        from tidegate.cli import asking, draining
-    wait_s = 0.0 if no_wait else grace + draining.SLACK_S
-    return asking.ask(
-        "drain",
-        url,
-        token,
-        lambda client: (
-            draining.undo(client, instance, as_json=as_json)
-            if undo
-            else draining.drain(client, instance, grace, wait_s, as_json=as_json)
-        ),
-        operates=True,
-    )
+    what = instance or client.base_url
+    if undo:
+        state = await _undrain(client, instance)
+        print_json(state) if as_json else print(f"{what} takes new work")
+        return 0
+    state, jobs = await _drained(client, instance, grace, 0.0 if no_wait else grace + _SLACK_S)
+    if as_json:
+        print_json(state)
+    elif jobs or no_wait:
+        print(f"draining {what}: {jobs} still run")
+    else:
+        print(f"drained {what}")
+    if jobs and not no_wait:
+        print("tidegate drain: the grace is over, and not all has ended", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _drained(
+    client: "Client", instance: str | None, grace_s: float, wait_s: float
+) -> "tuple[DrainState | Instance, int]":
+    """Drain, and wait for what runs; what is drained as it then is, and how much still runs."""
+    import asyncio
+
+    from tidegate.listings import Instance
+
+    now = asyncio.get_running_loop().time
+    ends_at = now() + wait_s
+    if instance is None:
+        state = await client.operating.drain(1000 * grace_s)
+        while state.live_tasks and now() < ends_at:
+            await asyncio.sleep(_POLL_S)
+            state = await client.operating.drain_state()
+        return state, state.live_tasks
+    one = await client.operating.drain_instance(instance, 1000 * grace_s)
+    while one.jobs and now() < ends_at:
+        await asyncio.sleep(_POLL_S)
+        found = [each for each in await client.instances() if each.address == instance]
+        one = found[0] if found else Instance(instance, "gone")
+    return one, one.jobs
+
+
+async def _undrain(client: "Client", instance: str | None) -> "DrainState | Instance":
+    if instance is None:
+        return await client.operating.undrain()
+    return await client.operating.undrain_instance(instance)
 
 
 @click.command(cls=Command, help=SWAP_DESCRIPTION, short_help="another model, without a restart")
 @click.argument("where", metavar="ADDRESS MODEL", nargs=-1)
-@server_options
 @option("--all", "everywhere", is_flag=True, help="all instances, one after the other")
 @option("--back", is_flag=True, help="to the model that it had before")
 @option("--name", metavar="NAME", default="", help="what clients call the model at a path")
-@option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="a worker setting for it")
+@option("--set", "given", metavar="NAME=VALUE", multiple=True, help="a worker setting for it")
 @option("--grace", type=SECONDS, help="what runs has so long (to the last of its deadlines)")
-@json_option
-def swap(
+@asks(operates=True)
+async def swap(
+    client: "Client",
     where: tuple[str, ...],
-    url: str,
-    token: str | None,
     everywhere: bool,
     back: bool,
     name: str,
-    settings: tuple[str, ...],
+    given: tuple[str, ...],
     grace: float | None,
     as_json: bool,
 ) -> int:
-    words = 1 - everywhere + 1 - back
-    if len(where) != words or (everywhere and back):
+    if len(where) != 2 - everywhere - back or (everywhere and back):
         raise click.UsageError("name an instance and a model; see --help")
-    given = dict(setting.partition("=")[::2] for setting in settings)
-    if not all(given.values()):
+    settings = dict(setting.partition("=")[::2] for setting in given)
+    if not all(settings.values()):
         raise click.UsageError("--set takes NAME=VALUE")
-    with importing():
-        from tidegate.cli import asking, swapping
     model = "" if back else where[-1]
-    asked = swapping.Asked(model, name, given, grace, back)
-    return asking.ask(
-        "swap",
-        url,
-        token,
-        lambda client: (
-            swapping.swap_all(client, asked, as_json=as_json)
-            if everywhere
-            else swapping.swap(client, where[0], asked, as_json=as_json)
-        ),
-        operates=True,
+    grace_ms = None if grace is None else 1000 * grace
+    operating = client.operating
+    if everywhere:
+        done = await operating.swap_all(
+            model,
+            name=name,
+            settings=settings,
+            grace=grace_ms,
+            on_swap=(lambda _: None) if as_json else lambda one: print(_line(one), flush=True),
+        )
+        if as_json:
+            print_json(done)
+        return 0
+    state = await operating.swap(
+        where[0], model, name=name, settings=settings, grace=grace_ms, back=back
     )
+    print_json(state) if as_json else print(_line(state))
+    return 0
+
+
+def _line(state: "SwapState") -> str:
+    if not state.ms:
+        return f"{state.address} serves {state.model} already"
+    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in state.ms.items())
+    return f"{state.address} serves {state.model} after {state.total_ms / 1000:.2f} s ({phases})"
 
 
 @click.command(cls=Command, help=RELOAD_DESCRIPTION, short_help="read its settings anew")
-@server_options
-@json_option
-def reload(url: str, token: str | None, as_json: bool) -> int:
-    with importing():
-        from tidegate.cli import asking, draining
-    return asking.ask(
-        "reload",
-        url,
-        token,
-        lambda client: draining.reload(client, as_json=as_json),
-        operates=True,
-    )
+@asks(operates=True)
+async def reload(client: "Client", as_json: bool) -> int:
+    done = await client.operating.reload()
+    if as_json:
+        print_json(done)
+        return 0
+    print(f"changed: {', '.join(done.changed) or 'nothing'}")
+    if done.needs_restart:
+        print(f"needs a restart: {', '.join(done.needs_restart)}")
+    return 0

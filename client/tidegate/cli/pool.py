@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from tidegate.cli import runtime
-from tidegate.cli.arguments import Command, Group, json_option, option
-from tidegate.cli.interrupt import importing
+from tidegate.cli.arguments import Group, json_option, option
+from tidegate.cli.runtime import importing
 
 DESCRIPTION = """\
 Keep the Triton instances of a machine as a file asks for them.
@@ -53,18 +52,16 @@ def pool() -> None:
     pass
 
 
-@pool.command(cls=Command, name="run", help=RUN_DESCRIPTION, short_help="start it, keep it up")
+@pool.command("run", help=RUN_DESCRIPTION, short_help="start it, keep it up")
 @_FILE
 def run(file: Path) -> int:
-    with importing():
-        runtime.add_to_path()
+    with importing(serving=True):
         from pool import pool_command
     return pool_command.run(file)
 
 
 @pool.command(
-    cls=Command,
-    name="check",
+    "check",
     help="Say what a file would start, with memory and ports. Exit status 1 where something of it "
     "would not start.",
     short_help="what a file would start",
@@ -72,49 +69,43 @@ def run(file: Path) -> int:
 @_FILE
 @json_option
 def check(file: Path, as_json: bool) -> int:
-    with importing():
-        runtime.add_to_path()
+    with importing(serving=True):
         from pool import pool_command
     return pool_command.check(file, as_json=as_json)
 
 
 @pool.command(
-    cls=Command,
-    name="status",
+    "status",
     help="How each instance is. FILE says whose, where that has a home of its own.",
     short_help="how each instance is",
 )
 @_MAYBE_FILE
 @json_option
 def status(file: Path | None, as_json: bool) -> int:
-    with importing():
-        runtime.add_to_path()
+    with importing(serving=True):
         from pool import pool_command
     return pool_command.status(file, as_json=as_json)
 
 
 @pool.command(
-    cls=Command,
-    name="reload",
+    "reload",
     help="Have the manager read its file anew; GPUs that were taken out are tried again.",
     short_help="read the file anew",
 )
 @_MAYBE_FILE
 def reload(file: Path | None) -> int:
-    with importing():
-        runtime.add_to_path()
+    with importing(serving=True):
         from pool import pool_command
     return pool_command.reload(file)
 
 
-@pool.command(cls=Command, name="stop", help=STOP_DESCRIPTION, short_help="drain and end it")
+@pool.command("stop", help=STOP_DESCRIPTION, short_help="drain and end it")
 @_MAYBE_FILE
 @option("--now", is_flag=True, help="cut what runs")
 @option("--leave", is_flag=True, help="end the manager only")
 def stop(file: Path | None, now: bool, leave: bool) -> int:
     if now and leave:
         raise click.UsageError("--now and --leave are two ends; give one of them")
-    with importing():
-        runtime.add_to_path()
+    with importing(serving=True):
         from pool import pool_command
     return pool_command.stop(file, "now" if now else "leave" if leave else "drain")

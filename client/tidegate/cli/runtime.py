@@ -1,4 +1,5 @@
-"""Finds the code that serves: ``orchestrator``, ``worker`` and ``model_repository``.
+"""Imports while Ctrl-C may come; and where the code that serves is: ``orchestrator``, ``worker``,
+``model_repository``.
 
 In a wheel they are in ``tidegate/_runtime``, in a checkout at its top. Names as general as these
 must not meet a user's own packages, so they are importable only in processes that serve: this
@@ -8,11 +9,34 @@ folder is on the path of the command that starts them, and on ``PYTHONPATH`` of 
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
 _PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@contextmanager
+def importing(*, serving: bool = False) -> Iterator[None]:
+    """Have Ctrl-C end the process at once, since a module that is cut short may fail in its own
+    way: numpy turns ``KeyboardInterrupt`` into an ``ImportError``. ``serving``: make the serving
+    packages importable, too."""
+    if serving:
+        add_to_path()
+    is_main = threading.current_thread() is threading.main_thread()  # another hears no signals
+    # ignored: so it stays
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def folder() -> Path:

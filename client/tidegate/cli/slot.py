@@ -1,21 +1,23 @@
-"""``tidegate slot``: its arguments."""
+"""``tidegate slot``: a recipe out of arguments, the progress of the slot, its files."""
 
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 
-from tidegate.cli.arguments import (
-    POSITIVE,
-    SECONDS,
-    Choice,
-    Command,
-    Number,
-    json_option,
-    option,
-    server_options,
-)
-from tidegate.cli.interrupt import importing
-from tidegate.cli.options import ClipOptions
+from tidegate.cli.arguments import POSITIVE, SECONDS, Choice, Command, Number, asks, option
+from tidegate.cli.runtime import INTERRUPTED
+from tidegate.cli.terminal import console, duration, print_json
+from tidegate.errors import ApiError, ProtocolError, TidegateError, Unavailable
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+    from tidegate.slots import Output, SlotFacts, SlotOptions, SlotQueued, SlotStage
 
 DESCRIPTION = """\
 Have a short talking clip rendered against a deadline, watch it being made, and save it.
@@ -34,11 +36,17 @@ saved), 2 wrong usage, 130 Ctrl-C
 """
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+STAGES: Final = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
+"""Names of the stages for people."""
+_MAKE_SURE_S = 2.0
+_NOBODY = (
+    "no instance of this service renders clips now; start one that does with "
+    "`tidegate up --slot`, or try again shortly"
+)
 
 
 @click.command(cls=Command, help=DESCRIPTION, epilog=EPILOG, short_help="have a clip rendered")
 @click.argument("text", required=False)
-@server_options
 @option(
     "--out",
     type=_FILE,
@@ -65,26 +73,268 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @option(
     "--preview", type=_FILE, metavar="JPEG", help="keep the latest picture of it there meanwhile"
 )
-@json_option
-def slot(
-    url: str,
-    token: str | None,
+@asks(streams=True)
+async def slot(
+    client: "Client",
     text: str | None,
+    out: tuple[Path, ...],
     recipe: Path | None,
+    portrait: str | None,
+    seed: int | None,
+    voice: str | None,
+    size: int | None,
+    seconds: float | None,
+    deadline: float | None,
+    on_deadline: Literal["error", "degrade"] | None,
+    preview: Path | None,
     as_json: bool,
-    **given: object,
 ) -> int:
     if text is None and recipe is None:
         raise click.UsageError("give a text, or a --recipe")
-    with importing():
-        from tidegate.cli import asking, rendering
+    changes: Mapping[str, Mapping[str, object]] = {
+        "portrait": {"prompt": portrait, "seed": seed},
+        "voice": {"name": voice},
+        "video": {"size": size, "seconds": seconds},
+    }
+    body = _recipe(recipe, text, changes)
+    _check_files(out, preview)
+    options: SlotOptions = {"outputs": [_output(path) for path in out], "on_disconnect": "cancel"}
+    if preview is not None:
+        options["preview"] = True
+    if deadline is not None:
+        options["deadline"] = 1000 * deadline
+    if on_deadline is not None:
+        options["on_deadline"] = on_deadline
+    return await _render(client, body, options, out, preview, as_json=as_json)
 
-    clip = ClipOptions(text=text, recipe=recipe, as_json=as_json, **given)  # type: ignore[arg-type]
+
+def _recipe(
+    file: Path | None, text: str | None, changes: Mapping[str, Mapping[str, object]]
+) -> dict[str, Any]:
+    """Recipe from the file, changed by what else was given; None leaves a thing to the file and the
+    service. Raises ``UsageError``, like every check of arguments here."""
+    import msgspec
+
+    from tidegate.slots import SCHEMA
+
+    recipe: dict[str, Any] = {"schema": SCHEMA}
+    if file is not None:
+        try:
+            recipe = msgspec.json.decode(file.read_bytes())
+        except OSError as error:
+            raise click.UsageError(f"--recipe {file}: {error.strerror}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"--recipe {file} is not JSON: {error}") from None
+        if not isinstance(recipe, dict):
+            raise click.UsageError(f"--recipe {file} holds no JSON object: see docs/slot.md")
+    if text is not None:
+        recipe["text"] = sys.stdin.read().strip() if text == "-" else text
+    for part, fields in changes.items():
+        given = {name: value for name, value in fields.items() if value is not None}
+        known = recipe.get(part, {})
+        if given and isinstance(known, dict):  # else the service says what is wrong with it
+            recipe[part] = known | given
+    return recipe
+
+
+def _check_files(out: Sequence[Path], preview: Path | None) -> None:
+    """Make sure that a clip can be saved before it is rendered."""
+    if len({_output(path) for path in out}) < len(out):
+        raise click.UsageError("--out: one file of each kind at most")
+    for path in (*out, *filter(None, [preview])):
+        folder = path.parent
+        if not folder.is_dir():
+            raise click.UsageError(f"{path}: there is no directory {folder}")
+        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+            raise click.UsageError(f"{path} cannot be written")
+
+
+def _output(path: Path) -> "Output":
+    """Name of the slot's output that belongs in ``path``, by its suffix."""
+    from tidegate.slots import FILES
+
+    name = path.suffix.lower().removeprefix(".")
+    if name not in FILES:
+        raise click.UsageError(f"--out {path}: its name must end in .mp4, .wav or .png")
+    return cast("Output", name)
+
+
+async def _render(
+    client: "Client",
+    recipe: dict[str, Any],
+    options: "SlotOptions",
+    out: Sequence[Path],
+    preview: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Render a clip; the exit status. Raises ``TidegateError`` once what there is was saved."""
+    import asyncio
+
+    import msgspec
+
+    from tidegate.slots import SlotPreview, SlotQueued, SlotResult, SlotStage
+
+    slot_id = ""
+    stream = client.slots.stream(recipe, **options)
     try:
-        body = rendering.recipe_of(clip)
-        rendering.check_files(clip)
-    except rendering.Unusable as error:
-        raise click.UsageError(str(error)) from None
-    return asking.ask(
-        "slot", url, token, lambda client: rendering.run(client, clip, body), streams=True
-    )
+        async with stream as events:
+            progress = _Progress()
+            with progress.bars:
+                async for event in events:
+                    if isinstance(event, SlotQueued):
+                        slot_id = event.slot_id
+                        progress.queued(event)
+                    elif isinstance(event, SlotStage):
+                        progress.stage(event)
+                    elif isinstance(event, SlotPreview) and preview is not None:
+                        save(preview, event.data)
+                    elif isinstance(event, SlotResult):
+                        slot_id = event.slot_id or slot_id
+                        progress.done()
+                        break
+                else:
+                    raise ProtocolError("the stream ended without a terminal event")
+        saved = await _download(client, out, slot_id, event.outputs)
+    except asyncio.CancelledError:
+        await _say_cancelled(client, slot_id)
+        return INTERRUPTED
+    except ApiError as error:
+        if error.code == "not_ready":
+            raise Unavailable(_NOBODY, code=error.code, status=error.status) from None
+        # What there was by then, with the reason behind it.
+        outputs = error.details.get("outputs") or {}
+        with suppress(TidegateError):  # the reason counts
+            for name, path in (await _download(client, out, slot_id, outputs)).items():
+                print(f"tidegate slot: saved {path} ({name}) of what there was", file=sys.stderr)
+        raise
+    if as_json:
+        print_json(msgspec.to_builtins(event) | {"files": {k: str(v) for k, v in saved.items()}})
+    else:
+        _tell(event, saved)
+    return 0
+
+
+async def _download(
+    client: "Client", out: Sequence[Path], slot_id: str, outputs: Mapping[str, str]
+) -> dict[str, Path]:
+    """Save those of the wished outputs that there are; returns the path of each."""
+    saved: dict[str, Path] = {}
+    for path in out:
+        name = _output(path)
+        if name in outputs:
+            save(path, await client.slots.download(slot_id, name))
+            saved[name] = path
+    return saved
+
+
+async def _say_cancelled(client: "Client", slot_id: str) -> None:
+    """Tell what became of the slot: leaving its stream cancels it if the service can be reached."""
+    import asyncio
+
+    said = "cancelled"
+    if slot_id:
+        said = f"interrupted; slot {slot_id} may still be rendered, the service did not answer"
+        with suppress(TidegateError, TimeoutError):
+            async with asyncio.timeout(_MAKE_SURE_S):
+                standing = await client.slots.get(slot_id)
+                if standing.outcome in ("met", "partial"):
+                    said = f"interrupted; slot {slot_id} was rendered all the same"
+                elif standing.ended:
+                    said = f"cancelled slot {slot_id}"
+    print(f"tidegate slot: {said}", file=sys.stderr)
+
+
+def _tell(result: "SlotFacts", saved: Mapping[str, Path]) -> None:
+    """Print a few lines about the clip."""
+    out = console()
+    for path in saved.values():
+        out.print(f"{path}   {path.stat().st_size / 1000:.0f} kB")
+    parts = []
+    if result.seconds is not None:
+        parts.append(f"{result.seconds:.1f} s")
+    if result.frames:
+        parts.append(f"{result.frames} frames at {result.fps}/s, {result.size} × {result.size}")
+    took = [
+        f"{title} {duration(ms)}"
+        for stage, title in STAGES.items()
+        if (ms := getattr(result, f"{stage}_ms"))
+    ]
+    if result.total_ms is not None:
+        took.append(f"in all {duration(result.total_ms)}")
+    out.print(", ".join(parts))
+    out.print(" · ".join(took))
+    if result.given_up:
+        out.print(f"given up to be in time: {', '.join(result.given_up)}", style="yellow")
+    if result.check is not None and not result.check.passed:
+        score = "" if result.check.score is None else f" (score {result.check.score:.2f})"
+        out.print(f"the picture does not fit its prompt well{score}", style="yellow")
+
+
+def save(path: Path, data: bytes) -> None:
+    """Replace ``path``, which a player may have open, once all of ``data`` is on the disk. Raises
+    ``TidegateError``, and then leaves an earlier file as it was."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb", buffering=0) as file:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file.fileno(), left) :]
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise TidegateError(f"cannot write {path}: {error.strerror}") from error
+    with suppress(OSError):  # some file systems do not sync folders
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class _Progress:
+    """How far a slot is, on stderr since stdout is for the answer: a bar for each stage in a
+    terminal, else a line as each is done."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+
+        self._out = console(to_stderr=True)
+        self._began = time.monotonic()
+        self._done: set[str] = set()
+        self._stages: dict[str, TaskID] = {}
+        columns = (TextColumn("{task.description:<9}"), BarColumn(), TaskProgressColumn())
+        self.bars = Progress(
+            *columns, Elapsed(), console=self._out, disable=not self._out.is_terminal
+        )
+
+    def queued(self, event: "SlotQueued") -> None:
+        expected = []
+        if event.queue_position:
+            expected.append(f"{event.queue_position} before it")
+        if event.predicted_ms is not None:
+            expected.append(f"expected in {duration(event.predicted_ms)}")
+        if expected:
+            self._out.print(f"queued: {', '.join(expected)}", style="dim")
+        for stage, title in STAGES.items():
+            self._stages[stage] = self.bars.add_task(title, total=100, start=False)
+
+    def stage(self, event: "SlotStage") -> None:
+        title = STAGES.get(event.stage, event.stage)
+        if event.stage not in self._stages:
+            self._stages[event.stage] = self.bars.add_task(title, total=100)
+        bar = self._stages[event.stage]
+        self.bars.start_task(bar)
+        self.bars.update(bar, completed=event.percent)
+        if self.bars.disable and event.percent >= 100 and event.stage not in self._done:
+            self._done.add(event.stage)
+            took = duration(1000 * (time.monotonic() - self._began))
+            self._out.print(f"{title} done after {took}")
+
+    def done(self) -> None:
+        for bar in self.bars.tasks:
+            if bar.started:  # the last stage's end is the result
+                self.bars.update(bar.id, completed=100)

@@ -7,10 +7,11 @@ gets neither colour nor lines that are cut.
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import msgspec
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _WIDE = 400
 """Width in columns of output that is not a terminal, so that nothing is cut."""
@@ -19,7 +20,9 @@ CONTROL_CHARACTERS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160
 """Control characters to delete, or a model could drive the terminal with escape sequences."""
 
 
-def console(*, to_stderr: bool = False) -> Console:
+def console(*, to_stderr: bool = False) -> "Console":
+    from rich.console import Console
+
     file = sys.stderr if to_stderr else sys.stdout
     width = None if file.isatty() or "COLUMNS" in os.environ else _WIDE
     return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
@@ -27,13 +30,17 @@ def console(*, to_stderr: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     """Print ``value`` as one JSON document, indented to be readable."""
+    import msgspec
+
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str]
-) -> Table:
+) -> "Table":
     """A table of ``rows``; columns named in ``numbers`` are aligned to the right."""
+    from rich.table import Table
+
     made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         is_number = column in numbers

@@ -1,17 +1,25 @@
-"""``tidegate top``: its arguments."""
+"""``tidegate top``: looks at a service again and again, and draws it."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.arguments import (
-    SECONDS,
-    Command,
-    json_option,
-    option,
-    server_options,
-)
-from tidegate.cli.interrupt import importing
+from tidegate.cli.arguments import SECONDS, Command, asks, option
+from tidegate.cli.terminal import console, count, duration, print_json, share, table
 
-TOP_DESCRIPTION = """\
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from tidegate.client import Client
+    from tidegate.listings import Instance, InstanceSlot
+
+DESCRIPTION = """\
 A service as it works: instances, queue, outcomes, goodput, KV. Ctrl-C leaves.
 
   tidegate top
@@ -19,21 +27,340 @@ A service as it works: instances, queue, outcomes, goodput, KV. Ctrl-C leaves.
   tidegate top --json            the same as JSON
 """
 
+_MIN_S = 0.05
+"""Shortest pause in seconds between two looks: the service has other work, too."""
+_BAR = 20
+_LOOKS = 60
+_LEVELS = "▁▂▃▄▅▆▇█"
+_WINDOW = "1m"
+_OUTCOMES = ("met", "partial", "missed", "refused", "aborted", "failed")
+_LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.M)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
-@click.command(cls=Command, help=TOP_DESCRIPTION, short_help="watch it work")
-@server_options
+_Labels = dict[str, str]
+
+
+@click.command(cls=Command, help=DESCRIPTION, short_help="watch it work")
 @option("--every", type=SECONDS, default=1.0, metavar="S", help="seconds between two looks")
 @option("--once", is_flag=True, help="one picture, then leave")
-@json_option
-def top(url: str, token: str | None, every: float, once: bool, as_json: bool) -> int:
-    with importing():
-        from tidegate.cli import asking, watch
-    try:
-        return asking.ask(
-            "top",
-            url,
-            token,
-            lambda client: watch.run(client, url, every_s=every, once=once, as_json=as_json),
+@asks()
+async def top(client: "Client", every: float, once: bool, as_json: bool) -> int:
+    import asyncio
+
+    with suppress(asyncio.CancelledError):  # by Ctrl-C, the way out
+        await _watch(client, every, once=once, as_json=as_json)
+    return 0
+
+
+async def _watch(client: "Client", every_s: float, *, once: bool, as_json: bool) -> None:
+    """Show a service until Ctrl-C, or once, in JSON or where there is no terminal."""
+    from rich.live import Live
+
+    from tidegate import _clock
+    from tidegate.errors import TidegateError
+
+    out = console()
+    picture = await _look(client)
+    if once or as_json or not out.is_terminal or out.is_dumb_terminal:
+        if every_s:  # or nothing could be said of rates
+            await _clock.sleep(every_s)
+            picture = await _look(client, picture.samples)
+        if as_json:
+            print_json(picture.facts())
+        else:
+            out.print(picture.render())
+        return
+    with Live(picture.render(), console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            await _clock.sleep(max(every_s, _MIN_S))
+            try:
+                picture = await _look(client, picture.samples, picture.trend())
+            except TidegateError as error:
+                picture = replace(picture, error=" ".join(str(error).split()))
+            live.update(picture.render(), refresh=True)
+
+
+async def _look(
+    client: "Client", before: "Samples | None" = None, trend: tuple[float, ...] = ()
+) -> "Picture":
+    """Take one look; rates count from ``before``, and ``trend`` has the rates of earlier looks."""
+    from tidegate import _clock
+
+    instances = await client.instances()
+    samples = Samples.parse(await client.metrics(), _clock.now())
+    return Picture(client.base_url, instances, samples, before, trend)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """All values of one scrape, taken ``at`` seconds of our clock."""
+
+    at: float
+    values: dict[str, list[tuple[_Labels, float]]]
+
+    @classmethod
+    def parse(cls, text: str, at: float) -> "Samples":
+        values: dict[str, list[tuple[_Labels, float]]] = {}
+        for found in _LINE.finditer(text):
+            labels = dict(_LABEL.findall(found["labels"] or ""))
+            try:
+                value = float(found["value"])
+            except ValueError:
+                continue
+            if math.isnan(value):  # nothing to tell of yet
+                continue
+            values.setdefault(found["name"], []).append((labels, value))
+        return cls(at, values)
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Sum of all series with these labels; None where there is none."""
+        found = [value for _, value in self._of(name, labels)]
+        return sum(found) if found else None
+
+    def by(self, name: str, label: str, **wanted: str) -> dict[str, float]:
+        """Sums by the values of ``label``, over all series with the labels that are ``wanted``."""
+        sums: dict[str, float] = {}
+        for labels, value in self._of(name, wanted):
+            key = labels.get(label, "")
+            sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+    def mean(self, name: str, **labels: str) -> float | None:
+        """Mean of all series with these labels; None where there is none. For a share that several
+        processes at one port tell, each of its own requests."""
+        found = [value for _, value in self._of(name, labels)]
+        return sum(found) / len(found) if found else None
+
+    @property
+    def processes(self) -> int:
+        """How many processes at one port the scrape tells of."""
+        return max(1, len(self.values.get("tidegate_attainment", ())))
+
+    def rate(self, name: str, before: "Samples | None", **labels: str) -> float | None:
+        """Growth per second since ``before``; None for the first look."""
+        now, then = self.total(name, **labels), before and before.total(name, **labels)
+        if now is None or before is None or self.at <= before.at:
+            return None
+        return max(0.0, now - (then or 0.0)) / (self.at - before.at)
+
+    def quantile(self, name: str, part: float, before: "Samples | None" = None) -> float | None:
+        """Quantile ``part`` (0 to 1) of a histogram since ``before``, as the upper end of its
+        bucket; None without observations."""
+        new = self._buckets(name)
+        old = {} if before is None else before._buckets(name)
+        counts = sorted((end, count - old.get(end, 0.0)) for end, count in new.items())
+        if not counts or counts[-1][1] <= 0:
+            return None
+        return next(end for end, count in counts if count >= part * counts[-1][1])
+
+    def _buckets(self, name: str) -> dict[float, float]:
+        return {float(end): n for end, n in self.by(f"{name}_bucket", "le").items() if end}
+
+    def _of(self, name: str, wanted: _Labels) -> Iterator[tuple[_Labels, float]]:
+        for labels, value in self.values.get(name, ()):
+            if all(labels.get(key) == text for key, text in wanted.items()):
+                yield labels, value
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One look at a service; rates count from the look ``before``."""
+
+    url: str
+    instances: "Sequence[Instance]"
+    samples: Samples
+    before: Samples | None = None
+    earlier: tuple[float, ...] = ()
+    """Requests met per second, one value for each earlier look."""
+    error: str = ""
+    """Why the figures are out of date."""
+
+    def trend(self) -> tuple[float, ...]:
+        """Value of ``earlier`` for the next look."""
+        met = self.samples.rate("tidegate_outcomes_total", self.before, outcome="met")
+        return self.earlier if met is None else (*self.earlier, met)[-_LOOKS:]
+
+    def facts(self) -> dict[str, object]:
+        """Figures for programs. Times are milliseconds, shares 0 to 1."""
+        samples = self.samples
+        return {
+            "url": self.url,
+            "instances": self.instances,
+            "queue": {
+                "waiting": samples.total("tidegate_queue_depth"),
+                "work_ms": samples.total("tidegate_queue_work_ms"),
+            },
+            "outcomes": {name: self._outcome(name) for name in _OUTCOMES},
+            "offered": samples.total("tidegate_offered_total"),
+            "tokens": samples.total("tidegate_tokens_generated_total"),
+            "attainment": self._attainment(),
+            "waste": self._waste(),
+            "offered_per_s": samples.rate("tidegate_offered_total", self.before),
+            "met_per_s": samples.rate("tidegate_outcomes_total", self.before, outcome="met"),
+            "tokens_per_s": samples.rate("tidegate_tokens_generated_total", self.before),
+            "ttft_p50_ms": samples.quantile("tidegate_ttft_ms", 0.5),
+            "ttft_p99_ms": samples.quantile("tidegate_ttft_ms", 0.99),
+            # Each process tells of all blocks.
+            "kv_blocks": {
+                kind: blocks / samples.processes
+                for kind, blocks in samples.by("tidegate_kv_blocks", "kind").items()
+            },
+        }
+
+    def render(self) -> "RenderableType":
+        """Figures for people, to be drawn in a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        ready = sum(instance.ready for instance in self.instances)
+        wanted = sum(instance.state != "absent" for instance in self.instances)
+        head = Text(f"{self.url}   {ready} of {wanted} instances ready", style="bold")
+        parts: list[RenderableType] = [head]
+        if self.error:
+            parts.append(Text(f"not updated: {self.error}", style="bold red"))
+        return Group(*parts, Text(), self._service(), Text(), self._instances())
+
+    def _service(self) -> "Text":
+        from rich.text import Text
+
+        samples, before = self.samples, self.before
+        rates = {
+            "offered": samples.rate("tidegate_offered_total", before),
+            "met": samples.rate("tidegate_outcomes_total", before, outcome="met"),
+            "tokens": samples.rate("tidegate_tokens_generated_total", before),
+        }
+        lines = [
+            (
+                "queue",
+                f"{count(samples.total('tidegate_queue_depth'))} waiting",
+                f"{duration(samples.total('tidegate_queue_work_ms'))} of work",
+            ),
+            (
+                "goodput",
+                f"{_rate(rates['met'])} met/s",
+                f"of {_rate(rates['offered'])} offered/s, {_rate(rates['tokens'])} tokens/s",
+            ),
+            (
+                "kept",
+                share(self._attainment()),
+                f"since it began; {share(self._waste())} of tokens wasted",
+            ),
+            *self._last_minute(),
+            (
+                "first token",
+                f"p50 {_end(samples.quantile('tidegate_ttft_ms', 0.5, before))}",
+                f"p99 {_end(samples.quantile('tidegate_ttft_ms', 0.99, before))}",
+            ),
+            (
+                "outcomes",
+                " · ".join(
+                    f"{name} {count(self._outcome(name))}"
+                    for name in _OUTCOMES
+                    if self._outcome(name) or name == "met"
+                ),
+                "",
+            ),
+        ]
+        text = Text()
+        trend = self.trend()
+        if len(trend) > 1:
+            lines.insert(2, ("", _sparkline(trend), f"met/s, at most {max(trend):.1f}"))
+        for title, value, rest in lines:
+            text.append(f"{title:<13}", style="dim")
+            text.append(value, style="bold")
+            text.append(f"   {rest}\n" if rest else "\n")
+        text.rstrip()
+        return text
+
+    def _last_minute(self) -> list[tuple[str, str, str]]:
+        """Line with the share met by class of urgency; none where no request ended."""
+        classes = self.samples.by("tidegate_class_attainment", "class", window=_WINDOW)
+        if not classes:
+            return []
+        kept = {
+            name: self.samples.mean(
+                "tidegate_class_attainment", **{"class": name, "window": _WINDOW}
+            )
+            for name in classes
+        }
+        each = " · ".join(f"{name} {share(value)}" for name, value in sorted(kept.items()))
+        return [("", each, "in the last minute")]
+
+    def _instances(self) -> "RenderableType":
+        columns = ["INSTANCE", "STATE", "MODEL", "DEVICE", "JOBS", "SLOTS", "TOKENS/S", "KV IN USE"]
+        rows = [self._instance(instance) for instance in self.instances]
+        if any(instance.slot is not None for instance in self.instances):
+            columns.append("CLIPS")
+            clips = [_clips(instance.slot) for instance in self.instances]
+            rows = [(*row, words) for row, words in zip(rows, clips, strict=True)]
+        return table(columns, rows, numbers=columns[4:7])
+
+    def _instance(self, instance: "Instance") -> tuple[str, ...]:
+        state = "draining" if instance.draining else instance.state
+        if instance.breaker not in ("", "closed"):
+            state += f", breaker {instance.breaker}"
+        slots = "–"
+        if instance.slots_total is not None:
+            taken = instance.slots_total - (instance.slots_free or 0)
+            slots = f"{taken}/{instance.slots_total}"
+        return (
+            instance.address,
+            state,
+            instance.model or "–",
+            instance.device or "–",
+            count(instance.load),
+            slots,
+            count(instance.perf_tokens_per_s),
+            self._kv(instance.address),
         )
-    except KeyboardInterrupt:  # the way out
-        return 0
+
+    def _kv(self, address: str) -> str:
+        samples = self.samples
+        used = samples.total("tidegate_kv_blocks", instance=address, kind="used")
+        free = samples.total("tidegate_kv_blocks", instance=address, kind="free")
+        if used is None or free is None or used + free <= 0:
+            return "–"
+        part = used / (used + free)
+        filled = round(part * _BAR)
+        return f"{'█' * filled}{'░' * (_BAR - filled)} {share(part)}"
+
+    def _attainment(self) -> float | None:
+        """Share of ended requests that were met, by all processes at the port."""
+        ended = self.samples.total("tidegate_outcomes_total")
+        return self._outcome("met") / ended if ended else self.samples.mean("tidegate_attainment")
+
+    def _waste(self) -> float | None:
+        """Share of tokens for requests not met, by all processes at the port."""
+        made = self.samples.by("tidegate_tokens_generated_total", "process")
+        shares = self.samples.by("tidegate_waste", "process")
+        if not sum(made.values()):
+            return self.samples.mean("tidegate_waste")
+        wasted = (share * made.get(process, 0.0) for process, share in shares.items())
+        return sum(wasted) / sum(made.values())
+
+    def _outcome(self, name: str) -> float:
+        return self.samples.total("tidegate_outcomes_total", outcome=name) or 0.0
+
+
+def _clips(slot: "InstanceSlot | None") -> str:
+    if slot is None:
+        return "–"
+    if slot.state != "up":
+        return slot.state
+    return f"{slot.slots_total - slot.slots_free}/{slot.slots_total}"
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    most = max(values) or 1.0
+    return "".join(_LEVELS[round(value / most * (len(_LEVELS) - 1))] for value in values)
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _end(value: float | None) -> str:
+    """Upper end of the bucket that a quantile is in, in milliseconds, as text."""
+    if value is None:
+        return "–"
+    return "over the last bucket" if value == float("inf") else f"≤ {duration(value)}"

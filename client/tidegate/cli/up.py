@@ -1,4 +1,4 @@
-"""``tidegate up`` and ``tidegate worker``: their arguments."""
+"""``tidegate up``, ``worker``, ``serve`` and ``picker``: what starts servers, and its arguments."""
 
 import os
 from collections.abc import Callable
@@ -20,8 +20,7 @@ from tidegate.cli.arguments import (
     option,
     processes_option,
 )
-from tidegate.cli.interrupt import importing
-from tidegate.cli.options import LaunchOptions
+from tidegate.cli.runtime import importing
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _ENGINES = [
@@ -75,6 +74,22 @@ WORKER_DESCRIPTION = """\
 Start Triton with the model, without an orchestrator: for a machine or container of its own.
 Connect one to it with `tidegate serve --instances-at HOST:8001`.
 Ends as `tidegate up` does: drain, SIGTERM, SIGKILL of what is left.
+"""
+
+SERVE_DESCRIPTION = """\
+Start the orchestrator alone, for Tritons that run elsewhere.
+
+  tidegate serve --instances-at 10.0.0.5:8001,10.0.0.6:8001
+"""
+
+PICKER_DESCRIPTION = """\
+Tell a gateway which pod gets a request, by deadline and predicted finish.
+
+  tidegate picker --endpoints dns:vllm.default:8000 --host 0.0.0.0
+  tidegate picker --endpoints 10.0.0.5:8000,10.0.0.6:8000
+
+Serves Envoy's external processing by the endpoint picker protocol of the Kubernetes Gateway API
+Inference Extension. docs/gateways.md shows both sides' configuration.
 """
 
 
@@ -233,7 +248,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
 def up(cors_origins: str | None, **given: Any) -> int:
     if cors_origins is not None:
         os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrator inherits it
-    return _launch(LaunchOptions(**given))
+    return _launch(given)
 
 
 @click.command(
@@ -242,14 +257,58 @@ def up(cors_origins: str | None, **given: Any) -> int:
 @_worker_options
 @_triton_options(ports=(8000, 8001, 8002))
 def worker(**given: Any) -> int:
-    return _launch(LaunchOptions(**given, serve=False))
+    return _launch(given | {"serve": False})
 
 
-def _launch(options: LaunchOptions) -> int:
-    if options.no_llm and not options.slot:
+def _launch(given: dict[str, Any]) -> int:
+    if given["no_llm"] and not given["slot"]:
         raise click.UsageError("--no-llm leaves nothing to serve without --slot")
-    with importing():
-        runtime.add_to_path()
+    with importing(serving=True):
         from tidegate.cli import launch  # imports the launcher, which other commands do without
+    return launch.run(launch.LaunchOptions(**given))
 
-    return launch.run(options)
+
+@click.command(cls=Command, help=SERVE_DESCRIPTION, short_help="start the orchestrator only")
+@option("--host", help="address to listen on (TIDEGATE_HOST, 127.0.0.1)")
+@option("--port", type=PORT, help="port to listen on (TIDEGATE_PORT, 8080)")
+@option(
+    "--instances-at",
+    metavar="HOST:PORT,…",
+    help="gRPC addresses of the Tritons (TIDEGATE_INSTANCES, 127.0.0.1:8001)",
+)
+@option("--cors-origins", metavar="ORIGIN,…", help=CORS_HELP)
+@processes_option
+def serve(
+    host: str | None,
+    port: int | None,
+    instances_at: str | None,
+    cors_origins: str | None,
+    processes: int,
+) -> int:
+    """Replace this process by the orchestrator, whose exit status becomes its own, and do not
+    return; or run several processes, and return the exit status."""
+    if processes > 1:
+        with importing(serving=True):
+            from tidegate.cli import launch
+        return launch.serve(host, port, instances_at, cors_origins, processes)
+    given = {
+        "--host": host,
+        "--port": port,
+        "--instances": instances_at,
+        "--cors-origins": cors_origins,
+    }
+    runtime.become("orchestrator", given)
+
+
+@click.command(cls=Command, help=PICKER_DESCRIPTION, short_help="pick pods for a gateway")
+@option(
+    "--endpoints",
+    metavar="IP:PORT,…",
+    help="the pods; also dns:host:port and file:path (TIDEGATE_PICKER__ENDPOINTS)",
+)
+@option("--host", help="address to listen on (TIDEGATE_PICKER__HOST, 127.0.0.1)")
+@option("--port", type=PORT, help="gRPC port to listen on (TIDEGATE_PICKER__PORT, 9002)")
+def picker(endpoints: str | None, host: str | None, port: int | None) -> int:
+    """Replace this process by the picker, whose exit status becomes its own; no return."""
+    given = {"--endpoints": endpoints, "--host": host, "--port": port}
+    runtime.become("picker", given)

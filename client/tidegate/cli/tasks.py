@@ -1,0 +1,303 @@
+"""``tidegate quote``, ``tidegate tasks`` and ``tidegate sessions``."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from tidegate.cli.arguments import (
+    POSITIVE,
+    TOKENS,
+    Choice,
+    Command,
+    DurationMs,
+    Group,
+    asks,
+    option,
+    session_ids,
+    task_ids,
+)
+from tidegate.cli.terminal import CONTROL_CHARACTERS, console, count, duration, print_json, table
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+    from tidegate.listings import TaskLine
+    from tidegate.requests import TaskOptions
+    from tidegate.results import TaskStatus
+    from tidegate.sessions import SessionInfo
+
+_PAGE = 100
+
+QUOTE_DESCRIPTION = """\
+The chance that a request is in time, by deadline, before it is sent.
+
+  tidegate quote "Tell me a story." --max-tokens 200
+  tidegate quote --prompt-tokens 3000 --deadline 2s
+  tidegate quote --prompt-tokens 3000 --reserve 99 --hold 10s
+
+A reserved deadline is held for one request of the same key that is no larger, and states it.
+"""
+
+TASKS_DESCRIPTION = """\
+What a service works on, and what it has done: without a word of what was asked or answered.
+
+  tidegate tasks list --status running
+  tidegate tasks show TASK
+  tidegate tasks cancel TASK TASK
+"""
+
+SESSIONS_DESCRIPTION = """\
+Conversations that a service keeps for its clients, with their KV.
+
+  tidegate sessions list
+  tidegate sessions show SESSION
+  tidegate sessions delete SESSION SESSION
+"""
+
+
+@click.command(
+    cls=Command, help=QUOTE_DESCRIPTION, short_help="a request's chance, before it is sent"
+)
+@click.argument("prompt", required=False)
+@option("--prompt-tokens", type=TOKENS, help="length of a prompt, in place of the prompt")
+@option("--max-tokens", type=TOKENS, help="most tokens of the answer; the service's own by default")
+@option("--model", help="which model")
+@option("--deadline", type=DurationMs(), help="say the chance by this one, too")
+@option(
+    "--reserve",
+    type=Choice(["50", "90", "99"]),
+    help="reserve the earliest deadline with this chance in percent",
+)
+@option("--hold", "hold_ms", type=DurationMs(), default="5s", help="how long it is reserved")
+@asks()
+async def quote(
+    client: "Client",
+    prompt: str | None,
+    prompt_tokens: int | None,
+    max_tokens: int | None,
+    model: str | None,
+    deadline: float | None,
+    reserve: str | None,
+    hold_ms: float,
+    as_json: bool,
+) -> int:
+    if (prompt is None) is (prompt_tokens is None):
+        print("tidegate quote: name a prompt, or its length with --prompt-tokens", file=sys.stderr)
+        return 2
+    options: TaskOptions = {}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if model is not None:
+        options["model"] = model
+    if deadline is not None:
+        options["deadline"] = deadline
+    accept = None if reserve is None else int(reserve) / 100
+    found = await client.quote(
+        prompt, prompt_tokens=prompt_tokens, accept=accept, hold=hold_ms, **options
+    )
+    if as_json:
+        print_json(found)
+        return 0
+    out = console()
+    out.print(
+        f"{found.model}: {found.prompt_tokens} prompt tokens, at most {found.max_tokens} to come"
+    )
+    columns = ("WITHIN", "CHANCE")
+    rows = [(duration(point.within_ms), _percent(point.chance)) for point in found.curve]
+    out.print(table(columns, rows, numbers=columns))
+    if found.stated is not None:
+        out.print(f"by your deadline: {_percent(found.stated.chance)}")
+    offers = ", ".join(
+        f"{duration(point.within_ms)} with {_percent(point.chance)}" for point in found.earliest
+    )
+    out.print(f"can be reserved: {offers}")
+    if found.reservation is not None:
+        held = found.reservation
+        out.print(
+            f"reserved with {_percent(held.chance)} for {duration(hold_ms)}: send the "
+            f"request with X-Deadline: {held.deadline_unix_ms}"
+        )
+    return 0
+
+
+def _percent(chance: float) -> str:
+    return f"{100 * chance:.0f} %"
+
+
+@click.group(
+    cls=Group, help=TASKS_DESCRIPTION, short_help="what it works on", no_args_is_help=False
+)
+def tasks() -> None:
+    pass
+
+
+@tasks.command("list", help="Tasks, newest first.", short_help="the latest ones")
+@option(
+    "--status",
+    type=Choice(["queued", "dispatched", "running", "ended"]),
+    help="only those that stand there",
+)
+@option("--limit", type=POSITIVE, default=20, help="so many at most")
+@asks()
+async def list_tasks(client: "Client", status: str | None, limit: int, as_json: bool) -> int:
+    found = await client.tasks(status=status, limit=limit)
+    if as_json:
+        print_json(found)
+        return 0
+    columns = [
+        "TASK",
+        "API",
+        "STATUS",
+        "MODEL",
+        "AGE",
+        "TOOK",
+        "LEFT",
+        "PROMPT",
+        "TOKENS",
+        "OUTCOME",
+    ]
+    out = console()
+    out.print(table(columns, [_task(line) for line in found.tasks], numbers=columns[4:9]))
+    if found.has_more:
+        out.print(f"… and older ones; --limit {limit * 2} shows more", style="dim")
+    return 0
+
+
+def _task(line: "TaskLine") -> tuple[str, ...]:
+    return (
+        line.task_id,
+        line.api,
+        line.status,
+        line.model,
+        duration(line.age_ms),
+        duration(line.took_ms),
+        duration(line.left_ms),
+        count(line.prompt_tokens),
+        count(line.completion_tokens),
+        " ".join(filter(None, [line.outcome, line.code])),
+    )
+
+
+@tasks.command("show", help="One task, with its text so far.", short_help="one task")
+@click.argument("task", shell_complete=task_ids)
+@asks()
+async def show_task(client: "Client", task: str, as_json: bool) -> int:
+    found = await client.status(task)
+    if as_json:
+        print_json(found)
+        return 0
+    out = console()
+    for name, value in _facts(found):
+        out.print(f"{name:<12}{value}")
+    if found.text:
+        out.print()
+        out.print(found.text.translate(CONTROL_CHARACTERS), soft_wrap=True)
+    return 0
+
+
+def _facts(found: "TaskStatus") -> list[tuple[str, str]]:
+    facts = [("task", found.task_id), ("status", found.status)]
+    if found.outcome is not None:
+        why = [found.finish_reason, found.missed_part]
+        facts.append(("outcome", " · ".join(filter(None, [found.outcome, *why]))))
+    if found.error is not None:
+        facts.append(("error", f"{found.error.code}: {found.error.message}"))
+    if found.usage is not None:
+        usage = found.usage
+        facts.append(("tokens", f"{usage.prompt_tokens} read, {usage.completion_tokens} made"))
+    if found.budget is not None:
+        parts = {
+            "queue": found.budget.queue_ms,
+            "route": found.budget.route_ms,
+            "prefill": found.budget.prefill_ms,
+            "decode": found.budget.decode_ms,
+            "left": found.budget.left_ms,
+        }
+        facts.append(("budget", " · ".join(f"{k} {duration(v)}" for k, v in parts.items())))
+    return facts
+
+
+@tasks.command("cancel", help="Stop tasks; one that has ended stays as it is.", short_help="stop")
+@click.argument("task", nargs=-1, required=True, shell_complete=task_ids)
+@asks()
+async def cancel_tasks(client: "Client", task: tuple[str, ...], as_json: bool) -> int:
+    for task_id in task:
+        await client.cancel(task_id)
+    if as_json:
+        print_json({"cancelled": task})
+    else:
+        console().print(f"cancelled {', '.join(task)}")
+    return 0
+
+
+@click.group(
+    cls=Group, help=SESSIONS_DESCRIPTION, short_help="conversations", no_args_is_help=False
+)
+def sessions() -> None:
+    pass
+
+
+@sessions.command("list", help="Sessions, oldest first.", short_help="all of them")
+@asks()
+async def list_sessions(client: "Client", as_json: bool) -> int:
+    found: list[SessionInfo] = []
+    after: int | None = 0
+    while after is not None:
+        page = await client.sessions.list(limit=_PAGE, after=after)
+        found += page.sessions
+        after = page.next_after
+    if as_json:
+        print_json(found)
+        return 0
+    columns = ("SESSION", "STATUS", "MODEL", "TURNS", "BYTES", "EXPIRES IN")
+    rows = [
+        (
+            each.session_id,
+            each.status,
+            each.model or "–",
+            count(each.turns),
+            count(each.bytes),
+            duration(None if each.expires_in_s is None else 1000 * each.expires_in_s),
+        )
+        for each in found
+    ]
+    console().print(table(columns, rows, numbers=columns[3:]))
+    return 0
+
+
+@sessions.command("show", help="One session, with what was said.", short_help="one session")
+@click.argument("session", shell_complete=session_ids)
+@asks()
+async def show_session(client: "Client", session: str, as_json: bool) -> int:
+    found = await client.sessions.get(session)
+    if as_json:
+        print_json(found)
+        return 0
+    out = console()
+    out.print(f"session     {found.session_id}")
+    out.print(f"status      {found.status}, {found.turns} turns")
+    for message in found.messages:
+        out.print()
+        out.print(f"{message['role']}:", style="bold")
+        out.print(message["content"].translate(CONTROL_CHARACTERS), soft_wrap=True)
+    if found.prompt:
+        out.print()
+        out.print(found.prompt.translate(CONTROL_CHARACTERS), soft_wrap=True)
+    if found.prompt_token_ids:
+        out.print(f"tokens      {len(found.prompt_token_ids)}")
+    return 0
+
+
+@sessions.command(
+    "delete", help="Forget sessions; a turn that runs is cancelled.", short_help="forget"
+)
+@click.argument("session", nargs=-1, required=True, shell_complete=session_ids)
+@asks()
+async def delete_sessions(client: "Client", session: tuple[str, ...], as_json: bool) -> int:
+    for session_id in session:
+        await client.sessions.delete(session_id)
+    if as_json:
+        print_json({"deleted": session})
+    else:
+        console().print(f"deleted {', '.join(session)}")
+    return 0
