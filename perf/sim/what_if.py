@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.api.http.answer_ids import task_id_of
-from perf.sim.replay.recording import Recorded, RecordedRequest, Recording
+from perf.sim.replay.recording import Recorded, RecordedLoad, RecordedRequest
 from perf.sim.replay.verdict import Alone, Findings, Tried, find
 
 TRUSTED: Final = 0.95
@@ -30,7 +30,7 @@ _CHANGES: Final = {
 }
 
 
-def told(recording: Recording, found: Findings) -> Iterator[str]:
+def told(recording: RecordedLoad, found: Findings) -> Iterator[str]:
     """What was found, in words."""
     yield what_happened(recording.request)
     if found.outcome is None:

@@ -55,7 +55,7 @@ def test_commands_import_little() -> None:
     """
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Connection refused") == 1
+    assert done.stderr.count("Connection refused") == 2
 
 
 def test_error_codes_are_the_protocols() -> None:

@@ -37,7 +37,7 @@ from perf.sim.replay.known import (
 )
 from perf.sim.replay.lane import SimLane
 from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from perf.sim.replay.recording import InstanceAt, RecordedRequest, Recording
+from perf.sim.replay.recording import InstanceAt, RecordedLoad, RecordedRequest
 from perf.sim.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
 from perf.sim.replay.under_way import UnderWay, under_way
 from perf.sim.replay.worker import BEGUN, WorkerSpec
@@ -96,7 +96,7 @@ class ReplayedRequest:
 class Replayer:
     """Replays one recording, as often as there is CPU time for."""
 
-    recording: Recording
+    recording: RecordedLoad
     ends_at: float = math.inf
     """When the CPU time is used up, by this process's own clock (``time.process_time``)."""
     _lengths: dict[str, int] = field(default_factory=dict)

@@ -128,7 +128,7 @@ class InstanceAt(msgspec.Struct, frozen=True):
     pace: StepModel
 
 
-class Recording(msgspec.Struct, frozen=True):
+class RecordedLoad(msgspec.Struct, frozen=True):
     """What surrounds one request: all that a replay needs."""
 
     request: RecordedRequest
@@ -176,7 +176,7 @@ class Recorded(msgspec.Struct, frozen=True):
             one["parts"] = {name: at for name, at in one["parts"].items() if at is not None}
         return msgspec.convert(told, cls)
 
-    def around(self, asked: RecordedRequest) -> Recording:
+    def around(self, asked: RecordedRequest) -> RecordedLoad:
         """What surrounds a recorded request."""
         last = asked.until + AFTER_S
         every = [one for one in self.requests if one.model == asked.model and one.arrived <= last]
@@ -197,7 +197,7 @@ class Recorded(msgspec.Struct, frozen=True):
             {(one.name, one.at): one for one in self.states}.values(), key=lambda one: one.at
         )
         model_of = {one.name: one.model for one in states}
-        return Recording(
+        return RecordedLoad(
             request=asked,
             requests=chosen,
             states=[one for one in states if one.at <= last and model_of[one.name] == asked.model],

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from orchestrator.tasks.deadline import Part
 from perf.sim.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
-from perf.sim.replay.recording import RecordedRequest, Recording
+from perf.sim.replay.recording import RecordedLoad, RecordedRequest
 from protocol import Outcome
 
 LATER_S: Final = 0.1
@@ -74,7 +74,7 @@ class Findings:
         return self.outcome not in (None, Outcome.MET)
 
 
-def find(recording: Recording, budget_s: float = math.inf) -> Findings:
+def find(recording: RecordedLoad, budget_s: float = math.inf) -> Findings:
     """Replay a recording as it was, and with each change that may have met the asked request, in at
     most so much CPU time."""
     asked = recording.request
