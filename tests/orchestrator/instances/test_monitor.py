@@ -142,35 +142,6 @@ async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks
     await service.until(lambda: state_of(service, index) == "up")
 
 
-async def test_a_draining_instance_gets_no_new_work_and_finishes_its_own(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-) -> None:
-    first, second = await make_worker(), await make_worker()
-    service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    plan = Plan(stall_at=1)
-    first.plan = second.plan = lambda submit: plan
-    for _ in range(2):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    await first.until(lambda: first.running == 1)
-    await second.until(lambda: second.running == 1)
-    await first.drain()
-    await service.until(lambda: service.orchestrator.registry.instances[first.address].draining)
-    for _ in range(3):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    await second.until(lambda: second.running == 4)
-    assert len(first.submits) == 1
-    await second.drain()
-    await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 503
-    plan.release.set()
-    await service.until(lambda: service.outcomes() == ["refused", *["met"] * 5])
-
-
 async def test_or7_work_spreads_over_instances(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:

@@ -146,28 +146,6 @@ async def test_or6_instances_follow_a_file_under_load(
     await first.until(lambda: not first.lanes)
 
 
-async def test_or6_jobs_on_a_removed_instance_end_with_its_grace(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("orchestrator.instances.discovery.sync.LEAVE_GRACE_S", 0.1)
-    path = tmp_path / "instances"
-    first, second = await make_worker(), await make_worker()
-    first.plan = lambda submit: Plan(stall_at=1)
-    await asyncio.to_thread(write, path, first)
-    service = await make_service(instances=f"file:{path}", discovery__interval_s=0.02)
-    await submit(service)
-    await service.until(
-        lambda: next(iter(service.orchestrator.registry)).lanes[0].tokens_total == 1
-    )
-    await asyncio.to_thread(write, path, second)
-    await service.until(lambda: list(service.orchestrator.registry.instances) == [second.address])
-    await service.until(lambda: len(service.outcomes()) == 1)
-    await first.until(lambda: first.running == 0)
-
-
 async def test_or6_a_broken_file_changes_nothing_and_is_shown(
     worker: FakeWorker, make_service: MakeService, tmp_path: Path
 ) -> None:

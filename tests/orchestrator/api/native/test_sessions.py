@@ -270,51 +270,6 @@ async def test_it_goes_on_elsewhere_when_its_instance_is_lost(
     assert text_of(other.submits[0]).count("<|user|>") == 3
 
 
-@pytest.mark.slow
-async def test_wk9_ten_agents_with_fifty_requests_each_stay_apart(
-    service: Service, worker: FakeWorker
-) -> None:
-    """WK-9: all at once; every answer is checked to be its own agent's, turn by turn."""
-    agents, turns = 10, 50
-
-    def speak(submit: Submit) -> Plan:
-        """Says who asks, and how often, by the prompt that came."""
-        who, asked = submit.token_ids[0], len(submit.token_ids)
-        return Plan(speak=lambda at: (asked, f"{who}:{asked};"), tokens=1)
-
-    worker.plan = speak
-
-    async def agent(who: int) -> None:
-        session_id = await create(service)
-        said: list[int] = []
-        for _ in range(turns):
-            new = [who] if not said else [200]
-            said += new
-            task = await say(
-                service, session_id, prompt_token_ids=new, max_tokens=1, deadline_ms=60_000
-            )
-            path = f"/v2/tasks/{task['task_id']}"
-            async with service.http.get(f"{path}/events") as response:
-                await response.read()
-            answer = await call(service, "GET", path, 200)
-            assert answer["text"] == f"{who}:{len(said)};"
-            assert answer["outcome"] == "met"
-            said.append(len(said))
-        shown = await call(service, "GET", f"/v2/sessions/{session_id}", 200)
-        assert (shown["turns"], shown["prompt_token_ids"]) == (turns, said)
-        await call(service, "DELETE", f"/v2/sessions/{session_id}", 200)
-
-    await asyncio.gather(*(agent(100 + number) for number in range(agents)))
-    assert service.outcomes() == ["met"] * agents * turns
-    assert len(worker.submits) == agents * turns
-    for submit in worker.submits:
-        who = submit.token_ids[0]
-        assert who not in submit.token_ids[1:] and set(submit.token_ids[1::2]) <= set(range(100))
-    assert len(service.orchestrator.sessions) == 0
-    assert service.metric("tidegate_sessions_bytes") == 0
-    assert service.orchestrator.live_tasks == 0 and worker.running == 0
-
-
 def shares(worker: FakeWorker) -> list[float | None]:
     """Of what is left of the budget, what each job's own is."""
     return [

@@ -169,6 +169,24 @@ async def test_a_text_made_anew_is_not_written_behind_another(
     assert ids == list(range(73, 77))
 
 
+async def test_a_text_that_lacked_only_its_end_is_complete(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker)
+    letters = service.orchestrator.model("").tokens
+    end_of_text = 1
+    said = [*((70 + at, letters.text_of([70 + at])) for at in range(3)), (end_of_text, "")]
+    held = Plan(stall_at=4, speak=lambda at: said[at - 3])
+    worker.plan = lambda job: held
+    task_id = await task_of(service, prompt=None, prompt_token_ids=[70] * 3, max_tokens=8)
+    await until_journalled(service, 4)
+    await restarts.die()
+    again = await restarts.start(worker)
+    events = await events_of(again, task_id, after="5")
+    assert [(event.id, event.event) for event in events] == [("6", "end")]
+    assert len(worker.submits) == 1
+
+
 async def test_a_cancelled_one_stays_cancelled(restarts: Restarts, worker: FakeWorker) -> None:
     service = await restarts.start(worker)
     task_id = await running(service, worker)
