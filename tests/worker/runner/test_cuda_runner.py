@@ -16,7 +16,7 @@ from protocol import Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_engine_thread import Collector
-from tests.worker.engine.test_torch_engine import FAR, prompt
+from tests.worker.engine.test_torch_engine import FAR, prompt, run
 from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.core import Event, Job, JobPaused, JobPrompt, JobTokens
@@ -155,17 +155,6 @@ def jobs() -> list[Job]:
         way = {"max_tokens": 3 + n * 5 % 17, "ignore_eos": True} | ways[n % len(ways)]
         made.append(Job(prompt(1 + n * 7 % 40, seed=n), Sampling(**way), FAR))  # type: ignore[arg-type]
     return made
-
-
-def run(engine: Engine, todo: list[Job]) -> list[Event]:
-    for job in todo:
-        engine.submit(job)
-    events = engine.step()
-    while engine.scheduler.has_work:
-        events += engine.step()
-        engine.scheduler.check_integrity()
-    assert engine.scheduler.pool.used_count == 0
-    return events
 
 
 Answers = list[tuple[list[int], FinishReason, list[object], list[object]]]

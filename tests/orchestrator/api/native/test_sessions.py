@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from orchestrator.sessions import store
 from orchestrator.sessions.store import Turn
 from protocol import Submit
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
 
 _TOKENIZER = Tokenizer.from_str(tokenizer_json().decode())
@@ -253,23 +253,6 @@ async def test_its_own_keep_reaches_the_worker(service: Service, worker: FakeWor
     assert [submit.session_keep_ms for submit in worker.submits] == [120_000, 0]
 
 
-async def test_it_goes_on_elsewhere_when_its_instance_is_lost(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    workers = [await make_worker(), await make_worker()]
-    service = await make_service(*workers)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    session_id = await create(service)
-    await turn(service, session_id, "one")
-    await turn(service, session_id, "two")
-    home = next(worker for worker in workers if worker.submits)
-    assert len(home.submits) == 2, "it stays where its KV is"
-    await home.stop()
-    await turn(service, session_id, "three")
-    other = next(worker for worker in workers if worker is not home)
-    assert text_of(other.submits[0]).count("<|user|>") == 3
-
-
 def shares(worker: FakeWorker) -> list[float | None]:
     """Of what is left of the budget, what each job's own is."""
     return [
@@ -298,19 +281,6 @@ async def test_one_deadline_for_a_run_of_calls(service: Service, worker: FakeWor
             await response.read()
     assert shares(worker) == [0.5, None]
     assert worker.submits[1].budget_ms <= 20_000
-
-
-async def test_fit_takes_its_share_of_a_run_alone(service: Service, worker: FakeWorker) -> None:
-    worker.step_ms = 10.0
-    await turn(service, await create(service), max_tokens=40)
-    forecaster = service.parts.forecaster
-    await service.until(lambda: bool(forecaster.capacity_of("fake").models))
-    asked = {"prompt": "x", "max_tokens": 400, "on_deadline": "fit", "deadline_ms": 3000}
-    for calls_left in (0, 3):
-        await call(service, "POST", "/v2/tasks", 202, **asked, calls_left=calls_left)
-    await worker.until(lambda: len(worker.submits) == 3)
-    whole, share = (one.sampling.max_tokens for one in worker.submits[-2:])
-    assert share <= whole / 3
 
 
 async def test_an_error_tells_what_is_left_of_the_run(service: Service) -> None:
