@@ -62,27 +62,6 @@ async def test_the_same_text_on_every_api(demo: Stack, http: aiohttp.ClientSessi
     assert native == whole.choices[0].text
 
 
-async def test_a_prompts_logprobs_with_the_openai_sdk(demo: Stack) -> None:
-    """As lm-eval asks: what was generated is as likely when it is read as when it was drawn."""
-    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
-        made = await client.completions.create(
-            **STORY, logprobs=1, extra_body={"return_token_ids": True}
-        )
-        (choice,) = made.choices
-        assert choice.logprobs is not None and choice.model_extra is not None
-        ids = [*choice.model_extra["prompt_token_ids"], *choice.model_extra["token_ids"]]
-        read = await client.completions.create(
-            model="demo", prompt=[ids, ids[:5]], echo=True, max_tokens=0, logprobs=1
-        )
-    whole, short = (choice.logprobs for choice in read.choices)
-    assert whole is not None and short is not None
-    assert whole.token_logprobs is not None and short.token_logprobs is not None
-    assert whole.token_logprobs[-24:] == pytest.approx(choice.logprobs.token_logprobs, abs=1e-2)
-    assert short.token_logprobs == pytest.approx(whole.token_logprobs[:5], abs=1e-2)
-    assert read.choices[0].text.endswith(choice.text)
-    assert read.usage is not None and read.usage.completion_tokens == 0
-
-
 async def test_responses_with_the_openai_sdk(demo: Stack) -> None:
     """OR-3: streamed and not the same text, and a conversation that goes on by its id."""
     async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
@@ -115,36 +94,6 @@ async def test_embeddings_with_the_openai_sdk(demo: Stack) -> None:
     assert first == pytest.approx(again, abs=1e-3)
     assert first == pytest.approx(plain.data[0].embedding, abs=1e-3)
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
-
-
-async def test_several_choices_with_the_openai_sdk(demo: Stack) -> None:
-    """OR-3: each is what a request of its own would have got."""
-    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
-        prompts = [str(STORY["prompt"]), "The fox was"]
-        alone = [await client.completions.create(**STORY | {"prompt": p}) for p in prompts]
-        both = await client.completions.create(**STORY | {"prompt": prompts})
-        assert [c.text for c in both.choices] == [a.choices[0].text for a in alone]
-        assert both.usage is not None
-        assert both.usage.total_tokens == sum(a.usage.total_tokens for a in alone if a.usage)
-
-        drawn = STORY | {"temperature": 1.0, "seed": 7}
-        single = [await client.completions.create(**drawn | {"seed": seed}) for seed in (7, 8, 9)]
-        texts = ["", "", ""]
-        usage = None
-        stream = await client.completions.create(
-            **drawn,
-            n=3,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        async for chunk in stream:
-            for choice in chunk.choices:
-                texts[choice.index] += choice.text
-            usage = chunk.usage or usage
-        assert texts == [answer.choices[0].text for answer in single]
-        assert usage is not None
-        made = sum(answer.usage.completion_tokens for answer in single if answer.usage)
-        assert usage.completion_tokens == made
 
 
 async def test_what_vllms_clients_read(demo: Stack, http: aiohttp.ClientSession) -> None:
@@ -237,23 +186,6 @@ async def test_the_anthropic_sdk_talks(demo: Stack) -> None:
         assert rest.content[0].text and rest.usage.input_tokens < counted.input_tokens + 40
 
 
-async def test_stop_strings_seeds_and_logprobs(demo: Stack) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
-        plain = await client.completions.create(**STORY)
-        text = plain.choices[0].text
-        stop = text.split()[3]
-        stopped = await client.completions.create(**STORY, stop=[stop])
-        assert stopped.choices[0].finish_reason == "stop"
-        assert stopped.choices[0].text == text[: text.index(stop)]
-        hot = STORY | {"temperature": 1.0, "seed": 11}
-        first, second = await asyncio.gather(*(client.completions.create(**hot) for _ in range(2)))
-        assert first.choices[0].text == second.choices[0].text
-        scored = await client.completions.create(**STORY, logprobs=2)
-        logprobs = scored.choices[0].logprobs
-        assert logprobs is not None and len(logprobs.token_logprobs) == 24
-        assert all(value <= 0 for value in logprobs.token_logprobs)
-
-
 @pytest.mark.slow
 async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
     demo: Stack, http: aiohttp.ClientSession
@@ -329,22 +261,6 @@ async def test_a_forced_call_with_the_openai_sdk(demo: Stack) -> None:
             **chat | {"messages": [*chat["messages"], *told], "tool_choice": "none"}
         )
         assert after.choices[0].message.content
-
-
-async def test_a_forced_call_with_the_anthropic_sdk(demo: Stack) -> None:
-    chat: Any = {
-        "model": "demo",
-        "max_tokens": 200,
-        "messages": [{"role": "user", "content": "Paint my house."}],
-        "tools": [{"name": "paint", "input_schema": PAINT["parameters"]}],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-    }
-    async with anthropic.AsyncAnthropic(base_url=demo.url, api_key="unused") as client:
-        async with client.messages.stream(**chat) as stream:
-            message = await stream.get_final_message()
-        (call,) = message.content
-        assert call.type == "tool_use" and message.stop_reason == "tool_use"
-        assert isinstance(call.input, dict) and call.input["colour"] in COLOURS
 
 
 async def test_a_schema_holds_with_the_openai_sdk(demo: Stack) -> None:

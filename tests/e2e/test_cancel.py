@@ -98,14 +98,3 @@ async def test_a_task_goes_on_without_its_readers(http: aiohttp.ClientSession) -
             if event.kind == "token":
                 break
         stream.close()
-
-
-async def test_a_storm_of_cancels_leaves_nothing(http: aiohttp.ClientSession) -> None:
-    async def one(number: int) -> None:
-        async with http.post("/v2/tasks", json=ENDLESS) as response:
-            task = await response.json()
-        await asyncio.sleep(number % 7 * 0.01)
-        async with http.delete(f"/v2/tasks/{task['task_id']}") as response:
-            assert response.status == 202
-
-    await asyncio.gather(*(one(number) for number in range(60)))

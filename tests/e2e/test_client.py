@@ -3,8 +3,6 @@
 import asyncio
 import os
 import sys
-from contextlib import aclosing
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -39,45 +37,6 @@ async def test_generate_and_stream_agree(demo: Stack) -> None:
     assert whole.outcome == "met"
     assert whole.budget is not None
     assert (whole.budget.left_ms or 0) > 0
-
-
-async def test_status_tells_what_a_task_came_to(demo: Stack) -> None:
-    async with Client(demo.url) as client:
-        assert await client.models() == ["demo"]
-        task = await client.submit(
-            [{"role": "user", "content": "Hi"}], max_tokens=4, ignore_eos=True
-        )
-        async for _ in client.events(task.task_id):
-            pass
-        status = await client.status(task.task_id)
-    assert status.ended
-    assert status.usage is not None
-    assert status.usage.completion_tokens == 4
-
-
-async def test_leaving_a_stream_stops_the_work(paced: Stack) -> None:
-    """WP-2."""
-    async with Client(paced.url) as client:
-        task_id = ""
-        async with aclosing(client.stream("hi", max_tokens=1000, ignore_eos=True)) as events:
-            async for event in events:
-                if isinstance(event, tidegate.Queued):
-                    task_id = event.task_id
-                if isinstance(event, tidegate.Token):
-                    break
-        status = await client.status(task_id)
-    assert status.outcome == "aborted"
-
-
-async def test_a_missed_deadline_is_a_timeout_error(paced: Stack) -> None:
-    """DL-5."""
-    async with Client(paced.url) as client:
-        with pytest.raises(TimeoutError) as missed:
-            await client.generate(
-                "hi", max_tokens=1000, ignore_eos=True, deadline=timedelta(milliseconds=400)
-            )
-    assert isinstance(missed.value, tidegate.DeadlineExceeded)
-    assert missed.value.code.startswith("deadline_")
 
 
 async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) -> None:

@@ -1,6 +1,5 @@
 """The plain contract on the real Triton: tritonclient, Triton's own HTTP, and the same tokens."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -60,35 +59,6 @@ def text_of(results: list[Any]) -> str:
 GREEDY = json.dumps({"temperature": 0, "max_tokens": 24})
 
 
-async def test_streams_deltas(demo: Stack) -> None:
-    results = [
-        r
-        async for r in stream(
-            demo.triton.grpc, sampling_parameters=GREEDY, return_num_output_tokens=True
-        )
-    ]
-    assert sum(int(r.as_numpy("num_output_tokens")[0]) for r in results) == 24
-    async with aiohttp.ClientSession(demo.url) as http:
-        body = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 24}
-        async with http.post("/v1/completions", json=body) as response:
-            answer = await response.json()
-    assert text_of(results) == answer["choices"][0]["text"]
-
-
-async def test_tritons_own_http_endpoints(demo: Stack) -> None:
-    body = {"text_input": "Once upon a time", "parameters": {"temperature": 0, "max_tokens": 12}}
-    async with aiohttp.ClientSession(demo.triton.http) as http:
-        async with http.post("/v2/models/llm/generate", json=body) as response:
-            assert response.status == 200, await response.text()
-            whole = (await response.json())["text_output"]
-        assert whole.startswith("Once upon a time")
-        streamed = body | {"stream": True}
-        async with http.post("/v2/models/llm/generate_stream", json=streamed) as response:
-            lines = [line async for line in response.content if line.startswith(b"data: ")]
-    pieces = [json.loads(line[6:])["text_output"] for line in lines]
-    assert "Once upon a time" + "".join(pieces) == whole
-
-
 async def test_the_orchestrator_speaks_the_plain_contract_too(demo: Stack) -> None:
     """The same requests to both ports: Triton's own, and the one with admission and placement."""
     sampling = json.dumps({"temperature": 0, "max_tokens": 12, "logprobs": 2})
@@ -121,16 +91,6 @@ async def test_the_orchestrator_speaks_the_plain_contract_too(demo: Stack) -> No
                 assert response.status == 200
 
 
-async def test_bad_parameters_are_an_error_in_band(demo: Stack) -> None:
-    for sampling in ('{"max_tokens": 0}', "nonsense"):
-        with pytest.raises(InferenceServerException, match="invalid_request"):
-            async for _ in stream(demo.triton.grpc, sampling_parameters=sampling):
-                pass
-    with pytest.raises(InferenceServerException, match="context_overflow"):
-        async for _ in stream(demo.triton.grpc, text_input="word " * 4000):
-            pass
-
-
 async def test_a_plain_deadline_is_kept(paced: Stack) -> None:
     """A request parameter states it; the error comes in-band, after some tokens."""
     seen = []
@@ -144,43 +104,9 @@ async def test_a_plain_deadline_is_kept(paced: Stack) -> None:
     assert seen
 
 
-async def test_a_grpc_deadline_stops_the_generation(paced: Stack) -> None:
-    """Triton turns an expired gRPC deadline into the cancelled flag; the slot is freed."""
-    with pytest.raises(Exception, match=r"(?i)deadline|cancel"):
-        async for _ in stream(
-            paced.triton.grpc,
-            client_timeout=0.5,
-            sampling_parameters=json.dumps({"max_tokens": 1500, "ignore_eos": True}),
-        ):
-            pass
-
-
 async def test_a_plain_client_that_goes_away_stops_its_generation(paced: Stack) -> None:
     endless = json.dumps({"max_tokens": 1500, "ignore_eos": True})
     responses = stream(paced.triton.grpc, sampling_parameters=endless)
     async for _ in responses:
         break
     await responses.aclose()  # type: ignore[attr-defined]
-
-
-async def test_an_http_client_that_goes_away_stops_its_generation(paced: Stack) -> None:
-    body = {
-        "text_input": "x",
-        "stream": True,
-        "parameters": {"max_tokens": 1500, "ignore_eos": True},
-    }
-    async with (
-        aiohttp.ClientSession(paced.triton.http) as http,
-        http.post("/v2/models/llm/generate_stream", json=body) as response,
-    ):
-        await response.content.readline()
-
-
-async def test_many_plain_streams_at_once(demo: Stack) -> None:
-    async def one(number: int) -> str:
-        sampling = json.dumps({"temperature": 1, "seed": number, "max_tokens": 16})
-        return text_of([r async for r in stream(demo.triton.grpc, sampling_parameters=sampling)])
-
-    together = await asyncio.gather(*(one(number) for number in range(24)))
-    alone = [await one(number) for number in (0, 11, 23)]
-    assert [together[0], together[11], together[23]] == alone

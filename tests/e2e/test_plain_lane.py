@@ -9,7 +9,6 @@ import pytest
 
 from catalog.paths import DEMO_CHECKPOINT
 from tests.e2e.conftest import Stack
-from tests.support.lazy import openai
 from tests.support.stack import Orchestrator, Triton, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
@@ -49,23 +48,6 @@ async def test_texts_are_those_of_a_lane(demo: Stack, plain_demo: Orchestrator) 
     assert told[0] == told[1]
 
 
-async def test_an_sdk_streams_a_chat(demo: Stack, plain_demo: Orchestrator) -> None:
-    """Chat template and special tokens survive the way through text."""
-    texts = []
-    for url in (demo.url, plain_demo.url):
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
-            stream = await client.chat.completions.create(
-                model="demo",
-                messages=[{"role": "user", "content": "Tell me of the tide."}],
-                max_tokens=16,
-                temperature=0,
-                stream=True,
-            )
-            texts.append([c.choices[0].delta.content or "" async for c in stream if c.choices])
-    assert "".join(texts[0]) == "".join(texts[1])
-    assert len([text for text in texts[1] if text]) > 1
-
-
 async def test_a_closed_stream_stops_the_workers_job(demo: Stack, plain_demo: Orchestrator) -> None:
     body = ASKED | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
     with demo.slowed():
@@ -94,9 +76,3 @@ async def test_deadlines_are_kept_both_ways(demo: Stack, plain_demo: Orchestrato
     (choice,) = answer["choices"]  # type: ignore[misc]
     assert choice["finish_reason"] == "deadline"
     assert choice["text"]
-
-
-async def test_what_the_plain_contract_lacks_is_refused(plain_demo: Orchestrator) -> None:
-    status, answer = await complete(plain_demo.url, logprobs=1)
-    assert status == 400
-    assert "logprobs" in answer["error"]["message"]  # type: ignore[index]

@@ -1,6 +1,5 @@
 """Triton's own ports, as a stranger finds them; and a model loaded anew under a running service."""
 
-import asyncio
 import json
 import shutil
 import urllib.error
@@ -111,13 +110,6 @@ def test_nobody_unloads_a_model_or_has_triton_write_files(guarded: Stack) -> Non
     assert generates(guarded)
 
 
-def test_a_plain_request_shows_the_token(guarded: Stack) -> None:
-    url = f"{guarded.triton.http}/v2/models/llm/generate"
-    status, said = post(url, {"text_input": "x", "max_tokens": 2})
-    assert status == 400 and "request parameter token" in said
-    assert post(url, {"text_input": "x", "max_tokens": 2, "token": "plain"})[0] == 200
-
-
 def test_an_orchestrator_without_the_token_says_what_to_set(guarded: Stack) -> None:
     stranger = Orchestrator(guarded.triton.grpc)
     with pytest.raises(AssertionError, match="to be ready"):
@@ -128,24 +120,6 @@ def test_an_orchestrator_without_the_token_says_what_to_set(guarded: Stack) -> N
         )
     finally:
         stranger.stop()
-
-
-def test_a_drain_that_nobody_follows_is_mended(guarded: Stack) -> None:
-    orchestrator = guarded.orchestrator
-    sentence = "worker is draining, though not asked to"
-    before = orchestrator.log.read_text().count(sentence)
-    asyncio.run(_drain(guarded.triton.grpc))
-    eventually(
-        lambda: orchestrator.log.read_text().count(sentence) > before,
-        "it to be drained",
-    )
-    eventually(lambda: orchestrator.status("/health/ready") == 200, "it to come back")
-    assert generates(guarded)
-
-
-async def _drain(address: str) -> None:
-    async with TritonControl(address) as control:
-        assert await control.drain("llm", 0.0, 30.0, token=TOKEN)
 
 
 def test_a_model_loaded_anew_serves_and_the_old_one_lets_go(tmp_path: Path) -> None:

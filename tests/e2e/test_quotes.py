@@ -1,6 +1,5 @@
 """A deadline that is bought before the request is sent, on a real Triton at 20 ms a token."""
 
-import asyncio
 from typing import Any
 
 import aiohttp
@@ -54,18 +53,3 @@ async def test_a_reservation_is_used_once_and_kept(
         "tidegate_reservations_ended_total", chance="99", result="kept"
     )
     assert kept >= 1
-
-
-async def test_a_reservation_that_nobody_came_for_in_time_holds_nothing(
-    http: aiohttp.ClientSession,
-) -> None:
-    """Served as any other while its deadline is to come, and refused by name once it is not."""
-    reservation = await reserve(http, hold_ms=1)
-    await asyncio.sleep(0.05)
-    _, reserved, _ = await send(http, reservation)
-    assert reserved is None
-    await asyncio.sleep(reservation["within_ms"] / 1000)
-    status, reserved, answer = await send(http, reservation)
-    assert (status, reserved) == (504, None)
-    assert answer["error"]["code"] == "deadline_exceeded"
-    assert "passed" in answer["error"]["message"]

@@ -5,10 +5,8 @@ import asyncio
 import io
 import json
 import os
-import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from tests.support.stack import Triton, eventually
+from tests.support.stack import Triton
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -139,74 +137,6 @@ def test_frames_travel_through_the_clients_shared_memory(slots: Triton) -> None:
         assert frames[: result["copied_bytes"]].mean() > 40 and not frames[-1]
     finally:
         shared_memory.destroy_shared_memory_region(region)
-
-
-def test_whoever_watches_is_told_the_state(slots: Triton) -> None:
-    state = asyncio.run(render(slots, b"", watch=True, until="state")).last
-    assert state["slots_total"] == 2 and state["max_size"] == 96 and not state["draining"]
-    assert state["stages"]["video"] == state["stages"]["video"] | {"provider": "warp"}
-    assert sum(each["bytes"] for each in state["residents"]) == state["memory_used_bytes"]
-
-
-def test_less_is_rendered_for_a_short_deadline_or_the_reason_is_said(slots: Triton) -> None:
-    long = {**RECIPE, "text": "Good morning to everybody. " * 12, "video": {"fps": 24}}
-    fine = asyncio.run(render(slots, long, deadline_ms=60_000))
-    assert fine.last["seconds"] == 6.0, "the buffers hold no more"
-    hopeless = asyncio.run(render(slots, long, deadline_ms=210))
-    words = r"deadline_exceeded: plan: 0\.[012] s are left, 0\.2 of them kept"
-    assert re.match(words, hopeless.error), hopeless.error
-    # Whatever this machine can do, some deadline in between gives less, and all of them an answer.
-    given_up: list[str] = []
-    for deadline_ms in (6_000, 1_500, 800, 600, 500, 400, 300, 250):
-        answer = asyncio.run(render(slots, long, deadline_ms=deadline_ms, on_deadline="degrade"))
-        assert answer.error.startswith("deadline_exceeded") or answer.last["event"] == "result"
-        given_up += answer.last["given_up"] if answer.events else ["everything"]
-    assert given_up
-
-
-@pytest.mark.parametrize(
-    ("recipe", "parameters", "words"),
-    [
-        (b"{", {}, "invalid_request: recipe: not valid JSON"),
-        ({**RECIPE, "schema": "2.0"}, {}, "recipe.schema: 2.0 is not served here"),
-        ({**RECIPE, "video": {"fps": 99}}, {}, "recipe.video.fps: expected `int` <= 30"),
-        (RECIPE, {"outputs": "gif"}, "outputs: there is no 'gif'"),
-        (RECIPE, {"deadline_ms": -1}, "deadline_ms must be a positive number"),
-        (RECIPE, {"colour": 1}, "parameters: Object contains unknown field `colour`"),
-    ],
-)
-def test_bad_requests_are_told_what_is_wrong(
-    slots: Triton, recipe: Any, parameters: dict[str, Any], words: str
-) -> None:
-    assert words in asyncio.run(render(slots, recipe, **parameters)).error
-
-
-@pytest.mark.parametrize("stage", ["audio", "image", "video", "clip"])
-def test_a_cancelled_slot_gives_its_buffers_back(slots: Triton, stage: str) -> None:
-    async def cancel_some() -> Answer:
-        for _ in range(4):  # twice as many as there are buffers
-            await render(slots, RECIPE, until=stage)
-        return await render(slots, RECIPE, deadline_ms=60_000)
-
-    answer = asyncio.run(cancel_some())
-    assert answer.last["event"] == "result" and answer.last["check"]["passed"]
-
-
-def test_forty_at_once_each_get_one_answer(slots: Triton) -> None:
-    short = {**RECIPE, "text": "Hi.", "video": {"fps": 6, "size": 64}}
-
-    async def flood() -> list[Answer]:
-        return await asyncio.gather(*(render(slots, short, deadline_ms=60_000) for _ in range(40)))
-
-    answers = asyncio.run(flood())
-    outcomes = Counter(a.error.partition(":")[0] or a.last["event"] for a in answers)
-    assert set(outcomes) <= {"result", "deadline_exceeded"}, outcomes
-    assert outcomes["result"] >= 10
-    assert all(a.tensors["mp4"].size for a in answers if not a.error)
-    eventually(
-        lambda: asyncio.run(render(slots, short, deadline_ms=60_000)).last["event"] == "result",
-        "a slot to be rendered afterwards",
-    )
 
 
 def test_the_example_script_writes_a_clip(slots: Triton, tmp_path: Path) -> None:

@@ -130,22 +130,6 @@ async def test_wk7_two_instances_change_their_model_under_load_and_no_stream_is_
     assert met == len(state.texts) > 3 * CLIENTS
 
 
-async def test_wk7_what_cannot_be_loaded_changes_nothing(pair: Pair) -> None:
-    """Weights that are cut short are found before anything is drained."""
-    address = pair.tritons[0].grpc
-    done = await asyncio.to_thread(pair.command, address, str(pair.broken), *TORCH)
-    assert done.returncode == 1 and "model.safetensors" in done.stderr
-    everywhere = await asyncio.to_thread(pair.command, "--all", str(pair.broken), *TORCH)
-    assert everywhere.returncode == 1
-    async with aiohttp.ClientSession(pair.orchestrator.url) as http:
-        async with http.get("/v2/instances") as response:
-            (first, _) = (await response.json())["instances"]
-        assert first["ready"] and all(gate["open"] for gate in first["gates"].values())
-        body = BODY | {"model": "demo", "stream": False}
-        async with http.post("/v1/completions", json=body) as response:
-            assert response.status == 200
-
-
 async def test_wk7_an_instance_goes_on_with_another_engine(pair: Pair) -> None:
     address, words = pair.tritons[0].grpc, (str(pair.other), "--name", "demo", *TORCH)
     done = await asyncio.to_thread(pair.command, address, *words)

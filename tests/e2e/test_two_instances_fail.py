@@ -141,22 +141,6 @@ async def until(condition: object, what: str) -> None:
     await asyncio.to_thread(eventually, condition, what)  # type: ignore[arg-type]
 
 
-async def test_one_of_two_is_killed_under_load(pair: Pair) -> None:
-    """OR-6, DL-10: what ran there ends as retriable or goes on elsewhere, the rest goes on."""
-    ends: Counter[str] = Counter()
-    async with load(pair, ends):
-        await until(lambda: ends["length"] >= CLIENTS, "the load to run")
-        os.kill(pair.first.server_pid, signal.SIGKILL)
-        await until(lambda: pair.up() == 1, "the dead one to be missed")
-        before = ends["length"]
-        await until(lambda: ends["length"] >= before + 2 * CLIENTS, "the other one to go on")
-        await asyncio.to_thread(pair.first.stop, 0.0)
-        await asyncio.to_thread(pair.first.start)
-        await until(lambda: pair.up() == 2, "it to come back")
-    assert set(ends) <= {"length", "instance_lost", "no_capacity"}, ends
-    assert ends["instance_lost"] + ends["no_capacity"] <= CLIENTS, ends
-
-
 async def test_one_of_two_stops_answering(pair: Pair) -> None:
     """OR-6: SIGSTOP, a grey failure: the connection lives, nothing comes. Deadlines hold for those
     who wait there, and nobody else is sent.
@@ -197,26 +181,6 @@ async def test_one_of_two_becomes_ten_times_slower(pair: Pair) -> None:
         before = ends["length"]
         await until(lambda: ends["length"] >= before + 2 * CLIENTS, "both to go on")
     assert set(ends) <= {"length", "deadline_exceeded", "deadline_infeasible"}, ends
-
-
-async def test_one_of_two_is_taken_out_and_put_back(pair: Pair) -> None:
-    """OR-6: by the watched file, under load, and not one request fails for it."""
-    ends: Counter[str] = Counter()
-    metric, address = pair.orchestrator.metric, pair.first.grpc
-    async with load(pair, ends):
-        await until(lambda: ends["length"] >= CLIENTS, "the load to run")
-        await asyncio.to_thread(pair.list, pair.second)
-        await until(lambda: pair.up() == 1, "it to be gone")
-        before = ends["length"]
-        await until(lambda: ends["length"] >= before + 2 * CLIENTS, "the other one to go on")
-        await asyncio.to_thread(pair.list, pair.second, pair.first)
-        await until(lambda: pair.up() == 2, "it to be back")
-        received = metric("tidegate_worker_jobs_received_total", instance=address)
-        await until(
-            lambda: metric("tidegate_worker_jobs_received_total", instance=address) > received,
-            "it to be given work",
-        )
-    assert set(ends) == {"length"}, ends
 
 
 async def test_or11_stalled_and_slow_clients_by_the_hundred(pair: Pair) -> None:

@@ -320,16 +320,6 @@ async def test_a_first_start_that_fails_is_not_repeated(launch: Launch, tmp_path
 
 
 @pytest.mark.slow
-async def test_gives_up_on_what_keeps_dying(launch: Launch) -> None:
-    launched = launch()
-    await launched.until(EventKind.SERVING)
-    with pytest.raises(GaveUp, match="triton failed 3 times in a row"):
-        while True:
-            os.kill(launched.server_pid, signal.SIGKILL)
-            await launched.until(EventKind.READY)
-
-
-@pytest.mark.slow
 async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> None:
     launched = launch(instances=2)
     await launched.until(EventKind.SERVING)

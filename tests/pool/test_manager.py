@@ -5,7 +5,7 @@ import asyncio
 from pool.events import EventKind
 from pool.manager import Manager
 from pool.supervise import UnitState
-from tests.support.fake_pool import LOAD_S, FakeMachine, FakeSpec, killed, simulate
+from tests.support.fake_pool import LOAD_S, FakeMachine, FakeSpec, killed, simulated
 
 
 def specs(*wanted: FakeSpec) -> dict[str, FakeSpec]:
@@ -23,301 +23,265 @@ async def up(machine: FakeMachine, *wanted: FakeSpec) -> Manager[FakeSpec]:
     return manager
 
 
-def test_what_is_asked_for_starts_and_is_told_once_it_is_ready() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = machine.manager()
-        await manager.apply(specs(A, B))
-        await asyncio.sleep(LOAD_S / 2)
-        assert machine.ready == frozenset()
-        await asyncio.sleep(LOAD_S)
-        assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
-        assert machine.kinds("a") == [
-            EventKind.FITS,
-            EventKind.SPAWNED,
-            EventKind.READY,
-        ]
-        await manager.stop(1.0)
-
-    simulate(run())
+@simulated
+async def test_what_is_asked_for_starts_and_is_told_once_it_is_ready() -> None:
+    machine = FakeMachine()
+    manager = machine.manager()
+    await manager.apply(specs(A, B))
+    await asyncio.sleep(LOAD_S / 2)
+    assert machine.ready == frozenset()
+    await asyncio.sleep(LOAD_S)
+    assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
+    assert machine.kinds("a") == [
+        EventKind.FITS,
+        EventKind.SPAWNED,
+        EventKind.READY,
+    ]
+    await manager.stop(1.0)
 
 
-def test_a_lost_one_comes_back_on_its_port_and_is_not_ready_meanwhile() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = await up(machine, A, B)
-        machine.running()["a"].ended.set()
-        await asyncio.sleep(0.01)
-        assert machine.ready == {"127.0.0.1:9002"}
-        assert manager.members["a"].reason == "it died"
-        await asyncio.sleep(LOAD_S + 2)
-        assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
-        assert manager.members["a"].restarts == 1
-        assert machine.kinds("a")[-4:] == [
-            EventKind.LOST,
-            EventKind.FITS,
-            EventKind.SPAWNED,
-            EventKind.READY,
-        ]
-        assert manager.members["b"].restarts == 0
-        await manager.stop(1.0)
-
-    simulate(run())
+@simulated
+async def test_a_lost_one_comes_back_on_its_port_and_is_not_ready_meanwhile() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A, B)
+    machine.running()["a"].ended.set()
+    await asyncio.sleep(0.01)
+    assert machine.ready == {"127.0.0.1:9002"}
+    assert manager.members["a"].reason == "it died"
+    await asyncio.sleep(LOAD_S + 2)
+    assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
+    assert manager.members["a"].restarts == 1
+    assert machine.kinds("a")[-4:] == [
+        EventKind.LOST,
+        EventKind.FITS,
+        EventKind.SPAWNED,
+        EventKind.READY,
+    ]
+    assert manager.members["b"].restarts == 0
+    await manager.stop(1.0)
 
 
-def test_a_crash_loop_is_tried_once_a_minute_and_the_others_go_on() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        machine.failing["a 1"] = 10**9
-        manager = await up(machine, A, B)
-        await asyncio.sleep(24 * 3600)
-        times = [at for at, name in machine.starts if name == "a"]
-        pauses = [after - before for before, after in zip(times[-100:], times[-99:], strict=False)]
-        assert all(15 + LOAD_S <= pause <= 60 + LOAD_S for pause in pauses), "with jitter"
-        assert len({round(pause, 3) for pause in pauses}) > 50
-        assert len([name for _, name in machine.starts if name == "b"]) == 1
-        assert machine.ready == {"127.0.0.1:9002"}
-        assert manager.members["a"].state in (UnitState.DOWN, UnitState.STARTING)
-        assert EventKind.FAILED in machine.kinds("a")
-        machine.failing.clear()
-        await asyncio.sleep(120)
-        assert manager.members["a"].is_ready, "mended"
-        await manager.stop(1.0)
-
-    simulate(run())
+@simulated
+async def test_a_crash_loop_is_tried_once_a_minute_and_the_others_go_on() -> None:
+    machine = FakeMachine()
+    machine.failing["a 1"] = 10**9
+    manager = await up(machine, A, B)
+    await asyncio.sleep(24 * 3600)
+    times = [at for at, name in machine.starts if name == "a"]
+    pauses = [after - before for before, after in zip(times[-100:], times[-99:], strict=False)]
+    assert all(15 + LOAD_S <= pause <= 60 + LOAD_S for pause in pauses), "with jitter"
+    assert len({round(pause, 3) for pause in pauses}) > 50
+    assert len([name for _, name in machine.starts if name == "b"]) == 1
+    assert machine.ready == {"127.0.0.1:9002"}
+    assert manager.members["a"].state in (UnitState.DOWN, UnitState.STARTING)
+    assert EventKind.FAILED in machine.kinds("a")
+    machine.failing.clear()
+    await asyncio.sleep(120)
+    assert manager.members["a"].is_ready, "mended"
+    await manager.stop(1.0)
 
 
-def test_a_mistake_of_ours_leaves_no_instance_unkept() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = await up(machine, A, B)
-        unit = manager.members["a"].unit
-        machine.running()["a"].ended.set()
-        stop, breaks = unit.stop, iter([True])
+@simulated
+async def test_a_mistake_of_ours_leaves_no_instance_unkept() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A, B)
+    unit = manager.members["a"].unit
+    machine.running()["a"].ended.set()
+    stop, breaks = unit.stop, iter([True])
 
-        async def stumble(drain_s: float) -> None:
-            if next(breaks, False):
-                raise ValueError("nobody thought of this")
-            await stop(drain_s)
+    async def stumble(drain_s: float) -> None:
+        if next(breaks, False):
+            raise ValueError("nobody thought of this")
+        await stop(drain_s)
 
-        unit.stop = stumble  # type: ignore[method-assign]
-        await asyncio.sleep(1)
-        assert "nobody thought of this" in manager.members["a"].reason
-        assert machine.ready == {"127.0.0.1:9002"}
-        await asyncio.sleep(120)
-        assert manager.members["a"].is_ready
-        await manager.stop(0.0)
-
-    simulate(run())
+    unit.stop = stumble  # type: ignore[method-assign]
+    await asyncio.sleep(1)
+    assert "nobody thought of this" in manager.members["a"].reason
+    assert machine.ready == {"127.0.0.1:9002"}
+    await asyncio.sleep(120)
+    assert manager.members["a"].is_ready
+    await manager.stop(0.0)
 
 
-def test_one_more_and_one_less_leave_the_others_alone() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = await up(machine, A, B)
-        kept = machine.running()["b"]
-        gone = machine.running()["a"]
-        await manager.apply(specs(B, C))
-        await asyncio.sleep(LOAD_S + 1)
-        assert gone.drained_s == 30.0
-        assert machine.running()["b"] is kept
-        assert set(machine.running()) == {"b", "c"} == set(machine.written.instances)
-        assert machine.ready == {"127.0.0.1:9002", "127.0.0.1:9003"}
-        assert machine.kinds("b").count(EventKind.SPAWNED) == 1
-        await manager.stop(1.0)
-        assert machine.running() == {} == machine.written.instances
-
-    simulate(run())
+@simulated
+async def test_one_more_and_one_less_leave_the_others_alone() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A, B)
+    kept = machine.running()["b"]
+    gone = machine.running()["a"]
+    await manager.apply(specs(B, C))
+    await asyncio.sleep(LOAD_S + 1)
+    assert gone.drained_s == 30.0
+    assert machine.running()["b"] is kept
+    assert set(machine.running()) == {"b", "c"} == set(machine.written.instances)
+    assert machine.ready == {"127.0.0.1:9002", "127.0.0.1:9003"}
+    assert machine.kinds("b").count(EventKind.SPAWNED) == 1
+    await manager.stop(1.0)
+    assert machine.running() == {} == machine.written.instances
 
 
-def test_the_same_file_again_changes_nothing() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = await up(machine, A, B)
-        before = len(machine.events)
-        await manager.apply(specs(A, B))
-        assert len(machine.events) == before
-        await manager.stop(0.0)
-
-    simulate(run())
+@simulated
+async def test_the_same_file_again_changes_nothing() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A, B)
+    before = len(machine.events)
+    await manager.apply(specs(A, B))
+    assert len(machine.events) == before
+    await manager.stop(0.0)
 
 
-def test_a_changed_one_is_replaced_without_a_moment_of_none() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = await up(machine, A)
-        old = machine.running()["a"]
-        machine.told_ready.clear()
-        await manager.apply(specs(FakeSpec("a", 2)))
-        assert old.ended.is_set() and old.drained_s == 30.0
-        assert frozenset() not in machine.told_ready
-        assert machine.running()["a"].digest == "a 2"
-        assert machine.ready == {"127.0.0.1:9002"}
-        assert not manager.incoming
-        await manager.stop(0.0)
-
-    simulate(run())
+@simulated
+async def test_a_changed_one_is_replaced_without_a_moment_of_none() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A)
+    old = machine.running()["a"]
+    machine.told_ready.clear()
+    await manager.apply(specs(FakeSpec("a", 2)))
+    assert old.ended.is_set() and old.drained_s == 30.0
+    assert frozenset() not in machine.told_ready
+    assert machine.running()["a"].digest == "a 2"
+    assert machine.ready == {"127.0.0.1:9002"}
+    assert not manager.incoming
+    await manager.stop(0.0)
 
 
-def test_a_replacement_that_fails_leaves_the_old_one() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = await up(machine, A)
-        old = machine.running()["a"]
-        machine.failing["a 2"] = 1
-        assert not await manager.replace("a", FakeSpec("a", 2))
-        assert machine.running()["a"] is old
-        assert manager.members["a"].is_ready
-        assert EventKind.KEPT in machine.kinds("a")
-        assert await manager.replace("a", FakeSpec("a", 2)), "it can be asked for again"
-        await manager.stop(0.0)
-
-    simulate(run())
+@simulated
+async def test_a_replacement_that_fails_leaves_the_old_one() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A)
+    old = machine.running()["a"]
+    machine.failing["a 2"] = 1
+    assert not await manager.replace("a", FakeSpec("a", 2))
+    assert machine.running()["a"] is old
+    assert manager.members["a"].is_ready
+    assert EventKind.KEPT in machine.kinds("a")
+    assert await manager.replace("a", FakeSpec("a", 2)), "it can be asked for again"
+    await manager.stop(0.0)
 
 
-def test_without_room_or_with_fixed_ports_the_old_one_ends_first() -> None:
-    async def run() -> None:
-        for has_room, spec in ((False, FakeSpec("a", 2)), (True, FakeSpec("a", 2, False))):
-            machine = FakeMachine()
-            manager = await up(machine, A)
-            machine.has_room = has_room
-            assert await manager.replace("a", spec)
-            assert machine.ready == {"127.0.0.1:9001"}, "on its port"
-            assert frozenset() in machine.told_ready
-            await manager.stop(0.0)
-
-    simulate(run())
-
-
-def test_a_replacement_that_is_cut_short_leaves_the_old_one() -> None:
-    async def run() -> None:
+@simulated
+async def test_without_room_or_with_fixed_ports_the_old_one_ends_first() -> None:
+    for has_room, spec in ((False, FakeSpec("a", 2)), (True, FakeSpec("a", 2, False))):
         machine = FakeMachine()
         manager = await up(machine, A)
-        replacing = asyncio.create_task(manager.replace("a", FakeSpec("a", 2)))
-        await asyncio.sleep(LOAD_S / 2)
-        replacing.cancel()
-        await asyncio.gather(replacing, return_exceptions=True)
-        assert machine.running()["a"].digest == "a 1"
-        assert not manager.incoming
+        machine.has_room = has_room
+        assert await manager.replace("a", spec)
+        assert machine.ready == {"127.0.0.1:9001"}, "on its port"
+        assert frozenset() in machine.told_ready
         await manager.stop(0.0)
-        assert machine.running() == {}
-
-    simulate(run())
 
 
-def test_the_next_manager_goes_on_with_what_runs() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        first = await up(machine, A, B)
-        machine.running()["b"].ended.set()
-        await asyncio.sleep(0.1)
-        await killed(first)
-        before, starts = machine.running(), len(machine.starts)
-        machine.told_ready.clear()
-        second = await up(machine, A, B)
-        assert machine.running()["a"] is before["a"]
-        assert machine.running()["b"].port == 9002, "its port was kept"
-        assert [name for _, name in machine.starts[starts:]] == ["b"]
-        assert machine.kinds("a")[-1] is EventKind.ADOPTED
-        assert second.members["b"].is_ready
-        machine.running()["a"].ended.set()
-        await asyncio.sleep(LOAD_S + 2)
-        assert second.members["a"].is_ready, "it is kept up, too"
-        await second.stop(1.0)
-        assert machine.running() == {}
-
-    simulate(run())
+@simulated
+async def test_a_replacement_that_is_cut_short_leaves_the_old_one() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A)
+    replacing = asyncio.create_task(manager.replace("a", FakeSpec("a", 2)))
+    await asyncio.sleep(LOAD_S / 2)
+    replacing.cancel()
+    await asyncio.gather(replacing, return_exceptions=True)
+    assert machine.running()["a"].digest == "a 1"
+    assert not manager.incoming
+    await manager.stop(0.0)
+    assert machine.running() == {}
 
 
-def test_those_that_are_found_are_told_together() -> None:
+@simulated
+async def test_the_next_manager_goes_on_with_what_runs() -> None:
+    machine = FakeMachine()
+    first = await up(machine, A, B)
+    machine.running()["b"].ended.set()
+    await asyncio.sleep(0.1)
+    await killed(first)
+    before, starts = machine.running(), len(machine.starts)
+    machine.told_ready.clear()
+    second = await up(machine, A, B)
+    assert machine.running()["a"] is before["a"]
+    assert machine.running()["b"].port == 9002, "its port was kept"
+    assert [name for _, name in machine.starts[starts:]] == ["b"]
+    assert machine.kinds("a")[-1] is EventKind.ADOPTED
+    assert second.members["b"].is_ready
+    machine.running()["a"].ended.set()
+    await asyncio.sleep(LOAD_S + 2)
+    assert second.members["a"].is_ready, "it is kept up, too"
+    await second.stop(1.0)
+    assert machine.running() == {}
+
+
+@simulated
+async def test_those_that_are_found_are_told_together() -> None:
     """One by one, orchestrators would take the others for gone."""
-
-    async def run() -> None:
-        machine = FakeMachine()
-        await killed(await up(machine, A, B, C))
-        machine.told_ready.clear()
-        machine.ready = frozenset()
-        manager = machine.manager()
-        await manager.recover(specs(A, B, C))
-        assert [len(told) for told in machine.told_ready] == [3]
-        await manager.stop(0.0)
-
-    simulate(run())
+    machine = FakeMachine()
+    await killed(await up(machine, A, B, C))
+    machine.told_ready.clear()
+    machine.ready = frozenset()
+    manager = machine.manager()
+    await manager.recover(specs(A, B, C))
+    assert [len(told) for told in machine.told_ready] == [3]
+    await manager.stop(0.0)
 
 
-def test_what_has_changed_while_nobody_watched_is_brought_in_line() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        await killed(await up(machine, A, B))
-        old = machine.running()
-        second = await up(machine, FakeSpec("a", 2), C)
-        assert old["a"].drained_s == 30.0 and old["b"].drained_s == 30.0
-        assert {n: s.digest for n, s in machine.running().items()} == {"a": "a 2", "c": "c 1"}
-        await second.stop(0.0)
-
-    simulate(run())
+@simulated
+async def test_what_has_changed_while_nobody_watched_is_brought_in_line() -> None:
+    machine = FakeMachine()
+    await killed(await up(machine, A, B))
+    old = machine.running()
+    second = await up(machine, FakeSpec("a", 2), C)
+    assert old["a"].drained_s == 30.0 and old["b"].drained_s == 30.0
+    assert {n: s.digest for n, s in machine.running().items()} == {"a": "a 2", "c": "c 1"}
+    await second.stop(0.0)
 
 
-def test_of_two_with_one_name_the_one_that_served_stays() -> None:
+@simulated
+async def test_of_two_with_one_name_the_one_that_served_stays() -> None:
     """Killed in the middle of a replacement."""
-
-    async def run() -> None:
-        for lost_state in (False, True):
-            machine = FakeMachine()
-            first = await up(machine, A)
-            old = machine.running()["a"]
-            asyncio.create_task(first.replace("a", FakeSpec("a", 2)))  # noqa: RUF006
-            await asyncio.sleep(LOAD_S / 2)
-            await killed(first)
-            assert len(machine.found()) == 2
-            if lost_state:
-                machine.written.instances.clear()
-            second = machine.manager()
-            await second.recover(specs(A))
-            assert machine.running()["a"] is old
-            assert second.members["a"].is_ready
-            await second.stop(0.0)
-            assert machine.running() == {}
-
-    simulate(run())
-
-
-def test_one_that_ended_between_finding_and_taking_hold_is_started() -> None:
-    async def run() -> None:
+    for lost_state in (False, True):
         machine = FakeMachine()
-        await killed(await up(machine, A))
-        found = machine.found()
-        machine.running()["a"].ended.set()
-        machine.found = lambda: found  # type: ignore[method-assign]
-        second = await up(machine, A)
+        first = await up(machine, A)
+        old = machine.running()["a"]
+        asyncio.create_task(first.replace("a", FakeSpec("a", 2)))  # noqa: RUF006
+        await asyncio.sleep(LOAD_S / 2)
+        await killed(first)
+        assert len(machine.found()) == 2
+        if lost_state:
+            machine.written.instances.clear()
+        second = machine.manager()
+        await second.recover(specs(A))
+        assert machine.running()["a"] is old
         assert second.members["a"].is_ready
-        assert len(machine.starts) == 2
         await second.stop(0.0)
-
-    simulate(run())
-
-
-def test_a_full_disk_keeps_nobody_from_serving_and_is_said_once() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        machine.refuses_to_write = True
-        manager = await up(machine, A)
-        assert machine.ready
-        assert machine.kinds("pool").count(EventKind.WARNED) == 1
-        await manager.stop(0.0)
-
-    simulate(run())
+        assert machine.running() == {}
 
 
-def test_a_manager_that_leaves_ends_nothing() -> None:
-    async def run() -> None:
-        machine = FakeMachine()
-        manager = await up(machine, A, B)
-        await manager.leave()
-        assert set(machine.running()) == {"a", "b"}
-        for server in machine.servers:
-            server.ended.set()
-        await asyncio.sleep(600)
-        assert machine.running() == {}, "nobody starts them again"
+@simulated
+async def test_one_that_ended_between_finding_and_taking_hold_is_started() -> None:
+    machine = FakeMachine()
+    await killed(await up(machine, A))
+    found = machine.found()
+    machine.running()["a"].ended.set()
+    machine.found = lambda: found  # type: ignore[method-assign]
+    second = await up(machine, A)
+    assert second.members["a"].is_ready
+    assert len(machine.starts) == 2
+    await second.stop(0.0)
 
-    simulate(run())
+
+@simulated
+async def test_a_full_disk_keeps_nobody_from_serving_and_is_said_once() -> None:
+    machine = FakeMachine()
+    machine.refuses_to_write = True
+    manager = await up(machine, A)
+    assert machine.ready
+    assert machine.kinds("pool").count(EventKind.WARNED) == 1
+    await manager.stop(0.0)
+
+
+@simulated
+async def test_a_manager_that_leaves_ends_nothing() -> None:
+    machine = FakeMachine()
+    manager = await up(machine, A, B)
+    await manager.leave()
+    assert set(machine.running()) == {"a", "b"}
+    for server in machine.servers:
+        server.ended.set()
+    await asyncio.sleep(600)
+    assert machine.running() == {}, "nobody starts them again"

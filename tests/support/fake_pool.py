@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 from catalog.errors import StartFailed
@@ -193,6 +194,11 @@ def simulate(work: Coroutine[Any, Any, None]) -> None:
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
+
+
+def simulated(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on virtual time."""
+    return wraps(test)(lambda: simulate(test()))
 
 
 async def killed(manager: Manager[FakeSpec]) -> None:

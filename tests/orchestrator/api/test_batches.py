@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -305,31 +303,6 @@ async def test_without_a_journal_it_says_which_setting_is_missing(service: Servi
     for method, path in (("GET", "/v1/files"), ("GET", "/v1/batches"), ("GET", BATCHES)):
         error = await ask(service, method, path, 400)
         assert "TIDEGATE_JOURNAL__PATH" in error["error"]["message"]
-
-
-def has_done(service: Service, lines: int) -> bool:
-    return service.metric("tidegate_batch_lines", outcome="succeeded") >= lines
-
-
-@pytest.mark.slow
-async def test_killed_services_lose_and_double_no_line(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    """Five of them, one after the other, with lines under way each time."""
-    names = [f"id-{number}" for number in range(1, 61)]
-    plan = Plan(step_s=0.002)
-    worker.plan = lambda job: plan
-    service = await restarts.start(worker, batches__window=4)
-    name = await create(service, lines_of(*[PARAMS] * len(names)))
-    for kill in range(1, 6):
-        await service.until(partial(has_done, service, 9 * kill))
-        await restarts.die()
-        service = await restarts.start(worker, batches__window=4)
-    batch = await over(service, name)
-    assert batch["status"] == "completed"
-    assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
-    entries = await content_of(service, batch["output_file_id"])
-    assert Counter(e["custom_id"] for e in entries) == Counter(names)
 
 
 async def test_message_batches_with_the_sdk(kept: Service) -> None:

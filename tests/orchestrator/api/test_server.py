@@ -15,7 +15,7 @@ from orchestrator.__main__ import main
 from orchestrator.telemetry.log import JsonFormatter, TextFormatter
 from orchestrator.telemetry.narration import INSTANCE_READY, READINESS
 from tests.orchestrator.api.conftest import log_until, start_process
-from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "a secret thought", "max_tokens": 10}
@@ -98,42 +98,6 @@ async def test_metrics_tell_of_instances_and_outcomes(service: Service) -> None:
     assert {line.split(" ")[0] for line in again.splitlines() if line.startswith("tidegate")} == {
         line.split(" ")[0] for line in text.splitlines() if line.startswith("tidegate")
     }
-
-
-async def test_or14_going_down_refuses_new_work_and_finishes_the_old(
-    service: Service, worker: FakeWorker
-) -> None:
-    """OR-14."""
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = await response.json()
-    finishing = asyncio.create_task(service.parts.lifecycle.drain(60.0))
-    await service.until(lambda: service.parts.health.ready.status == 503)
-    async with service.http.get("/health/ready") as response:
-        assert (await response.json())["status"] == "draining"
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 503
-        assert (await response.json())["error"]["code"] == "draining"
-    plan.release.set()
-    await finishing
-    async with service.http.get(task["events_url"]) as response:
-        assert [event async for event in read_events(response)][-1].event == "end"
-    assert service.outcomes() == ["refused", "met"]
-
-
-async def test_or14_what_does_not_finish_is_ended_and_stopped(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = await response.json()
-    await worker.until(lambda: worker.running == 1)
-    await service.parts.lifecycle.drain(0.0)
-    assert worker.running == 0
-    async with service.http.get(task["events_url"]) as response:
-        last = [event async for event in read_events(response)][-1]
-    assert (last.event, last.json()["code"]) == ("error", "draining")
 
 
 async def test_or14_the_process_ends_and_leaves_no_work(

@@ -148,20 +148,6 @@ async def test_or10_the_first_one_wins_after_all(
     assert service.metric("tidegate_hedge_aborts_verified_total") == 1
 
 
-async def test_or10_tokens_of_a_loser_that_will_not_stop_are_late(
-    race: tuple[Service, FakeWorker, FakeWorker],
-) -> None:
-    service, first, second = race
-    held = Plan(stall_at=0, ignores_cancel=True, text=lambda index: "WRONG")
-    first.plan = lambda submit: held
-    second.plan = lambda submit: Plan(speak=speak)
-    assert text_of(await run(service, TASK)) == EXPECTED
-    held.release.set()
-    await settled(service, first, second)
-    assert service.metric("tidegate_tokens_late_total") == 20
-    assert service.outcomes() == ["met"]
-
-
 @pytest.mark.parametrize("plan", [{"die_at": 0}, {"refuse": (Code.NO_CAPACITY, "full")}])
 async def test_or10_a_rival_that_fails_changes_nothing(
     race: tuple[Service, FakeWorker, FakeWorker], plan: dict[str, Any]
@@ -177,29 +163,13 @@ async def test_or10_a_rival_that_fails_changes_nothing(
     assert service.outcomes() == ["met"]
 
 
-async def test_or10_the_rival_is_left_when_the_first_one_dies(
-    race: tuple[Service, FakeWorker, FakeWorker],
-) -> None:
-    service, first, second = race
-    dying, held = Plan(stall_at=0, die_at=0), Plan(stall_at=0, speak=speak)
-    first.plan = lambda submit: dying
-    second.plan = lambda submit: held
-    running = asyncio.create_task(run(service, TASK))
-    await second.until(lambda: second.running == 1)
-    dying.release.set()
-    await first.until(lambda: first.running == 0)
-    held.release.set()
-    assert text_of(await running) == EXPECTED
-    assert len(second.submits) == 1
-    assert service.outcomes() == ["met"]
-
-
-async def test_or10_the_rival_is_left_when_the_first_ones_engine_fails(
-    race: tuple[Service, FakeWorker, FakeWorker],
+@pytest.mark.parametrize("way", ["die_at", "fail_at"])
+async def test_or10_the_rival_is_left_when_the_first_one_dies_or_fails(
+    race: tuple[Service, FakeWorker, FakeWorker], way: str
 ) -> None:
     """Nothing has been told to the client yet, and the rival is well."""
     service, first, second = race
-    failing, held = Plan(stall_at=0, fail_at=0), Plan(stall_at=0, speak=speak)
+    failing, held = Plan(stall_at=0, **{way: 0}), Plan(stall_at=0, speak=speak)
     first.plan = lambda submit: failing
     second.plan = lambda submit: held
     running = asyncio.create_task(run(service, TASK))
@@ -209,6 +179,7 @@ async def test_or10_the_rival_is_left_when_the_first_ones_engine_fails(
     await service.until(lambda: lost.load == 0)
     held.release.set()
     assert text_of(await running) == EXPECTED
+    assert len(second.submits) == 1
     assert service.outcomes() == ["met"]
 
 

@@ -468,22 +468,6 @@ async def test_dl5_the_deadline_of_a_paused_task_frees_all(
     await stage.ends("partial" if on_deadline == "partial" else "missed", "met")
 
 
-async def test_wp1_a_disconnect_from_a_paused_task_frees_all(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    stage = await scene(make_worker, make_service)
-    body = LONG | {"model": "fake", "stream": True}
-    response = await stage.service.http.post("/v1/completions", json=body)
-    await stage.worker.until(lambda: stage.worker.running == 1)
-    await stage.service.until(lambda: stage.worker.tokens_total == 3)
-    await stage.submit(URGENT)
-    await stage.worker.until(lambda: len(stage.worker.pauses) == 1)
-    response.close()
-    await stage.worker.until(lambda: len(stage.worker.cancels) == 1)
-    await stage.service.until(lambda: stage.holds() == (0, 0, 1))
-    await stage.ends("aborted", "met")
-
-
 @pytest.mark.parametrize("at", [0, 3])
 async def test_or10_a_paused_task_of_a_lost_instance_goes_on_elsewhere(
     make_worker: MakeWorker, make_service: MakeService, at: int
@@ -512,38 +496,6 @@ async def test_or10_a_paused_task_of_a_silent_instance_goes_elsewhere_once(
     stage.service.orchestrator.stages.dispatcher.upkeep()
     assert text_of(list(await events_of(stage.service, long))) == EXPECTED
     await stage.ends("met", "met")
-
-
-async def test_or14_a_paused_job_goes_on_though_its_instance_takes_nothing_new(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    stage = await scene(make_worker, make_service)
-    long, _ = await stage.begin()
-    stage.service.orchestrator.registry.cordon(stage.worker.address)
-    stage.hurry.set()
-    stage.go_on.set()
-    assert text_of(list(await events_of(stage.service, long))) == EXPECTED
-    await stage.ends("met", "met")
-
-
-async def test_a_job_is_paused_a_few_times_only(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    stage = await scene(make_worker, make_service)
-    stage.hurry.set()  # urgent ones end at once
-    long = await stage.submit(LONG)
-    task = stage.service.orchestrator.store.get(long)
-    await stage.service.until(lambda: task.completion_tokens == 3)
-    for turn in range(MAX_PAUSES + 2):
-        urgent = await stage.submit(URGENT)
-        if turn < MAX_PAUSES:
-            await stage.service.until(lambda: len(stage.service.outcomes()) == turn + 1)  # noqa: B023
-            await stage.service.until(lambda: not task.paused_on)
-        else:
-            await asyncio.sleep(0.1)
-            assert (await stage.status(urgent))["queue_position"] >= 0
-    assert len(stage.worker.pauses) == len(stage.worker.resumes) == MAX_PAUSES
-    await stage.ends(*["met"] * (MAX_PAUSES + 3))
 
 
 async def test_dl19_what_waits_inside_a_worker_is_taken_back_for_a_slot_elsewhere(
@@ -578,20 +530,6 @@ async def test_dl19_what_waits_inside_a_worker_is_taken_back_for_a_slot_elsewher
     assert len(patient.pauses) == 1 and not pressed.pauses and len(pressed.cancels) == 1
     held.set()
     await stage.ends(*["met"] * 34)
-
-
-async def test_none_is_paused_where_that_is_off(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0, dispatch__pause=False)
-    stage = Scene(service, [worker], 3)
-    long = await stage.submit(LONG)
-    await service.until(lambda: service.orchestrator.store.get(long).completion_tokens == 3)
-    await stage.submit(URGENT)
-    await asyncio.sleep(0.1)
-    assert worker.pauses == []
-    await stage.ends("met", "met")
 
 
 # ── for whom nobody reads ────────────────────────────────────────────────────────────────────────
@@ -713,21 +651,3 @@ async def test_or11_who_never_reads_on_loses_its_place(
     await service.until(lambda: not any(i.load for i in service.orchestrator.registry))
     assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
     client.close()
-
-
-@pytest.mark.usefixtures("soon_behind")
-async def test_or11_slots_held_by_none_that_read_serve_those_who_do(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker(max_running=8, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0)
-    reading = Reading(service, worker)
-    body = CHAT | {"max_tokens": MANY, "stream": True}
-    silent = [await send(service, body, receive_buffer=4096) for _ in range(8)]
-    await service.until(lambda: sum(t.is_unread for t in service.orchestrator._live) == 8)
-    await asyncio.gather(*(reading.good() for _ in range(16)))
-    assert len(worker.pauses) == 8
-    for client in silent:
-        client.close()
-    await service.until(lambda: not service.orchestrator.live_tasks)
-    await worker.until(lambda: not worker.running)

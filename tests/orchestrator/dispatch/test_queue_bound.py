@@ -58,18 +58,6 @@ def test_or24_interactive_work_takes_the_place_of_batch_work_which_is_told_when_
         rig.admit(rig.task(60_000, priority=Priority.BATCH))
 
 
-def test_or24_a_tenant_that_fills_the_queue_gives_up_places_to_another() -> None:
-    rig = Rig(load=16, bound=4)
-    tasks = fill(rig, lambda i: Priority.INTERACTIVE)
-    for _ in range(2):
-        newcomer = rig.task(60_000, tenant="b")
-        rig.admit(newcomer)
-        rig.queue.push(newcomer)
-    assert sum(task in rig.queue for task in tasks) == 2
-    with pytest.raises(QueueFull):
-        rig.admit(rig.task(60_000, tenant="b"))
-
-
 @pytest.mark.parametrize("policy", QueuePolicy)
 def test_or5_a_durable_task_that_was_accepted_is_never_dropped(policy: QueuePolicy) -> None:
     rig = Rig(load=16, bound=4, policy=policy)
@@ -80,18 +68,6 @@ def test_or5_a_durable_task_that_was_accepted_is_never_dropped(policy: QueuePoli
     with pytest.raises(QueueFull):
         rig.admit(rig.task(60_000, tenant="b"))
     assert len(rig.queue) == 4
-
-
-def test_or24_drop_lru_drops_nothing_of_a_tenant_with_fewer_places() -> None:
-    rig = Rig(load=16, bound=4, policy=QueuePolicy.DROP_LRU)
-    (oldest,) = fill(rig, lambda i: Priority.BATCH, 1)
-    for _ in range(3):
-        task = rig.task(60_000, tenant="b")
-        rig.admit(task)
-        rig.queue.push(task)
-    with pytest.raises(QueueFull):
-        rig.admit(rig.task(60_000, tenant="b"))
-    assert oldest in rig.queue
 
 
 def test_a_drop_is_a_refusal() -> None:

@@ -363,17 +363,6 @@ async def test_dl14_a_text_that_goes_on_elsewhere_keeps_its_schedule(
     assert service.outcomes() == ["met"]
 
 
-async def test_or10_a_text_survives_two_deaths(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    service, first, second = await two(make_worker, make_service)
-    first.plan = lambda submit: Plan(speak=speak, die_at=7 if len(first.submits) == 1 else None)
-    # Slowly, so that the first one is back by then.
-    second.plan = lambda submit: Plan(speak=speak, die_at=5, step_s=0.05)
-    assert text_of(await run(service, TASK)) == EXPECTED
-    assert (len(first.submits), len(second.submits)) == (2, 1)
-
-
 # ── what workers die of ──────────────────────────────────────────────────────────────────────────
 
 
@@ -432,37 +421,6 @@ async def test_a_request_whose_workers_were_only_cut_off_is_sent_to_a_third(
     fail_all(workers, "the network")
     assert text_of(await run(service, TASK)) == EXPECTED
     assert service.metric("tidegate_retries_denied_total", why="poison") == 0
-
-
-async def test_a_request_that_one_worker_died_with_stays_with_a_silent_one(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    """Elsewhere it would wait all the same, until it is known whether that one died as well."""
-    service, workers = await three(
-        make_worker, make_service, lanes__suspect_after_s=0.3, lanes__down_after_s=30
-    )
-    held = Plan(speak=speak, stall_at=0)
-
-    def plan_of(worker: FakeWorker) -> Callable[[Submit], Plan]:
-        def plan(submit: Submit) -> Plan:
-            is_first = sum(len(one.submits) for one in workers) == 1
-            return Plan(refuse=(Code.INSTANCE_LOST, "lost")) if is_first else held
-
-        return plan
-
-    for worker in workers:
-        worker.plan = plan_of(worker)
-    running = asyncio.create_task(run(service, TASK))
-    await service.until(lambda: sum(worker.running for worker in workers) == 1)
-    (holder,) = [worker for worker in workers if worker.running]
-    holder.silent = True
-    instance = service.orchestrator.registry.instances[holder.address]
-    await service.until(lambda: instance.state is InstanceState.SUSPECT)
-    await asyncio.sleep(2 * UPKEEP_EVERY_S)
-    assert sum(len(worker.submits) for worker in workers) == 2
-    holder.silent = False
-    held.release.set()
-    assert text_of(await running) == EXPECTED
 
 
 async def test_workers_that_do_not_come_back_died(
@@ -592,15 +550,6 @@ async def test_or10_no_seed_is_made_up_where_draws_do_not_follow_from_it(
     assert text_of(await run(service, SAMPLED)) == EXPECTED
     sent = [*first.submits, *second.submits]
     assert [submit.sampling.seed for submit in sent] == [None, None]
-
-
-async def test_or10_no_seed_is_made_up_where_a_text_can_go_nowhere(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker(can_continue=True)
-    service = await make_service(worker)
-    assert kinds_of(await run(service, SAMPLED))[-1] == "end"
-    assert worker.submits[0].sampling.seed is None
 
 
 async def test_or10_a_text_that_may_lack_only_its_end_is_asked_for_elsewhere(

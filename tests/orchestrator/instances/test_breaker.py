@@ -419,25 +419,3 @@ async def test_an_only_instance_that_fails_everything_costs_8_errors_and_then_50
     service.leap(5.1)
     assert [(await answer())[0] for _ in range(3)] == [200] * 3
     assert service.orchestrator.registry.breakers.state(worker.address) is BreakerState.CLOSED
-
-
-async def test_dl11_tight_deadlines_and_cancels_open_no_breaker(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    workers = [await make_worker(), await make_worker()]
-    for worker in workers:
-        worker.plan = lambda submit: Plan(step_s=0.02)
-    service = await make_service(*workers, admission__mode="off")
-    registry = service.orchestrator.registry
-    await service.until(lambda: all(i.ready for i in registry))
-    for _ in range(12):
-        body = TASK | {"model": "fake", "deadline_ms": 50}
-        async with service.http.post("/v1/completions", json=body) as response:
-            assert response.status == 504
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            task = (await response.json())["task_id"]
-        async with service.http.delete(f"/v2/tasks/{task}") as response:
-            assert response.status == 202
-    await service.until(lambda: all(i.load == 0 for i in registry))
-    assert registry.breakers.ejections.total() == 0
-    assert {registry.breakers.state(i.address) for i in registry} == {BreakerState.CLOSED}

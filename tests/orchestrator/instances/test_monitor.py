@@ -24,24 +24,6 @@ async def ready_status(service: Service) -> int:
         return response.status
 
 
-async def test_a_stream_whose_instance_dies_ends_with_a_retriable_error(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(die_at=3)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = await response.json()
-    async with service.http.get(task["events_url"]) as response:
-        events = [event async for event in read_events(response)]
-    assert [e.event for e in events] == ["queued", "started", *["token"] * 3, "error"]
-    assert events[-1].json()["code"] == "instance_lost"
-    assert events[-1].json()["retryable"] is True
-    worker.plan = lambda submit: Plan()
-    await service.until_ready()
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        assert response.status == 200
-    assert service.outcomes() == ["failed", "met"]
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_instance_that_dies_before_the_first_token_is_a_503(
     service: Service, worker: FakeWorker, stream: bool
@@ -76,20 +58,6 @@ async def test_all_streams_of_a_lost_lane_are_told(service: Service, worker: Fak
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "not_ready"
     assert service.outcomes() == ["failed"] * 16 + ["refused"]
-
-
-async def test_an_instance_that_comes_back_is_used_again(
-    service: Service, worker: FakeWorker, make_worker: MakeWorker
-) -> None:
-    version = service.orchestrator.registry.snapshot_version
-    await worker.stop()
-    await service.until(lambda: state_of(service) == "connecting")
-    again = await make_worker(port=worker.port)
-    await service.until_ready()
-    assert service.orchestrator.registry.snapshot_version > version
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        assert response.status == 200
-    assert len(again.submits) == 1
 
 
 async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
@@ -151,27 +119,6 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
     assert levels[INSTANCE_AWAY.sentence] == "WARNING"
 
 
-async def test_or6_a_suspect_that_speaks_is_up_again(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(worker, lanes__suspect_after_s=0.3, lanes__down_after_s=30)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
-    await worker.until(lambda: worker.running == 1)
-    await service.until(
-        lambda: next(iter(service.orchestrator.registry)).lanes[0].tokens_total == 1
-    )
-    worker.silent = True
-    await service.until(lambda: state_of(service) == "suspect")
-    worker.silent = False
-    await service.until_ready()
-    plan.release.set()
-    await service.until(lambda: service.outcomes() == ["met"])
-    assert len(worker.opens) == 1
-
-
 async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
@@ -193,35 +140,6 @@ async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks
     await well.until(lambda: well.running == 1)
     stuck.stuck_ms = 0.0
     await service.until(lambda: state_of(service, index) == "up")
-
-
-async def test_a_draining_instance_gets_no_new_work_and_finishes_its_own(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-) -> None:
-    first, second = await make_worker(), await make_worker()
-    service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    plan = Plan(stall_at=1)
-    first.plan = second.plan = lambda submit: plan
-    for _ in range(2):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    await first.until(lambda: first.running == 1)
-    await second.until(lambda: second.running == 1)
-    await first.drain()
-    await service.until(lambda: service.orchestrator.registry.instances[first.address].draining)
-    for _ in range(3):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    await second.until(lambda: second.running == 4)
-    assert len(first.submits) == 1
-    await second.drain()
-    await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 503
-    plan.release.set()
-    await service.until(lambda: service.outcomes() == ["refused", *["met"] * 5])
 
 
 async def test_or7_work_spreads_over_instances(

@@ -89,31 +89,6 @@ def submit(lane: Lane, news: News, token_ids: list[int], sampling: Sampling) -> 
     )
 
 
-async def test_pause_and_resume_travel_both_ways(worker: FakeWorker) -> None:
-    worker.plan = lambda submitted: Plan(step_s=0.002)
-    async with lane_to(worker.address) as (lane, news):
-        handle = submit(lane, news, [1, 2], Sampling(max_tokens=40))
-        await news.until(lambda: len(news.ids) > 3)
-        lane.pause(handle)
-        lane.pause(handle)
-        await news.until(lambda: "paused" in news.told)
-        so_far = len(news.ids)
-        await asyncio.sleep(0.05)
-        assert len(news.ids) <= so_far + 1, "it goes on"
-        lane.resume(handle)
-        lane.resume(handle)
-        await news.until(lambda: news.end is not None)
-        assert news.told == ["opened", "started", "paused", "resumed", "ended"]
-        assert len(news.ids) == 40
-        sent = len(worker.pauses), len(worker.resumes)
-        lane.pause(handle)
-        lane.resume(handle)
-        lane.cancel(handle, AbortCause.CANCEL)
-        await asyncio.sleep(0.02)
-        assert (len(worker.pauses), len(worker.resumes)) == sent == (2, 2)
-        assert not worker.cancels
-
-
 async def test_what_is_cancelled_in_one_instant_leaves_as_one_message(worker: FakeWorker) -> None:
     """WP-1: a thousand clients that go at once are one look of the worker, not a thousand."""
     release = asyncio.Event()

@@ -85,32 +85,6 @@ async def test_clients_see_no_difference(
     assert service.outcomes() == ["met"] * 3
 
 
-async def test_a_disconnect_stops_the_server(
-    server: OtherServer, folder: Path, make_service: MakeService
-) -> None:
-    server.plan = lambda body: Script(stall_at=2)
-    service = await make_service(instances=(server.entry(folder),))
-    response = await service.http.post("/v1/completions", json=BODY | {"stream": True})
-    await response.content.readuntil(b"\n\n")
-    response.close()
-    await server.until(lambda: server.running == 0 and len(server.asked) == 1)
-    await service.until(lambda: service.outcomes() == ["aborted"])
-
-
-async def test_deadlines_hold_whatever_the_server_does(
-    server: OtherServer, folder: Path, make_service: MakeService
-) -> None:
-    server.plan = lambda body: Script(stall_at=2)
-    service = await make_service(instances=(server.entry(folder, abort_ms=0),))
-    status, answer = await post(service, "/v1/completions", deadline_ms=400)
-    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-    status, answer = await post(service, "/v1/completions", deadline_ms=1500, on_deadline="partial")
-    assert status == 200
-    assert answer["choices"][0]["text"] == "ab"
-    assert service.outcomes() == ["missed", "partial"]
-    await server.until(lambda: server.running == 0)
-
-
 async def test_what_a_server_cannot_do_is_refused_and_listed(
     server: OtherServer, folder: Path, make_service: MakeService
 ) -> None:
@@ -143,24 +117,6 @@ async def test_a_prompt_that_would_be_read_otherwise_is_refused(
     assert "special tokens" in answer["error"]["message"]
     assert not server.asked
     await server.stop()
-
-
-async def test_a_job_lost_before_its_first_token_is_tried_elsewhere(
-    two: list[VllmServer], folder: Path, make_service: MakeService
-) -> None:
-    lost: list[int] = []
-
-    def plan(body: dict[str, Any]) -> Script:
-        lost.append(1)
-        return Script(cut_at=0) if len(lost) == 1 else Script()
-
-    for one in two:
-        one.plan = plan
-    service = await make_service(instances=tuple(one.entry(folder) for one in two))
-    await until_all_ready(service)
-    status, answer = await post(service, "/v1/completions")
-    assert (status, answer["choices"][0]["text"]) == (200, "abcdef")
-    assert sorted(len(one.asked) for one in two) == [1, 1]
 
 
 @pytest.mark.parametrize("weights", ["same", ""])

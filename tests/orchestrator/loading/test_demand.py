@@ -163,16 +163,6 @@ async def test_or21_one_that_waits_for_its_model_is_listed_and_stopped_at_once(
     assert service.orchestrator.live_tasks == 0
 
 
-async def test_a_deadline_that_passes_meanwhile_ends_the_wait(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other")
-    worker.swap_s = 60.0
-    service = await make_service(worker)
-    status, body = await ask(service, "other", timeout_ms=300)
-    assert status == 504 and "deadline_exceeded" in str(body)
-
-
 async def test_a_load_that_fails_is_told_and_not_tried_for_each_request(
     worker: FakeWorker, make_service: MakeService
 ) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -15,11 +14,10 @@ import pytest
 import yaml
 from h2.errors import ErrorCodes
 
-from orchestrator.api.http.accepting import widen_backlog
 from perf.stack import proxies
-from perf.stack.proxies import CADDY, ENVOY, HAPROXY, KINDS, NGINX, Certificate, Kind
+from perf.stack.proxies import CADDY, ENVOY, HAPROXY, KINDS, Certificate, Kind
 from protocol import AbortCause
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.certificates import certificates
 from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
@@ -255,57 +253,6 @@ async def test_a_body_as_large_as_tidegate_takes_gets_through(
         assert answer.status == 400 and answer.json()["error"]["field"] == "nothing"
         answer = await (await client.post("/v2/tasks", body * 2, KEY)).finished()
         assert answer.status == 413
-
-
-@pytest.mark.parametrize("kind", [NGINX, HAPROXY], indirect=True, ids=lambda kind: kind.name)
-@pytest.mark.skipif(
-    shutil.which("h2load") is None,
-    reason="h2load is not here (Debian: apt install nghttp2-client)",
-)
-async def test_a_thousand_streams_share_few_connections(
-    make_service: MakeService, make_worker: MakeWorker, front: Front, tmp_path: Path
-) -> None:
-    """All of them run before any gets its second token. (10 s of a processor each, most of them the
-    fake worker's; Caddy was tried once.)"""
-    worker = await make_worker(max_running=STREAMS, max_waiting=STREAMS)
-    worker.kv_blocks = 10 * STREAMS
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
-    service = await make_service(
-        worker,
-        token="the-clients-key",
-        queue__max_waiting=STREAMS,
-        dispatch__row_policy="fixed",
-        admission__mode="off",
-    )
-    (site,) = service.runner.sites
-    widen_backlog(site._server)  # type: ignore[attr-defined]  # as the service itself does
-    two_tokens = CHAT | {"stream": True, "max_tokens": 2}
-    async with front(service.url) as proxy:
-        asking = asyncio.create_task(h2load(proxy, tmp_path, two_tokens))
-        await worker.until(lambda: worker.running == STREAMS or asking.done())
-        assert worker.running == STREAMS, await asking
-        plan.release.set()
-        said = await asking
-    assert f"status codes: {STREAMS} 2xx, 0 3xx, 0 4xx, 0 5xx" in said, said
-    assert f"{STREAMS} succeeded, 0 failed, 0 errored, 0 timeout" in said, said
-    assert service.outcomes() == ["met"] * STREAMS
-
-
-async def h2load(proxy: Proxy, folder: Path, body: dict[str, object]) -> str:
-    """Have ``STREAMS`` requests made at once over ``CONNECTIONS`` connections; what it says."""
-    data = folder / "body"
-    await asyncio.to_thread(data.write_text, json.dumps(body))
-    process = await asyncio.create_subprocess_exec(
-        *("h2load", f"-n{STREAMS}", f"-c{CONNECTIONS}", f"-m{STREAMS // CONNECTIONS}"),
-        *("-d", str(data), "-H", "content-type: application/json"),
-        *("-H", f"authorization: {KEY['Authorization']}"),
-        f"https://127.0.0.1:{proxy.port}/v1/chat/completions",
-        stdout=-1,
-        stderr=-2,
-    )
-    said, _ = await process.communicate()
-    return said.decode()
 
 
 def test_envoy_and_an_ingress_say_what_nginx_does() -> None:

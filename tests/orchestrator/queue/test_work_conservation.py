@@ -72,36 +72,6 @@ async def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
     await leaves_nothing(service, worker)
 
 
-async def test_dl15_five_mixed_clients_have_nothing_refused(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker(max_running=64, can_pause=True)
-    speaks(worker, 0.002)
-    service = await make_service(worker)
-    rng = random.Random(5)
-
-    async def client(number: int) -> list[int]:
-        statuses = []
-        for _ in range(8):
-            body = CHAT | {
-                "seed": rng.choice([3, 10, 100]),
-                "deadline_ms": rng.choice([1500, 20_000]),
-                "on_deadline": rng.choice(["error", "partial"]),
-            }
-            headers = {"X-Tenant": f"t{number}"}
-            async with service.http.post(
-                "/v1/chat/completions", json=body, headers=headers
-            ) as response:
-                statuses.append(response.status)
-                await response.read()
-        return statuses
-
-    answers = await asyncio.gather(*(client(number) for number in range(5)))
-    assert [status for each in answers for status in each] == [200] * 40
-    assert service.outcomes() == ["met"] * 40
-    await leaves_nothing(service, worker)
-
-
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 async def test_dl15_a_free_slot_takes_whoever_waits_whatever_is_predicted(
     make_worker: MakeWorker,

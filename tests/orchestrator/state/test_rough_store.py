@@ -116,21 +116,6 @@ async def test_who_is_cut_off_goes_on_alone_and_comes_back(
     assert (await submit(one))[0] == 202
 
 
-async def test_connections_that_break_are_made_again(
-    sharing: Sharing, worker: FakeWorker, network: RoughNetwork
-) -> None:
-    one = await sharing.member(worker, state__url=sharing.far_url)
-    network.refuses = True
-    network.reset()
-    assert await fault_of(one) == "the store cannot be reached"
-    network.heal()
-    await one.until(lambda: not state_of(one).members.fault)
-    durable = one.orchestrator.stages.durable
-    assert durable is not None
-    await one.until(lambda: not durable.fault)
-    assert (await submit(one))[0] == 202
-
-
 async def test_a_wrong_password_is_named(sharing: Sharing, worker: FakeWorker) -> None:
     url = sharing.store.url_at(sharing.store.port, "let me in")
     one = await sharing.loner(worker, state__url=url)

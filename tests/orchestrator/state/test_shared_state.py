@@ -244,37 +244,6 @@ async def test_slots_of_a_member_that_died_go_to_those_that_live(
     assert {tag.decode() for tag in told} == {state_of(each).tasks.tag for each in (two, three)}
 
 
-async def test_a_limit_holds_for_all_members_together(sharing: Sharing, worker: FakeWorker) -> None:
-    limits = {"limits__each_key__requests_per_min": 5}
-    one = await sharing.member(worker, **limits)
-    two = await sharing.member(worker, **limits)
-    await see_each_other(one, two)
-    statuses = Counter(
-        [(await submit(service, durable=False))[0] for _ in range(6) for service in (one, two)]
-    )
-    assert statuses[202] == 5 and statuses[429] == 7
-
-
-async def test_requests_in_progress_are_counted_for_all_members_together(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
-    limits = {"limits__each_key__concurrent": 3}
-    one = await sharing.member(worker, **limits)
-    two = await sharing.member(worker, **limits)
-    await see_each_other(one, two)
-    held = Plan(stall_at=1)
-    worker.plan = lambda job: held
-    statuses = [(await submit(service, durable=False))[0] for service in (one, two, one, two, one)]
-    assert statuses == [202, 202, 202, 429, 429]
-    held.release.set()
-    await one.until(lambda: not one.orchestrator.live_tasks)
-    await two.until(lambda: not two.orchestrator.live_tasks)
-    counting = state_of(two).limits
-    assert counting is not None
-    await two.until(lambda: counting._flushing is None)
-    assert (await submit(two, durable=False))[0] == 202
-
-
 async def test_the_store_may_go_and_come_back(sharing: Sharing, worker: FakeWorker) -> None:
     """Without it only durable work is refused; what was promised before ends all the same."""
     one, two = await sharing.member(worker), await sharing.member(worker)

@@ -90,16 +90,6 @@ async def test_work_of_all_processes_is_listed_and_cancelled_by_its_correlation_
     assert status == 404
 
 
-async def test_tries_of_one_submission_meet_whichever_process_they_come_to(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
-    one, two = await two_of(sharing, worker)
-    for key in ("order-1", "order-2", "order-3", "order-4"):
-        first, again = [await task_of(each, key, durable=False) for each in (one, two)]
-        assert first == again
-    assert len(worker.submits) == 4
-
-
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 async def test_one_page_has_the_metrics_of_all_processes(
     sharing: Sharing, worker: FakeWorker, accept: str

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from catalog.errors import PoolInUse
 from catalog.paths import ROOT
 from pool.fleet.home import PoolHome
 from pool.process.detached import find_detached
@@ -109,16 +108,6 @@ async def test_one_that_was_killed_while_all_was_well_is_followed(pool: Pool) ->
     assert PoolHome(pool.path).read(warnings.append).instances == {}
     assert "cannot be read" in warnings[0] and "damaged" in warnings[0]
     assert await next_manager(pool) == pid
-
-
-async def test_a_second_manager_is_refused(tmp_path: Path) -> None:
-    first, second = PoolHome(tmp_path / "home"), PoolHome(tmp_path / "home")
-    first.claim()
-    with pytest.raises(PoolInUse, match=f"another manager .process {os.getpid()}. keeps the pool"):
-        second.claim()
-    first.release()
-    second.claim()
-    second.release()
 
 
 async def test_the_state_is_for_its_owner_only_and_whole(tmp_path: Path) -> None:

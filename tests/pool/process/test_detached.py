@@ -23,7 +23,6 @@ from pool.process.process import children_of, is_running
 from tests.support.processes import Marked, eventually
 
 SLEEP = ("bash", "-c", "sleep 1000 & sleep 1000")
-STUBBORN = ("bash", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done")
 
 
 class Home:
@@ -67,18 +66,6 @@ async def test_another_homes_processes_are_not_ours(home: Home, tmp_path: Path) 
     process = await home.start()
     assert find_detached(tmp_path / "other") == []
     await process.kill()
-
-
-async def test_it_reports_the_commands_own_end(home: Home) -> None:
-    assert await (await home.start("bash", "-c", "exit 7")).wait() == 7
-    home.nothing_is_left()
-
-
-async def test_what_ignores_sigterm_is_killed_after_the_grace(home: Home, tmp_path: Path) -> None:
-    process = await home.start(*STUBBORN, log=tmp_path / "log")
-    eventually(lambda: "deaf" in (tmp_path / "log").read_text(), lambda: "it set no trap")
-    assert await process.end(0.1) == 128 + signal.SIGKILL
-    home.nothing_is_left()
 
 
 async def test_a_command_that_cannot_run_is_a_failed_start(home: Home, tmp_path: Path) -> None:

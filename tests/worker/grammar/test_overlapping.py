@@ -5,8 +5,8 @@ import json
 from protocol import FinishReason, Grammar, GrammarKind, Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
-from tests.worker.engine.test_torch_engine import FAR, prompt
-from tests.worker.runner.test_cuda_runner import build, run
+from tests.worker.engine.test_torch_engine import FAR, prompt, run
+from tests.worker.runner.test_cuda_runner import build
 from worker.core import Job
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.models.config import read_config

@@ -104,38 +104,6 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     assert cold.say(question) == (unbroken, 0)
 
 
-@pytest.mark.slow
-def test_another_model_s_blocks_are_not_found(tmp_path: Path, servers: list[Server]) -> None:
-    """WK-5: nor those of another type."""
-    first = Server(tmp_path, dtype="float32")
-    servers.append(first)
-    first.say(LONG, "chat")
-    first.stop()
-    other = Server(tmp_path, dtype="bfloat16")
-    servers.append(other)
-    assert other.say(LONG)[1] == 0
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.slow
-def test_a_disk_that_broke_meanwhile_costs_only_time(
-    tmp_path: Path, servers: list[Server], caplog: pytest.LogCaptureFixture
-) -> None:
-    first = Server(tmp_path)
-    servers.append(first)
-    expected, _ = first.say(LONG, "chat")
-    first.stop()
-    files = sorted(tmp_path.glob("*/blocks/*/*"))
-    for path in files:
-        whole = bytearray(path.read_bytes())
-        whole[-1] ^= 1
-        path.write_bytes(whole)
-    second = Server(tmp_path)
-    servers.append(second)
-    assert second.say(LONG, "chat") == (expected, 0)
-    assert second.engine.stats().disk_failures_total == 1  # the first one ends the load
-
-
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("")

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protocol import AbortCause, Code, FinishReason, Sampling
+from protocol import Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_engine_thread import Collector
-from tests.worker.engine.test_torch_engine import FAR, prompt
+from tests.worker.engine.test_torch_engine import FAR, prompt, run
 from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.core import Event, Job, JobPaused, JobPrompt, JobTokens
@@ -155,17 +155,6 @@ def jobs() -> list[Job]:
         way = {"max_tokens": 3 + n * 5 % 17, "ignore_eos": True} | ways[n % len(ways)]
         made.append(Job(prompt(1 + n * 7 % 40, seed=n), Sampling(**way), FAR))  # type: ignore[arg-type]
     return made
-
-
-def run(engine: Engine, todo: list[Job]) -> list[Event]:
-    for job in todo:
-        engine.submit(job)
-    events = engine.step()
-    while engine.scheduler.has_work:
-        events += engine.step()
-        engine.scheduler.check_integrity()
-    assert engine.scheduler.pool.used_count == 0
-    return events
 
 
 Answers = list[tuple[list[int], FinishReason, list[object], list[object]]]
@@ -343,25 +332,6 @@ def test_what_is_drawn_from_the_whole_vocabulary_is_recorded(
     assert passes == whole_passes + 1
 
 
-def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
-    """WP-4."""
-    engine = build(tiny, cuda_like=True)
-    expected_job = Job(prompt(20), Sampling(max_tokens=15, temperature=0.0, ignore_eos=True), FAR)
-    expected = ids_of(expected_job, run(engine, [expected_job]))
-    engine.scheduler.pool.forget()
-    aborted = [
-        Job(prompt(20, seed=5 + n), Sampling(max_tokens=90, ignore_eos=True), FAR) for n in range(2)
-    ]
-    for job in aborted:
-        engine.submit(job)
-    for _ in range(6):
-        engine.step()
-    for job in aborted:
-        engine.cancel(job, AbortCause.CANCEL)
-    again = Job(prompt(20), Sampling(max_tokens=15, temperature=0.0, ignore_eos=True), FAR)
-    assert ids_of(again, run(engine, [again])) == expected
-
-
 def test_a_step_that_fails_leaves_a_sound_engine(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,48 +349,6 @@ def test_a_step_that_fails_leaves_a_sound_engine(
     assert {end_of(job, events).code for job in todo} == {Code.ENGINE_ERROR}
     assert engine.scheduler.pool.used_count == 0
     assert len(run(engine, after)) > 2
-
-
-def test_only_the_row_that_fails_in_sampling_ends(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others' tokens are those of an engine without it, draws and penalties included."""
-    drawn = {"temperature": 0.8, "seed": 3, "frequency_penalty": 1.5, "ignore_eos": True}
-
-    def todo() -> list[Job]:
-        return [Job(prompt(9, seed=n), Sampling(max_tokens=20, **drawn), FAR) for n in range(5)]  # type: ignore[arg-type]
-
-    expected = {}
-    for cuda_like in (True, False):
-        good = todo()
-        events = run(build(tiny, cuda_like=cuda_like), good)
-        expected[cuda_like] = [ids_of(job, events) for job in good]
-    sample = Sampler.sample
-
-    def broken(self: Sampler, logits: Tensor, slots: Any, *rest: Any) -> Sampled:
-        sampled = sample(self, logits, slots, *rest)
-        if bad in slots and failing:
-            raise IndexError("index out of range")
-        return sampled
-
-    monkeypatch.setattr(Sampler, "sample", broken)
-    for cuda_like in (True, False):
-        failing, bad = False, -1
-        mixed = todo()
-        engine = build(tiny, cuda_like=cuda_like)
-        for job in mixed:
-            engine.submit(job)
-        events = [event for _ in range(6) for event in engine.step()]
-        bad = next(r.slot for r in engine.scheduler.running if r.job is mixed[3])
-        failing = True
-        while not any(getattr(event, "code", None) for event in events):
-            events += engine.step()
-        failing = False
-        events += run(engine, [])
-        assert end_of(mixed[3], events).code is Code.ENGINE_ERROR
-        found = [ids_of(job, events) for job in mixed]
-        assert found[3] == expected[cuda_like][3][: len(found[3])]
-        assert found[:3] + found[4:] == expected[cuda_like][:3] + expected[cuda_like][4:]
 
 
 def test_a_step_that_fails_to_be_read_is_done_over_to_the_same_tokens(

@@ -12,6 +12,7 @@ import torch
 from protocol import Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
+from tests.worker.engine.test_torch_engine import run
 from worker.core import Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
@@ -312,12 +313,7 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
         assert isinstance(engine, Engine)
         asked = Sampling(12, seed=3, frequency_penalty=1.0, repetition_penalty=1.2, ignore_eos=True)
         jobs = [Job([5] * n, asked, 1e12) for n in (3, 20, 9, 14)]
-        for job in jobs:
-            engine.submit(job)
-        events = engine.step()
-        while engine.scheduler.has_work:
-            events += engine.step()
-            engine.scheduler.check_integrity()
+        events = run(engine, jobs)
         return [ids_of(job, events) for job in jobs]
 
     expected = texts()

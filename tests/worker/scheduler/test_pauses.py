@@ -143,33 +143,6 @@ def test_a_job_that_gets_on_is_paused_again() -> None:
     assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("cause", [AbortCause.CANCEL, AbortCause.LANE_LOST, AbortCause.DRAIN])
-def test_a_paused_job_is_aborted_like_any(cause: AbortCause) -> None:
-    """WP-4, WP-5."""
-    bench = Bench()
-    job = bench.submit(max_tokens=20)
-    before = bench.step(3)
-    bench.engine.pause(job)
-    bench.step()
-    bench.engine.cancel(job, cause)
-    end = end_of(job, bench.step())
-    assert end.reason is FinishReason.CANCELLED
-    assert end.completion_tokens == len(ids_of(job, before)) == 3
-    assert bench.is_clean
-
-
-def test_the_deadline_ends_a_paused_job() -> None:
-    """DL-3, DL-4."""
-    bench = Bench()
-    job = bench.submit(max_tokens=20, left_s=5.0)
-    bench.step(3)
-    bench.engine.pause(job)
-    bench.step()
-    bench.clock.now = 5.0
-    assert end_of(job, bench.step()).code is Code.DEADLINE_EXCEEDED
-    assert bench.is_clean
-
-
 def test_a_paused_partial_job_ends_cleanly_before_its_deadline() -> None:
     """DL-6."""
     bench = Bench()

@@ -3,33 +3,21 @@
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from protocol import (
-    PROTOCOL_VERSION,
     AbortCause,
     Code,
     FinishReason,
-    Open,
-    Sampling,
-    Submit,
 )
 from tests.support.clock import ManualClock
-from tests.support.engine import Bench
-from tests.support.triton_calls import FakeResponder, lane_call, plain_call
-from tests.worker.service.conftest import Harness, loaded_by, serving
+from tests.support.triton_calls import FakeResponder, plain_call
+from tests.worker.service.conftest import Harness, serving
 from worker.core import Job, StepUnderWay
-from worker.engine.engine import Engine, EngineConfig
-from worker.errors import DeviceLost
-from worker.scheduler.plan import Plan
 from worker.service import failure
 from worker.service.failure import StepWatch
-from worker.service.worker import Worker
-from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 
@@ -210,40 +198,6 @@ def test_a_device_that_is_lost_between_two_steps_ends_the_process(
         assert any(frame.draining for frame in harness.lane.frames())
         assert ended.wait(60)
         harness.finish(job)
-
-
-def test_a_step_that_loses_its_device_takes_the_worker_out_of_service(
-    tokenizer: Tokenizer, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The whole way: the engine's thread, the drain, the jobs' one end, the process's."""
-    monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
-    bench, submitted = Bench(), threading.Event()
-
-    def lose(plan: Plan) -> None:
-        submitted.wait(60)
-        if len(plan.rows) == 4:
-            raise DeviceLost("the device computes nothing any more")
-
-    bench.runner.during = lose
-    engine = Engine(bench.scheduler, bench.runner, EngineConfig())
-    settings = WorkerSettings(model_path=Path("unused"), heartbeat_ms=50)
-    worker = Worker(loaded_by(tokenizer, engine), settings, die=ended.set)
-    worker.start()
-    lane = FakeResponder()
-    worker.accept(lane_call(Open(PROTOCOL_VERSION, "lane", ""), lane))
-    for handle in range(6):  # two more than run at once
-        submit = Submit("lane", handle, [1, 2], Sampling(max_tokens=50), 100_000.0)
-        worker.accept(lane_call(submit, FakeResponder()))
-    submitted.set()
-    lane.wait_final()
-    frames = lane.frames()
-    ends = [(end.handle, end.code) for frame in frames for end in frame.ends]
-    drains = next(at for at, frame in enumerate(frames) if frame.draining)
-    assert not any(frame.ends for frame in frames[:drains]), "nobody sends them here again"
-    assert sorted(handle for handle, _ in ends) == list(range(6)), "each once"
-    assert Counter(code for _, code in ends) == {Code.INSTANCE_LOST: 4, Code.DRAINING: 2}
-    assert ended.wait(60)
-    worker.close()
 
 
 def test_an_engine_that_hangs_answers_plain_clients_too(

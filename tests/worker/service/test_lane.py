@@ -119,16 +119,6 @@ def test_cancel_stops_the_job_with_its_cause_and_is_idempotent(harness: Harness)
     assert end.reason == FinishReason.CANCELLED
 
 
-def test_one_message_cancels_many_jobs(harness: Harness) -> None:
-    jobs = [harness.submit(handle)[0] for handle in range(1, 9)]
-    request = harness.send(Cancel("lane", [99, *range(1, 8)], AbortCause.DISCONNECT))
-    for handle in range(1, 8):
-        assert harness.wait_end(handle).reason == FinishReason.CANCELLED
-    request.wait_final()
-    assert request.error is None
-    assert harness.engine.cancelled == [(job, AbortCause.DISCONNECT) for job in jobs[:7]]
-
-
 def test_pause_and_resume_reach_the_engine_and_come_back_in_frames(harness: Harness) -> None:
     job, _ = harness.submit(3)
     requests = [

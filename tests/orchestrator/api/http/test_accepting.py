@@ -67,20 +67,6 @@ async def test_or4_clients_beyond_the_limit_are_told_so_and_not_reset(
     assert all(head.startswith(b"HTTP/1.1 200") for head in heads if head not in told)
 
 
-async def test_or4_who_must_make_room_before_it_said_anything_is_told_too(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(worker, http__max_connections=32)
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    silent = [await asyncio.open_connection(host, int(port)) for _ in range(12 + 32 + 5)]
-    for reader, _ in silent[12:17]:  # the first twelve are within the limit of one address
-        assert (await reader.read()).startswith(
-            b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1"
-        )
-    for _, writer in silent:
-        writer.close()
-
-
 @for_each(("files", "most"), [(64, 32), (256, 128), (1024, 768), (65536, 65280)])
 async def test_some_open_files_are_never_connections(
     monkeypatch: pytest.MonkeyPatch, files: int, most: int

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import FIRST_SAFETY, FIT_HEADROOM, Capacity
 from protocol import FinishReason, OnDeadline
-from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.conftest import Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 
 # 10 ms a token for one, 16 ms with all 64 slots in use; never less than 10 ms so far.
@@ -103,20 +103,6 @@ async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None
     assert error["binding_constraint"] == "route"
     assert error["predicted_finish_ms"] >= 400
     assert error["earliest_feasible_deadline"] >= 1000 * service.clock.unix()
-
-
-@pytest.mark.parametrize("mode", ["observe", "off"])
-async def test_dl7_the_other_modes_let_it_in(
-    worker: FakeWorker, make_service: MakeService, mode: str
-) -> None:
-    service = at_known_pace(await make_service(worker, admission__mode=mode))
-    body = TASK | {"deadline_ms": 1000}
-    async with service.http.post("/v1/completions", json=body) as response:
-        assert response.status == 200
-    infeasible = 1.0 if mode == "observe" else 0.0
-    assert service.metric("tidegate_infeasible_judged_total") == infeasible
-    # This worker is faster than it has been: the refusal would have been wrong.
-    assert service.metric("tidegate_false_refusal_rate") == infeasible
 
 
 MADE = 130

@@ -215,22 +215,6 @@ class Relay:
             writer.transport.abort()
 
 
-@pytest.mark.parametrize("stall_at", [0, 3])
-async def test_a_hang_up_comes_through_a_proxy_that_passes_ends_on(
-    service: Service, worker: FakeWorker, stall_at: int
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=stall_at)
-    relay = await Relay(service.runner.addresses[0][:2]).start()
-    loop, client = asyncio.get_running_loop(), socket.socket()
-    client.setblocking(False)
-    await loop.sock_connect(client, relay.sockets[0].getsockname())
-    await loop.sock_sendall(client, ask(CHAT | {"stream": True}))
-    await worker.until(lambda: worker.running == 1)
-    client.close()
-    await worker.until(lambda: not worker.running)
-    relay.close()
-
-
 async def test_a_kernel_that_acknowledges_nothing_is_gone(
     service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

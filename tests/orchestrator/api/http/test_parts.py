@@ -81,32 +81,6 @@ async def test_dl14_the_budgets_travel_to_the_worker(
     assert worker.submits[2].first_token_budget_ms is worker.submits[2].token_gap_ms is None
 
 
-async def test_dl14_other_gateways_timeouts_are_deadlines(
-    service: Service, worker: FakeWorker
-) -> None:
-    for header, value in (
-        ("x-request-timeout-seconds", "40"),
-        ("x-litellm-timeout", "40.0"),
-    ):
-        await run(service, {}, **{header: value})
-    assert all(30_000 < submit.budget_ms <= 40_000 for submit in worker.submits)
-    await run(service, {}, **{"x-llm-d-inference-ttl": "40s"})
-    assert 30_000 < (worker.submits[2].first_token_budget_ms or 0.0) <= 40_000
-    assert service.outcomes() == ["met"] * 3
-
-
-async def test_dl14_all_parts_kept_is_met(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: SLOW
-    kept = {"first_token_ms": 60_000, "token_gap_ms": 60_000}
-    end = await run(service, kept, x_llm_d_slo_ttft_ms="60000", x_llm_d_slo_tpot_ms="60000")
-    assert (end["outcome"], end["tokens"]) == ("met", 4)
-    assert "missed_part" not in end
-    # The schedule starts at the first token's deadline: what came before that cannot be late.
-    end = await run(service, {"first_token_ms": 60_000, "token_gap_ms": 1})
-    assert end["outcome"] == "met"
-    assert service.metric("tidegate_missed_parts_total", part="token_gap") == 0
-
-
 @pytest.mark.parametrize("spelling", ["field", "header"])
 async def test_dl14_a_missed_gap_is_said_and_stops_nothing(
     service: Service, worker: FakeWorker, spelling: str, caplog: pytest.LogCaptureFixture

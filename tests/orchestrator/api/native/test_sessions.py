@@ -10,7 +10,7 @@ from orchestrator.sessions import store
 from orchestrator.sessions.extension import SessionRoom
 from orchestrator.sessions.store import Turn
 from protocol import Submit
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
 from tests.support.rooms import room
 
@@ -255,68 +255,6 @@ async def test_its_own_keep_reaches_the_worker(service: Service, worker: FakeWor
     assert [submit.session_keep_ms for submit in worker.submits] == [120_000, 0]
 
 
-async def test_it_goes_on_elsewhere_when_its_instance_is_lost(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    workers = [await make_worker(), await make_worker()]
-    service = await make_service(*workers)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    session_id = await create(service)
-    await turn(service, session_id, "one")
-    await turn(service, session_id, "two")
-    home = next(worker for worker in workers if worker.submits)
-    assert len(home.submits) == 2, "it stays where its KV is"
-    await home.stop()
-    await turn(service, session_id, "three")
-    other = next(worker for worker in workers if worker is not home)
-    assert text_of(other.submits[0]).count("<|user|>") == 3
-
-
-@pytest.mark.slow
-async def test_wk9_ten_agents_with_fifty_requests_each_stay_apart(
-    service: Service, worker: FakeWorker
-) -> None:
-    """WK-9: all at once; every answer is checked to be its own agent's, turn by turn."""
-    agents, turns = 10, 50
-
-    def speak(submit: Submit) -> Plan:
-        """Says who asks, and how often, by the prompt that came."""
-        who, asked = submit.token_ids[0], len(submit.token_ids)
-        return Plan(speak=lambda at: (asked, f"{who}:{asked};"), tokens=1)
-
-    worker.plan = speak
-
-    async def agent(who: int) -> None:
-        session_id = await create(service)
-        said: list[int] = []
-        for _ in range(turns):
-            new = [who] if not said else [200]
-            said += new
-            task = await say(
-                service, session_id, prompt_token_ids=new, max_tokens=1, deadline_ms=60_000
-            )
-            path = f"/v2/tasks/{task['task_id']}"
-            async with service.http.get(f"{path}/events") as response:
-                await response.read()
-            answer = await call(service, "GET", path, 200)
-            assert answer["text"] == f"{who}:{len(said)};"
-            assert answer["outcome"] == "met"
-            said.append(len(said))
-        shown = await call(service, "GET", f"/v2/sessions/{session_id}", 200)
-        assert (shown["turns"], shown["prompt_token_ids"]) == (turns, said)
-        await call(service, "DELETE", f"/v2/sessions/{session_id}", 200)
-
-    await asyncio.gather(*(agent(100 + number) for number in range(agents)))
-    assert service.outcomes() == ["met"] * agents * turns
-    assert len(worker.submits) == agents * turns
-    for submit in worker.submits:
-        who = submit.token_ids[0]
-        assert who not in submit.token_ids[1:] and set(submit.token_ids[1::2]) <= set(range(100))
-    assert len(room(service.orchestrator, SessionRoom).store) == 0
-    assert service.metric("tidegate_sessions_bytes") == 0
-    assert service.orchestrator.live_tasks == 0 and worker.running == 0
-
-
 def shares(worker: FakeWorker) -> list[float | None]:
     """Of what is left of the budget, what each job's own is."""
     return [
@@ -345,19 +283,6 @@ async def test_one_deadline_for_a_run_of_calls(service: Service, worker: FakeWor
             await response.read()
     assert shares(worker) == [0.5, None]
     assert worker.submits[1].budget_ms <= 20_000
-
-
-async def test_fit_takes_its_share_of_a_run_alone(service: Service, worker: FakeWorker) -> None:
-    worker.step_ms = 10.0
-    await turn(service, await create(service), max_tokens=40)
-    forecaster = service.parts.forecaster
-    await service.until(lambda: bool(forecaster.capacity_of("fake").models))
-    asked = {"prompt": "x", "max_tokens": 400, "on_deadline": "fit", "deadline_ms": 3000}
-    for calls_left in (0, 3):
-        await call(service, "POST", "/v2/tasks", 202, **asked, calls_left=calls_left)
-    await worker.until(lambda: len(worker.submits) == 3)
-    whole, share = (one.sampling.max_tokens for one in worker.submits[-2:])
-    assert share <= whole / 3
 
 
 async def test_an_error_tells_what_is_left_of_the_run(service: Service) -> None:

@@ -298,27 +298,6 @@ async def test_many_choices_leave_the_event_loop_to_others(
     assert service.outcomes() == ["aborted"] * 40
 
 
-async def test_a_disconnect_while_choices_are_admitted(
-    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """WP-1: no more are offered then."""
-    worker.plan = lambda submit: Plan(stall_at=0)
-    prepare, asking = service.orchestrator.prepare, asyncio.Event()
-
-    async def slowly(*args: Any, **kwargs: Any) -> Any:
-        if service.orchestrator.live_tasks == 10:
-            asking.set()
-            await asyncio.Event().wait()
-        return await prepare(*args, **kwargs)
-
-    monkeypatch.setattr(service.orchestrator, "prepare", slowly)
-    client = asyncio.create_task(service.http.post("/v1/completions", json=TEXT | {"n": 40}))
-    await asking.wait()
-    client.cancel()
-    await service.until(lambda: service.orchestrator.live_tasks == 0)
-    assert service.outcomes() == ["aborted"] * 10
-
-
 async def test_dl9_an_error_has_the_budget_of_the_choice_that_it_is_about(
     make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,20 +347,6 @@ async def test_dl5_a_deadline_ends_all(service: Service, worker: FakeWorker) -> 
     assert error["error"]["code"] == "deadline_exceeded"
     await service.until(lambda: len(service.outcomes()) == 2)
     await worker.until(lambda: not worker.running)
-
-
-async def test_dl6_partial_choices(service: Service, worker: FakeWorker) -> None:
-    """DL-6: each with what there is."""
-    plans = [Plan(), Plan(stall_at=3)]
-    worker.plan = lambda submit: plans[len(worker.submits) - 1]
-    body = TEXT | {"n": 2, "deadline_ms": 20_000, "on_deadline": "partial"}
-    asking = asyncio.create_task(answer_of(service, "/v1/completions", body))
-    await service.until(lambda: service.outcomes() == ["met"])
-    await service.until_tokens(3)
-    service.leap(21)
-    choices = (await asking)["choices"]
-    assert [c["finish_reason"] for c in choices] == ["length", "deadline"]
-    assert choices[1]["text"] == "w0 w1 w2 "
 
 
 @for_each(

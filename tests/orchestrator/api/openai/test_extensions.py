@@ -100,18 +100,6 @@ async def test_the_stop_string_that_was_met(
 
 
 @BOTH
-async def test_other_ends_have_no_stop_reason(
-    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
-) -> None:
-    (choice,) = (await answer_of(service, path, body | {"stop": "w1"}))["choices"]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
-    plan = Plan(speak=lambda _: (1, ""), tokens=1, reason=FinishReason.STOP)  # the model's own end
-    worker.plan = lambda submit: plan
-    (choice,) = (await answer_of(service, path, body))["choices"]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
-
-
-@BOTH
 async def test_token_ids(
     service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
 ) -> None:

@@ -63,34 +63,6 @@ async def test_a_call_streamed(sdk: openai.AsyncOpenAI, worker: FakeWorker) -> N
     assert not any(choice.delta.content for choice in choices)
 
 
-async def test_one_call_only(service: Service, worker: FakeWorker) -> None:
-    """What follows it is left out, and so is how that ended."""
-    worker.plan = lambda submit: says(f"{CALL}\n{CALL} and", reason=FinishReason.LENGTH)
-    (choice,) = (await answer_of(service, PATH, ASK | {"parallel_tool_calls": False}))["choices"]
-    assert len(choice["message"]["tool_calls"]) == 1 and choice["message"]["content"] is None
-    assert choice["finish_reason"] == "tool_calls"
-    (choice,) = (await answer_of(service, PATH, ASK))["choices"]
-    assert len(choice["message"]["tool_calls"]) == 2 and choice["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_no_call_is_content(
-    sdk: openai.AsyncOpenAI, worker: FakeWorker, stream: bool
-) -> None:
-    text = "I cannot.\n<tool_call>{get_weather}</tool_call>\n"
-    worker.plan = lambda submit: says(text)
-    answer = await sdk.chat.completions.create(**ASK, stream=stream)
-    if stream:
-        choices = [chunk.choices[0] async for chunk in answer]
-        assert "".join(choice.delta.content or "" for choice in choices) == text
-        assert not any(choice.delta.tool_calls for choice in choices)
-        assert choices[-1].finish_reason == "stop"
-    else:
-        assert answer.choices[0].message.content == text
-        assert answer.choices[0].finish_reason == "stop"
-        assert not answer.choices[0].message.tool_calls
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_that_is_cut(
     make_worker: MakeWorker, make_service: MakeService, stream: bool
@@ -124,16 +96,6 @@ async def test_a_call_that_is_cut(
         written = "".join(call.get("arguments", "") for call in calls)
         assert written == (ARGUMENTS[: len(written)] if size == 65 else "")
         assert len(written) > 5 or size == 20
-
-
-@pytest.mark.parametrize("change", [{"tools": None}, {"tool_choice": "none"}])
-async def test_without_tools_all_is_content(
-    service: Service, worker: FakeWorker, change: dict[str, Any]
-) -> None:
-    worker.plan = lambda submit: says(CALL)
-    (choice,) = (await answer_of(service, PATH, ASK | change))["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
-    assert "get_weather" not in prompt_of(service, worker)
 
 
 async def test_the_model_is_told_of_tools_and_of_what_came_of_them(

@@ -239,18 +239,6 @@ async def test_an_engine_is_verified_beside_the_service(service: Service, home: 
         assert told["verification"]["state"] == state
 
 
-async def test_only_operators_have_models_verified(make_service: MakeService, home: Path) -> None:
-    await asyncio.to_thread(register, home, 1)
-    service = await make_service(wait=False, token="user", admin_token="operator")
-    for token, status in (("user", 403), ("operator", 202)):
-        headers = {"Authorization": f"Bearer {token}"}
-        async with service.http.get("/v2/catalog/models", headers=headers) as answer:
-            assert answer.status == 200
-        path = "/v2/catalog/models/m-1/verify"
-        async with service.http.post(path, headers=headers) as answer:
-            assert answer.status == status
-
-
 async def test_a_verification_that_runs_is_not_begun_twice(home: Path) -> None:
     verifications = routes.Verifications(lambda: home, routes.not_verified)
     with verifications._turn:

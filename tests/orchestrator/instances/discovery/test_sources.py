@@ -106,19 +106,6 @@ async def test_one_that_a_single_answer_leaves_out_is_kept() -> None:
     assert not any(call.startswith("remove") for call in instances.calls)
 
 
-async def test_one_that_leaves_may_finish_its_jobs() -> None:
-    discovery, instances, source, clock = make_discovery()
-    await tell(discovery, source, "a:1", "b:1")
-    instances.jobs = {"b:1": 1}
-    await tell(discovery, source, "a:1")
-    clock.advance(29)
-    await discovery.remove_retired()
-    assert "b:1" in instances.known
-    instances.jobs = {}
-    await discovery.remove_retired()
-    assert "b:1" not in instances.known
-
-
 async def test_one_that_leaves_has_no_more_than_its_grace() -> None:
     discovery, instances, source, clock = make_discovery()
     await tell(discovery, source, "a:1", "b:1")
@@ -127,18 +114,6 @@ async def test_one_that_leaves_has_no_more_than_its_grace() -> None:
     clock.advance(30)
     await discovery.remove_retired()
     assert "b:1" not in instances.known
-
-
-async def test_one_named_again_while_it_leaves_is_kept() -> None:
-    discovery, instances, source, clock = make_discovery()
-    await tell(discovery, source, "a:1", "b:1")
-    instances.jobs = {"b:1": 1}
-    await tell(discovery, source, "a:1")
-    await tell(discovery, source, "a:1", "b:1")
-    clock.advance(60)
-    await discovery.remove_retired()
-    assert instances.known == {"a:1": None, "b:1": None}
-    assert "remove b:1" not in instances.calls
 
 
 async def test_a_listed_one_stays_whatever_a_source_says() -> None:

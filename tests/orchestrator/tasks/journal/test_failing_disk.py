@@ -166,21 +166,6 @@ async def test_a_damaged_file_is_set_aside_while_running(
     assert (await events_of(again, task_id))[-1].event == "end"
 
 
-async def test_a_file_that_is_deleted_while_running_is_written_anew(
-    restarts: Restarts, worker: FakeWorker, disk: Disk
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1)
-    service = await restarts.start(worker)
-    first = await task_of(service)
-    for path in await asyncio.to_thread(lambda: list(restarts.path.parent.glob("journal.db*"))):
-        if path.suffix != ".lock":
-            await asyncio.to_thread(path.unlink)
-    second = await task_of(service)
-    found = await asyncio.to_thread(rows, restarts.path, "SELECT id FROM tasks ORDER BY n")
-    assert found == [(first,), (second,)]
-    assert (await asyncio.to_thread(restarts.path.stat)).st_mode & 0o777 == 0o600
-
-
 async def test_a_new_file_gets_the_tokens_that_the_old_one_had(
     restarts: Restarts, worker: FakeWorker, disk: Disk
 ) -> None:
@@ -220,25 +205,6 @@ async def test_what_is_wrong_is_told_without_where(
         told = str((await ready_of(service))[1])
     for text in (str(answer), look, told):
         assert "Permission denied" in text and str(restarts.path) not in text
-
-
-async def test_a_journal_of_a_newer_version_is_told_without_where(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    """Somebody put another file in its place."""
-    service = await restarts.start(worker)
-    await task_of(service)
-
-    def replace() -> None:
-        restarts.path.unlink()
-        with closing(sqlite3.connect(restarts.path)) as db:
-            db.execute("PRAGMA user_version = 999")
-
-    await asyncio.to_thread(replace)
-    answers = [str((await submit(service))[1]) for _ in range(2)]
-    await service.until(lambda: fault_of(service))
-    for text in (*answers, fault_of(service), str((await ready_of(service))[1])):
-        assert "version 999" in text and str(restarts.path) not in text
 
 
 async def test_a_fault_of_ours_does_not_stop_the_journal(

@@ -24,7 +24,6 @@ from tests.orchestrator.tasks.journal.conftest import (
     Restarts,
     events_of,
     hold_writes,
-    ready_of,
     recovered,
     running,
     speaking,
@@ -147,66 +146,6 @@ async def test_one_waits_for_its_model_until_its_deadline(
     await again.until(lambda: again.outcomes() == ["missed"])
 
 
-@pytest.mark.parametrize("partial", [False, True])
-async def test_a_text_whose_model_does_not_come_back_is_not_forgotten(
-    restarts: Restarts, worker: FakeWorker, partial: bool
-) -> None:
-    """At its deadline it is what it was, and its end is behind all that its client has read."""
-    service = await restarts.start(worker)
-    terms = {"on_deadline": "partial"} if partial else {}
-    task_id = await running(service, worker, deadline_ms=60_000, **terms)
-    await restarts.die()
-    again = await restarts.start(wait=False)
-    assert (await status_of(again, task_id))["status"] == "queued"
-    advance(60)
-    events = await events_of(again, task_id, after="7")  # two had been sent and not journalled
-    assert [event.event for event in events] == ["end" if partial else "error"]
-    status = await status_of(again, task_id)
-    assert status["outcome"] == ("partial" if partial else "missed")
-    assert status["usage"]["completion_tokens"] == 4 and status["text"]
-
-
-async def test_what_cannot_be_continued_is_made_again_with_its_seed(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    """Stop strings keep a text from being continued exactly: it is held against what was there."""
-    service = await restarts.start(worker)
-    task_id = await running(service, worker, stop=["zz"])
-    await restarts.die()
-    plan = speaking(service)
-    worker.plan = lambda job: plan
-    again = await restarts.start(worker)
-    events = await events_of(again, task_id, after="5")
-    assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
-    first, second = worker.submits
-    assert second.token_ids == first.token_ids and second.sampling == first.sampling
-    assert second.sampling.seed is not None
-    assert recovered(again) == {"remade": 1}
-
-
-async def test_a_text_never_becomes_another_halfway(restarts: Restarts, worker: FakeWorker) -> None:
-    service = await restarts.start(worker)
-    task_id = await running(service, worker, stop=["zz"])
-    await restarts.die()
-    plan = speaking(service, shift=1)
-    worker.plan = lambda job: plan
-    again = await restarts.start(worker)
-    (last,) = await events_of(again, task_id, after="5")  # beyond all that was ever sent
-    error = last.json()
-    assert (last.event, error["code"], error["retryable"]) == ("error", "instance_lost", True)
-    assert int(last.id) > 2 + 10
-
-
-async def test_an_idempotent_one_is_made_anew(restarts: Restarts, worker: FakeWorker) -> None:
-    service = await restarts.start(worker)
-    task_id = await running(service, worker, stop=["zz"], idempotent=True)
-    await restarts.die()
-    plan = speaking(service, shift=1)
-    worker.plan = lambda job: plan
-    again = await restarts.start(worker)
-    assert (await events_of(again, task_id))[-1].event == "end"
-
-
 async def test_a_text_made_anew_is_not_written_behind_another(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
@@ -228,23 +167,6 @@ async def test_a_text_made_anew_is_not_written_behind_another(
     ids = unpack_ids(opened.unfinished[0].tokens.ids)
     opened.close()
     assert ids == list(range(73, 77))
-
-
-@pytest.mark.parametrize("idempotent", [False, True])
-async def test_other_weights_go_on_with_nothing(
-    restarts: Restarts, make_worker: MakeWorker, worker: FakeWorker, idempotent: bool
-) -> None:
-    service = await restarts.start(worker)
-    task_id = await running(service, worker, idempotent=idempotent)
-    await restarts.die()
-    other = await make_worker(model_digest="other")
-    again = await restarts.start(other)
-    last = (await events_of(again, task_id))[-1]
-    assert last.event == ("end" if idempotent else "error")
-    assert recovered(again) == ({"repeated": 1} if idempotent else {"failed": 1})
-    if not idempotent:
-        assert last.json()["retryable"] and "weights" in last.json()["message"]
-        assert (await status_of(again, task_id))["usage"]["completion_tokens"] == 4
 
 
 async def test_a_text_that_lacked_only_its_end_is_complete(
@@ -403,31 +325,6 @@ async def test_all_that_a_lost_instance_had_wait_for_it(
     await make_worker(port=worker.port)
     ends = await asyncio.gather(*(events_of(service, task_id) for task_id in ids))
     assert [events[-1].event for events in ends] == ["end"] * 16
-
-
-async def test_a_cut_of_all_lanes_costs_one_try(
-    restarts: Restarts, make_worker: MakeWorker
-) -> None:
-    """A text would be sent to one dead lane after the other, until it had no try left."""
-    workers = [await make_worker() for _ in range(2)]
-    service = await restarts.start(*workers, dispatch__attempts=2)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    for worker in workers:
-        worker.plan = lambda job: speaking(service, stall_at=4)
-    terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
-    task_id = await task_of(service, **terms)
-    await service.until_tokens(4)
-    service.hold_time()
-    ((first, other),) = ([w, o] for w, o in (workers, workers[::-1]) if w.running)
-    await first.stop()
-    await service.until(lambda: service.orchestrator.store.get(task_id).attempts == 1)
-    await other.stop()
-    await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
-    service.leap(1.0)
-    back = await make_worker(port=first.port)
-    back.plan = lambda job: speaking(service)
-    events = await events_of(service, task_id)
-    assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -709,18 +606,6 @@ async def test_others_cannot_read_a_recovered_task(restarts: Restarts, worker: F
         headers = {"Authorization": f"Bearer {token}"}
         async with again.http.get(f"/v2/tasks/{task_id}", headers=headers) as response:
             assert response.status == expected
-
-
-async def test_a_damaged_file_is_told_of(restarts: Restarts, worker: FakeWorker) -> None:
-    def spoil() -> None:
-        restarts.path.parent.mkdir()
-        restarts.path.write_bytes(b"once upon a time " * 1000)
-
-    await asyncio.to_thread(spoil)
-    service = await restarts.start(worker)
-    journal = (await ready_of(service))[1]["journal"]
-    assert journal["status"] == "ok" and ".damaged-" in journal["set_aside"]
-    await task_of(service)
 
 
 async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(

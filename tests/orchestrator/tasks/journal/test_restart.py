@@ -6,7 +6,6 @@ by then, nobody ever sees.
 
 from typing import Any
 
-from protocol import Submit
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Restarts,
@@ -60,41 +59,6 @@ async def test_an_ended_task_replays_after_a_restart(
         f"/v2/tasks/{task_id}/events", headers={"Last-Event-ID": told[-1].id}
     ) as response:
         assert response.status == 204
-
-
-async def test_a_running_task_goes_on_after_what_was_journalled(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    """A client that had all of it before the crash resumes without a repeated or missing event."""
-    speak = [(ord(letter) - ord("a") + 6 + 64, letter) for letter in "abcdefghij"]
-    prompt = [70, 71, 72]
-
-    def plan(job: Submit) -> Plan:
-        stall = 4 if len(worker.submits) == 1 else None
-        return Plan(stall_at=stall, speak=lambda at: speak[at - len(prompt)])
-
-    worker.plan = plan
-    service = await restarts.start(worker)
-    vocabulary = service.orchestrator.model("").tokens
-    speak[:] = [(70 + i, vocabulary.text_of([70 + i])) for i in range(10)]
-    task_id = await task_of(
-        service, prompt=None, prompt_token_ids=prompt, max_tokens=10, deadline_ms=60_000
-    )
-    await service.until(lambda: service.orchestrator.store.get(task_id).completion_tokens == 4)
-    await service.until(lambda: next(iter(_live(service))).tokens == 4)
-    await service.until(lambda: service.metric("tidegate_journal_records_total") == 2)
-    await restarts.die()
-    again = await restarts.start(worker)
-    events = await events_of(again, task_id, after="5")
-    assert [event.id for event in events] == [str(number) for number in range(6, 13)]
-    assert [event.event for event in events] == [*["token"] * 6, "end"]
-    first, second = worker.submits
-    assert first.sampling.seed == second.sampling.seed is not None
-    assert list(second.token_ids) == [*prompt, *(token for token, _ in speak[:4])]
-    assert second.sampling.max_tokens == 6
-    status = await status_of(again, task_id)
-    assert status["text"] == "".join(text for _, text in speak)
-    assert status["usage"]["completion_tokens"] == 10 and status["outcome"] == "met"
 
 
 def _live(service: Service) -> Any:

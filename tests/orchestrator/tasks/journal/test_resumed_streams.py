@@ -117,6 +117,10 @@ async def test_or23_a_text_goes_on(
         events = await following.get_each_once(EVERYTHING)
     assert text_of(events) == service.orchestrator.model("").tokens.text_of(range(73, 83))
     assert events[-1].event == "end" and recovered(again) == {how: 1}
+    if how == "remade":  # and held against what was there
+        (first,), (second,) = worker.submits, back.submits
+        assert second.token_ids == first.token_ids and second.sampling == first.sampling
+        assert second.sampling.seed is not None
 
 
 async def test_or23_a_text_made_anew_has_each_number_once(
@@ -211,7 +215,14 @@ async def test_or23_a_text_that_cannot_go_on_is_told_before_its_end(
             await make_worker(port=worker.port, **model)
         events = await following.get_each_once([0, 1, 2, 3, 4, 5, 14])
     assert events[-1].event == last
-    assert (await status_of(again, task_id))["usage"]["completion_tokens"] == 4
+    if last == "error" and model is not None and "model_digest" in model:
+        error = events[-1].json()
+        assert error["retryable"] and "weights" in error["message"]
+        assert recovered(again) == {"failed": 1}
+    status = await status_of(again, task_id)
+    assert status["usage"]["completion_tokens"] == 4 and status["text"]
+    if model is None:
+        assert status["outcome"] == ("partial" if terms else "missed")
 
 
 @pytest.mark.parametrize("terms", [{}, {"stop": ["zz"]}], ids=str)

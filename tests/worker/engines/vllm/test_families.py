@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import AbortCause, Code, FinishReason, Sampling
+from protocol import FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
@@ -133,22 +133,6 @@ def test_greedy_texts_are_those_of_transformers(
         made = ids_of(job, events)
         assert len(made) == TOKENS and end_of(job, events).reason is FinishReason.LENGTH
         assert_likeliest(model, list(job.token_ids), made)
-
-
-def test_a_cancel_ends_one_text_and_frees_its_blocks(family: tuple[Path, LoadedEngine]) -> None:
-    engine = family[1].engine
-    assert isinstance(engine, SteppedEngine)
-    gone, kept = greedy(30, 60), greedy(11, 20)
-    for job in (gone, kept):
-        engine.submit(job)
-    events: list[Event] = []
-    while len(ids_of(gone, events)) < 3:
-        events += engine.step()
-    engine.cancel(gone, AbortCause.CANCEL)
-    events += finish(engine, [])
-    assert end_of(gone, events).code is Code.CANCELLED and end_of(gone, events).late_tokens <= 2
-    assert len(ids_of(kept, events)) == 20
-    assert (engine.stats().kv_blocks_used, engine.stats().running) == (0, 0)
 
 
 def test_the_documents_name_these_families() -> None:
