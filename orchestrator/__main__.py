@@ -31,17 +31,12 @@ from catalog.engine_entry import EngineEntry
 from catalog.operator_key import keep_key, key_file
 from catalog.paths import state_dir
 from orchestrator.api.health_port.publisher import HealthPort
-from orchestrator.api.http.accepting import (
-    ACCEPTS_PER_PASS,
-    QuietAccept,
-    most_connections,
-    widen_backlog,
-)
+from orchestrator.api.http.accepting import Port, PortSite, most_connections
 from orchestrator.api.http.context import AUTH
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import build_runner
-from orchestrator.api.starting import saying_that_it_starts
-from orchestrator.build import KEY_SETTINGS, build, keys_digest, keys_of
+from orchestrator.api.starting import PROBES, saying_that_it_starts
+from orchestrator.build import KEY_SETTINGS, Components, build, keys_digest, keys_of
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
 from orchestrator.health import SERVES, HealthBoard
@@ -100,7 +95,6 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     settings are read again with ``load``. Returns the exit status."""
     loop = asyncio.get_running_loop()
     as_read, had_terminal = settings, os.isatty(0)
-    loop.set_exception_handler(QuietAccept())
     most = most_connections()
     if most < settings.http.max_connections:
         service_log.warning(
@@ -114,45 +108,57 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     # be guessable.
     rng, clock = random.SystemRandom(), LoopClock(loop)
     sharing = make_sharing(settings, rng, clock.unix)
-    async with AsyncExitStack() as starting:
+    own = sharing.listens_at
+    where = own or (settings.host, settings.port)
+    async with AsyncExitStack() as opened:
         try:
-            file = await open_the_journal(settings, sharing, starting)
+            port = await opened.enter_async_context(saying_that_it_starts(*where))
+            where = settings.host, settings.health.port
+            health_port = _health_port(settings, is_shared=own is not None)
+        except OSError as error:
+            return _cannot_listen(*where, error)
+        if health_port is not None:  # closed last: until then it says "draining"
+            opened.push_async_callback(health_port.close)
+            if own is None:  # else the other processes at its port answer until this one serves
+                health_port.start()
+        try:
+            file = await open_the_journal(settings, sharing)
         except JournalError as error:
             service_log.error("cannot open the journal: %s", error)
             return 2
-        except OSError as error:
-            return _cannot_listen(settings.host, settings.port, error)
         parts = build(settings, clock, rng, file=file, sharing=sharing)
-        orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
-        runner = build_runner(
-            orchestrator,
-            parts.health,
-            parts.discovery,
-            parts.api,
-            Control(lifecycle, parts.reloader, keys_of, _verify_engine, parts.recorder),
-            shutdown_timeout_s=CLOSE_CONNECTIONS_S,
-        )
-        reloader = parts.reloader
-        reloader.settings = as_read
-        reloader.load = load
-        requests = _stop_requests(loop, reloader)
-        Reloads(loop, reloader, requests, had_terminal)
-        await lifecycle.recover()
+        parts.reloader.settings, parts.reloader.load = as_read, load
+        requests = _stop_requests(loop, parts.reloader)
+        Reloads(loop, parts.reloader, requests, had_terminal)
+        await parts.lifecycle.recover()
+        return await _serve_until_told(settings, parts, port, health_port, sharing, requests)
+
+
+async def _serve_until_told(
+    settings: Settings,
+    parts: Components,
+    port: Port,
+    health_port: HealthPort | None,
+    sharing: Sharing,
+    requests: asyncio.Queue[float],
+) -> int:
+    """Serve ``port`` until ``requests`` has one to stop, then drain. Returns the exit status."""
+    orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
+    runner = build_runner(
+        orchestrator,
+        parts.health,
+        parts.discovery,
+        parts.api,
+        Control(lifecycle, parts.reloader, keys_of, _verify_engine, parts.recorder),
+        shutdown_timeout_s=CLOSE_CONNECTIONS_S,
+    )
     await runner.setup()
-    health_port: HealthPort | None = None
     own = sharing.listens_at
-    host, port = own or (settings.host, settings.port)
-    try:
-        await _listen(runner, host, port)
-        host, port = settings.host, settings.health.port
-        health_port = _health_port(settings, parts.health, is_shared=own is not None)
-    except OSError as error:
-        await runner.cleanup()
-        return _cannot_listen(host, port, error)
-    port = settings.port if own else runner.addresses[0][1]
-    operators = key_file(state_dir(), settings.host, port)
+    number = settings.port if own else port.sockets[0].getsockname()[1]
+    operators = key_file(state_dir(), settings.host, number)
     _let_operate(runner.app, operators)
-    reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
+    parts.reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
+    await PortSite(runner, port).start()
     lifecycle.start()
     lifecycle.join(runner.addresses[0][1], keys_digest(settings))
     # What is alive now stays alive: the collector need not look at it again. What is not is little.
@@ -162,7 +168,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     for address in runner.addresses:
         service_log.info("listening", extra=fields(host=address[0], port=address[1]))
     if health_port is not None:
-        health_port.start()
+        health_port.answers = parts.health.by_path
+        if own is not None:
+            health_port.start()
         where = fields(host=settings.host, port=health_port.port)
         service_log.info("listening for health checks", extra=where)
     status = 0
@@ -182,8 +190,6 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         with suppress(OSError):  # while nobody else can listen there
             operators.unlink(missing_ok=True)
     await runner.cleanup()
-    if health_port is not None:  # until now it says "draining"
-        await health_port.close()
     service_log.info("stopped")
     return status
 
@@ -194,7 +200,7 @@ def _verify_engine(entry: EngineEntry, home: Path) -> str:
     return verify_engine(entry, home)
 
 
-def _health_port(settings: Settings, board: HealthBoard, *, is_shared: bool) -> HealthPort | None:
+def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:
     """The health port, bound; None where there is none. Raises ``OSError`` where one that was asked
     for cannot be had."""
     port = settings.health.port
@@ -203,7 +209,7 @@ def _health_port(settings: Settings, board: HealthBoard, *, is_shared: bool) -> 
         return None
     try:
         return HealthPort(
-            board,
+            lambda: PROBES,
             settings.host,
             port,
             is_shared=is_shared,
@@ -213,13 +219,6 @@ def _health_port(settings: Settings, board: HealthBoard, *, is_shared: bool) -> 
             raise
         service_log.info(MAIN_PORT_ONLY, extra=fields(port=port, reason=error.strerror))
         return None
-
-
-async def _listen(runner: web.AppRunner, host: str, port: int, *, is_shared: bool = False) -> None:
-    """Listen at an address; ``is_shared``: as one of several processes. Raises ``OSError``."""
-    site = web.TCPSite(runner, host, port, backlog=ACCEPTS_PER_PASS, reuse_port=is_shared)
-    await site.start()
-    widen_backlog(site._server)
 
 
 async def _join_port(
@@ -235,7 +234,10 @@ async def _join_port(
             while health.status not in SERVES and requests.empty():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     try:
-        await _listen(runner, settings.host, settings.port, is_shared=True)
+        server = runner.server
+        assert server is not None
+        port = await Port.open(settings.host, settings.port, server, is_shared=True)
+        await PortSite(runner, port).start()
     except OSError as error:
         requests.put_nowait(0.0)
         return _cannot_listen(settings.host, settings.port, error)
@@ -244,23 +246,17 @@ async def _join_port(
     return 0
 
 
-async def open_the_journal(
-    settings: Settings, sharing: Sharing, starting: AsyncExitStack
-) -> JournalFile | None:
-    """Open the file that durable tasks are written to; None where there is no journal. Until
-    ``starting`` is closed the port answers that the service is starting. Raises ``JournalError``
-    where a journal setting was stated explicitly, or the file has tasks that would be left there,
-    and ``OSError`` where the port is taken."""
+async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile | None:
+    """Open the file that durable tasks are written to; None where there is no journal. Raises
+    ``JournalError`` where a journal setting was stated explicitly, or the file has tasks that would
+    be left there."""
     config = journal_config(settings)
     if config is None:
         return None
-    own = sharing.listens_at
-    where = own or (settings.host, settings.port, settings.health.port)
     try:
-        await starting.enter_async_context(saying_that_it_starts(*where))
         file = await asyncio.to_thread(open_journal, config)
     except JournalError as error:
-        if own is not None and isinstance(error, JournalHeld):
+        if sharing.listens_at is not None and isinstance(error, JournalHeld):
             return None  # another process at this port has it, and files and batches with it
         if settings.journal.model_fields_set:
             raise

@@ -1,25 +1,34 @@
 """Answers while the service cannot take requests yet, because its journal is read and checked.
 
 Reading a large journal takes longer than whoever started the process waits for its port. So the
-port listens first, as does the health port, if there is one: the process is live, says that it is
-starting, and refuses everything else for the moment.
+port listens first: the process is live, says that it is starting, and refuses everything else for
+the moment. The service then serves the same ``Port`` (``PortSite``): no connection is lost between
+the two, and none can hold the start up (OR-26).
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from orchestrator.api.http.accepting import ACCEPTS_PER_PASS, widen_backlog
+from orchestrator.api.http.accepting import Port
 from orchestrator.errors import NotReady
+from orchestrator.health import PreparedResponse
 
 MAX_CONNECTIONS = 64
 """Most connections at a time: with every open file taken by clients no journal could be opened."""
+CLOSE_S = 0.2
+"""Longest wait for an answer that is being written when the start fails, in seconds."""
 _RETRY_AFTER_S = "1"
 _STARTING = b'{"status":"starting"}'
+PROBES = {
+    path: PreparedResponse(200 if path == "/health/live" else 503, _STARTING)
+    for path in ("/health", "/health/live", "/health/ready", "/health/startup")
+}
+"""Answers of the health endpoints while the service starts."""
 _REFUSED = json.dumps(
     {
         "error": {
@@ -32,44 +41,51 @@ _REFUSED = json.dumps(
 
 
 @asynccontextmanager
-async def saying_that_it_starts(host: str, port: int, health_port: int = 0) -> AsyncIterator[None]:
-    """Listen within the body. Raises ``OSError`` where that is impossible at ``port``; a port of 0,
-    which nobody could know, is not listened on."""
-    runner = web.ServerRunner(_Starting(_answer, access_log=None), shutdown_timeout=0.0)
-    await runner.setup()
+async def saying_that_it_starts(
+    host: str, port: int, *, is_shared: bool = False
+) -> AsyncIterator[Port]:
+    """Listen, and say that the service starts until another server serves the port. A port that
+    nobody else serves at the end of the body is closed. Raises ``OSError`` where that address
+    cannot be listened on."""
+    starting = _Starting(_answer, access_log=None)
+    listening = await Port.open(host, port, starting, is_shared=is_shared)
+    listening.on_handed_over = starting.leave
     try:
-        if port:
-            await _listen(runner, host, port)
-        if health_port > 0:
-            with suppress(OSError):  # the service's own health port reports why it cannot listen
-                await _listen(runner, host, health_port)
-        yield
+        yield listening
     finally:
-        await runner.cleanup()
-
-
-async def _listen(runner: web.ServerRunner, host: str, port: int) -> None:
-    site = web.TCPSite(runner, host, port, backlog=ACCEPTS_PER_PASS)
-    await site.start()
-    widen_backlog(site._server)
+        if listening.server is starting:
+            listening.close()
+            await listening.wait_closed()
+            await asyncio.sleep(0)  # what has come by now is answered
+            await starting.shutdown(CLOSE_S)
 
 
 class _Starting(web.Server):
     """A server for few connections at a time: the oldest are closed for new ones."""
 
+    is_over = False
+    """Whether another server has the port, so that a connection ends with its answer."""
+
+    def leave(self) -> None:
+        """End each connection once what it has asked is answered."""
+        self.is_over = True
+        for connection in self.connections:
+            connection.close()
+
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
+        if self.is_over:
+            handler.force_close()
         for older in self.connections[:-MAX_CONNECTIONS]:
             older.force_close()
 
 
 async def _answer(request: web.BaseRequest) -> web.Response:
-    if request.path == "/health/live" and request.method in ("GET", "HEAD"):
-        return web.Response(body=_STARTING, content_type="application/json")
-    is_probe = request.path.startswith("/health")
+    found = PROBES.get(request.path)
+    is_known = found is not None and request.method in ("GET", "HEAD")
     return web.Response(
-        body=_STARTING if is_probe else _REFUSED,
-        status=503,
+        body=found.body if found is not None and is_known else _REFUSED,
+        status=found.status if found is not None and is_known else 503,
         content_type="application/json",
         # Another server takes the port over: a connection that is kept would be cut.
         headers={"Retry-After": _RETRY_AFTER_S, "Connection": "close"},

@@ -5,12 +5,12 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.api.health_port import responder
-from orchestrator.health import HealthBoard, PreparedResponse
+from orchestrator.health import PreparedResponse
 from orchestrator.helper_process import bare_environment
 from orchestrator.telemetry.log import fields, service_log
 
@@ -23,19 +23,20 @@ _RESTART_S = 0.5
 _END_S = 1.0
 _SCRIPT = Path(responder.__file__)
 
+Answers = Callable[[], Mapping[str, PreparedResponse]]
+
 
 class HealthPort:
-    """Keeps one responder running, and sends it the health board's answers.
+    """Keeps one responder running, and sends it the answers.
 
     The socket is bound here and stays open while a responder is replaced: checks wait meanwhile.
     """
 
-    def __init__(
-        self, board: HealthBoard, host: str, port: int, *, is_shared: bool = False
-    ) -> None:
+    def __init__(self, answers: Answers, host: str, port: int, *, is_shared: bool = False) -> None:
         """Bind the socket; ``is_shared``: other processes listen there too. Raises ``OSError`` if
         the port cannot be listened on."""
-        self._board = board
+        self.answers = answers
+        """The answers as they are now, by path."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server(
             (host, port), family=family, backlog=_BACKLOG, reuse_port=is_shared
@@ -101,13 +102,13 @@ class HealthPort:
 
     async def _publish(self, pipe: asyncio.StreamWriter, ended: asyncio.Task[int]) -> None:
         loop, transport = asyncio.get_running_loop(), pipe.transport
-        published: dict[str, PreparedResponse] = {}
+        published: Mapping[str, PreparedResponse] = {}
         beat_at = 0.0
         while not ended.done():
             # A responder that falls behind gets the newest answers once it reads again, not those
             # between.
             if not transport.get_write_buffer_size():
-                answers = self._board.by_path()
+                answers = self.answers()
                 if answers != published or loop.time() >= beat_at:
                     pipe.write(b"\n" if answers == published else _line(answers))
                     published, beat_at = answers, loop.time() + BEAT_EVERY_S

@@ -114,7 +114,7 @@ def test_an_old_client_may_keep_its_connection(exchange: Exchange) -> None:
 
 @asynccontextmanager
 async def health_port(service: Service) -> AsyncIterator[HealthPort]:
-    port = HealthPort(service.parts.health, "127.0.0.1", 0)
+    port = HealthPort(service.parts.health.by_path, "127.0.0.1", 0)
     port.start()
     try:
         yield port

@@ -13,8 +13,8 @@ from orchestrator.api.http import accepting
 from orchestrator.api.http.accepting import (
     ACCEPTS_PER_PASS,
     LISTEN_BACKLOG,
+    Port,
     most_connections,
-    widen_backlog,
 )
 from orchestrator.api.server import KEY_SHARES
 from tests.orchestrator.conftest import MakeService
@@ -30,17 +30,18 @@ async def test_more_may_wait_than_are_accepted_at_a_time() -> None:
         info = server.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
         return int(_MAX_WAITING.unpack(info)[0])
 
-    server = await asyncio.start_server(
-        lambda _, writer: writer.close(), "127.0.0.1", 0, backlog=ACCEPTS_PER_PASS
-    )
-    async with server:
-        assert bound() == ACCEPTS_PER_PASS
-        widen_backlog(server)
-        system = await asyncio.to_thread(Path("/proc/sys/net/core/somaxconn").read_text)
-        assert bound() == min(LISTEN_BACKLOG, int(system))
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        assert await reader.read() == b""
-        writer.close()
+    class Closing(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.close()
+
+    port = await Port.open("127.0.0.1", 0, Closing)
+    server = port
+    system = await asyncio.to_thread(Path("/proc/sys/net/core/somaxconn").read_text)
+    assert bound() == min(LISTEN_BACKLOG, int(system)) > ACCEPTS_PER_PASS
+    reader, writer = await asyncio.open_connection(*port.sockets[0].getsockname())
+    assert await reader.read() == b""
+    writer.close()
+    port.close()
 
 
 async def test_or4_clients_beyond_the_limit_are_told_so_and_not_reset(

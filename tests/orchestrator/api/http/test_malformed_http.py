@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from orchestrator.api.http import connection
-from orchestrator.api.http.accepting import QuietAccept, raise_file_limit
+from orchestrator.api.http.accepting import Port, raise_file_limit
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -212,10 +212,12 @@ async def test_a_client_that_reads_nothing_is_dropped(
 
 async def test_failures_to_accept_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    loop, handler = asyncio.get_running_loop(), QuietAccept()
+    port = await Port.open("127.0.0.1", 0, asyncio.Protocol)
     error = OSError(24, "Too many open files")
     for _ in range(100):
-        handler(loop, {"message": "socket.accept() out of system resource", "exception": error})
+        port._pause(error)
+        port._listen()
+    port.close()
     assert [r.getMessage() for r in caplog.records] == [
         "cannot accept connections: Too many open files"
     ]
