@@ -131,9 +131,7 @@ def build_app(
     app[BROWSERS] = Browsers(config.http)
     app[KEY_SHARES] = KeyShares(config.http.max_connections)
     app[LARGE_BODIES] = LargeBodies()
-    app[catalog.CATALOGS] = catalog.catalogs(
-        catalog.not_verified if control is None else control.verify_engine
-    )
+    app[catalog.CATALOGS] = catalog.catalogs()
     app[ELSEWHERE] = Elsewhere()
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)

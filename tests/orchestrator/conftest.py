@@ -31,7 +31,6 @@ from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.lock import JournalHeld
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
-from pool.engines.verify import verify_engine
 from protocol import Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
@@ -241,7 +240,7 @@ async def make_service() -> AsyncIterator[MakeService]:
             parts.health,
             parts.discovery,
             parts.api,
-            Control(parts.lifecycle, parts.reloader, keys_of, verify_engine, parts.recorder),
+            Control(parts.lifecycle, parts.reloader, keys_of, parts.recorder),
             shutdown_timeout_s=0.2,
         )
         runner.app[AUTH].let_operate(OPERATORS_KEY, "a file")
