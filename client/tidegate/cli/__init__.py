@@ -6,8 +6,7 @@ nothing else; typer would add its own layer on it, and read annotations at every
 - ``main``       its first moments, and errors in one line
 - ``commands``   every command; one module each for their arguments: ``up`` (with ``worker``),
                  ``serve``, ``talk`` (``chat``), ``lists`` (``models``, ``tasks``, ``sessions``),
-                 ``top``, ``doctor``, ``mcp`` (the proxy is in
-                 ``tidegate/proxy``); the rest is imported when they run:
+                 ``top``, ``doctor``; the rest is imported when they run:
 - ``launch``     ``tidegate up``: from ``options`` to the launcher
 - ``chat``       ``tidegate chat``
 - ``show``       ``tidegate models``, ``tasks`` and ``sessions``

@@ -7,7 +7,6 @@ from tidegate.cli.doctor import doctor
 from tidegate.cli.engines import engines
 from tidegate.cli.explain import explain
 from tidegate.cli.lists import sessions, tasks
-from tidegate.cli.mcp import mcp
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.picker import picker
@@ -81,7 +80,6 @@ for command in (
     doctor,
     plan,
     quote,
-    mcp,
     explain,
     drain,
     swap,
