@@ -24,7 +24,7 @@ class ApiConfig:
     http: HttpSettings
     streams: StreamSettings
     responses: Retention
-    """What is kept of answers, and of conversations."""
+    """What is kept of answers."""
     formats: FormatConfig
     """Formats in which models write tool calls and their thinking."""
     structured_output: StructuredOutputSettings = field(default_factory=StructuredOutputSettings)

@@ -10,7 +10,6 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from clips.api import slots
-from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.errors import ANTHROPIC
 from orchestrator.api.http.context import Dialect
@@ -23,7 +22,6 @@ from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import batches, embeddings, files
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
-from orchestrator.api.openai.responses import conversations
 from orchestrator.api.openai.responses import routes as responses
 
 
@@ -42,8 +40,8 @@ class ServedDialect:
 
 
 SERVED: Final = [
-    ServedDialect((ANTHROPIC,), (anthropic, message_batches)),
-    ServedDialect((OPENAI,), (openai, embeddings, responses, conversations, files, batches)),
+    ServedDialect((ANTHROPIC,), (anthropic,)),
+    ServedDialect((OPENAI,), (openai, embeddings, responses, files, batches)),
     ServedDialect(KSERVE, (kserve, metadata)),
     ServedDialect((NATIVE,), (native, explanations, quotes, sessions, slots)),
 ]

@@ -9,7 +9,6 @@ from aiohttp.typedefs import Middleware
 
 from clips.api import slots as slot_routes
 from orchestrator.admission.grammars import GrammarCheck
-from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.dialects import SERVED
@@ -38,9 +37,7 @@ from orchestrator.api.http.runner import Runner
 from orchestrator.api.http.tracing import tracing_middleware
 from orchestrator.api.native import routes as native
 from orchestrator.api.openai import batches
-from orchestrator.api.openai.responses import conversations
 from orchestrator.api.openai.responses import routes as responses
-from orchestrator.api.openai.responses.conversation_store import ConversationStore
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openapi import document as openapi
 from orchestrator.api.operator import (
@@ -77,6 +74,12 @@ KEY_SHARES = web.AppKey("key_shares", KeyShares)
 ALERTED_STATUSES = (200, 503, 529)
 """Statuses whose counters start at 0: if a series begins with its first event, no rate includes
 that one."""
+_INSTEAD = {
+    "/v1/conversations": "go on with previous_response_id of /v1/responses",
+    "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
+    "/input_items": "what a response was made from is what was sent; keep it",
+}
+"""What to use instead of routes that clients of the dialects know, by part of their path."""
 READ_BUFFER_BYTES = 2**14
 """Reading from a connection pauses while twice this many bytes wait for its handler; what one read
 of the socket brings, up to 256 KiB, comes on top. aiohttp's default of 256 KiB would be 3 GB over
@@ -150,14 +153,10 @@ def build_app(
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
-    app[conversations.CONVERSATIONS] = ConversationStore(orchestrator.clock, config.responses)
     if orchestrator.shared_state is not None:
         orchestrator.shared_state.items.add("response", app[responses.RESPONSES])
-        orchestrator.shared_state.items.add("conversation", app[conversations.CONVERSATIONS])
     if orchestrator.stages.batches is not None:
-        orchestrator.stages.batches.shop.server = BatchLines(
-            app, app[AUTH], {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
-        )
+        orchestrator.stages.batches.shop.server = BatchLines(app, app[AUTH], batches.entry)
     if control is not None:
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
@@ -248,7 +247,8 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
             allowed=allowed,
         )
     if isinstance(error, web.HTTPNotFound):
-        return NotFound(f"there is nothing at {excerpt(request.path, 256)}")
+        instead = (f"; {use}" for part, use in _INSTEAD.items() if part in request.path)
+        return NotFound(f"there is nothing at {excerpt(request.path, 256)}{next(instead, '')}")
     return InvalidRequest(f"the request cannot be served: {error.reason}")
 
 

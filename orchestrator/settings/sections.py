@@ -435,8 +435,7 @@ class TaskSettings(Retention):
 
 
 class ResponseSettings(Section):
-    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id.
-    Conversations (``/v1/conversations``) have the same bounds, beside them."""
+    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id."""
 
     keep_s: float = Field(default=3600.0, ge=0)
     """How long an answer is kept; 0: not at all."""

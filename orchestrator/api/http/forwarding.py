@@ -29,7 +29,7 @@ TO_ANY = "1"
 CONNECT_S = 2.0
 SIBLING_S = 5.0
 """Longest wait for an answer of another process at the same port, in seconds."""
-_LED = ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v2/catalog")
+_LED = ("/v1/files", "/v1/batches", "/v2/catalog")
 """Paths below which one process answers for all of a port."""
 _HOP_BY_HOP = frozenset(
     (

@@ -13,7 +13,6 @@ from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Sta
 from orchestrator.batches.service import new_batch, new_id, read_window
 from orchestrator.errors import InvalidRequest
 
-DIALECT = "openai"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _MAX_PER_PAGE = 100
 _MAX_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
@@ -76,7 +75,6 @@ async def create(request: web.Request) -> web.Response:
         batches.shop.time,
         id=new_id("batch_"),
         owner=owner,
-        dialect=DIALECT,
         input_id=file.id,
         endpoint=body.endpoint,
         window=body.completion_window,
@@ -89,20 +87,20 @@ async def create(request: web.Request) -> web.Response:
 
 async def batches(request: web.Request) -> web.Response:
     """The key's batches, the newest first."""
-    own = await batches_of(request).batches(owner_of(request), DIALECT)
+    own = await batches_of(request).batches(owner_of(request))
     return json_response(page_of(own, request.query, most=_MAX_PER_PAGE).body(shape))
 
 
 async def retrieve(request: web.Request) -> web.Response:
     """Show one batch, and how far it is."""
     name = request.match_info["batch_id"]
-    return json_response(shape(await batches_of(request).batch(owner_of(request), DIALECT, name)))
+    return json_response(shape(await batches_of(request).batch(owner_of(request), name)))
 
 
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a batch: no more of its requests are begun; results so far are kept."""
     name = request.match_info["batch_id"]
-    return json_response(shape(await batches_of(request).cancel(owner_of(request), DIALECT, name)))
+    return json_response(shape(await batches_of(request).cancel(owner_of(request), name)))
 
 
 def routes() -> list[web.RouteDef]:

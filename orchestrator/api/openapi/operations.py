@@ -8,18 +8,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from clips.api.slot_types import SlotRequest
-from orchestrator.api.anthropic.batches import MessageBatchRequest
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import SessionRequest, TaskRequest
 from orchestrator.api.openai.batches import BatchRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest
-from orchestrator.api.openai.responses.conversations import (
-    ConversationRequest,
-    ItemsRequest,
-    MetadataRequest,
-)
 from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
@@ -82,12 +76,6 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v1/batches": Operation(parameters=("limit", "after")),
     "GET /v1/batches/{batch_id}": _PLAIN,
     "POST /v1/batches/{batch_id}/cancel": _PLAIN,
-    "POST /v1/messages/batches": Operation(MessageBatchRequest),
-    "GET /v1/messages/batches": Operation(parameters=("limit", "after_id", "before_id")),
-    "GET /v1/messages/batches/{batch_id}": _PLAIN,
-    "DELETE /v1/messages/batches/{batch_id}": _PLAIN,
-    "POST /v1/messages/batches/{batch_id}/cancel": _PLAIN,
-    "GET /v1/messages/batches/{batch_id}/results": Operation(gives=("application/x-jsonl",)),
     "GET /v1/models": _PLAIN,
     "GET /v1/models/{model}": _PLAIN,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
@@ -95,24 +83,9 @@ OPERATIONS: Mapping[str, Operation] = {
     **{f"GET {at}/tokenizer_info": Operation(parameters=("model",)) for at in ("", "/v1")},
     "POST /v1/responses": Operation(ResponsesRequest, _BOTH),
     "POST /v1/responses/input_tokens": Operation(ResponsesRequest),
-    "GET /v1/responses/{response_id}": Operation(
-        gives=_BOTH, parameters=("stream", "starting_after")
-    ),
+    "GET /v1/responses/{response_id}": _PLAIN,
     "DELETE /v1/responses/{response_id}": _PLAIN,
-    "GET /v1/responses/{response_id}/input_items": Operation(
-        parameters=("limit", "order", "after")
-    ),
     "POST /v1/responses/{response_id}/cancel": _PLAIN,
-    "POST /v1/conversations": Operation(ConversationRequest),
-    "GET /v1/conversations/{conversation_id}": _PLAIN,
-    "POST /v1/conversations/{conversation_id}": Operation(MetadataRequest),
-    "DELETE /v1/conversations/{conversation_id}": _PLAIN,
-    "POST /v1/conversations/{conversation_id}/items": Operation(ItemsRequest),
-    "GET /v1/conversations/{conversation_id}/items": Operation(
-        parameters=("limit", "order", "after")
-    ),
-    "GET /v1/conversations/{conversation_id}/items/{item_id}": _PLAIN,
-    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": _PLAIN,
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
     "POST /v1/messages/count_tokens": Operation(CountTokensRequest),
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
