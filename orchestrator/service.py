@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from orchestrator.admission.admission import Admission
-from orchestrator.admission.context_limit import usual_tokens
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.images import ImageGate, ImageLimits
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import (
-    ContextOverflow,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
@@ -451,19 +449,6 @@ class Orchestrator:
         """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
         with self.limits.counted(key):
             return await self._ids_of(model, prompt, deadline, tenant)
-
-    async def fits(self, job: Job, prompt: Prompt) -> bool:
-        """Whether a prompt leaves room in its model's context for what the job may generate. Raises
-        ``TidegateError``."""
-        with self.limits.waiting(job.key):
-            try:
-                ids = await self._ids_of(job.model, prompt, job.deadline, job.tenant)
-            except ContextOverflow:
-                return False
-        card = self.models.resolve(job.model).card
-        usual = usual_tokens(job, card, self.stages.admission.config.default_max_tokens)
-        wanted = job.max_tokens or max(usual, job.sampling.min_tokens)
-        return len(ids) + wanted <= card.context_tokens
 
     async def _ids_of(
         self, model: str, prompt: Prompt, deadline: Deadline, tenant: str

@@ -68,6 +68,12 @@ KEY_SHARES = web.AppKey("key_shares", KeyShares)
 ALERTED_STATUSES = (200, 503, 529)
 """Statuses whose counters start at 0: if a series begins with its first event, no rate includes
 that one."""
+_INSTEAD = {
+    "/v1/conversations": "go on with previous_response_id of /v1/responses",
+    "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
+    "/input_items": "what a response was made from is what was sent; keep it",
+}
+"""What to use instead of routes that clients of the dialects know, by part of their path."""
 READ_BUFFER_BYTES = 2**14
 """Reading from a connection pauses while twice this many bytes wait for its handler; what one read
 of the socket brings, up to 256 KiB, comes on top. aiohttp's default of 256 KiB would be 3 GB over
@@ -229,7 +235,8 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
             allowed=allowed,
         )
     if isinstance(error, web.HTTPNotFound):
-        return NotFound(f"there is nothing at {excerpt(request.path, 256)}")
+        instead = (f"; {use}" for part, use in _INSTEAD.items() if part in request.path)
+        return NotFound(f"there is nothing at {excerpt(request.path, 256)}{next(instead, '')}")
     return InvalidRequest(f"the request cannot be served: {error.reason}")
 
 

@@ -5,9 +5,8 @@ from typing import ClassVar
 
 from aiohttp import web
 
-from orchestrator.api.anthropic import batches as message_batches
-from orchestrator.api.http.batch_lines import BATCHES, BatchLines
-from orchestrator.api.openai import batches, files
+from orchestrator.batches.api import batches, files
+from orchestrator.batches.api.served_lines import BATCHES, BatchLines
 from orchestrator.batches.claim import Claim, folder_of
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.metrics import BATCHES as METRICS
@@ -20,7 +19,7 @@ from orchestrator.settings.derived import journal_config
 class BatchRoom(Extension):
     """The batches of one orchestrator; none without a journal."""
 
-    led: ClassVar = ("/v1/files", "/v1/batches", "/v1/messages/batches")
+    led: ClassVar = ("/v1/files", "/v1/batches")
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -37,13 +36,12 @@ class BatchRoom(Extension):
             await self.batches.close()
 
     def edges(self) -> tuple[ModuleType, ...]:
-        return files, batches, message_batches
+        return files, batches
 
     def attach(self, app: web.Application) -> None:
         app[BATCHES] = self
         if self.batches is not None:
-            entries = {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
-            self.batches.shop.server = BatchLines(app, self.batches, entries)
+            self.batches.shop.server = BatchLines(app, self.batches, batches.entry)
 
 
 def _batches(core: Core) -> Batches | None:

@@ -260,13 +260,6 @@ async def test_a_response_goes_on_with_its_images(service: Service, worker: Fake
     status, answer = await post(service, (RESPONSES, asked))
     assert status == 200, answer
     assert worker.submits[1].images == [CAT]
-    async with service.http.get(f"/v1/responses/{first['id']}/input_items") as response:
-        (item,) = (await response.json())["data"]
-    assert [part["type"] for part in item["content"]] == ["input_text", "input_image"]
-    async with service.http.post("/v1/conversations", json={}) as response:
-        conversation = (await response.json())["id"]
-    kept = await refusal(service, responses(input_image(url(CAT)), conversation=conversation))
-    assert "keeps no images" in kept
 
 
 async def test_a_durable_task_has_none(

@@ -4,8 +4,7 @@ from types import ModuleType
 
 from aiohttp import web
 
-from orchestrator.api.openai.responses import conversations, routes
-from orchestrator.api.openai.responses.conversation_store import ConversationStore
+from orchestrator.api.openai.responses import routes
 from orchestrator.api.openai.responses.section import ResponseSection
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.extension import Core, Extension
@@ -18,13 +17,10 @@ class ResponsesRoom(Extension):
         super().__init__(core)
         retention = core.settings.section(ResponseSection).retention
         self._responses = ResponseStore(core.clock, retention)
-        self._conversations = ConversationStore(core.clock, retention)
         core.sharing.keep("response", self._responses)
-        core.sharing.keep("conversation", self._conversations)
 
     def edges(self) -> tuple[ModuleType, ...]:
-        return routes, conversations
+        return (routes,)
 
     def attach(self, app: web.Application) -> None:
         app[routes.RESPONSES] = self._responses
-        app[conversations.CONVERSATIONS] = self._conversations

@@ -9,8 +9,7 @@ from orchestrator.settings.room_section import RoomSection
 
 
 class ResponseSection(RoomSection):
-    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id.
-    Conversations (``/v1/conversations``) have the same bounds, beside them."""
+    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id."""
 
     table: ClassVar = "responses"
 

@@ -1,19 +1,22 @@
 """``/v1/batches``: the requests of a file, served in the background within one deadline."""
 
+from collections.abc import Mapping
+from typing import Final
+
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.http.batch_lines import batches_of, owner_of
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.openai.files import read_keep_s
+from orchestrator.api.openapi.operation import PLAIN, Operation
+from orchestrator.batches.api.files import read_keep_s
+from orchestrator.batches.api.served_lines import batches_of, owner_of
 from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status, StoredBatch
 from orchestrator.batches.service import new_batch, new_id, read_window
 from orchestrator.errors import InvalidRequest
 
-DIALECT = "openai"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _MAX_PER_PAGE = 100
 _MAX_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
@@ -76,7 +79,6 @@ async def create(request: web.Request) -> web.Response:
         batches.shop.time,
         id=new_id("batch_"),
         owner=owner,
-        dialect=DIALECT,
         input_id=file.id,
         endpoint=body.endpoint,
         window=body.completion_window,
@@ -89,20 +91,20 @@ async def create(request: web.Request) -> web.Response:
 
 async def batches(request: web.Request) -> web.Response:
     """The key's batches, the newest first."""
-    own = await batches_of(request).batches(owner_of(request), DIALECT)
+    own = await batches_of(request).batches(owner_of(request))
     return json_response(page_of(own, request.query, most=_MAX_PER_PAGE).body(shape))
 
 
 async def retrieve(request: web.Request) -> web.Response:
     """Show one batch, and how far it is."""
     name = request.match_info["batch_id"]
-    return json_response(shape(await batches_of(request).batch(owner_of(request), DIALECT, name)))
+    return json_response(shape(await batches_of(request).batch(owner_of(request), name)))
 
 
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a batch: no more of its requests are begun; results so far are kept."""
     name = request.match_info["batch_id"]
-    return json_response(shape(await batches_of(request).cancel(owner_of(request), DIALECT, name)))
+    return json_response(shape(await batches_of(request).cancel(owner_of(request), name)))
 
 
 def routes() -> list[web.RouteDef]:
@@ -173,3 +175,11 @@ def _checked(body: BatchRequest) -> BatchRequest:
             field="metadata",
         )
     return body
+
+
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "POST /v1/batches": Operation(BatchRequest),
+    "GET /v1/batches": Operation(parameters=("limit", "after")),
+    "GET /v1/batches/{batch_id}": PLAIN,
+    "POST /v1/batches/{batch_id}/cancel": PLAIN,
+}

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from orchestrator.api.http.batch_lines import batches_of
+from orchestrator.batches.api.served_lines import batches_of
 
 
 async def stream_files(

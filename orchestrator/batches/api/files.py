@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aiohttp import BodyPartReader, web
 
-from orchestrator.api.http.batch_lines import batches_of, owner_of
 from orchestrator.api.http.body import BODY_TIMEOUT_S
-from orchestrator.api.http.contents import stream_files
 from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
+from orchestrator.api.openapi.operation import PLAIN, Operation
+from orchestrator.batches.api.contents import stream_files
+from orchestrator.batches.api.served_lines import batches_of, owner_of
 from orchestrator.batches.records import StoredFile
 from orchestrator.batches.upload import Upload
 from orchestrator.errors import BodyTooSlow, InvalidRequest, UnsupportedMediaType
@@ -172,3 +173,20 @@ def _keep_s(fields: Mapping[str, str]) -> float | None:
 async def _named(request: web.Request) -> StoredFile:
     name = request.match_info["file_id"]
     return await batches_of(request).file(owner_of(request), name)
+
+
+FORM: Final[Mapping[str, object]] = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
+    "required": ["file", "purpose"],
+}
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "POST /v1/files": Operation(takes=FORM),
+    "GET /v1/files": Operation(parameters=("purpose", "limit", "order", "after")),
+    "GET /v1/files/{file_id}": PLAIN,
+    "DELETE /v1/files/{file_id}": PLAIN,
+    "GET /v1/files/{file_id}/content": Operation(gives=("application/jsonl",)),
+}

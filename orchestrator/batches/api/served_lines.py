@@ -1,6 +1,6 @@
 """Lines of batches, served by the handlers of the live routes as batch-class work."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -40,7 +40,7 @@ FIRST_CARDS_S = 60.0
 _ASK_AGAIN_S = 1.0
 
 Entry = Callable[[StoredBatch, BatchLine, LineOutcome, LineResult | None], bytes]
-"""Renders a line's result in a dialect, for its client to read (``batches.shop.Server.entry``)."""
+"""Renders a line's result for its client to read (``batches.shop.Server.entry``)."""
 
 
 def batches_of(request: web.Request) -> Batches:
@@ -60,10 +60,9 @@ def owner_of(request: web.Request) -> str:
 
 
 class _Modes(msgspec.Struct, frozen=True):
-    """Fields that a line may not set, because it has one answer in one piece."""
+    """The field that a line may not set, because it has one answer in one piece."""
 
     stream: bool | None = None
-    background: bool | None = None
 
 
 _modes = msgspec.json.Decoder(_Modes)
@@ -72,18 +71,16 @@ _modes = msgspec.json.Decoder(_Modes)
 class BatchLines:
     """The ``batches.shop.Server`` of an application."""
 
-    def __init__(
-        self, app: web.Application, batches: Batches, entries: Mapping[str, Entry]
-    ) -> None:
+    def __init__(self, app: web.Application, batches: Batches, entry: Entry) -> None:
         self._app = app
         self._batches = batches
-        self._entries = entries
+        self._entry = entry
         self._began = app[ORCHESTRATOR].clock.now()
 
     def entry(
         self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
     ) -> bytes:
-        return self._entries[batch.dialect](batch, line, kind, answer)
+        return self._entry(batch, line, kind, answer)
 
     def most_at_once(self, owner: str) -> int:
         """Half of the requests that the key may have in progress: the rest is for its other
@@ -159,10 +156,8 @@ def _unserved(body: bytes) -> InvalidRequest | None:
         modes = _modes.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None  # the route reports what is wrong
-    for field in ("stream", "background"):
-        if getattr(modes, field):
-            return InvalidRequest(
-                f"{field} is not supported in a batch: each line has one answer in one piece",
-                field=field,
-            )
-    return None
+    if not modes.stream:
+        return None
+    return InvalidRequest(
+        "stream is not supported in a batch: each line has one answer in one piece", field="stream"
+    )
