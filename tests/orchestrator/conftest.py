@@ -34,6 +34,7 @@ from orchestrator.tasks.work import Stage
 from protocol import Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
+from tests.support.steady_loop import hurry
 from worker.environment import nested
 
 for _name in ("sharing", "extension"):  # their first use reads folders
@@ -221,6 +222,8 @@ async def make_service() -> AsyncIterator[MakeService]:
             "instances": tuple(worker.address for worker in workers) or ("127.0.0.1:9",),
         }
         settings = await asyncio.to_thread(settings_of, values | changes)
+        if "lanes__suspect_after_s" in changes:
+            hurry(4)  # what falls silent is in this process, too
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
         clock = LeapingClock(loop)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import lifecycle
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan
@@ -91,8 +92,12 @@ async def test_or14_an_operator_says_until_when_an_instance_is_to_be_free(
 
 @pytest.mark.parametrize("grace_ms", [None, 60_000])
 async def test_or14_an_orchestrator_drains_by_api_and_may_take_work_again(
-    worker: FakeWorker, service: Service, grace_ms: float | None
+    worker: FakeWorker,
+    service: Service,
+    grace_ms: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(lifecycle, "COME_BACK_S", 0.1)
     running = await begin_text(service, worker)
     held = worker.plan(worker.submits[0])
     body = {"json": {"grace_ms": grace_ms}} if grace_ms else {}

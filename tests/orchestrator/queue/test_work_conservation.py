@@ -68,7 +68,7 @@ async def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
     assert answer["choices"][0]["finish_reason"] == "length"  # the fake's own end
     assert service.outcomes() == ["met"]
     assert worker.pauses == []
-    await busy
+    busy.cancel()
     await leaves_nothing(service, worker)
 
 
