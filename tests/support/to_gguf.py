@@ -1,17 +1,11 @@
-"""Converts a Hugging Face checkpoint to GGUF::
-
-    python -m tools.to_gguf FOLDER FILE.gguf
+"""Writes a Hugging Face checkpoint as GGUF, for tests of what reads such files.
 
 For the architectures that our own engine runs (Llama, Mistral, Qwen2, Qwen3) with a
 ``tokenizer.json`` of BPE. The file carries that tokenizer as it is, besides llama.cpp's own form.
-Needs the package ``gguf``; for other models and smaller types there are llama.cpp's own tools.
 """
 
-import argparse
 import json
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,29 +13,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker.engines.llamacpp import vocabulary
-from worker.errors import EngineMissing, LoadError, TokenizerError, UnsupportedModel
-from worker.log import model_log
 from worker.models.checkpoint import Checkpoint
 from worker.models.config import ModelConfig, read_config
-from worker.models.decoder import Decoder
 from worker.models.folder import model_name
+from worker.models.gguf import vocabulary
 from worker.models.model import tied_as_stored
 from worker.models.parameters import Part
 from worker.models.rope import rotary_frequencies
-from worker.models.rope_scaling import (
-    YARN_BETA_FAST,
-    YARN_BETA_SLOW,
-    LinearScaling,
-    Llama3Scaling,
-    YarnScaling,
-    yarn_mscale,
-)
+from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling, yarn_mscale
 from worker.text import Tokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
+_UNUSED, _BYTE = 5, 6
+"""Kinds of tokens, besides those of ``vocabulary``."""
 TYPES: Final = ("f32", "f16", "bf16", "q8_0")
 _Q8_ROW: Final = 32
 _ARCHITECTURES: Final = {
@@ -71,67 +57,20 @@ _INNER: Final = {
 
 
 def convert(folder: Path, file: Path, kind: str = "f16") -> None:
-    """Write the checkpoint ``folder`` as ``file``, matrices as ``kind``, one of ``TYPES``.
+    """Write the checkpoint ``folder`` as ``file``, matrices as ``kind``, one of ``TYPES``."""
+    from gguf import GGUFWriter
 
-    Raises ``EngineMissing`` without the package ``gguf``, ``CheckpointError``, ``TokenizerError``.
-    """
-    if kind not in TYPES:
-        raise UnsupportedModel(f"{kind!r} is not written here; it is one of {', '.join(TYPES)}")
     config = tied_as_stored(folder, read_config(folder))
-    _check(folder, config)
-    try:
-        from gguf import GGUFWriter
-    except ImportError as error:
-        raise EngineMissing("writing GGUF needs the package gguf: pip install gguf") from error
-    unfinished = file.with_name(file.name + ".part")
-    writer = GGUFWriter(unfinished, _ARCHITECTURES[config.architecture])
-    try:
-        _write_model(writer, folder, config)
-        _write_vocabulary(writer, folder, config)
-        with Checkpoint(folder) as checkpoint:
-            for tensor in _tensors(checkpoint, config):
-                _add_tensor(writer, tensor, kind)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        writer.close()
-        with unfinished.open("rb") as written:
-            os.fsync(written.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _check(folder: Path, config: ModelConfig) -> None:
-    if any(config.windows):
-        raise UnsupportedModel(
-            f"{folder}: llama.cpp has no sliding windows for {config.architecture}; set"
-            " sliding_window to null in config.json if texts stay shorter"
-        )
-    for field, is_lost in _lost_rope_fields(config).items():
-        if is_lost:
-            raise UnsupportedModel(
-                f"{folder}: llama.cpp does not heed {field} of the rope settings in config.json for"
-                f" {config.architecture}, and would give other texts; serve the folder itself with"
-                " TIDEGATE_WORKER__ENGINE=torch"
-            )
+    writer = GGUFWriter(file, _ARCHITECTURES[config.architecture])
+    _write_model(writer, folder, config)
+    _write_vocabulary(writer, folder, config)
     with Checkpoint(folder) as checkpoint:
-        # llama.cpp replaces some missing tensors silently: a missing head by the embedding.
-        checkpoint.check_fit(Decoder.parameters(config).values(), Decoder.unused(config))
-
-
-def _lost_rope_fields(config: ModelConfig) -> dict[str, bool]:
-    """Settings by name, each with whether it is used here although llama.cpp ignores it."""
-    match config.rope_scaling:
-        case YarnScaling() as yarn:
-            return {
-                "truncate": not yarn.truncate,
-                "beta_fast": yarn.beta_fast != YARN_BETA_FAST,
-                "beta_slow": yarn.beta_slow != YARN_BETA_SLOW,
-            }
-        case Llama3Scaling():
-            return {"rope_type llama3": _ARCHITECTURES[config.architecture] != "llama"}
-    return {}
+        for tensor in _tensors(checkpoint, config):
+            _add_tensor(writer, tensor, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    writer.close()
 
 
 def _write_model(writer: "GGUFWriter", folder: Path, config: ModelConfig) -> None:
@@ -166,13 +105,10 @@ def _write_model(writer: "GGUFWriter", folder: Path, config: ModelConfig) -> Non
 def _write_vocabulary(writer: "GGUFWriter", folder: Path, config: ModelConfig) -> None:
     tokenizer = Tokenizer.from_directory(folder, config.eos_token_ids)
     stated = json.loads(tokenizer.json)
-    if stated["model"]["type"] != "BPE":
-        raise TokenizerError(
-            f"{folder}: its tokenizer.json is {stated['model']['type']}, and only BPE is written"
-        )
+    assert stated["model"]["type"] == "BPE"
     pieces = [f"[PAD{i}]" for i in range(config.vocab_size)]
-    kinds = [vocabulary.UNUSED] * config.vocab_size
-    spelled = _Bytes() if vocabulary.is_byte_level(stated) else _Blanks()
+    kinds = [_UNUSED] * config.vocab_size
+    spelled = _Bytes() if _is_byte_level(stated) else _Blanks()
     for piece, index in stated["model"]["vocab"].items():
         pieces[index], kinds[index] = spelled.piece(piece), spelled.kind(piece)
     for token in stated["added_tokens"]:
@@ -222,15 +158,22 @@ def _pattern_name(stated: dict[str, Any]) -> str:
     before = stated.get("pre_tokenizer") or {}
     for step in before.get("pretokenizers", [before]):
         if step.get("type") == "Split":
-            found = vocabulary.pattern_name(step["pattern"].get("Regex", ""))
+            found = _name_of_pattern(step["pattern"].get("Regex", ""))
         elif step.get("type") == "ByteLevel" and step.get("use_regex", True):
             found = "gpt-2"
-    if found is None:
-        model_log.warning(
-            "llama.cpp's own tools may split text otherwise than this tokenizer does; Tidegate"
-            " reads the original, which the file carries"
-        )
     return found or "default"
+
+
+def _name_of_pattern(pattern: str) -> str | None:
+    known = vocabulary.PATTERNS.items()
+    return next((name for name, patterns in known if patterns == (pattern,)), None)
+
+
+def _is_byte_level(tokenizer_json: dict[str, Any]) -> bool:
+    """Whether a ``tokenizer.json`` has bytes written as letters, as GPT-2 did."""
+    return "ByteLevel" in json.dumps(
+        [tokenizer_json.get("decoder"), tokenizer_json["model"]["type"]]
+    )
 
 
 class _Bytes:
@@ -255,7 +198,7 @@ class _Blanks:
 
     def kind(self, piece: str) -> int:
         is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
-        return vocabulary.BYTE if is_byte else 1
+        return _BYTE if is_byte else 1
 
 
 class _Tensor(NamedTuple):
@@ -292,8 +235,7 @@ def _name_of(name: str) -> str | None:
         return None
     begin, layer, rest = name.partition("layers.")[0], *name.partition("layers.")[2].split(".", 1)
     module, _, end = rest.rpartition(".")
-    if begin != "model." or module not in _INNER:
-        raise UnsupportedModel(f"the tensor {name} has no place in llama.cpp's model")
+    assert begin == "model."
     return f"blk.{layer}.{_INNER[module]}.{end}"
 
 
@@ -318,23 +260,3 @@ def _add_tensor(writer: "GGUFWriter", tensor: _Tensor, kind: str) -> None:
         return
     wanted = GGMLQuantizationType[kind.upper()]
     writer.add_tensor(tensor.name, quants.quantize(values, wanted), raw_dtype=wanted)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.to_gguf")
-    parser.add_argument("folder", type=Path, help="checkpoint in Hugging Face layout")
-    parser.add_argument("file", type=Path, help="GGUF file to write")
-    parser.add_argument("--type", choices=TYPES, default="f16", help="of the matrices")
-    asked = parser.parse_args(arguments)
-    try:
-        convert(asked.folder, asked.file, asked.type)
-    except LoadError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{asked.file}: {asked.file.stat().st_size / 2**20:.1f} MiB")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,14 +1,10 @@
-"""Reads a GGUF file's metadata and finds its split parts, without llama.cpp."""
+"""Reads a GGUF file's metadata by their types, without llama.cpp."""
 
-import re
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from protocol.gguf import as_text, read_gguf
 from worker.errors import BrokenCheckpoint
-
-SUFFIX: Final = ".gguf"
-_PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 T = TypeVar("T")
 
@@ -62,51 +58,6 @@ class GgufFile:
                 " file was not written as GGUF has it: download or convert it again"
             )
         return value
-
-
-def find_gguf(path: Path) -> Path:
-    """The file that ``path`` names: itself, or the one model in that folder, by its first part.
-
-    Raises ``BrokenCheckpoint``.
-    """
-    if path.is_file():
-        return _first_part(path)
-    if not path.exists():
-        raise BrokenCheckpoint(f"{path} does not exist")
-    models = sorted({_first_part(file) for file in path.glob(f"*{SUFFIX}")})
-    if len(models) == 1:
-        return models[0]
-    if not models:
-        raise BrokenCheckpoint(
-            f"{path} has no {SUFFIX} file, which the llamacpp engine needs; for a Hugging Face"
-            " checkpoint: python -m tools.to_gguf FOLDER FILE.gguf in a checkout of Tidegate, or"
-            " TIDEGATE_WORKER__ENGINE=torch"
-        )
-    names = ", ".join(model.name for model in models[:3])
-    raise BrokenCheckpoint(
-        f"{path} has {len(models)} models in GGUF ({names}{', …' * (len(models) > 3)}); name one of"
-        " the files as TIDEGATE_WORKER__MODEL_PATH"
-    )
-
-
-def parts_of(file: Path) -> list[Path]:
-    """All files of a model, from its first. Raises ``BrokenCheckpoint`` where one is missing."""
-    match = _PART.fullmatch(file.name)
-    if match is None:
-        return [file]
-    name, _, count = match.groups()
-    parts = [file.with_name(f"{name}-{i + 1:05}-of-{count}{SUFFIX}") for i in range(int(count))]
-    for part in parts:
-        if not part.exists():
-            raise BrokenCheckpoint(f"{part} is missing; download all {int(count)} parts")
-    return parts
-
-
-def _first_part(file: Path) -> Path:
-    match = _PART.fullmatch(file.name)
-    if match is None:
-        return file
-    return file.with_name(f"{match.group(1)}-00001-of-{match.group(3)}{SUFFIX}")
 
 
 def _read_metadata(path: Path) -> dict[str, object]:

@@ -5,20 +5,19 @@ level BPE (``gpt2``) has merges, and splits text first by a pattern that the fil
 with scores (``llama``, of SentencePiece) has its merges by the scores.
 """
 
-import json
 from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from protocol.gguf import as_text
-from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.errors import TokenizerError, UnsupportedModel
+from worker.models.gguf.file import GgufFile
 
 ORIGINAL: Final = "tokenizer.huggingface.json"
 _KEY: Final = "tokenizer.ggml."
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
-"""Kinds of tokens, besides 1 for normal ones."""
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens that are found in a text before it is split."""
 _LONGEST: Final = 512
 """Most characters of a joined piece; SentencePiece makes none longer than a few dozen."""
 _UNDERLINE: Final = "\u2581"
@@ -33,7 +32,7 @@ _LLAMA_3: Final = (_WORDS.replace("DIGITS", "{1,3}"),)
 _QWEN_2: Final = (_WORDS.replace("DIGITS", ""),)
 _SINGLE_DIGITS: Final = (r"\p{N}", _GPT_2)
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")
-_PATTERNS: Final[dict[str, tuple[str, ...]]] = {
+PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     "default": _DEFAULT,
     "gpt-2": (_GPT_2,),
     "phi-2": (_GPT_2,),
@@ -87,11 +86,6 @@ _ELSEWHERE: Final = (
 )
 
 
-def pattern_name(pattern: str) -> str | None:
-    """llama.cpp's name for splitting by ``pattern`` alone; None where it has none."""
-    return next((name for name, known in _PATTERNS.items() if known == (pattern,)), None)
-
-
 def token_settings(file: GgufFile) -> dict[str, Any]:
     """The texts of ``bos_token`` and others, as ``tokenizer_config.json`` would state them."""
     pieces = file.texts(_KEY + "tokens")
@@ -128,11 +122,11 @@ def control_ids(file: GgufFile) -> list[int]:
 
 def _byte_level(file: GgufFile, pieces: list[str]) -> Tokenizer:
     name = file.text(_KEY + "pre", "default")
-    patterns = _PATTERNS.get(name)
+    patterns = PATTERNS.get(name)
     if patterns is None:
         raise UnsupportedModel(
             f"{file.path}: how its tokenizer splits text ({_KEY}pre={name!r}) is not known here,"
-            f" only {', '.join(sorted(_PATTERNS))}; {_ELSEWHERE.format('its original tokenizer')}"
+            f" only {', '.join(sorted(PATTERNS))}; {_ELSEWHERE.format('its original tokenizer')}"
         )
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     merges = [_pair(merge) for merge in file.texts(_KEY + "merges")]
@@ -216,7 +210,7 @@ def _add_ends(tokenizer: Tokenizer, file: GgufFile, pieces: list[str]) -> None:
     """Add the tokens that llama.cpp puts before and behind a prompt."""
     # Where the file states nothing, llama.cpp's defaults hold.
     by_default = (
-        file.text(_KEY + "model") == "llama" or _PATTERNS.get(file.text(_KEY + "pre")) is _LLAMA_3
+        file.text(_KEY + "model") == "llama" or PATTERNS.get(file.text(_KEY + "pre")) is _LLAMA_3
     )
     parts = ["$A"]
     for key, side, default in (("bos", 0, by_default), ("eos", 1, False)):
@@ -228,10 +222,3 @@ def _add_ends(tokenizer: Tokenizer, file: GgufFile, pieces: list[str]) -> None:
         tokenizer.post_processor = TemplateProcessing(
             single=parts, special_tokens=[(end, pieces.index(end)) for end in dict.fromkeys(ends)]
         )
-
-
-def is_byte_level(tokenizer_json: dict[str, Any]) -> bool:
-    """Whether a ``tokenizer.json`` has bytes written as letters, as GPT-2 did."""
-    return "ByteLevel" in json.dumps(
-        [tokenizer_json.get("decoder"), tokenizer_json["model"]["type"]]
-    )

@@ -1,4 +1,4 @@
-"""What engines that read images share: which files are decoded, and how a model counts them."""
+"""Decodes image files, and finds out by which rule a model counts their tokens."""
 
 import io
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from protocol import Vision
 from worker.errors import InvalidCall
-from worker.extras import pip_install
 from worker.text import Tokenizer
 
 MAX_PIXELS: Final = 2**26
@@ -32,7 +31,7 @@ def blank_images() -> list[Any]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise Blind(f"Pillow cannot be imported ({error}): {pip_install('images')}") from error
+        raise Blind(f"Pillow cannot be imported ({error}): tidegate engines ensure vllm") from error
     return [Image.new("RGB", size) for size in _SIZES]
 
 

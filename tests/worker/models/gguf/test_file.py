@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.gguf import write_gguf
-from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
 from worker.errors import BrokenCheckpoint
-from worker.models.folder import model_name
+from worker.models.gguf.file import GgufFile
 
 METADATA = {
     "general.architecture": "llama",
@@ -94,27 +93,3 @@ def test_a_value_of_another_kind_names_its_key(tmp_path: Path) -> None:
     file = GgufFile(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", "x": 3}))
     with pytest.raises(BrokenCheckpoint, match="x is a int, expected str"):
         file.text("x")
-
-
-def test_a_model_is_found_by_file_or_by_folder(tmp_path: Path) -> None:
-    with pytest.raises(BrokenCheckpoint, match=r"no \.gguf file"):
-        find_gguf(tmp_path)
-    with pytest.raises(BrokenCheckpoint, match="does not exist"):
-        find_gguf(tmp_path / "nothing")
-    one = write_gguf(tmp_path / "one.gguf", METADATA)
-    assert find_gguf(one) == find_gguf(tmp_path) == one
-    write_gguf(tmp_path / "two.gguf", METADATA)
-    with pytest.raises(BrokenCheckpoint, match=r"2 models in GGUF \(one\.gguf, two\.gguf\)"):
-        find_gguf(tmp_path)
-
-
-def test_the_parts_of_a_model_are_one_model(tmp_path: Path) -> None:
-    parts = [tmp_path / f"big-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
-    for part in parts:
-        write_gguf(part, METADATA)
-    assert find_gguf(tmp_path) == find_gguf(parts[2]) == parts[0]
-    assert parts_of(parts[0]) == parts
-    assert model_name(parts[0]) == "big" and model_name(tmp_path / "a.b.gguf") == "a.b"
-    parts[1].unlink()
-    with pytest.raises(BrokenCheckpoint, match=r"00002-of-00003\.gguf is missing"):
-        parts_of(parts[0])

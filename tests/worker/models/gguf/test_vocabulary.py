@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from protocol.token_bytes import token_bytes_of
 from tests.support.gguf import write_gguf
-from worker.engines.llamacpp import vocabulary
-from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.errors import TokenizerError, UnsupportedModel
+from worker.models.gguf import vocabulary
+from worker.models.gguf.file import GgufFile
 
 TEXTS = [
     "The tide waits for no one, said 3 of 1234 men.",
@@ -67,7 +67,7 @@ def built(path: Path, metadata: Mapping[str, object]) -> Tokenizer:
     return Tokenizer.from_buffer(vocabulary.build_tokenizer(read(path, metadata)))
 
 
-@pytest.mark.parametrize("name", sorted(vocabulary._PATTERNS))
+@pytest.mark.parametrize("name", sorted(vocabulary.PATTERNS))
 def test_byte_level_text_comes_back_whole(tmp_path: Path, name: str) -> None:
     tokenizer = built(tmp_path, byte_level() | {"tokenizer.ggml.pre": name})
     for text in TEXTS:
