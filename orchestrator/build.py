@@ -19,7 +19,7 @@ from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.config import ApiConfig
 from orchestrator.batches.claim import Claim, folder_of
-from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.config import WINDOW, BatchConfig
 from orchestrator.batches.metrics import BATCHES
 from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
@@ -31,11 +31,12 @@ from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
-from orchestrator.dispatch.retry import Retrier, RetryConfig
+from orchestrator.dispatch.retry import ATTEMPTS, RETRY_SHARE, Retrier, RetryConfig
 from orchestrator.dispatch.rows import RowControl
-from orchestrator.dispatch.time_limits import TimeLimits
+from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, TimeLimits
 from orchestrator.health import HealthBoard
 from orchestrator.ids import Ids, new_tag
+from orchestrator.instances.concurrency import MOST_BACKLOG
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
@@ -53,7 +54,12 @@ from orchestrator.placement import Placer
 from orchestrator.placement.metrics import PLACEMENT, POLICY
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.calibration import Calibration
-from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
+from orchestrator.prediction.feasibility import (
+    REFUSAL_SAMPLE,
+    AdmissionMode,
+    Feasibility,
+    FeasibilityConfig,
+)
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.metrics import CALIBRATION, QUOTES, refusals
 from orchestrator.prediction.prediction import Prediction
@@ -89,6 +95,9 @@ from orchestrator.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from orchestrator.state.shared_state import SharedState
 
+KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
+"""What is kept of ended tasks, for replay. A token takes 104 bytes; with the 20 most likely ones
+beside it, 2.6 KB."""
 KEPT_SLOTS = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
 """Ended slots that are kept, with their files, for clients that fetch them late."""
 ENCODING_THREADS = 2
@@ -215,7 +224,7 @@ def build(
         queue=queue,
         dispatcher=dispatch.dispatcher,
         settler=settler,
-        store=TaskStore(clock, settings.tasks),
+        store=TaskStore(clock, KEPT_TASKS),
         sessions=sessions,
         swaps=swaps,
         demand=demand,
@@ -228,9 +237,7 @@ def build(
     service = ServiceConfig(
         settings.deadlines,
         isolate_tenants=_isolates_tenants(settings),
-        durable_default=settings.journal.durable_by_default,
         learns_runs=settings.dispatch.learn_runs,
-        images=settings.images,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
@@ -284,7 +291,7 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
         clock,
         common.rng,
         LaneFactory() if make_lane is None else make_lane,
-        max_backlog=settings.dispatch.max_backlog,
+        max_backlog=MOST_BACKLOG,
     )
     models = ServedModels(
         registry, common.executor, special_in_prompts=settings.models.special_tokens_in_prompts
@@ -292,7 +299,6 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
     monitor = InstanceMonitor(
         registry,
         models,
-        settings.lanes,
         clock,
         common.metrics.histogram(
             "per_token_emission_latency_us",
@@ -304,7 +310,6 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
         listed,
         [source_of(entry) for entry in settings.instances if is_source(entry)],
         clock,
-        read_every_s=settings.discovery.interval_s,
     )
     return _Instances(registry, models, monitor, discovery)
 
@@ -344,19 +349,14 @@ def _dispatch(
 ) -> _Dispatch:
     settings, clock, metrics = common.settings, common.clock, common.metrics
     forecaster, prediction = foresight.forecaster, foresight.prediction
-    deadlines, chosen = settings.deadlines, settings.dispatch
+    chosen = settings.dispatch
     retrier = Retrier(
         registry,
         common.rng,
-        RetryConfig(
-            share=chosen.retry_share,
-            attempts=chosen.attempts,
-            floor_ms=settings.admission.floor_ms,
-        ),
+        RetryConfig(share=RETRY_SHARE, attempts=ATTEMPTS, floor_ms=settings.admission.floor_ms),
     )
     hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
-    # A job that runs on past its deadline would never be worth its slot.
-    values_time = settings.queue.order is QueueOrder.SLACK and deadlines.scope == "request"
+    values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
     rows = RowControl(
         pausing,
@@ -367,11 +367,7 @@ def _dispatch(
         clock,
         enabled=chosen.row_policy is RowPolicy.ADAPTIVE and values_time,
     )
-    limits = TimeLimits(
-        return_margin_s=deadlines.return_margin_ms / 1000,
-        max_run_s=deadlines.max_s if deadlines.scope == "queue" else None,
-        loop_delay=LoopDelay(clock),
-    )
+    limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
     launcher = Launcher(registry, foresight.in_flight, prediction, retrier, hedger, limits, clock)
     completion = Completion(
         registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
@@ -408,8 +404,7 @@ def _slots(
         KeptStore(clock, KEPT_SLOTS, "slot"),
         SlotsConfig(
             _feasibility(settings),
-            max_waiting=settings.slots.max_waiting,
-            attempts=settings.dispatch.attempts,
+            attempts=ATTEMPTS,
             lane=settings.lanes,
             tag=tag,
         ),
@@ -437,7 +432,6 @@ def _loading(
         clock,
         DemandConfig(
             enabled=settings.loading.on_demand,
-            min_residency_s=settings.loading.min_residency_s,
             refuses=settings.admission.mode is AdmissionMode.ENFORCE,
         ),
     )
@@ -493,9 +487,7 @@ def _follow(
     reloader.follow(("isolate_tenants", *KEY_SETTINGS), isolate)
     reloader.follow(("instances",), list_instances)
     reloader.follow(("admission.floor_ms", "admission.default_max_tokens"), admit)
-    reloader.follow(
-        ("deadlines.default_s", "deadlines.max_s", "deadlines.sdk_timeouts"), set_deadlines
-    )
+    reloader.follow(("deadlines",), set_deadlines)
     reloader.follow(("queue.max_waiting",), bound_queue)
     reloader.follow(("telemetry.log_level",), set_log_level)
     # Read whenever they are needed, so there is nothing to apply.
@@ -535,12 +527,12 @@ def make_shared_state(
     if state.url is None:
         return None
     # Not before it is needed: the library is an extra.
-    from orchestrator.state.connection import StateConfig
+    from orchestrator.state.connection import LEASE_S, StateConfig
     from orchestrator.state.shared_state import SharedState
     from orchestrator.state.siblings import group_of
 
     url, terms = state.url.get_secret_value(), _journal_terms(settings)
-    config = StateConfig(url, state.prefix, state.lease_s, terms)
+    config = StateConfig(url, state.prefix, LEASE_S, terms)
     shared_state = SharedState(config, new_tag(rng), unix)
     if state.own_address is not None:
         shared_state.share_port(group_of(settings.host, settings.port), state.own_address)
@@ -562,12 +554,10 @@ def _batches(
     bounds = settings.batches
     config = BatchConfig(
         folder_of(journal.path),
-        window=bounds.window,
+        window=WINDOW,
         line_bytes=settings.http.max_body_bytes,
-        file_bytes=bounds.file_bytes,
         folder_bytes=bounds.folder_bytes,
-        keep_s=bounds.keep_s,
-        attempts=settings.dispatch.attempts,
+        attempts=ATTEMPTS,
     )
     if file is not None:
         return Batches(config, clock, file.boot, claim)
@@ -586,7 +576,7 @@ def _feasibility(settings: Settings) -> FeasibilityConfig:
     """Feasibility settings, shared by tasks and slots."""
     admission = settings.admission
     return FeasibilityConfig(
-        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=admission.refusal_sample
+        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=REFUSAL_SAMPLE
     )
 
 
@@ -623,13 +613,9 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
     return ApiConfig(
         keys,
         settings.http,
-        settings.streams,
-        settings.responses.retention,
+        settings.streams.keepalive_s,
         FormatConfig(settings.models.tool_format, settings.models.reasoning_format),
-        settings.structured_output,
-        settings.models.aliases,
-        vllm_metrics=settings.telemetry.vllm_metrics,
-        batch_objectives=frozenset(settings.queue.batch_objectives),
+        model_aliases=settings.models.aliases,
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ from clips.dispatch.service import Slots
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.context_limit import usual_tokens
 from orchestrator.admission.grammars import GrammarCheck
-from orchestrator.admission.images import ImageGate, ImageLimits
+from orchestrator.admission.images import ImageGate
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
@@ -100,11 +100,8 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Whether tenants share no cached prefixes."""
-    durable_default: bool = False
-    """Whether tasks are durable that do not say."""
     learns_runs: bool = False
     """Whether it is learnt how many calls runs have whose clients do not say so."""
-    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 class Reading(NamedTuple):
@@ -166,7 +163,6 @@ class Orchestrator:
         """Called with each task that has ended, one that was refused too."""
         self.runs = Runs(clock)
         self.run_watch = RunWatch(clock) if config.learns_runs else None
-        self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
         self.shared_state = stages.shared_state
         shared = stages.shared_state
@@ -175,7 +171,7 @@ class Orchestrator:
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
         self.grammars = GrammarCheck()
-        self.images = ImageGate(config.images)
+        self.images = ImageGate()
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
         """Offer a request. Returns once it is queued or sent; raises why it was refused.

@@ -94,7 +94,6 @@ def discover(settings: Settings, pods: Pods, clock: LoopClock) -> DiscoverySync:
         (),
         [source_of(entry) for entry in settings.picker.endpoints if is_source(entry)],
         clock,
-        read_every_s=settings.discovery.interval_s,
     )
 
 

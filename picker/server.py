@@ -15,7 +15,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry.log import service_log
 from picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from picker.picker import EndpointPicker
-from picker.stream import HeldBodies, ProtocolError, RequestStream
+from picker.stream import MOST_BODY_BYTES, HeldBodies, ProtocolError, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
 """Names under which the protocol has a picker's health checked, beside that of the service."""
@@ -37,7 +37,6 @@ class PickerServer:
         dialects: Sequence[Dialect],
         clock: Clock,
     ) -> None:
-        config = settings.picker
         self._picker = picker
         self._settings = settings
         self._dialects = dialects
@@ -47,7 +46,7 @@ class PickerServer:
         self._server = grpc.aio.server(
             options=[
                 # A body may come in one piece; one that is over the bound is still to be answered.
-                ("grpc.max_receive_message_length", 2 * config.max_body_bytes + 2**20),
+                ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES + 2**20),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ],

@@ -14,7 +14,7 @@ from orchestrator.api.server import build_app
 from orchestrator.build import build, make_shared_state
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings
-from orchestrator.settings.sections import PlacementSettings, StateSettings, TelemetrySettings
+from orchestrator.settings.sections import PlacementSettings, StateSettings
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.misses import LIKELY
 from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS
@@ -58,8 +58,8 @@ them, with the buckets laid down there.
 
 ## Under vLLM's names
 
-With `TIDEGATE_TELEMETRY__VLLM_METRICS=true`, for endpoint pickers and autoscalers that read vLLM's
-([gateways.md](gateways.md)); `/metrics/vllm` has these alone.
+For endpoint pickers and autoscalers that read vLLM's ([gateways.md](gateways.md)); `/metrics/vllm`
+has these alone.
 
 {vllm}
 
@@ -113,7 +113,6 @@ async def declared() -> list[Declared]:
     settings = Settings.model_construct(
         placement=PlacementSettings(policy="0"),
         state=StateSettings(url=SecretStr("redis://127.0.0.1")),
-        telemetry=TelemetrySettings(vllm_metrics=True),
     )
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)

@@ -41,7 +41,7 @@ from orchestrator.api.openai import batches
 from orchestrator.api.openai.responses import conversations
 from orchestrator.api.openai.responses import routes as responses
 from orchestrator.api.openai.responses.conversation_store import ConversationStore
-from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses.store import KEPT_RESPONSES, ResponseStore
 from orchestrator.api.openapi import document as openapi
 from orchestrator.api.operator import (
     admin,
@@ -130,8 +130,7 @@ def build_app(
     app[HTTP_RESPONSES] = orchestrator.metrics.counter(
         "http_responses", "responses", "Responses, but for health and metrics", "status"
     )
-    if config.vllm_metrics:
-        orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
+    orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
     for status in ALERTED_STATUSES:
         app[HTTP_RESPONSES].labels(status)
     app[IGNORED_FIELDS] = IgnoredFields(orchestrator.metrics)
@@ -149,8 +148,8 @@ def build_app(
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
-    app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
-    app[conversations.CONVERSATIONS] = ConversationStore(orchestrator.clock, config.responses)
+    app[responses.RESPONSES] = ResponseStore(orchestrator.clock, KEPT_RESPONSES)
+    app[conversations.CONVERSATIONS] = ConversationStore(orchestrator.clock, KEPT_RESPONSES)
     if orchestrator.shared_state is not None:
         orchestrator.shared_state.items.add("response", app[responses.RESPONSES])
         orchestrator.shared_state.items.add("conversation", app[conversations.CONVERSATIONS])

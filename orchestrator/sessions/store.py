@@ -17,7 +17,13 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
 from orchestrator.ids import Ids
 from orchestrator.retention import ItemCall, ignore
-from orchestrator.sessions.config import MAX_PER_KEY, SessionConfig
+from orchestrator.sessions.config import (
+    ALL_SESSIONS_BYTES,
+    MAX_PER_KEY,
+    SESSION_BYTES,
+    SESSION_TTL_S,
+    SessionConfig,
+)
 from orchestrator.sessions.session import (
     History,
     HistoryForm,
@@ -83,7 +89,7 @@ class SessionStore:
         """Number of turns by what became of them: ``kept``, ``dropped``."""
         self.ended: Counter[str] = Counter()
         """Number of sessions by why they are gone: ``deleted``, ``expired``."""
-        self.keep_s = config.ttl_s
+        self.keep_s = SESSION_TTL_S
         self.on_change: ItemCall = ignore
         """Called with the key and id of a session that is new, has changed, or is gone."""
         self.on_use: ItemCall = ignore
@@ -112,7 +118,7 @@ class SessionStore:
             raise RateLimited(
                 f"this key has {MAX_PER_KEY} sessions, the most it may have; delete "
                 "some (DELETE /v2/sessions/…): unused ones are forgotten after "
-                f"{self.config.ttl_s:g} s",
+                f"{SESSION_TTL_S:g} s",
                 retryable=False,
             )
         size = bytes_of(history)
@@ -138,7 +144,7 @@ class SessionStore:
         if session is None or (key is not None and session.key != key):
             error = NotFound(
                 f"there is no session {session_id[:64]!r}; one without a turn for "
-                f"{self.config.ttl_s:g} s is forgotten",
+                f"{SESSION_TTL_S:g} s is forgotten",
                 field="session_id",
             )
             error.item_id = session_id
@@ -158,7 +164,7 @@ class SessionStore:
 
     def expires_in_s(self, session: Session) -> float:
         """Seconds until the session is forgotten without a turn."""
-        return max(0.0, session.used_at + self.config.ttl_s - self._clock.now())
+        return max(0.0, session.used_at + SESSION_TTL_S - self._clock.now())
 
     @contextmanager
     def turn(self, job: Job, prompt: Prompt) -> Iterator[Turn]:
@@ -205,7 +211,7 @@ class SessionStore:
 
     def prune(self) -> None:
         """Forget sessions that were not used for too long."""
-        oldest_kept = self._clock.now() - self.config.ttl_s
+        oldest_kept = self._clock.now() - SESSION_TTL_S
         while self._sessions:
             session = next(iter(self._sessions.values()))
             if session.used_at > oldest_kept:
@@ -216,17 +222,16 @@ class SessionStore:
                 self._forget(session, "expired")
 
     def _require_room(self, size: int, more: int) -> None:
-        config = self.config
-        if size > config.max_bytes:
+        if size > SESSION_BYTES:
             raise InvalidRequest(
                 f"the session would take {size} bytes with this, more than the "
-                f"{config.max_bytes} that one may have; go on in a new session, with what is "
+                f"{SESSION_BYTES} that one may have; go on in a new session, with what is "
                 "still needed of this one",
                 field="session_id",
             )
-        if more > 0 and self.total_bytes + more > config.all_bytes:
+        if more > 0 and self.total_bytes + more > ALL_SESSIONS_BYTES:
             raise NoCapacity(
-                f"all sessions together take {self.total_bytes} of {config.all_bytes} bytes; try "
+                f"all sessions together take {self.total_bytes} of {ALL_SESSIONS_BYTES} bytes; try "
                 "again later, or send the whole conversation without a session"
             )
 

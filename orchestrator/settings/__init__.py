@@ -21,18 +21,15 @@ from pydantic_settings import (
 )
 
 from catalog.hosts import is_loopback, is_wildcard
-from catalog.paths import JOURNAL_BY_DEFAULT
-from orchestrator.admission.images import ImageLimits
+from catalog.paths import JOURNAL_BY_DEFAULT, OWN_ADDRESS
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import LaneConfig, name_of
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.settings.picker import PickerSettings
 from orchestrator.settings.renamed import RENAMED
 from orchestrator.settings.sections import (
-    ANY_ORIGIN,
     AdmissionSettings,
     BatchSettings,
-    DiscoverySettings,
     DispatchSettings,
     HealthSettings,
     HttpSettings,
@@ -43,13 +40,9 @@ from orchestrator.settings.sections import (
     ModelSettings,
     PlacementSettings,
     QueueSettings,
-    ResponseSettings,
     ShutdownSettings,
-    SlotSettings,
     StateSettings,
     StreamSettings,
-    StructuredOutputSettings,
-    TaskSettings,
     TelemetrySettings,
     sendable,
 )
@@ -62,8 +55,6 @@ __all__ = [
     "InvalidSettings",
     "KeySettings",
     "Settings",
-    "StreamSettings",
-    "StructuredOutputSettings",
     "load_settings",
 ]
 
@@ -74,6 +65,7 @@ _OTHER_VARIABLES = (
     CONFIG_VARIABLE,
     "TIDEGATE_HOME",
     JOURNAL_BY_DEFAULT,
+    OWN_ADDRESS,
     "TIDEGATE_POOL_MARK",
     "TIDEGATE_TRITON",
     "TIDEGATE_URL",
@@ -126,18 +118,12 @@ class Settings(BaseSettings):
     placement: PlacementSettings = PlacementSettings()
     dispatch: DispatchSettings = DispatchSettings()
     lanes: LaneConfig = LaneConfig()
-    discovery: DiscoverySettings = DiscoverySettings()
     models: ModelSettings = ModelSettings()
     loading: LoadingSettings = LoadingSettings()
-    structured_output: StructuredOutputSettings = StructuredOutputSettings()
-    images: ImageLimits = ImageLimits()
-    tasks: TaskSettings = TaskSettings()
-    responses: ResponseSettings = ResponseSettings()
     sessions: SessionConfig = SessionConfig()
     journal: JournalSettings = Field(default_factory=JournalSettings)
-    state: StateSettings = StateSettings()
+    state: StateSettings = Field(default_factory=StateSettings)
     batches: BatchSettings = BatchSettings()
-    slots: SlotSettings = SlotSettings()
     picker: PickerSettings = PickerSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
@@ -193,15 +179,14 @@ class Settings(BaseSettings):
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
-        if self.journal.path is None and self.state.url is None:
-            for name in ("durable_by_default", "loss_window_ms"):
-                if getattr(self.journal, name):
-                    raise ValueError(f"journal.{name}: needs {ENV_PREFIX}JOURNAL__PATH")
+        has_journal = self.journal.path is not None or self.state.url is not None
+        if self.journal.loss_window_ms and not has_journal:
+            raise ValueError(f"journal.loss_window_ms: needs {ENV_PREFIX}JOURNAL__PATH")
         own = self.state.own
         if own is not None and (self.state.url is None or not self.port):
             raise ValueError(
-                "state.own_address: needs state.url and a port: processes that share a port share "
-                "a state"
+                f"{OWN_ADDRESS}: needs state.url and a port: processes that share a port share a "
+                "state"
             )
         listens = self.host if own is None else own[0]
         if self.state.is_remote and self.state.advertise is None and is_wildcard(listens):
@@ -212,10 +197,6 @@ class Settings(BaseSettings):
         is_asked_for = "port" in self.health.model_fields_set
         if is_asked_for and self.health.port and self.health.port == self.port:
             raise ValueError("health.port: must not be port, which serves health checks anyway")
-        if self.http.cors_credentials and ANY_ORIGIN in self.http.cors_origins:
-            raise ValueError(
-                "http.cors_credentials: not together with cors_origins = *; name the origins"
-            )
         return self
 
 

@@ -11,6 +11,7 @@ from orchestrator.api.http.fields import read_idle_keep_s
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import SessionRequest
 from orchestrator.errors import InvalidRequest
+from orchestrator.sessions.config import SESSION_BYTES
 from orchestrator.sessions.session import HistoryForm, Session
 from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.job import Message
@@ -104,7 +105,7 @@ def _described(session: Session, store: SessionStore) -> dict[str, object]:
         "kind": None if kind is None else kind.value,
         "turns": session.turns,
         "bytes": session.bytes,
-        "max_bytes": store.config.max_bytes,
+        "max_bytes": SESSION_BYTES,
         "idle_keep_s": session.idle_keep_s,
         "created_unix_ms": session.created_unix_ms,
         "expires_in_s": round(store.expires_in_s(session), 1),

@@ -319,12 +319,12 @@ async def test_killed_services_lose_and_double_no_line(
     names = [f"id-{number}" for number in range(1, 61)]
     plan = Plan(step_s=0.002)
     worker.plan = lambda job: plan
-    service = await restarts.start(worker, batches__window=4)
+    service = await restarts.start(worker, WINDOW=4)
     name = await create(service, lines_of(*[PARAMS] * len(names)))
     for kill in range(1, 6):
         await service.until(partial(has_done, service, 9 * kill))
         await restarts.die()
-        service = await restarts.start(worker, batches__window=4)
+        service = await restarts.start(worker, WINDOW=4)
     batch = await over(service, name)
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}

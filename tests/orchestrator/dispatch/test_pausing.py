@@ -388,7 +388,7 @@ async def scene(
 ) -> Scene:
     """``at``: the tokens that the long job has when it is paused."""
     workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
-    service = await make_service(*workers, dispatch__max_backlog=0)
+    service = await make_service(*workers, MOST_BACKLOG=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return Scene(service, workers, at)
 
@@ -584,7 +584,7 @@ async def test_none_is_paused_where_that_is_off(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0, dispatch__pause=False)
+    service = await make_service(worker, MOST_BACKLOG=0, dispatch__pause=False)
     stage = Scene(service, [worker], 3)
     long = await stage.submit(LONG)
     await service.until(lambda: service.orchestrator.store.get(long).completion_tokens == 3)
@@ -637,7 +637,7 @@ def soon_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def reading(make_worker: MakeWorker, make_service: MakeService, soon_behind: None) -> Reading:
     worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     return Reading(service, worker)
 
 
@@ -699,8 +699,8 @@ async def test_or11_who_never_reads_on_loses_its_place(
     worker = await make_worker(max_running=1, can_pause=True)
     service = await make_service(
         worker,
-        dispatch__max_backlog=0,
-        streams__timeout_s=60.0 if gone else 0.4,
+        MOST_BACKLOG=0,
+        CLIENT_TIMEOUT_S=60.0 if gone else 0.4,
     )
     reading = Reading(service, worker)
     client, task = await reading.begin()
@@ -720,7 +720,7 @@ async def test_or11_slots_held_by_none_that_read_serve_those_who_do(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=8, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     reading = Reading(service, worker)
     body = CHAT | {"max_tokens": MANY, "stream": True}
     silent = [await send(service, body, receive_buffer=4096) for _ in range(8)]

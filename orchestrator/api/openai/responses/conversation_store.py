@@ -78,11 +78,7 @@ class ConversationStore:
         self._kept.put(key, conversation.id, conversation, conversation.kept_bytes)
 
     def create(self, key: str, conversation: Conversation) -> None:
-        """Keep a new conversation. Raises ``InvalidRequest`` where there is no room for any."""
-        if not self._kept.keeps_any:
-            raise InvalidRequest(
-                "conversations are not kept here: TIDEGATE_RESPONSES__KEEP_S or …_BYTES is 0"
-            )
+        """Keep a new conversation. Raises ``InvalidRequest`` where there is no room for it."""
         self._require_room(conversation, ())
         self.keep(key, conversation)
 

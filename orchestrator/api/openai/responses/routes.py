@@ -55,11 +55,6 @@ async def create(request: web.Request) -> web.StreamResponse:
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
     conversations = request.app[CONVERSATIONS]
-    if asked.is_background and not store.keeps_any:
-        raise InvalidRequest(
-            "background is not supported here: TIDEGATE_RESPONSES__KEEP_S or …_BYTES keeps none",
-            field="background",
-        )
     read = await _conversation(request, asked)
     encoder, job = await orchestrator.loaded_model(asked.job), asked.job
     with orchestrator.counting_refusal(job):
@@ -211,7 +206,7 @@ async def _follow(
     after: int,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
-    stream = EventStream(request, headers or {}, request.app[CONFIG].streams)
+    stream = EventStream(request, headers or {}, request.app[CONFIG].keepalive_s)
     try:
         return await stream.run(running.follow(stream, after))
     finally:

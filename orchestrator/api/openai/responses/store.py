@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from sys import getsizeof
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,6 +19,9 @@ from orchestrator.tasks.image import kept_bytes
 from orchestrator.tasks.job import Message
 from protocol import excerpt
 
+KEPT_RESPONSES: Final = Retention(keep_count=1000, keep_s=3600.0, keep_bytes=64 * 2**20)
+"""What is kept of answers, and, beside them, of conversations. One takes what its text does, with
+each of its answers."""
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128
 """Bytes that keeping takes: a response beside its body, and each of its messages beside the
@@ -92,11 +95,6 @@ class ResponseStore:
     @property
     def kept_bytes(self) -> int:
         return self._ended.kept_bytes
-
-    @property
-    def keeps_any(self) -> bool:
-        """Whether any response may be kept at all."""
-        return self._ended.keeps_any
 
     def begin(self, key: str, name: str, running: RunningResponse) -> None:
         """Let a background response be fetched until it ends; ``put`` must follow."""

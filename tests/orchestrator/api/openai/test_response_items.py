@@ -239,7 +239,7 @@ async def test_who_comes_late_to_a_long_text_is_not_taken_for_slow(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     """What has happened may be larger than what may wait for a client beside it."""
-    service = await make_service(worker, streams__buffer_bytes=100_000)
+    service = await make_service(worker, CLIENT_BUFFER_BYTES=100_000)
     plan = Plan(tokens=40, stall_at=20, text=lambda at: f"{at:02}" + "x" * 10_000)
     worker.plan = lambda submit: plan
     name = (await ask(service, HI | {"background": True, "max_output_tokens": 40}))["id"]
