@@ -37,24 +37,21 @@ from orchestrator.api.http.accepting import (
     most_connections,
     widen_backlog,
 )
+from orchestrator.api.http.context import AUTH
 from orchestrator.api.operator.admin import Control
-from orchestrator.api.server import AUTH, build_runner
+from orchestrator.api.server import build_runner
 from orchestrator.api.starting import saying_that_it_starts
-from orchestrator.build import (
-    KEY_SETTINGS,
-    build,
-    journal_config,
-    keys_digest,
-    keys_of,
-    make_shared_state,
-)
+from orchestrator.build import KEY_SETTINGS, build, keys_digest, keys_of
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
 from orchestrator.health import SERVES, HealthBoard
 from orchestrator.memory import return_large_blocks
 from orchestrator.reload import Reloader
+from orchestrator.rooms import modules_of_rooms
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.settings.derived import journal_config
 from orchestrator.settings.sections import INTERRUPT_GRACE_S
+from orchestrator.sharing import Sharing, make_sharing
 from orchestrator.tasks.journal.file import JournalFile, open_journal
 from orchestrator.tasks.journal.lock import JournalError, JournalHeld
 from orchestrator.telemetry import log
@@ -93,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     log.configure(settings.telemetry.log_format, settings.telemetry.log_level)
     return_large_blocks()
+    for name in ("sharing", "extension"):  # imported here, since imports would block the loop
+        modules_of_rooms(name)
     return asyncio.run(serve(settings, partial(load_settings, **given)))
 
 
@@ -111,26 +110,26 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         )
         http = settings.http.model_copy(update={"max_connections": most})
         settings = settings.model_copy(update={"http": http})
+    # Task ids come from this generator. Knowing an id is enough to read its text, so ids must not
+    # be guessable.
+    rng, clock = random.SystemRandom(), LoopClock(loop)
+    sharing = make_sharing(settings, rng, clock.unix)
     async with AsyncExitStack() as starting:
         try:
-            file = await open_the_journal(settings, starting)
+            file = await open_the_journal(settings, sharing, starting)
         except JournalError as error:
             service_log.error("cannot open the journal: %s", error)
             return 2
         except OSError as error:
             return _cannot_listen(settings.host, settings.port, error)
-        # Task ids come from this generator. Knowing an id is enough to read its text, so ids must
-        # not be guessable.
-        rng, clock = random.SystemRandom(), LoopClock(loop)
-        shared = make_shared_state(settings, rng, clock.unix)
-        parts = build(settings, clock, rng, file=file, shared_state=shared)
+        parts = build(settings, clock, rng, file=file, sharing=sharing)
         orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
         runner = build_runner(
             orchestrator,
             parts.health,
             parts.discovery,
             parts.api,
-            Control(lifecycle, parts.reloader, keys_of, _verify_engine),
+            Control(lifecycle, parts.reloader, keys_of, _verify_engine, parts.recorder),
             shutdown_timeout_s=CLOSE_CONNECTIONS_S,
         )
         reloader = parts.reloader
@@ -141,12 +140,12 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         await lifecycle.recover()
     await runner.setup()
     health_port: HealthPort | None = None
-    own = settings.state.own
+    own = sharing.listens_at
     host, port = own or (settings.host, settings.port)
     try:
         await _listen(runner, host, port)
         host, port = settings.host, settings.health.port
-        health_port = _health_port(settings, parts.health)
+        health_port = _health_port(settings, parts.health, is_shared=own is not None)
     except OSError as error:
         await runner.cleanup()
         return _cannot_listen(host, port, error)
@@ -155,7 +154,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     _let_operate(runner.app, operators)
     reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
     lifecycle.start()
-    lifecycle.join(_advertised(settings, runner.addresses[0][1]), keys_digest(settings))
+    lifecycle.join(runner.addresses[0][1], keys_digest(settings))
     # What is alive now stays alive: the collector need not look at it again. What is not is little.
     gc.freeze()
     gc.enable()
@@ -195,7 +194,7 @@ def _verify_engine(entry: EngineEntry, home: Path) -> str:
     return verify_engine(entry, home)
 
 
-def _health_port(settings: Settings, board: HealthBoard) -> HealthPort | None:
+def _health_port(settings: Settings, board: HealthBoard, *, is_shared: bool) -> HealthPort | None:
     """The health port, bound; None where there is none. Raises ``OSError`` where one that was asked
     for cannot be had."""
     port = settings.health.port
@@ -207,7 +206,7 @@ def _health_port(settings: Settings, board: HealthBoard) -> HealthPort | None:
             board,
             settings.host,
             port,
-            is_shared=settings.state.own is not None,
+            is_shared=is_shared,
         )
     except OSError as error:
         if is_asked_for:
@@ -245,14 +244,9 @@ async def _join_port(
     return 0
 
 
-def _advertised(settings: Settings, port: int) -> str:
-    """Where other orchestrators reach this one, which listens on ``port``."""
-    host = settings.host if settings.state.own is None else settings.state.own[0]
-    host = f"[{host}]" if ":" in host else host
-    return settings.state.advertise or f"http://{host}:{port}"
-
-
-async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> JournalFile | None:
+async def open_the_journal(
+    settings: Settings, sharing: Sharing, starting: AsyncExitStack
+) -> JournalFile | None:
     """Open the file that durable tasks are written to; None where there is no journal. Until
     ``starting`` is closed the port answers that the service is starting. Raises ``JournalError``
     where a journal setting was stated explicitly, or the file has tasks that would be left there,
@@ -260,7 +254,7 @@ async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> Jour
     config = journal_config(settings)
     if config is None:
         return None
-    own = settings.state.own
+    own = sharing.listens_at
     where = own or (settings.host, settings.port, settings.health.port)
     try:
         await starting.enter_async_context(saying_that_it_starts(*where))
@@ -272,7 +266,7 @@ async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> Jour
             raise
         service_log.warning("going on without a journal, durable tasks are refused: %s", error)
         return None
-    if settings.state.url is not None and file.unfinished:
+    if sharing.is_shared and file.unfinished:
         file.close()
         raise JournalError(
             f"{config.path} has {len(file.unfinished)} durable tasks that have not ended, and "

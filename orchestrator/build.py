@@ -3,25 +3,15 @@
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from clips.dispatch.fleet import SlotFleet
-from clips.dispatch.ledger import FLEET, SlotLedger
-from clips.dispatch.metrics import SLOTS
-from clips.dispatch.service import Slots, SlotsConfig
-from clips.dispatch.slot import Slot
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.config import ApiConfig
-from orchestrator.batches.claim import Claim, folder_of
-from orchestrator.batches.config import WINDOW, BatchConfig
-from orchestrator.batches.metrics import BATCHES
-from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
@@ -34,8 +24,8 @@ from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import ATTEMPTS, RETRY_SHARE, Retrier, RetryConfig
 from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, TimeLimits
+from orchestrator.extension import Core, build_rooms
 from orchestrator.health import HealthBoard
-from orchestrator.ids import Ids, new_tag
 from orchestrator.instances.concurrency import MOST_BACKLOG
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
@@ -54,12 +44,7 @@ from orchestrator.placement import Placer
 from orchestrator.placement.metrics import PLACEMENT, POLICY
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.calibration import Calibration
-from orchestrator.prediction.feasibility import (
-    REFUSAL_SAMPLE,
-    AdmissionMode,
-    Feasibility,
-    FeasibilityConfig,
-)
+from orchestrator.prediction.feasibility import AdmissionMode, Feasibility
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.metrics import CALIBRATION, QUOTES, refusals
 from orchestrator.prediction.prediction import Prediction
@@ -70,21 +55,17 @@ from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.recording.explainer import Explainer
-from orchestrator.recording.recorder import Recorder
+from orchestrator.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
-from orchestrator.retention import KeptStore, Retention
+from orchestrator.retention import Retention
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
-from orchestrator.sessions.metrics import SESSIONS
-from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
+from orchestrator.settings.derived import feasibility_config
+from orchestrator.sharing import Sharing
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.file import JournalConfig, JournalFile
-from orchestrator.tasks.journal.file_store import FileStore
+from orchestrator.tasks.journal.file import JournalFile
 from orchestrator.tasks.journal.metrics import JOURNAL
-from orchestrator.tasks.journal.store import JournalStore
-from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -92,19 +73,13 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:
-    from orchestrator.state.shared_state import SharedState
-
 KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
 """What is kept of ended tasks, for replay. A token takes 104 bytes; with the 20 most likely ones
 beside it, 2.6 KB."""
-KEPT_SLOTS = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
-"""Ended slots that are kept, with their files, for clients that fetch them late."""
 ENCODING_THREADS = 2
 MAX_ENCODING_BYTES = 64 * 2**20
 """Bytes of the prompts that may wait to become tokens, all together."""
 KEY_SETTINGS = ("token", "admin_token", "keys")
-POLICY_SECTIONS = {"admission", "deadlines", "dispatch", "placement", "queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +99,7 @@ class Components:
     hedger: Hedger
     pausing: Pausing
     reloader: Reloader
+    recorder: Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +151,11 @@ def build(
     *,
     make_lane: LaneMaker | None = None,
     file: JournalFile | None = None,
-    shared_state: "SharedState | None" = None,
+    sharing: Sharing | None = None,
 ) -> Components:
     """One orchestrator, not started yet. ``file`` is where durable tasks are written down, unless
-    they are in the store of a ``shared_state``."""
+    ``sharing`` has a store of its own."""
+    sharing = Sharing() if sharing is None else sharing
     keys = keys_of(settings)
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue.max_waiting, ORDERS[settings.queue.order], settings.queue.when_full
@@ -195,24 +172,29 @@ def build(
         registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)
     )
     dispatch = _dispatch(common, registry, foresight, settler)
-    tag = "" if shared_state is None else shared_state.tasks.tag
-    store = _durable_store(file, shared_state)
+    store = sharing.store(file)
     durable = None if store is None else DurableTasks(store, clock)
-    health = HealthBoard(registry, instances.models, queue, admission, durable)
+    health = HealthBoard(registry, instances.models, queue, admission, sharing, durable)
     health.has_tenants = _has_tenants(settings)
-    sessions = SessionStore(settings.sessions, clock, Ids(rng, tag))
     limiter = Limiter(_rate_limits(settings, keys), clock)
-    if shared_state is not None:
-        shared_state.share(registry, queue, limiter)
-        shared_state.learn(registry, foresight.forecaster.lengths)
-        shared_state.items.add("session", sessions)
-    slots, slot_fleet = _slots(
-        common, registry, admission, limiter, tag, is_watching=make_lane is None
+    sharing.share(registry, queue, limiter, foresight.forecaster.lengths)
+    rooms = build_rooms(
+        Core(
+            settings=settings,
+            clock=clock,
+            rng=rng,
+            metrics=metrics,
+            registry=registry,
+            admission=admission,
+            limiter=limiter,
+            sharing=sharing,
+            journal=file,
+            is_simulated=make_lane is not None,
+        )
     )
-    health.also_ready.append(lambda: bool(slot_fleet.ready()))
+    health.also_ready.extend(room.is_ready for room in rooms)
     swaps, demand = _loading(common, registry, foresight)
     reloader = Reloader(settings)
-    recorder = _recorder(common, registry, foresight.forecaster)
     encoding = EncodingStage(executor, ENCODING_THREADS, MAX_ENCODING_BYTES, clock)
     stages = Stages(
         limits=limiter,
@@ -225,36 +207,27 @@ def build(
         dispatcher=dispatch.dispatcher,
         settler=settler,
         store=TaskStore(clock, KEPT_TASKS),
-        sessions=sessions,
         swaps=swaps,
         demand=demand,
-        explainer=None if recorder is None else Explainer(recorder, partial(_policy, reloader)),
         durable=durable,
-        batches=_batches(settings, file, clock, shared_state),
-        slots=slots,
-        shared_state=shared_state,
+        sharing=sharing,
     )
     service = ServiceConfig(
         settings.deadlines,
         isolate_tenants=_isolates_tenants(settings),
+        idle_keep_s=settings.dispatch.idle_keep_s,
         learns_runs=settings.dispatch.learn_runs,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
-    orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
-    if recorder is not None:
-        dispatch.pausing.listener = recorder
-        registry.listen(recorder)
-        orchestrator.on_offered.append(recorder.offered)
-        orchestrator.on_ended.append(recorder.ended)
+    orchestrator = Orchestrator(stages, service, metrics, clock, rng, rooms, tracing)
+    recorder = Recorder(registry, foresight.forecaster, clock)
+    dispatch.pausing.listener = recorder
+    registry.listen(recorder)
+    orchestrator.on_offered.append(recorder.offered)
+    orchestrator.on_ended.append(recorder.ended)
     metrics.watch(queue, QUEUE)
     metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
-    metrics.watch(sessions, SESSIONS)
-    if stages.batches is not None:
-        metrics.watch(stages.batches, BATCHES)
-    if shared_state is not None:
-        shared_state.watch(metrics)
-        shared_state.follow(orchestrator.runs)
-        health.shared_state = shared_state
+    sharing.follow(orchestrator.runs, metrics)
     recovery = None
     if store is not None and durable is not None:
         metrics.watch(durable, JOURNAL)
@@ -279,6 +252,7 @@ def build(
         hedger=dispatch.hedger,
         pausing=dispatch.pausing,
         reloader=reloader,
+        recorder=recorder,
     )
 
 
@@ -332,7 +306,7 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
     promises = Promises(forecaster, clock)
     quotes = Quotes(common.queue, forecaster, start_times, promises, clock)
     feasibility = Feasibility(
-        forecaster, start_times, promises, clock, common.rng, _feasibility(settings)
+        forecaster, start_times, promises, clock, common.rng, feasibility_config(settings)
     )
     prediction = Prediction(forecaster, start_times, promises, quotes, feasibility, Calibration())
     metrics.watch(feasibility.stats, refusals("", "requests"))
@@ -381,42 +355,6 @@ def _dispatch(
     return _Dispatch(dispatcher, retrier, hedger, pausing)
 
 
-def _slots(
-    common: _Common,
-    registry: Registry,
-    admission: Admission,
-    limiter: Limiter,
-    tag: str,
-    *,
-    is_watching: bool,
-) -> tuple[Slots, SlotFleet]:
-    settings, clock, metrics = common.settings, common.clock, common.metrics
-    fleet = SlotFleet(registry, settings.lanes, clock, common.rng, is_watching=is_watching)
-
-    def enter(slot: Slot) -> None:
-        admission.begin(slot)
-        limiter.begin(slot)
-
-    slots = Slots(
-        enter,
-        fleet,
-        SlotLedger(metrics, clock),
-        KeptStore(clock, KEPT_SLOTS, "slot"),
-        SlotsConfig(
-            _feasibility(settings),
-            attempts=ATTEMPTS,
-            lane=settings.lanes,
-            tag=tag,
-        ),
-        clock,
-        common.rng,
-    )
-    metrics.watch(slots, SLOTS)
-    metrics.watch(slots.refusals, refusals("slot_", "slots"))
-    metrics.watch(fleet, FLEET)
-    return slots, fleet
-
-
 def _loading(
     common: _Common, registry: Registry, foresight: _Foresight
 ) -> tuple[Swaps, ModelDemand]:
@@ -438,16 +376,6 @@ def _loading(
     common.metrics.watch(swaps, SWAPS)
     common.metrics.watch(demand, DEMAND)
     return swaps, demand
-
-
-def _recorder(common: _Common, registry: Registry, forecaster: Forecaster) -> Recorder | None:
-    most = common.settings.telemetry.recorded_requests
-    return Recorder(registry, forecaster, common.clock, most) if most else None
-
-
-def _policy(reloader: Reloader) -> dict[str, Any]:
-    """The sections of the settings by which the service decides, as they are now; no secrets."""
-    return reloader.settings.model_dump(mode="json", include=POLICY_SECTIONS)
 
 
 def _follow(
@@ -494,89 +422,10 @@ def _follow(
     reloader.follow(("shutdown",), lambda new: None)
 
 
-def journal_config(settings: Settings) -> JournalConfig | None:
-    """Settings of the journal of durable tasks; None where none is configured."""
-    path = settings.journal.path
-    return None if path is None else JournalConfig(path, _journal_terms(settings))
-
-
-def _journal_terms(settings: Settings) -> JournalTerms:
-    journal = settings.journal
-    return JournalTerms(
-        window_ms=journal.loss_window_ms,
-        keep_results_s=journal.keep_results_s,
-        keep_s=journal.keep_s,
-    )
-
-
-def _durable_store(
-    file: JournalFile | None, shared_state: "SharedState | None"
-) -> JournalStore | None:
-    """What durable tasks are kept in; None where there can be none."""
-    if shared_state is not None:
-        return shared_state.tasks
-    return None if file is None else FileStore(file)
-
-
-def make_shared_state(
-    settings: Settings, rng: random.Random, unix: Callable[[], float]
-) -> "SharedState | None":
-    """Make one orchestrator's part in what several share; None where it is alone. Blocks, and asks
-    the store nothing yet."""
-    state = settings.state
-    if state.url is None:
-        return None
-    # Not before it is needed: the library is an extra.
-    from orchestrator.state.connection import LEASE_S, StateConfig
-    from orchestrator.state.shared_state import SharedState
-    from orchestrator.state.siblings import group_of
-
-    url, terms = state.url.get_secret_value(), _journal_terms(settings)
-    config = StateConfig(url, state.prefix, LEASE_S, terms)
-    shared_state = SharedState(config, new_tag(rng), unix)
-    if state.own_address is not None:
-        shared_state.share_port(group_of(settings.host, settings.port), state.own_address)
-    return shared_state
-
-
-def _batches(
-    settings: Settings, file: JournalFile | None, clock: Clock, shared_state: "SharedState | None"
-) -> Batches | None:
-    """Batches, in a folder beside the journal, under the journal's locks; None without a
-    journal. Of processes that share a port one has them, and another once that one has ended."""
-    siblings = None if shared_state is None else shared_state.siblings
-    journal, claim = None if file is None else file.config, None
-    if siblings is not None:
-        journal = journal or journal_config(settings)
-        claim = None if journal is None else Claim(journal, file, siblings.take_lead)
-    if journal is None:
-        return None
-    bounds = settings.batches
-    config = BatchConfig(
-        folder_of(journal.path),
-        window=WINDOW,
-        line_bytes=settings.http.max_body_bytes,
-        folder_bytes=bounds.folder_bytes,
-        attempts=ATTEMPTS,
-    )
-    if file is not None:
-        return Batches(config, clock, file.boot, claim)
-    assert shared_state is not None
-    return Batches(config, clock, shared_state.tasks.boot, claim)
-
-
 def _admission(settings: Settings) -> AdmissionConfig:
     return AdmissionConfig(
         floor_ms=settings.admission.floor_ms,
         default_max_tokens=settings.admission.default_max_tokens,
-    )
-
-
-def _feasibility(settings: Settings) -> FeasibilityConfig:
-    """Feasibility settings, shared by tasks and slots."""
-    admission = settings.admission
-    return FeasibilityConfig(
-        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=REFUSAL_SAMPLE
     )
 
 
@@ -615,7 +464,7 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
         settings.http,
         settings.streams.keepalive_s,
         FormatConfig(settings.models.tool_format, settings.models.reasoning_format),
-        model_aliases=settings.models.aliases,
+        settings.models.aliases,
     )
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,14 +12,12 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.sharing import Sharing
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import READINESS, narrate
 from protocol import WorkerStats
-
-if TYPE_CHECKING:  # its library is an extra
-    from orchestrator.state.shared_state import SharedState
 
 NEAR_EXHAUSTION = 0.9
 """Share (0 to 1) of the queue's bound above which its places are about to run out."""
@@ -45,6 +42,7 @@ class HealthBoard:
         models: ServedModels,
         queue: TaskQueue[Task],
         admission: Admission,
+        sharing: Sharing,
         durable: DurableTasks | None = None,
     ) -> None:
         self._registry = registry
@@ -64,8 +62,7 @@ class HealthBoard:
         tasks are served)."""
         self.has_tenants = False
         """Whether to expect requests of several tenants."""
-        self.shared_state: SharedState | None = None
-        """What this orchestrator shares with others; None for one that is alone."""
+        self.sharing = sharing
         self.also_ready: list[Callable[[], bool]] = []
         """Checks that make the service ready for work other than text, should one of them hold."""
         self._snapshot_version = -1
@@ -110,8 +107,8 @@ class HealthBoard:
         }
         if self._durable is not None:
             described["journal"] = _describe_journal(self._durable)
-        if self.shared_state is not None:
-            described["state"] = _describe_state(self.shared_state)
+        if (state := self.sharing.describe()) is not None:
+            described["state"] = state
         body = msgspec.json.encode(described)
         # A service that can serve anybody is ready: taken out of rotation, it would serve nobody.
         self.ready = PreparedResponse(200 if status in SERVES else 503, body)
@@ -147,9 +144,8 @@ class HealthBoard:
         queue = self._queue
         if queue.bound > 0 and queue.new > NEAR_EXHAUSTION * queue.bound:
             return "near_exhaustion" if queue.lets_in(others=self.has_tenants) else "exhausted"
-        is_alone = self.shared_state is not None and bool(self.shared_state.members.fault)
         is_failing = self._durable is not None and bool(self._durable.fault)
-        return "degraded" if is_failing or is_alone else "ready"
+        return "degraded" if is_failing or self.sharing.fault else "ready"
 
 
 def _describe_journal(durable: DurableTasks) -> dict[str, object]:
@@ -160,20 +156,6 @@ def _describe_journal(durable: DurableTasks) -> dict[str, object]:
         "unwritten": durable.unwritten,
         "set_aside": durable.set_aside or None,
     }
-
-
-def _describe_state(state: "SharedState") -> dict[str, object]:
-    """The shared state as ``/health`` shows it. ``process``: which of the processes at this port
-    answers, and ``processes`` how many there are; the queue and the loads are those of this one."""
-    described: dict[str, object] = {
-        "members": state.members.alive,
-        "fault": state.members.fault or None,
-        "strangers": list(state.members.strangers),
-    }
-    if state.siblings is not None:
-        described["process"] = state.siblings.name
-        described["processes"] = 1 + len(state.siblings.urls())
-    return described
 
 
 def _describe(instance: Instance) -> dict[str, object]:

@@ -11,9 +11,8 @@ def bare_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
 
 
-async def start_helper(module: str, *, stderr: int | None = None) -> asyncio.subprocess.Process:
-    """Start ``python -m module`` with pipes to its standard input and output; ``stderr`` as
-    ``asyncio.create_subprocess_exec`` takes it. Raises ``OSError``."""
+async def start_helper(module: str) -> asyncio.subprocess.Process:
+    """Start ``python -m module``, with pipes to its input and output. Raises ``OSError``."""
     environment = bare_environment()
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
@@ -23,7 +22,6 @@ async def start_helper(module: str, *, stderr: int | None = None) -> asyncio.sub
         module,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=stderr,
         env=environment | {"PYTHONPATH": path},
         start_new_session=True,  # Ctrl-C is for this process to act on
     )

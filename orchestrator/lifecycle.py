@@ -75,20 +75,19 @@ class Lifecycle:
             pass
         self._stages.registry.start(self._monitor)
         self._discovery.start()
-        self._stages.slots.start()
-        if self._stages.batches is not None:
-            self._stages.batches.start()
+        for room in self._orchestrator.rooms:
+            room.start()
         self._upkeep = asyncio.create_task(self._keep_up())
 
-    def join(self, url: str, keys: str) -> None:
-        """Join the orchestrators that share a state, if this one does, as the one at ``url``.
-        ``keys`` is a digest of the keys that it takes."""
-        shared, durable = self._orchestrator.shared_state, self._stages.durable
-        if shared is not None and durable is not None and self._recovery is not None:
+    def join(self, port: int, keys: str) -> None:
+        """Join the orchestrators that share a state, if this one does, as the one that listens on
+        ``port``. ``keys`` is a digest of the keys that it takes."""
+        sharing, durable = self._orchestrator.sharing, self._stages.durable
+        if durable is not None and self._recovery is not None:
             durable.on_lost = self._let_go
             durable.on_outdone = self._orchestrator.store.forget
-            shared.members.on_lapsed.append(durable.check_owned)
-            shared.start(url, keys, self._recovery.take_over, self._may_take_over)
+            sharing.on_lapsed(durable.check_owned)
+            sharing.join(port, keys, self._recovery.take_over, self._may_take_over)
 
     def _may_take_over(self) -> bool:
         """Whether tasks of others would get anywhere here."""
@@ -161,7 +160,8 @@ class Lifecycle:
                 orchestrator.task_over,
                 min(left_s, UPKEEP_EVERY_S),
             )
-        latest_end = max(orchestrator.store.latest_end, orchestrator.slots.store.latest_end)
+        ends = (room.latest_end for room in orchestrator.rooms)
+        latest_end = max((orchestrator.store.latest_end, *ends))
         asked_until = min(ends_at, latest_end + COME_BACK_S)
         await asyncio.sleep(max(0.0, asked_until - orchestrator.clock.now()))
         unfinished = early + orchestrator.live_tasks
@@ -196,17 +196,15 @@ class Lifecycle:
         self._monitor.close()
         await self._stages.demand.close()
         await self._stages.swaps.close()
-        await self._stages.slots.close()
+        for room in self._orchestrator.rooms:
+            await room.close()
         await self._stages.registry.close()
         await self._orchestrator.grammars.close()
         if self._orchestrator.tracing is not None:
             await self._orchestrator.tracing.close()
-        if self._stages.batches is not None:
-            await self._stages.batches.close()
         if self._stages.durable is not None:
             await self._stages.durable.close()
-        if self._orchestrator.shared_state is not None:
-            await self._orchestrator.shared_state.close()
+        await self._orchestrator.sharing.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _keep_up(self) -> None:
@@ -220,10 +218,10 @@ class Lifecycle:
                 await self._discovery.remove_retired()
                 await stages.registry.replace_exhausted_lanes()
                 stages.store.prune()
-                stages.sessions.prune()
                 if stages.durable is not None:
                     stages.durable.flush()
-                stages.slots.upkeep()
+                for room in self._orchestrator.rooms:
+                    room.upkeep()
                 self._health.refresh()
             except Exception:
                 service_log.exception("upkeep failed; will retry")

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from clips.dispatch.service import Slots
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.context_limit import usual_tokens
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.images import ImageGate
 from orchestrator.admission.rate_limits import Limiter
-from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import (
@@ -26,6 +24,7 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
+from orchestrator.extension import Extension, Submit
 from orchestrator.ids import Ids
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
@@ -39,8 +38,7 @@ from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
 from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.recording.explainer import Explainer
-from orchestrator.sessions.store import SessionStore
+from orchestrator.sharing import Sharing
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.image import Image
@@ -58,7 +56,6 @@ from orchestrator.telemetry.metrics import Metrics
 from protocol import AbortCause, Grammar, ModelCard
 
 if TYPE_CHECKING:
-    from orchestrator.state.shared_state import SharedState
     from orchestrator.tasks.spans import Tracing
 
 T = TypeVar("T")
@@ -78,19 +75,12 @@ class Stages:
     dispatcher: Dispatcher
     settler: Settler
     store: TaskStore
-    sessions: SessionStore
     swaps: Swaps
     demand: ModelDemand
-    slots: Slots
-    """Clips, which share the first of these stages and nothing else."""
-    explainer: Explainer | None = None
-    """Why requests missed; None where none are recorded."""
+    sharing: Sharing
+    """What this orchestrator shares with others."""
     durable: DurableTasks | None = None
     """The journal; None where no task can be durable."""
-    batches: Batches | None = None
-    """Batches, kept beside the journal; None without one."""
-    shared_state: "SharedState | None" = None
-    """What this orchestrator shares with others; None for one that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +90,8 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Whether tenants share no cached prefixes."""
+    idle_keep_s: float = 0.0
+    """How long the KV of conversations is kept, for requests that do not say."""
     learns_runs: bool = False
     """Whether it is learnt how many calls runs have whose clients do not say so."""
 
@@ -137,10 +129,11 @@ class Orchestrator:
         metrics: Metrics,
         clock: Clock,
         rng: random.Random,
+        rooms: Sequence[Extension] = (),
         tracing: "Tracing | None" = None,
     ) -> None:
-        """``rng`` makes ids; knowing one is enough to read its text. Without ``tracing`` no traces
-        are sent."""
+        """``rng`` makes ids; knowing one is enough to read its text. ``rooms`` are the optional
+        ones. Without ``tracing`` no traces are sent."""
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
@@ -152,26 +145,26 @@ class Orchestrator:
         self.store = stages.store
         self.started_unix = int(clock.unix())
         self.deadlines = config.deadlines
-        self.sessions = stages.sessions
-        self.slots = stages.slots
+        self.rooms = rooms
         self.task_over = asyncio.Event()
-        """Set whenever a task or a slot has ended; whoever waits for it clears it."""
-        self.slots.on_end = self.task_over.set
+        """Set whenever work has ended; who waits for it clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.on_ended: list[Callable[[Task], None]] = []
         """Called with each task that has ended, one that was refused too."""
         self.runs = Runs(clock)
         self.run_watch = RunWatch(clock) if config.learns_runs else None
+        self.idle_keep_s = config.idle_keep_s
         self.isolate_tenants = config.isolate_tenants
-        self.shared_state = stages.shared_state
-        shared = stages.shared_state
-        self.ids = Ids(rng, "" if shared is None else shared.tasks.tag)
+        self.sharing = stages.sharing
+        self.ids = Ids(rng, stages.sharing.tag)
         self._rng = rng
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
         self.grammars = GrammarCheck()
         self.images = ImageGate()
+        for room in rooms:
+            room.bind(self)
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
         """Offer a request. Returns once it is queued or sent; raises why it was refused.
@@ -185,14 +178,10 @@ class Orchestrator:
             await self._committed(task)
         return task
 
-    async def continue_session(self, job: Job, prompt: Prompt) -> Task:
-        """Offer the next turn of the job's session. ``prompt`` is what is new; the job is kept."""
-        with self.sessions.turn(job, prompt) as turn:
-            task = await self.submit(turn.job, turn.prompt)
-            turn.follow(task)
-        if turn.is_deleted:  # while its prompt was encoded
-            self.cancel(task)
-        return task
+    def room_of(self, job: Job) -> Submit | None:
+        """How the room whose own a job is submits it; None for a job of the service itself."""
+        found = (room.submit_of(job) for room in self.rooms)
+        return next((submit for submit in found if submit is not None), None)
 
     async def prepare(self, job: Job, prompt: Prompt, reading: Reading | None = None) -> Task:
         """The first half of ``submit``: everything that needs the prompt. The caller must then
@@ -357,8 +346,7 @@ class Orchestrator:
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)
         stages.limits.charge(task)
-        if self.shared_state is not None and self.shared_state.limits is not None:
-            await self.shared_state.limits.take(task)
+        await self.sharing.take(task)
 
     async def _read_prompt(
         self, task: Task, encoder: PromptEncoder, prompt: Prompt, reading: Reading | None = None
@@ -574,8 +562,8 @@ class Orchestrator:
 
     @property
     def live_tasks(self) -> int:
-        """How many tasks and slots have not ended."""
-        return len(self._live) + self.slots.live
+        """How many tasks have not ended, with the work of all rooms."""
+        return len(self._live) + sum(1 for room in self.rooms for _ in room.live())
 
     def live(self) -> Iterator[Task]:
         """All tasks that have not ended, whatever route they came by, the newest first."""
@@ -588,7 +576,7 @@ class Orchestrator:
             self.stages.prediction.start_times,
             self.stages.prediction.forecaster,
         )
-        now, ended = self.clock.now(), self.slots.end_hopeless(by)
+        now, ended = self.clock.now(), sum(room.end_hopeless(by) for room in self.rooms)
         for task in list(self.queue):
             times = forecaster.residual_ms(task, now)
             through_ms = start_times.start_ms(task) + times[len(times) // 2]
@@ -598,9 +586,10 @@ class Orchestrator:
         return ended
 
     def end_all(self) -> None:
-        """End every live task and slot, because the service shuts down. Durable tasks are left to
-        the next process."""
-        self.slots.end_all()
+        """End all live work, because the service shuts down. Durable tasks are left to the next
+        process."""
+        for room in self.rooms:
+            room.end_all()
         for task in list(self._live):
             self._end_for_drain(task)
         self.stages.demand.abandon()

@@ -64,10 +64,10 @@ _SIM: Final = (
     "perf/sim/scenes.py",
     "perf/sim/simulate.py",
     "perf/sim/rivals",
-    "pool/replay/lane.py",
-    "pool/replay/loop.py",
-    "pool/replay/service.py",
-    "pool/replay/worker.py",
+    "perf/sim/replay/lane.py",
+    "perf/sim/replay/loop.py",
+    "perf/sim/replay/service.py",
+    "perf/sim/replay/worker.py",
 )
 _RUNS: Final = (
     "orchestrator/tasks/run_lengths.py",
@@ -91,12 +91,6 @@ SOURCES: Final = {
     "perf.sim.slow_tools": (*_SIM, *_RUNS, "perf/sim/chains.py", "perf/sim/slow_tools.py"),
     "perf.sim.quotes": (*_SIM, "perf/sim/quotes.py"),
     "perf.sim.reported": (*_SIM, "perf/sim/reported.py"),
-    "perf.sim.explained": (
-        *_SIM,
-        "orchestrator/recording",
-        "perf/sim/explained.py",
-        "pool/replay",
-    ),
     "perf.sim.fleet": (
         "orchestrator/placement",
         "orchestrator/prediction",

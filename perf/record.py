@@ -98,7 +98,6 @@ TABLE: Final = (
     Entry("shared-state", "perf.service", "--only state", 150),
     Entry("processes", "perf.service", "--only processes", 150),
     Entry("finish", "perf.service", "--only finish", 200),
-    Entry("explanations", "perf.service", "--only explanations", 260),
     Entry("quotes", "perf.service", "--only quotes", 290),
     Entry("starts", "perf.service", "--only starts", 60),
     Entry("front", "perf.service", "--only front", 60, on="a proxy"),
@@ -183,13 +182,6 @@ TABLE: Final = (
         "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True
     ),
     Entry("sim-fleet", "perf.sim.fleet", f"--trace {_CONVERSATION}", 660, beside=True),
-    Entry(
-        "sim-explained",
-        "perf.sim.explained",
-        "--loads 1.3 2 --seeds 1",
-        500,
-        beside=True,
-    ),
     Entry("sim-reported", "perf.sim.reported", "", 300, beside=True),
     Entry(
         "sim-chains",

@@ -17,6 +17,7 @@ from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
 from picker.picker import EndpointPicker
 from picker.pods import Pods, keep_in_step
+from picker.section import PickerSection
 from picker.server import PickerServer
 from worker.environment import guide_to
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
     try:
         settings = load_settings(**given)
-        if not settings.picker.endpoints:
+        if not settings.section(PickerSection).endpoints:
             raise InvalidSettings(
                 "picker.endpoints: name the pods: --endpoints ip:port,…, dns:host:port or file:path"
             )
@@ -57,7 +58,8 @@ async def serve(settings: Settings) -> int:
     # Whoever starts it may have blocked the signal until here (tidegate/cli/runtime.py).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     clock = LoopClock(loop)
-    pods = Pods(settings.picker, clock)
+    section = settings.section(PickerSection)
+    pods = Pods(section, clock)
     discovery = discover(settings, pods, clock)
     dialects = [dialect for served in SERVED for dialect in served.conventions]
     server = PickerServer(EndpointPicker(settings, pods, clock), settings, dialects, clock)
@@ -68,8 +70,10 @@ async def serve(settings: Settings) -> int:
         return 1
     pods.start()
     discovery.start()
-    discovery.list_anew(entry for entry in settings.picker.endpoints if not is_source(entry))
-    service_log.info("listening", extra=fields(host=settings.picker.host, port=port))
+    discovery.list_anew(
+        entry for entry in settings.section(PickerSection).endpoints if not is_source(entry)
+    )
+    service_log.info("listening", extra=fields(host=section.host, port=port))
     chores = [asyncio.create_task(keep_in_step(discovery)), asyncio.create_task(_check(server))]
     grace_s = await stop.get()
     service_log.info("stopping", extra=fields(grace_s=grace_s))
@@ -89,10 +93,11 @@ async def serve(settings: Settings) -> int:
 
 def discover(settings: Settings, pods: Pods, clock: LoopClock) -> DiscoverySync:
     """What keeps ``pods`` in step with the pods that the settings name."""
+    endpoints = settings.section(PickerSection).endpoints
     return DiscoverySync(
         pods,
         (),
-        [source_of(entry) for entry in settings.picker.endpoints if is_source(entry)],
+        [source_of(entry) for entry in endpoints if is_source(entry)],
         clock,
     )
 

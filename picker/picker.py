@@ -18,6 +18,7 @@ from picker.asked import Asked
 from picker.choice import Needs, Prospect, nobody, rank, require_feasible
 from picker.pod import AnswerEnd, Flight, Pod
 from picker.pods import Pods
+from picker.section import PickerSection
 
 FIRST_CHARS_PER_TOKEN = 4.0
 """Characters of a prompt per token until pods have told: about right for English."""
@@ -47,7 +48,7 @@ class EndpointPicker:
     def __init__(self, settings: Settings, pods: Pods, clock: Clock) -> None:
         self.pods = pods
         self.lengths = AnswerLengths()
-        self._config = settings.picker
+        self._config = settings.section(PickerSection)
         self._floor_ms = settings.admission.floor_ms
         self._refuses = settings.admission.mode is AdmissionMode.ENFORCE
         self._clock = clock

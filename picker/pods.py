@@ -8,10 +8,10 @@ import aiohttp
 
 from orchestrator.clock import Clock
 from orchestrator.instances.discovery.sync import DiscoverySync
-from orchestrator.settings.picker import PickerSettings
 from orchestrator.telemetry.log import fields, lane_log
 from picker.choice import Prospect
 from picker.pod import Pod
+from picker.section import PickerSection
 from picker.vllm_page import NotAPage, VllmPage, read_page
 
 PATHS = ("/metrics/vllm", "/metrics")
@@ -37,7 +37,7 @@ class _NoPage(Exception):
 class Pods:
     """All pods, by address. ``DiscoverySync`` adds and retires them, as an ``InstanceSet``."""
 
-    def __init__(self, config: PickerSettings, clock: Clock) -> None:
+    def __init__(self, config: PickerSection, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self._pods: dict[str, Pod] = {}

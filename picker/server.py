@@ -15,6 +15,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry.log import service_log
 from picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from picker.picker import EndpointPicker
+from picker.section import PickerSection
 from picker.stream import MOST_BODY_BYTES, HeldBodies, ProtocolError, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
@@ -64,7 +65,7 @@ class PickerServer:
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ``OSError``."""
-        config = self._settings.picker
+        config = self._settings.section(PickerSection)
         where = f"[{config.host}]" if ":" in config.host else config.host
         address = f"{where}:{config.port}"
         try:

@@ -46,6 +46,7 @@ from picker.replies import (
     pass_body,
     refused,
 )
+from picker.section import PickerSection
 
 MOST_BODY_BYTES: Final = 4 * 2**20
 """Largest request body that is read."""
@@ -187,7 +188,7 @@ class RequestStream:
         """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if
         one that is not is to be refused."""
         has_room = self._bodies.held_bytes <= ALL_BODIES_BYTES
-        if self._settings.picker.failure_mode == "closed":
+        if self._settings.section(PickerSection).failure_mode == "closed":
             if size > MOST_BODY_BYTES:
                 raise BodyTooLarge(
                     f"the body has more than {MOST_BODY_BYTES} bytes, the most that the endpoint "

@@ -28,7 +28,5 @@ The instances of a machine, ``tidegate pool``:
 - ``fleet``      its parts
 - ``pool_command``
 
-Beside the service: ``replay`` runs what it recorded once more, for ``tidegate explain``.
-
 Nothing is imported here.
 """

@@ -275,6 +275,8 @@ class Launcher:
         }
         if spec.instances_at is not None:
             return env | ({"TIDEGATE_INSTANCES": spec.instances_at} if spec.instances_at else {})
+        if SLOT_MODEL in spec.models:
+            env["TIDEGATE_SLOTS__SERVE"] = "true"
         return env | {
             "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
             "TIDEGATE_LANES__TOKEN": self._lane_token,

@@ -154,10 +154,10 @@ class OrchestratorSettings(_Strict):
     @classmethod
     def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
         # Imported where it is needed: with it comes a good part of the orchestrator.
-        from orchestrator.settings import Settings
+        from orchestrator.settings import whole_settings
         from orchestrator.settings.renamed import RENAMED as RENAMED_THERE
 
-        return _checked(value, Settings, RENAMED_THERE, "a setting of the orchestrator")
+        return _checked(value, whole_settings(), RENAMED_THERE, "a setting of the orchestrator")
 
 
 class PortsSettings(_Strict):

@@ -6,15 +6,19 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
+from clips.section import ClipsSection
 from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
 from orchestrator.api.server import build_app
-from orchestrator.build import build, make_shared_state
+from orchestrator.build import build
 from orchestrator.clock import LoopClock
-from orchestrator.settings import Settings
-from orchestrator.settings.sections import PlacementSettings, StateSettings
+from orchestrator.settings import whole_settings
+from orchestrator.settings.sections import PlacementSettings
+from orchestrator.sharing import make_sharing
+from orchestrator.state.section import StateSection
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.misses import LIKELY
 from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS
@@ -110,17 +114,21 @@ def page(declared: Iterable[Declared]) -> str:
 
 async def declared() -> list[Declared]:
     """The metrics of a service with every optional part enabled, and of a pool manager."""
-    settings = Settings.model_construct(
+    sections: dict[str, Any] = {
+        "state": StateSection(url=SecretStr("redis://127.0.0.1")),
+        "slots": ClipsSection(serve=True),
+    }
+    settings = whole_settings().model_construct(
+        **sections,
         placement=PlacementSettings(policy="0"),
-        state=StateSettings(url=SecretStr("redis://127.0.0.1")),
     )
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
     config = JournalConfig(Path(folder.name) / "journal.db")
     file = await asyncio.to_thread(open_journal, config)
     rng = random.Random(0)
-    shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)  # asks nobody
-    parts = build(settings, clock, rng, file=file, shared_state=shared)
+    sharing = await asyncio.to_thread(make_sharing, settings, rng, clock.unix)  # asks nobody
+    parts = build(settings, clock, rng, file=file, sharing=sharing)
     build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)

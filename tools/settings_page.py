@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from clips.render.settings import SlotSettings
-from orchestrator.settings import KeySettings, Settings
+from clips.render.settings import RenderSettings
+from orchestrator.settings import KeySettings, whole_settings
 from worker.environment import HIDDEN, section_of
 from worker.settings import WorkerSettings
 
@@ -94,9 +94,9 @@ def page() -> str:
     """The whole page in Markdown."""
     return _PAGE.format(
         since=_SINCE,
-        orchestrator=_chapter(Settings, ""),
+        orchestrator=_chapter(whole_settings(), ""),
         worker=_chapter(WorkerSettings, "worker."),
-        slot=_chapter(SlotSettings, "slot."),
+        slot=_chapter(RenderSettings, "slot."),
     )
 
 
@@ -140,7 +140,7 @@ def _chapter(kind: type[BaseSettings], above: str) -> str:
     rows = list(rows_of(kind))
     own = [row for row in rows if sections[row.name.partition(".")[0]] is None]
     parts = [_table(own, above)]
-    if kind is Settings:
+    if kind is whole_settings():
         keys = [row._replace(name=f"keys.NAME.{row.name}") for row in rows_of(KeySettings)]
         parts += [f"### keys\n\n{_first_paragraph(KeySettings)}", _table(keys, above)]
     for name, section in sections.items():

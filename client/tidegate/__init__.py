@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         ToolTimeout,
         Unavailable,
     )
-    from tidegate.explanations import Explanation, Replay, TaskMoment, TriedChange
     from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
     from tidegate.quotes import Quote, QuotedChance, Reservation
     from tidegate.requests import Message, Prompt, TaskOptions
@@ -108,7 +107,6 @@ _MODULES: Final = (
     "retries",
     "listings",
     "quotes",
-    "explanations",
     "sessions",
     "slots",
     "chats",
@@ -149,7 +147,6 @@ __all__ = [
     "DeadlineScope",
     "End",
     "Event",
-    "Explanation",
     "Failed",
     "Generation",
     "Instance",
@@ -164,7 +161,6 @@ __all__ = [
     "Quote",
     "QuotedChance",
     "Recipe",
-    "Replay",
     "Reservation",
     "Retries",
     "Session",
@@ -193,7 +189,6 @@ __all__ = [
     "TaskError",
     "TaskLine",
     "TaskList",
-    "TaskMoment",
     "TaskOptions",
     "TaskStatus",
     "TidegateError",
@@ -202,7 +197,6 @@ __all__ = [
     "ToolCallDelta",
     "ToolDeadline",
     "ToolTimeout",
-    "TriedChange",
     "Unavailable",
     "Usage",
     "deadline",

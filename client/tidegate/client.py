@@ -19,7 +19,6 @@ from tidegate.chats import (
 )
 from tidegate.deadlines import Deadline, block_seconds, to_seconds
 from tidegate.errors import ProtocolError, error_class
-from tidegate.explanations import EXPLAIN_S, Explanation
 from tidegate.following import Feed, Follower, owned
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
 from tidegate.operating import Operating
@@ -161,13 +160,6 @@ class Client:
     async def status(self, task_id: str) -> TaskStatus:
         """Get a task as it stands. Raises ``NotFound``."""
         return await self._get(f"/v2/tasks/{quote(task_id, safe='')}", TaskStatus)
-
-    async def explain(self, task_id: str) -> Explanation:
-        """Ask why a task that has ended missed its deadline, and what alone would have met it. The
-        service replays what surrounded it, which takes some seconds. Raises ``NotFound``."""
-        path = f"/v2/tasks/{quote(task_id, safe='')}/explanation"
-        call = Call("GET", path, ends_at=due().at, patience_s=EXPLAIN_S)
-        return await self._transport.call(call, Explanation)
 
     async def cancel(self, task_id: str) -> None:
         """Stop a task. Idempotent; returns once the server has taken note, and the task ends in a

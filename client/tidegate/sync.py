@@ -62,7 +62,6 @@ class SyncClient(SyncPart[Client]):
     submit = plain(Client.submit)
     quote = plain(Client.quote)
     status = plain(Client.status)
-    explain = plain(Client.explain)
     cancel = plain(Client.cancel)
     events = plain_stream(Client.events)
     stream = plain_stream(Client.stream)

@@ -1,4 +1,4 @@
-"""Slots: clips that instances' ``slot`` models render against deadlines (docs/slot.md).
+"""Clips: clips that instances' ``slot`` models render against deadlines (docs/slot.md).
 
 - ``job``       what a client asks for; ``slot``: one offered slot, which is work as a task is
 - ``forecast``  when each would be done, and what of it: pure

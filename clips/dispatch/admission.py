@@ -11,17 +11,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from clips.dispatch.fleet import SlotFleet, SlotInstance
+from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.forecast import (
+    ClipNeeds,
     Expected,
     InstanceTimeline,
-    SlotNeeds,
     best_plan,
     forecast,
     place,
 )
-from clips.dispatch.slot import Slot
-from clips.dispatch.waiting import WaitingSlots
+from clips.dispatch.task import ClipTask
+from clips.dispatch.waiting import WaitingClips
 from orchestrator.clock import Clock
 from orchestrator.errors import (
     DeadlineInfeasible,
@@ -53,21 +53,21 @@ class _Hindrance(NamedTuple):
     is_others: bool
 
 
-class SlotAdmission:
+class ClipAdmission:
     """Lets slots in, or raises the error that says why not."""
 
     def __init__(
         self,
-        enter: Callable[[Slot], None],
-        fleet: SlotFleet,
-        waiting: WaitingSlots,
+        enter: Callable[[ClipTask], None],
+        fleet: ClipFleet,
+        waiting: WaitingClips,
         clock: Clock,
         rng: random.Random,
         config: FeasibilityConfig,
         *,
         max_waiting: int,
     ) -> None:
-        self.stats = RefusalStats[Slot](lambda slot: rng.random() < config.sample)
+        self.stats = RefusalStats[ClipTask](lambda slot: rng.random() < config.sample)
         self.refuses = config.mode is AdmissionMode.ENFORCE
         """Whether slots that are certain to be late are refused."""
         self._config = config
@@ -77,7 +77,7 @@ class SlotAdmission:
         self._clock = clock
         self._max_waiting = max_waiting
 
-    def admit(self, slot: Slot) -> None:
+    def admit(self, slot: ClipTask) -> None:
         """Let ``slot`` in, or raise the error that refuses it, the cheapest reason first."""
         self._enter(slot)
         ready = self._fleet.ready()
@@ -92,7 +92,7 @@ class SlotAdmission:
         why = self._infeasibility(slot, ready, now)
         self._require_feasible(slot, why)
 
-    def hopeless(self, slot: Slot, now: float) -> TidegateError | None:
+    def hopeless(self, slot: ClipTask, now: float) -> TidegateError | None:
         """Why no instance could finish the least of a waiting slot in time any more; None if one
         could, or if a sample gets its try."""
         if not self.refuses or now <= slot.drop_at or slot.refusal_sample:
@@ -112,7 +112,7 @@ class SlotAdmission:
         others = [other for other in self._waiting if other is not slot]
         return self._infeasible(slot.needs, _Hindrance(found, is_others=False), others, now)
 
-    def tries(self, slot: Slot, free: list[SlotInstance], now: float) -> list[SlotInstance]:
+    def tries(self, slot: ClipTask, free: list[ClipInstance], now: float) -> list[ClipInstance]:
         """The ``free`` instances on which to begin a slot that will hardly be in time anywhere."""
         expected = self._waiting.expected(slot)
         if expected is not None and expected.is_in_time:  # where it has to wait
@@ -121,7 +121,7 @@ class SlotAdmission:
             return free
         return [one for one in free if slot.needs.may_be_met(one.ability, now)]
 
-    def _require_room(self, slot: Slot, ready: list[SlotInstance], now: float) -> None:
+    def _require_room(self, slot: ClipTask, ready: list[ClipInstance], now: float) -> None:
         """Raise ``QueueFull`` if too many slots wait already."""
         if len(self._waiting) < self._max_waiting or any(one.free for one in ready):
             return
@@ -134,7 +134,7 @@ class SlotAdmission:
             retry_after_ms=max(1000.0, 1000 * (first_at - now)),
         )
 
-    def _require_feasible(self, slot: Slot, why: DeadlineInfeasible | None) -> None:
+    def _require_feasible(self, slot: ClipTask, why: DeadlineInfeasible | None) -> None:
         """Raise ``why``, unless the slot is let in to see whether it is right (DL-17)."""
         stats = self.stats
         if why is None:
@@ -154,7 +154,7 @@ class SlotAdmission:
         )
 
     def _infeasibility(
-        self, slot: Slot, ready: list[SlotInstance], now: float
+        self, slot: ClipTask, ready: list[ClipInstance], now: float
     ) -> DeadlineInfeasible | None:
         """Why ``slot`` cannot be in time, or would make earlier ones late; None if neither."""
         needs, others = slot.needs, list(self._waiting)
@@ -168,7 +168,7 @@ class SlotAdmission:
         return self._infeasible(needs, found, others, now)
 
     def _hindrance(
-        self, needs: SlotNeeds, others: Sequence[Slot], place_in_line: int, now: float
+        self, needs: ClipNeeds, others: Sequence[ClipTask], place_in_line: int, now: float
     ) -> _Hindrance | None:
         """The reason not to let ``needs`` in at that place in line; None if there is none."""
         before = [other.needs for other in others[:place_in_line]]
@@ -190,7 +190,7 @@ class SlotAdmission:
         return None
 
     def _infeasible(
-        self, needs: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
+        self, needs: ClipNeeds, found: _Hindrance, others: Sequence[ClipTask], now: float
     ) -> DeadlineInfeasible:
         """The error that says why ``needs`` is refused, and which deadline would do."""
         expected = found.expected
@@ -215,7 +215,7 @@ class SlotAdmission:
         )
 
     def _feasible_at(
-        self, needs: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
+        self, needs: ClipNeeds, found: _Hindrance, others: Sequence[ClipTask], now: float
     ) -> float:
         """A deadline by which ``needs`` would be let in now, and hardly later than the first such
         (DL-16).
@@ -251,7 +251,7 @@ class SlotAdmission:
         return max(finish_at, now + behind_s) + _RESENT_S
 
 
-def _require_providers(needs: SlotNeeds, ready: list[SlotInstance]) -> None:
+def _require_providers(needs: ClipNeeds, ready: list[ClipInstance]) -> None:
     """Raise ``InvalidRequest`` unless one of ``ready`` has all providers that the recipe names."""
     missing = [instance.ability.missing(needs.chosen) for instance in ready]
     stage = missing[0]

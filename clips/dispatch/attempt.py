@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from clips.dispatch.forecast import Begun
 from clips.dispatch.job import OUTPUTS
-from clips.dispatch.slot import Slot
+from clips.dispatch.task import ClipTask
 from clips.dispatch.wire import METHOD, PREVIEW, Answer, BadAnswer, read_answer, request
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
@@ -21,23 +21,23 @@ _EVENT_FIELDS = frozenset(("event", "stage", "percent"))
 class AttemptSink(Protocol):
     """Hears how an attempt ends: exactly one of these calls, unless it was stopped."""
 
-    def finished(self, attempt: "SlotAttempt") -> None:
+    def finished(self, attempt: "ClipAttempt") -> None:
         """The slot has its facts and files."""
 
-    def refused(self, attempt: "SlotAttempt", error: str) -> None:
+    def refused(self, attempt: "ClipAttempt", error: str) -> None:
         """The worker, or Triton, ended the slot with this error."""
 
-    def lost(self, attempt: "SlotAttempt", reason: str) -> None:
+    def lost(self, attempt: "ClipAttempt", reason: str) -> None:
         """The attempt was lost: nothing more will be heard of it."""
 
 
-class SlotAttempt:
+class ClipAttempt:
     """A slot that was sent to ``address``; ``begun`` says how far it is there. With ``keep_on``
     nothing but its deadline stops it there."""
 
     def __init__(
         self,
-        slot: Slot,
+        slot: ClipTask,
         address: str,
         begun: Begun,
         sink: AttemptSink,

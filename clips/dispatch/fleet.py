@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from clips.dispatch.attempt import SlotAttempt
+from clips.dispatch.attempt import ClipAttempt
 from clips.dispatch.forecast import NOMINAL_ABILITY, Ability, InstanceTimeline
-from clips.dispatch.link import SlotLink
-from clips.slot import SlotState
+from clips.dispatch.link import ClipLink
+from clips.state import ClipsState
 from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
 from orchestrator.lanes import LaneConfig, ServerKind
@@ -20,7 +20,7 @@ from orchestrator.lanes.config import DOWN_AFTER_S, SUSPECT_AFTER_S
 from orchestrator.telemetry.log import fields, lane_log
 
 
-class SlotHealth(StrEnum):
+class ClipHealth(StrEnum):
     """Whether an instance can be given slots: only ``up`` can."""
 
     ABSENT = "absent"
@@ -31,27 +31,27 @@ class SlotHealth(StrEnum):
     DOWN = "down"
 
 
-class SlotInstance:
+class ClipInstance:
     """The known facts about one instance's slot model."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.health = SlotHealth.CONNECTING
+        self.health = ClipHealth.CONNECTING
         self.reason = "not reached yet"
-        self.state: SlotState | None = None
+        self.state: ClipsState | None = None
         """The last state it told; None while it has told none, or cannot."""
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
         self.state_at = 0.0
-        self.attempts: list[SlotAttempt] = []
+        self.attempts: list[ClipAttempt] = []
         """Our attempts there, in the order in which they were sent."""
         self.others = 0
-        """Slots of other orchestrators there, by its last state."""
+        """Clips of other orchestrators there, by its last state."""
 
     @property
     def is_known(self) -> bool:
         """Whether what it told still holds, or may."""
-        return self.health in (SlotHealth.UP, SlotHealth.SUSPECT)
+        return self.health in (ClipHealth.UP, ClipHealth.SUSPECT)
 
     @property
     def free(self) -> int:
@@ -77,7 +77,7 @@ class SlotInstance:
         """Count it as full until it tells another state."""
         self.others = self.ability.slots
 
-    def take_state(self, state: SlotState | None, now: float) -> bool:
+    def take_state(self, state: ClipsState | None, now: float) -> bool:
         """Take in the latest state. Returns whether this changes what can be placed there."""
         self.heard_at = now
         if state is None:
@@ -91,7 +91,7 @@ class SlotInstance:
         return (self.free, state.draining) != before
 
 
-class SlotFleet:
+class ClipFleet:
     """All instances. ``on_change`` is called when slots may be placed differently."""
 
     def __init__(
@@ -104,20 +104,20 @@ class SlotFleet:
         is_watching: bool = True,
     ) -> None:
         """Without ``is_watching`` no instance is asked: for instances that are not Tritons."""
-        self.instances: dict[str, SlotInstance] = {}
+        self.instances: dict[str, ClipInstance] = {}
         self.on_change: Callable[[], None] = _nothing
         self._registry = registry
         self._config = config
         self._is_watching = is_watching
         self._clock = clock
         self._rng = rng
-        self._links: dict[str, SlotLink] = {}
+        self._links: dict[str, ClipLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._checked_at = clock.now()
         self._is_running = False
         self._known_version = -1
 
-    def __iter__(self) -> Iterator[SlotInstance]:
+    def __iter__(self) -> Iterator[ClipInstance]:
         return iter(self.instances.values())
 
     def start(self) -> None:
@@ -134,15 +134,15 @@ class SlotFleet:
         self._links.clear()
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
-    def ready(self) -> list[SlotInstance]:
+    def ready(self) -> list[ClipInstance]:
         """Instances that take new slots."""
         return [instance for instance in self if self.is_ready(instance)]
 
-    def is_ready(self, instance: SlotInstance) -> bool:
+    def is_ready(self, instance: ClipInstance) -> bool:
         """Whether ``instance`` takes new slots."""
         known = self._registry.instances.get(instance.address)
         return (
-            instance.health is SlotHealth.UP
+            instance.health is ClipHealth.UP
             and known is not None
             and not known.is_out_of_use
             and not (instance.state is not None and instance.state.draining)
@@ -151,9 +151,9 @@ class SlotFleet:
     @property
     def is_served(self) -> bool:
         """Whether any instance is known to have the model."""
-        return any(instance.health is not SlotHealth.ABSENT for instance in self.seen())
+        return any(instance.health is not ClipHealth.ABSENT for instance in self.seen())
 
-    def seen(self) -> list[SlotInstance]:
+    def seen(self) -> list[ClipInstance]:
         """Instances that have had the model, up or not."""
         return [instance for instance in self if instance.heard_at]
 
@@ -169,25 +169,25 @@ class SlotFleet:
             return
         for instance in self:
             was = instance.health
-            if was in (SlotHealth.ABSENT, SlotHealth.DOWN) or not instance.heard_at:
+            if was in (ClipHealth.ABSENT, ClipHealth.DOWN) or not instance.heard_at:
                 continue
             silent_s = now - instance.heard_at
             reason = f"no state for {silent_s:.1f} s"
             if silent_s >= DOWN_AFTER_S:
                 # Its slots' streams may be open still, with nobody at the other end.
-                self._set(instance, SlotHealth.DOWN, reason)
+                self._set(instance, ClipHealth.DOWN, reason)
                 self._give_up(instance, reason)
-                if was is not SlotHealth.CONNECTING:
+                if was is not ClipHealth.CONNECTING:
                     self._links[instance.address].break_off(reason)
-            elif silent_s >= SUSPECT_AFTER_S and was is not SlotHealth.CONNECTING:
-                self._set(instance, SlotHealth.SUSPECT, reason)
+            elif silent_s >= SUSPECT_AFTER_S and was is not ClipHealth.CONNECTING:
+                self._set(instance, ClipHealth.SUSPECT, reason)
 
     def gone(self, address: str) -> None:
         """Note that Triton unloaded the slot model there, though the watch goes on."""
         instance = self.instances.get(address)
         if instance is not None:
             reason = "the model was unloaded"
-            self._set(instance, SlotHealth.CONNECTING, reason)
+            self._set(instance, ClipHealth.CONNECTING, reason)
             self._links[address].break_off(reason)
 
     def count(self, address: str) -> None:
@@ -206,8 +206,8 @@ class SlotFleet:
         known = self._registry.instances
         for address in known.keys() - self._links.keys():
             if not known[address].removed and known[address].kind is ServerKind.TIDEGATE:
-                self.instances[address] = SlotInstance(address)
-                link = SlotLink(address, self._config, self, self._clock, self._rng)
+                self.instances[address] = ClipInstance(address)
+                link = ClipLink(address, self._config, self, self._clock, self._rng)
                 self._links[address] = link
                 link.start()
         gone = [a for a in self._links if a not in known or known[a].removed]
@@ -220,13 +220,13 @@ class SlotFleet:
 
     # ── as the links' owner ──────────────────────────────────────────────────────────────────
 
-    def state_came(self, address: str, state: SlotState | None) -> None:
+    def state_came(self, address: str, state: ClipsState | None) -> None:
         instance = self.instances.get(address)
         if instance is None:
             return
         changed = instance.take_state(state, self._clock.now())
-        if instance.health is not SlotHealth.UP:
-            self._set(instance, SlotHealth.UP, "")
+        if instance.health is not ClipHealth.UP:
+            self._set(instance, ClipHealth.UP, "")
         elif changed:
             self.on_change()
 
@@ -237,24 +237,24 @@ class SlotFleet:
         if is_absent:
             instance.state = None
             instance.others = 0
-            self._set(instance, SlotHealth.ABSENT, reason)
-        elif instance.health is not SlotHealth.DOWN:
-            self._set(instance, SlotHealth.CONNECTING, reason)
+            self._set(instance, ClipHealth.ABSENT, reason)
+        elif instance.health is not ClipHealth.DOWN:
+            self._set(instance, ClipHealth.CONNECTING, reason)
         # Its slots have streams of their own, which tell of their ends themselves.
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _give_up(self, instance: SlotInstance, reason: str) -> None:
+    def _give_up(self, instance: ClipInstance, reason: str) -> None:
         for attempt in list(instance.attempts):
             attempt.give_up(reason)
 
-    def _set(self, instance: SlotInstance, health: SlotHealth, reason: str) -> None:
+    def _set(self, instance: ClipInstance, health: ClipHealth, reason: str) -> None:
         instance.reason = reason
         if health is instance.health:
             return
         was, instance.health = instance.health, health
         is_news = instance.heard_at > 0  # most instances never have the model
-        level = logging.INFO if health is SlotHealth.UP else logging.WARNING
+        level = logging.INFO if health is ClipHealth.UP else logging.WARNING
         lane_log.log(
             level if is_news else logging.DEBUG,
             "an instance's slot model is %s",
@@ -264,7 +264,7 @@ class SlotFleet:
         self.on_change()
 
 
-def _told(state: SlotState) -> tuple[object, ...]:
+def _told(state: ClipsState) -> tuple[object, ...]:
     """The parts of a state that an ability is made of."""
     limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
     return (state.stages, *limits)

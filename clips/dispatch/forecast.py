@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from clips.plan.budgets import BUDGETS, Stage
 from clips.plan.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, fit, least
 from clips.plan.recipe import Recipe
-from clips.slot import SlotState
+from clips.state import ClipsState
 
 NOMINAL_SLOTS: Final = 2
 _MAX_ABILITIES: Final = 64
@@ -59,7 +59,7 @@ class Ability:
     unknown."""
 
     @classmethod
-    def of(cls, state: SlotState) -> "Ability":
+    def of(cls, state: ClipsState) -> "Ability":
         """The ability that a worker's state tells."""
         rates, others = dict(NOMINAL_ABILITY.rates), {}
         least, least_others = dict(rates), {}
@@ -109,7 +109,7 @@ NOMINAL_ABILITY: Final = _nominal()
 """The ability of an instance that tells none."""
 
 
-class SlotNeeds:
+class ClipNeeds:
     """What one slot asks for, and by when."""
 
     def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
@@ -127,7 +127,7 @@ class SlotNeeds:
         self._wholes: dict[tuple[int, float], ClipPlan] = {}
         self._least_s: dict[Ability, float] = {}
 
-    def by(self, deadline_at: float) -> "SlotNeeds":
+    def by(self, deadline_at: float) -> "ClipNeeds":
         """A copy of the needs, with another deadline."""
         other = copy.copy(self)
         other.deadline_at = deadline_at
@@ -252,7 +252,7 @@ class Expected(NamedTuple):
     is_in_time: bool
 
 
-def best_plan(needs: SlotNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
+def best_plan(needs: ClipNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
     """The best plan of ``needs`` that ``line`` would finish in time, when, and True; otherwise the
     least plan, when, and False."""
     ability = line.ability
@@ -268,7 +268,7 @@ def best_plan(needs: SlotNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float
     return plan, finish_at(plan), False
 
 
-def place(needs: SlotNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
+def place(needs: ClipNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
     """The earliest finish in time, or the earliest of all if none is in time; None if no instance
     has the providers that ``needs`` names."""
     found = [
@@ -280,7 +280,7 @@ def place(needs: SlotNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected |
 
 
 def forecast(
-    all_needs: Iterable[SlotNeeds], lines: Mapping[str, InstanceTimeline]
+    all_needs: Iterable[ClipNeeds], lines: Mapping[str, InstanceTimeline]
 ) -> list[Expected | None]:
     """What will become of waiting slots, in their order. A slot that will not be in time takes
     nobody's place. Leaves ``lines`` as they will be then."""

@@ -29,7 +29,7 @@ OUTPUTS: Final[Mapping[str, OutputKind]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotJob:
+class ClipJob:
     """A submitted slot. ``recipe_json`` is as it came: a newer worker may know more fields."""
 
     recipe: Recipe

@@ -4,8 +4,8 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
-from clips.dispatch.fleet import SlotFleet, SlotInstance
-from clips.dispatch.slot import Slot
+from clips.dispatch.fleet import ClipFleet, ClipInstance
+from clips.dispatch.task import ClipTask
 from clips.plan.budgets import Stage
 from orchestrator.clock import Clock
 from orchestrator.tasks.ending import Ending
@@ -19,17 +19,17 @@ QUANTILES = (0.5, 0.95, 0.99)
 _KEPT = 512
 
 
-class SlotLedger:
+class ClipLedger:
     """Ends slots, each exactly once: a second call changes nothing."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._clock = clock
-        self.offered = metrics.counter("slots_offered", "slots", "Slots offered")
+        self.offered = metrics.counter("slots_offered", "slots", "Clips offered")
         self.outcomes = metrics.counter(
             "slot_outcomes", "slots", "What offered slots came to (DL-10)", "outcome", "code"
         )
         self.retries = metrics.counter(
-            "slot_retries", "slots", "Slots sent again: an instance was lost, or had no room"
+            "slot_retries", "slots", "Clips sent again: an instance was lost, or had no room"
         )
         self.degraded = metrics.counter(
             "slots_degraded", "slots", "Clips that are less than was asked for, by what", "what"
@@ -47,7 +47,7 @@ class SlotLedger:
             self.stage_ms.labels(name)
         metrics.watch(self, _ROWS)
 
-    def settle(self, slot: Slot, ending: Ending) -> bool:
+    def settle(self, slot: ClipTask, ending: Ending) -> bool:
         """End a slot. False if it has ended before."""
         if slot.ending is not None:
             return False
@@ -70,7 +70,7 @@ class SlotLedger:
             if times
         }
 
-    def _observe(self, slot: Slot) -> None:
+    def _observe(self, slot: ClipTask) -> None:
         self.end_ms.observe(1000 * (slot.marks.ended - slot.marks.received))
         for name in TIMES:
             ms = slot.facts.get(f"{name}_ms")
@@ -83,7 +83,7 @@ class SlotLedger:
         for what in given_up if isinstance(given_up, list) else ():
             self.degraded.labels(_kind(str(what))).inc()
 
-    def _write(self, slot: Slot, ending: Ending) -> None:
+    def _write(self, slot: ClipTask, ending: Ending) -> None:
         marks, facts = slot.marks, slot.facts
         numbers = (*(f"{name}_ms" for name in TIMES), "seconds", "size")
         log_end(
@@ -120,14 +120,14 @@ def _quantile(times: "deque[float]", q: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]
 
 
-def _quantiles(ledger: SlotLedger) -> Iterator[tuple[tuple[str, ...], float]]:
+def _quantiles(ledger: ClipLedger) -> Iterator[tuple[tuple[str, ...], float]]:
     for name, times in ledger.recent.items():
         if times:
             for q in QUANTILES:
                 yield (name, f"{q:g}"), _quantile(times, q)
 
 
-_ROWS: tuple[Row[SlotLedger], ...] = (
+_ROWS: tuple[Row[ClipLedger], ...] = (
     Row(
         "gauge",
         "slot_stage_quantile_ms",
@@ -139,12 +139,12 @@ _ROWS: tuple[Row[SlotLedger], ...] = (
 )
 
 
-def _each(instance: SlotInstance) -> Iterator[tuple[tuple[str, ...], float]]:
+def _each(instance: ClipInstance) -> Iterator[tuple[tuple[str, ...], float]]:
     yield (instance.address, "total"), instance.ability.slots
     yield (instance.address, "free"), instance.free
 
 
-def _aborts(fleet: SlotFleet) -> Iterator[tuple[tuple[str, ...], float]]:
+def _aborts(fleet: ClipFleet) -> Iterator[tuple[tuple[str, ...], float]]:
     for instance in fleet:
         state = instance.state
         if state is not None:
@@ -156,12 +156,12 @@ def _aborts(fleet: SlotFleet) -> Iterator[tuple[tuple[str, ...], float]]:
                     yield (instance.address, q), ms
 
 
-FLEET: tuple[Row[SlotFleet], ...] = (
+FLEET: tuple[Row[ClipFleet], ...] = (
     Row(
         "gauge",
         "instance_slot_buffers",
         "slots",
-        "Slots that an instance can have under way, and those that are free",
+        "Clips that an instance can have under way, and those that are free",
         lambda fleet: (sample for one in fleet if one.is_known for sample in _each(one)),
         ("instance", "kind"),
     ),

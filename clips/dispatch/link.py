@@ -25,7 +25,7 @@ from clips.dispatch.wire import (
     read_answer,
     watch_request,
 )
-from clips.slot import SlotState
+from clips.state import ClipsState
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
 from orchestrator.lanes.config import OPEN_TIMEOUT_S
@@ -43,7 +43,7 @@ RENEW_S = 5.0
 class LinkOwner(Protocol):
     """Hears of one link. Called from its reader: must neither wait nor raise."""
 
-    def state_came(self, address: str, state: SlotState | None) -> None:
+    def state_came(self, address: str, state: ClipsState | None) -> None:
         """The model is there and told ``state``; None if it cannot tell one."""
 
     def link_closed(self, address: str, reason: str, *, is_absent: bool) -> None:
@@ -54,7 +54,7 @@ class LinkBroken(Exception):
     """The watch has ended; the message says why, for people."""
 
 
-class SlotLink:
+class ClipLink:
     """Keeps a watch open on the instance at ``address``."""
 
     def __init__(
@@ -138,7 +138,7 @@ class SlotLink:
                 self._take_answer(answer)
 
     def _take_answer(self, answer: Answer) -> None:
-        state: SlotState | None = None
+        state: ClipsState | None = None
         if answer.error:
             if is_absence(answer.error):
                 self._absence = answer.error
@@ -152,7 +152,7 @@ class SlotLink:
         elif answer.event.get("event") != "state":
             raise BadAnswer(f"expected a state, got {answer.event.get('event')!r}")
         else:
-            state = msgspec.convert(answer.event, SlotState)
+            state = msgspec.convert(answer.event, ClipsState)
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
             self._sessions.is_up()

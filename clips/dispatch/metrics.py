@@ -1,22 +1,22 @@
 """Metrics of how many slots wait and run."""
 
-from clips.dispatch.service import Slots
+from clips.dispatch.service import Clips
 from orchestrator.telemetry.metrics import Row
 
-SLOTS: tuple[Row[Slots], ...] = (
+SLOTS: tuple[Row[Clips], ...] = (
     Row(
         "gauge",
         "slots_waiting",
         "slots",
-        "Slots that wait for an instance",
+        "Clips that wait for an instance",
         lambda slots: slots.waiting,
     ),
     Row(
         "gauge",
         "slots_running",
         "slots",
-        "Slots that an instance has",
-        lambda slots: slots.live - slots.waiting,
+        "Clips that an instance has",
+        lambda clips: len(clips.live) - clips.waiting,
     ),
     Row(
         "gauge",

@@ -1,6 +1,6 @@
 """Takes slots from their submission to their one ending.
 
-Slots wait here and not at a worker: a slot is sent when an instance has buffers free for it. A slot
+Clips wait here and not at a worker: a slot is sent when an instance has buffers free for it. A slot
 that waits here can still be reordered, go elsewhere, or end at no cost, and the way to a worker
 takes milliseconds of a slot's seconds. No instance is left with free buffers while a slot waits
 that it could finish in time.
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from clips.dispatch.admission import SlotAdmission
-from clips.dispatch.attempt import SlotAttempt
-from clips.dispatch.fleet import SlotFleet, SlotInstance
+from clips.dispatch.admission import ClipAdmission
+from clips.dispatch.attempt import ClipAttempt
+from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.forecast import (
     NOMINAL_ABILITY,
     Begun,
@@ -22,9 +22,9 @@ from clips.dispatch.forecast import (
     InstanceTimeline,
     place,
 )
-from clips.dispatch.job import SlotJob
-from clips.dispatch.ledger import SlotLedger
-from clips.dispatch.slot import Slot
+from clips.dispatch.job import ClipJob
+from clips.dispatch.ledger import ClipLedger
+from clips.dispatch.task import ClipTask
 from clips.dispatch.verdicts import (
     TO_BE_SENT_AGAIN,
     code_of,
@@ -32,7 +32,7 @@ from clips.dispatch.verdicts import (
     overdue,
     rendered,
 )
-from clips.dispatch.waiting import WaitingSlots
+from clips.dispatch.waiting import WaitingClips
 from clips.dispatch.wire import is_absence
 from orchestrator.clock import Clock
 from orchestrator.errors import (
@@ -51,11 +51,11 @@ from orchestrator.telemetry.narration import RETRIED, narrate
 from protocol import AbortCause, Code
 
 MOST_WAITING: Final = 100
-"""Most slots that may wait for an instance."""
+"""Most clips that may wait for an instance."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsConfig:
+class ClipsConfig:
     """Settings of slots. ``attempts``: how often a slot is sent at most. ``tag``: what ids begin
     with."""
 
@@ -65,16 +65,16 @@ class SlotsConfig:
     tag: str = ""
 
 
-class Slots:
+class Clips:
     """Every slot of one orchestrator."""
 
     def __init__(
         self,
-        enter: Callable[[Slot], None],
-        fleet: SlotFleet,
-        ledger: SlotLedger,
-        store: KeptStore[Slot],
-        config: SlotsConfig,
+        enter: Callable[[ClipTask], None],
+        fleet: ClipFleet,
+        ledger: ClipLedger,
+        store: KeptStore[ClipTask],
+        config: ClipsConfig,
         clock: Clock,
         rng: random.Random,
     ) -> None:
@@ -89,9 +89,9 @@ class Slots:
         self._config = config
         self._clock = clock
         self._ids = Ids(rng, config.tag)
-        self._live: set[Slot] = set()
-        self._waiting = waiting = WaitingSlots(fleet, clock)
-        self._admission = SlotAdmission(
+        self._live: set[ClipTask] = set()
+        self._waiting = waiting = WaitingClips(fleet, clock)
+        self._admission = ClipAdmission(
             enter, fleet, waiting, clock, rng, config.feasibility, max_waiting=MOST_WAITING
         )
         self._passing = False
@@ -99,12 +99,12 @@ class Slots:
 
     # ── for clients ──────────────────────────────────────────────────────────────────────────
 
-    def submit(self, job: SlotJob) -> Slot:
+    def submit(self, job: ClipJob) -> ClipTask:
         """Offer a slot. Returns once it waits or is on its way; raises the error that refuses it.
 
         Whatever happens, it is counted as offered and ends in exactly one outcome.
         """
-        slot = Slot(self._ids.new(), job)
+        slot = ClipTask(self._ids.new(), job)
         self.ledger.offered.inc()
         self._live.add(slot)
         slot.on_end.append(self._ended)
@@ -129,33 +129,33 @@ class Slots:
         self._pass()
         return slot
 
-    def cancel(self, slot: Slot) -> None:
+    def cancel(self, slot: ClipTask) -> None:
         """Stop a slot for a client that asked through the API. Idempotent (WP-2)."""
         self.ledger.settle(slot, aborted(AbortCause.CANCEL))
 
-    def disconnected(self, slot: Slot, *, too_slow: bool = False) -> None:
+    def disconnected(self, slot: ClipTask, *, too_slow: bool = False) -> None:
         """Handle that the slot's client is gone: its job says what becomes of it (WP-1)."""
         if slot.client_gone(too_slow=too_slow):
             self.ledger.settle(slot, aborted(AbortCause.DISCONNECT))
 
-    def queue_position(self, slot: Slot) -> int:
+    def queue_position(self, slot: ClipTask) -> int:
         """Place of ``slot`` in the queue, 1 for the next to start; 0 once it is on its way."""
         return self._waiting.position(slot)
 
-    def expected(self, slot: Slot) -> Expected | None:
+    def expected(self, slot: ClipTask) -> Expected | None:
         """What will become of ``slot``; None if nothing can be said."""
         if slot.ending is not None:
             return None
-        if isinstance(slot.attempt, SlotAttempt):
+        if isinstance(slot.attempt, ClipAttempt):
             return self._expected_there(slot.attempt, self._clock.now())
         return self._waiting.expected(slot)
 
-    def predicted_ms(self, slot: Slot) -> float | None:
+    def predicted_ms(self, slot: ClipTask) -> float | None:
         """Ms from now until the slot's clip is done; None if nothing can be said."""
         found = self.expected(slot)
         return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
 
-    def given_up(self, slot: Slot, expected: Expected) -> tuple[str, ...]:
+    def given_up(self, slot: ClipTask, expected: Expected) -> tuple[str, ...]:
         """Parts of ``slot`` that will probably not be rendered; empty while no pace is known, for
         then all of it is begun."""
         instance = self.fleet.instances.get(expected.address)
@@ -164,16 +164,16 @@ class Slots:
         return expected.plan.given_up
 
     @property
-    def refusals(self) -> RefusalStats[Slot]:
+    def refusals(self) -> RefusalStats[ClipTask]:
         """Counts of refusals, and of what becomes of the sample that is let through (DL-17)."""
         return self._admission.stats
 
     # ── for the service ──────────────────────────────────────────────────────────────────────
 
     @property
-    def live(self) -> int:
-        """How many slots have not ended."""
-        return len(self._live)
+    def live(self) -> list[ClipTask]:
+        """Slots that have not ended."""
+        return list(self._live)
 
     @property
     def waiting(self) -> int:
@@ -219,12 +219,12 @@ class Slots:
 
     # ── as the attempts' sink ────────────────────────────────────────────────────────────────
 
-    def finished(self, attempt: SlotAttempt) -> None:
+    def finished(self, attempt: ClipAttempt) -> None:
         slot, now = attempt.slot, self._clock.now()
         self._count_stop(slot, None, now)
         self.ledger.settle(slot, rendered(slot, now))
 
-    def refused(self, attempt: SlotAttempt, error: str) -> None:
+    def refused(self, attempt: ClipAttempt, error: str) -> None:
         slot, now = attempt.slot, self._clock.now()
         code, message = code_of(error)
         instance = self.fleet.instances.get(attempt.address)
@@ -238,7 +238,7 @@ class Slots:
             self._count_stop(slot, code, now)
             self.ledger.settle(slot, judged(slot, code, message, now))
 
-    def lost(self, attempt: SlotAttempt, reason: str) -> None:
+    def lost(self, attempt: ClipAttempt, reason: str) -> None:
         service_log.warning(
             "a slot's instance was lost: %s",
             reason,
@@ -274,7 +274,9 @@ class Slots:
         finally:
             self._passing = False
 
-    def _start_on(self, free: list[SlotInstance], slot: Slot, now: float, *, in_time: bool) -> None:
+    def _start_on(
+        self, free: list[ClipInstance], slot: ClipTask, now: float, *, in_time: bool
+    ) -> None:
         """Send ``slot`` where it will be done first, if it would be ``in_time`` there; without
         ``in_time``, where it is worth a try."""
         better = [instance for instance in free if instance.address not in slot.failed_on] or free
@@ -284,26 +286,26 @@ class Slots:
         if found is not None and (found.is_in_time or not in_time):
             self._send(slot, self.fleet.instances[found.address], found, now)
 
-    def _send(self, slot: Slot, instance: SlotInstance, found: Expected, now: float) -> None:
+    def _send(self, slot: ClipTask, instance: ClipInstance, found: Expected, now: float) -> None:
         self._waiting.remove(slot)
         slot.dispatched(instance.address, now)
         begun = Begun(found.plan, slot.needs.chosen, slot.percents)
         keep_on = instance.can_keep_on and self.refusals.runs_on(slot)
-        attempt = SlotAttempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
+        attempt = ClipAttempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
         slot.attempt = attempt
         instance.attempts.append(attempt)
         self.fleet.count(instance.address)
         attempt.start(self._config.lane)
         attempt.runner.add_done_callback(lambda _: self._left(instance, attempt))
 
-    def _left(self, instance: SlotInstance, attempt: SlotAttempt) -> None:
+    def _left(self, instance: ClipInstance, attempt: ClipAttempt) -> None:
         """Forget an attempt that has left its instance."""
         if attempt in instance.attempts:
             instance.attempts.remove(attempt)
         self.fleet.count(instance.address)
         self._pass()
 
-    def _again(self, attempt: SlotAttempt, error: TidegateError | None, now: float) -> None:
+    def _again(self, attempt: ClipAttempt, error: TidegateError | None, now: float) -> None:
         """Send the slot to another instance if its deadline and attempts allow, or end it."""
         slot = attempt.slot
         if slot.ending is not None:
@@ -322,22 +324,22 @@ class Slots:
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────
 
-    def _count_stop(self, slot: Slot, code: Code | None, now: float) -> None:
+    def _count_stop(self, slot: ClipTask, code: Code | None, now: float) -> None:
         """Count the end of a slot on an instance among refusals, if it was a stop."""
         spared = bool(slot.facts.get("spared"))
         self.refusals.stopped(slot, code, slot.deadline.left_ms(now), spared=spared)
 
-    def _overdue(self, slot: Slot) -> None:
+    def _overdue(self, slot: ClipTask) -> None:
         self.ledger.settle(slot, overdue(slot, self._clock.now()))
 
-    def _ended(self, slot: Slot) -> None:
+    def _ended(self, slot: ClipTask) -> None:
         self._live.discard(slot)
         self._waiting.remove(slot)
         self.on_end()
 
     # ── what is to come ──────────────────────────────────────────────────────────────────────
 
-    def _expected_there(self, attempt: SlotAttempt, now: float) -> Expected:
+    def _expected_there(self, attempt: ClipAttempt, now: float) -> Expected:
         """What will become of a slot that an instance has: slots given to it earlier come first."""
         instance = self.fleet.instances.get(attempt.address)
         before = [] if instance is None else instance.attempts

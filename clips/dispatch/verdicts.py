@@ -1,6 +1,6 @@
 """Decides a slot's ending, and what a worker's error means for its client: pure."""
 
-from clips.dispatch.slot import Slot
+from clips.dispatch.task import ClipTask
 from orchestrator.errors import (
     DeadlineExceeded,
     Draining,
@@ -18,7 +18,7 @@ TO_BE_SENT_AGAIN = (Code.NO_CAPACITY, Code.DRAINING, Code.CANCELLED, Code.INSTAN
 """Codes with which a slot is sent again: nothing is wrong with it, nor did we cancel it."""
 
 
-def rendered(slot: Slot, now: float) -> Ending:
+def rendered(slot: ClipTask, now: float) -> Ending:
     """The ending of a slot whose clip is here; ``partial`` if it is less than was asked for."""
     if slot.deadline.left_ms(now) < 0:
         return overdue(slot, now)
@@ -26,7 +26,7 @@ def rendered(slot: Slot, now: float) -> Ending:
     return Ending(outcome, FinishReason.STOP)
 
 
-def overdue(slot: Slot, now: float) -> Ending:
+def overdue(slot: ClipTask, now: float) -> Ending:
     """The ending of a slot whose deadline is past."""
     late_ms = max(0.0, -slot.deadline.left_ms(now))
     where = f"in {_stage_of(slot)}"
@@ -47,7 +47,7 @@ def code_of(words: str) -> tuple[Code | None, str]:
         return None, words
 
 
-def judged(slot: Slot, code: Code | None, message: str, now: float) -> Ending:
+def judged(slot: ClipTask, code: Code | None, message: str, now: float) -> Ending:
     """The ending that a worker's error means, if the slot is not sent again."""
     match code:
         case Code.INVALID_REQUEST:
@@ -71,6 +71,6 @@ def judged(slot: Slot, code: Code | None, message: str, now: float) -> Ending:
             return failed(EngineError(message))
 
 
-def _stage_of(slot: Slot) -> str:
+def _stage_of(slot: ClipTask) -> str:
     """The last stage that reported progress."""
     return next(reversed(slot.percents), "") or "the worker's queue"

@@ -5,7 +5,7 @@ from typing import ClassVar
 from protocol import Code
 
 
-class SlotError(Exception):
+class ClipError(Exception):
     """A slot was begun and not finished. It ended in ``stage``; ``since`` is when a limit that
     stopped it was reached, on ``time.monotonic``, None without one."""
 
@@ -17,23 +17,23 @@ class SlotError(Exception):
         self.since = since
 
 
-class StageFailed(SlotError):
+class StageFailed(ClipError):
     """A provider raised the exception in ``__cause__``."""
 
 
-class StageTimeout(SlotError):
+class StageTimeout(ClipError):
     """A stage took longer than its timeout."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
-class OutOfTime(SlotError):
+class OutOfTime(ClipError):
     """The rest of the work takes longer than the deadline leaves."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
-class BehindPace(SlotError):
+class BehindPace(ClipError):
     """A stage would be late at its present pace, ``seconds_per_unit``; less may be in time."""
 
     code = Code.DEADLINE_EXCEEDED
@@ -43,7 +43,7 @@ class BehindPace(SlotError):
         self.seconds_per_unit = seconds_per_unit
 
 
-class SlotCancelled(SlotError):
+class ClipCancelled(ClipError):
     """The slot was stopped from outside."""
 
     code = Code.CANCELLED

@@ -47,7 +47,7 @@ class ResidencyPlan:
         return [f"{name:<{width}}  {size / GIB:7.3f} GiB" for name, size in rows]
 
 
-def slots_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: int) -> int:
+def clips_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: int) -> int:
     """How many clips may be under way at once: as many as ``wanted``, or as there is memory for
     beside the models; at least one. ``hard_bytes``: 0 for no limit."""
     if not hard_bytes:
@@ -76,6 +76,6 @@ class CountedMemory:
         """Do nothing, since there are no caches."""
 
 
-def slot_guard(meter: LimitedMemory, limits: MemoryLimits = NO_LIMITS) -> MemoryGuard:
+def clip_guard(meter: LimitedMemory, limits: MemoryLimits = NO_LIMITS) -> MemoryGuard:
     """The memory guard of the slot pipeline."""
     return MemoryGuard(meter, limits, _ADVICE, media_log)

@@ -11,7 +11,7 @@ from clips.plan.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, least
 from clips.plan.recipe import Recipe
 from clips.render.buffers import Lease
 from clips.render.clip import Clip, Unfinished
-from clips.render.errors import SlotError
+from clips.render.errors import ClipError
 from clips.render.prediction import Pace, Prediction
 from clips.render.rendering import Order, Progress, Rendering, Shown
 from clips.render.stage_runner import StageRunner
@@ -43,7 +43,7 @@ def nominal_times() -> dict[Stage, StageTimes]:
     return {stage: StageTimes(BUDGETS[stage], units[stage], activity) for stage in Stage}
 
 
-class SlotPipeline:
+class ClipPipeline:
     """Renders slots, several at a time where there are leases for them: a stage serves one slot at
     a time, so that one's speech overlaps another's video."""
 
@@ -140,7 +140,7 @@ class SlotPipeline:
         )
         try:
             await rendering.run()
-        except (SlotError, MemoryLimitExceeded) as error:
+        except (ClipError, MemoryLimitExceeded) as error:
             raise Unfinished(clip, error) from error
         finally:
             clip.total_ms = 1000 * (time.monotonic() - begun)

@@ -23,7 +23,7 @@ class _Waiting:
     lease: "asyncio.Future[Lease]" = field(compare=False)
 
 
-class SlotQueue:
+class ClipQueue:
     """Hands out leases. Everything but the return of buffers runs on one event loop."""
 
     def __init__(

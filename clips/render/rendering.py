@@ -21,7 +21,7 @@ from clips.plan.plan import SAMPLE_RATE, ClipPlan, fit, least
 from clips.plan.recipe import Recipe
 from clips.render.check import judge, keyframes_of
 from clips.render.clip import Clip
-from clips.render.errors import BehindPace, OutOfTime, SlotError
+from clips.render.errors import BehindPace, ClipError, OutOfTime
 from clips.render.memory import media_log
 from clips.render.prediction import HOPED, LIKELY, Pace, Prediction
 from clips.render.stage_runner import StageJob, StageRunner
@@ -74,7 +74,7 @@ class Rendering:
         self._shown = shown
 
     async def run(self) -> None:
-        """Render the clip. Raises ``SlotError``, ``MemoryLimitExceeded``."""
+        """Render the clip. Raises ``ClipError``, ``MemoryLimitExceeded``."""
         clip, order = self._clip, self._order
         whole = await self._begin()
         clip.plan = self._fit_video(whole)
@@ -224,7 +224,7 @@ class Rendering:
         try:
             # Behind it comes the encoder, whose time is kept back.
             scores = await self._timed(Stage.CHECK, job, self._until)
-        except (SlotError, MemoryLimitExceeded, RequestError) as error:
+        except (ClipError, MemoryLimitExceeded, RequestError) as error:
             media_log.warning("a clip is not checked: %s", error)
             clip.has_failed_check = True
         else:

@@ -42,7 +42,7 @@ RENAMED: Final[Mapping[str, str]] = {
 """Names that settings had before, with those of today, or what became of those that are gone."""
 
 
-class SlotMemorySettings(Section):
+class ClipMemorySettings(Section):
     """Limits of the device's memory (SL-3)."""
 
     hard_gib: float = Field(default=10.71, ge=0)
@@ -50,7 +50,7 @@ class SlotMemorySettings(Section):
     warning is logged. 0: no limit."""
 
 
-class SlotSettings(EnvironmentSettings):
+class RenderSettings(EnvironmentSettings):
     """Settings of the slot model: its providers, sizes, number of slots and memory."""
 
     model_config = SettingsConfigDict(
@@ -85,7 +85,7 @@ class SlotSettings(EnvironmentSettings):
     legacy_stub: Annotated[bool, HIDDEN] = False
     """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
 
-    memory: SlotMemorySettings = SlotMemorySettings()
+    memory: ClipMemorySettings = ClipMemorySettings()
     kokoro: KokoroSettings = KokoroSettings()
     flux: FluxSettings = FluxSettings()
     liveportrait: LivePortraitSettings = LivePortraitSettings()
@@ -97,6 +97,6 @@ class SlotSettings(EnvironmentSettings):
         return ModelOptions(self.kokoro, self.flux, self.liveportrait, self.clip)
 
 
-def read_slot_settings() -> SlotSettings:
+def read_clip_settings() -> RenderSettings:
     """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    return read_environment(SlotSettings, "the slot's settings", RENAMED)
+    return read_environment(RenderSettings, "the slot's settings", RENAMED)

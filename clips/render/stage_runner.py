@@ -13,9 +13,9 @@ import torch
 from clips.plan.budgets import Stage, StageTimes, backoffs
 from clips.render.errors import (
     BehindPace,
+    ClipCancelled,
+    ClipError,
     OutOfTime,
-    SlotCancelled,
-    SlotError,
     StageFailed,
     StageTimeout,
 )
@@ -57,7 +57,7 @@ class _Steps:
 
     def __call__(self, done: float) -> None:
         if self.halted:
-            raise SlotCancelled(self.stage, "stopped")
+            raise ClipCancelled(self.stage, "stopped")
         now = time.monotonic()
         if now > self._deadline_at:
             raise OutOfTime(self.stage, "the deadline came", self._deadline_at)
@@ -110,7 +110,7 @@ class StageRunner:
         """Run ``job.work`` on the stage's thread.
 
         When this raises or is cancelled, the work and all that it launched have ended: its buffers
-        may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``, ``RequestError`` where it
+        may be used again. Raises ``ClipError``, ``MemoryLimitExceeded``, ``RequestError`` where it
         is the recipe's fault, and ``DeviceLost``.
         """
         async with self.turn(deadline_at):
@@ -150,7 +150,7 @@ class StageRunner:
         try:
             with job.times.activity.running():
                 result = await self._on_thread(job.work, steps)
-        except (SlotError, MemoryLimitExceeded, RequestError) as error:
+        except (ClipError, MemoryLimitExceeded, RequestError) as error:
             job.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
             # How much of a text was spoken is unknown: a speech's share is of its buffer.
             if (

@@ -7,9 +7,9 @@ from clips.plan.budgets import Stage
 from clips.plan.recipe import Chosen, Portrait, Recipe, Video
 from clips.render.buffers import BufferPool
 from clips.render.clip import Unfinished
-from clips.render.errors import SlotError
+from clips.render.errors import ClipError
 from clips.render.memory import media_log
-from clips.render.pipeline import SlotPipeline
+from clips.render.pipeline import ClipPipeline
 from worker.errors import RequestError
 
 _TEXT = "Good morning."
@@ -18,7 +18,7 @@ _ENOUGH_S = 10.0
 _DEADLINE_S = 60.0
 
 
-async def warm_up(pipeline: SlotPipeline, pool: BufferPool) -> None:
+async def warm_up(pipeline: ClipPipeline, pool: BufferPool) -> None:
     """Render a short clip by each loaded provider, twice where time allows, since the first of each
     includes one-time costs. Does not raise for a provider that fails: its requests will.
     """
@@ -31,7 +31,7 @@ async def warm_up(pipeline: SlotPipeline, pool: BufferPool) -> None:
     media_log.info("warmed up in %.2f s", time.monotonic() - began)
 
 
-def _recipes(pipeline: SlotPipeline) -> list[Recipe]:
+def _recipes(pipeline: ClipPipeline) -> list[Recipe]:
     """Enough recipes for each provider to serve one."""
     names = pipeline.providers.names
 
@@ -54,14 +54,14 @@ def _recipes(pipeline: SlotPipeline) -> list[Recipe]:
 
 
 async def _render(
-    pipeline: SlotPipeline, pool: BufferPool, recipe: Recipe, deadline_at: float
+    pipeline: ClipPipeline, pool: BufferPool, recipe: Recipe, deadline_at: float
 ) -> None:
     lease = pool.lease()
     assert lease is not None, "nothing else runs yet"
     try:
         plan = pipeline.whole(recipe)
         await pipeline.run(recipe, plan, lease, deadline_at, _unsaid, degrade=False)
-    except (Unfinished, SlotError, RequestError) as error:
+    except (Unfinished, ClipError, RequestError) as error:
         media_log.warning("the warm-up did not finish: %s", error)
     finally:
         lease.close()

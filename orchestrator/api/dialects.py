@@ -9,22 +9,18 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from clips.api import slots
-from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.errors import ANTHROPIC
 from orchestrator.api.http.context import Dialect
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
-from orchestrator.api.native import explanations, quotes, sessions
+from orchestrator.api.native import quotes
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
-from orchestrator.api.openai import batches, embeddings, files
+from orchestrator.api.openai import embeddings
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
-from orchestrator.api.openai.responses import conversations
-from orchestrator.api.openai.responses import routes as responses
 
 
 class Edge(Protocol):
@@ -42,9 +38,9 @@ class ServedDialect:
 
 
 SERVED: Final = [
-    ServedDialect((ANTHROPIC,), (anthropic, message_batches)),
-    ServedDialect((OPENAI,), (openai, embeddings, responses, conversations, files, batches)),
+    ServedDialect((ANTHROPIC,), (anthropic,)),
+    ServedDialect((OPENAI,), (openai, embeddings)),
     ServedDialect(KSERVE, (kserve, metadata)),
-    ServedDialect((NATIVE,), (native, explanations, quotes, sessions, slots)),
+    ServedDialect((NATIVE,), (native, quotes)),
 ]
 """A path belongs to the first that serves it, and else to the last one."""

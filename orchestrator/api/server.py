@@ -7,18 +7,16 @@ from contextlib import suppress
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from clips.api import slots as slot_routes
 from orchestrator.admission.grammars import GrammarCheck
-from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.dialects import SERVED
-from orchestrator.api.http.batch_lines import BatchLines
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
 from orchestrator.api.http.body_budget import ALL_BODIES_BYTES, BodyBudget
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.connection_limit import KeyShares
 from orchestrator.api.http.context import (
+    AUTH,
     CONTEXT,
     DIALECTS,
     HEALTH,
@@ -30,18 +28,13 @@ from orchestrator.api.http.context import (
     read_correlation_id,
 )
 from orchestrator.api.http.deadlines import default_deadline, stated_deadline
-from orchestrator.api.http.forwarding import FORWARDING, Forwarding
+from orchestrator.api.http.elsewhere import ELSEWHERE, Elsewhere
 from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, IgnoredFields
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
 from orchestrator.api.http.tracing import tracing_middleware
 from orchestrator.api.native import routes as native
-from orchestrator.api.openai import batches
-from orchestrator.api.openai.responses import conversations
-from orchestrator.api.openai.responses import routes as responses
-from orchestrator.api.openai.responses.conversation_store import ConversationStore
-from orchestrator.api.openai.responses.store import KEPT_RESPONSES, ResponseStore
 from orchestrator.api.openapi import document as openapi
 from orchestrator.api.operator import (
     admin,
@@ -50,7 +43,6 @@ from orchestrator.api.operator import (
     instances,
     neighbours,
     overview,
-    page,
     probes,
 )
 from orchestrator.api.operator.admin import Control
@@ -70,7 +62,6 @@ from protocol import excerpt
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-AUTH = web.AppKey("auth", Authenticator)
 BROWSERS = web.AppKey("browsers", Browsers)
 KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
@@ -142,27 +133,20 @@ def build_app(
     app[catalog.CATALOGS] = catalog.catalogs(
         catalog.not_verified if control is None else control.verify_engine
     )
-    if orchestrator.shared_state is not None:
-        app[FORWARDING] = Forwarding(orchestrator.shared_state)
+    app[ELSEWHERE] = Elsewhere()
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
-    app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
-    app[responses.RESPONSES] = ResponseStore(orchestrator.clock, KEPT_RESPONSES)
-    app[conversations.CONVERSATIONS] = ConversationStore(orchestrator.clock, KEPT_RESPONSES)
-    if orchestrator.shared_state is not None:
-        orchestrator.shared_state.items.add("response", app[responses.RESPONSES])
-        orchestrator.shared_state.items.add("conversation", app[conversations.CONVERSATIONS])
-    if orchestrator.stages.batches is not None:
-        orchestrator.stages.batches.shop.server = BatchLines(
-            app, app[AUTH], {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
-        )
+    for room in orchestrator.rooms:
+        room.attach(app)
     if control is not None:
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours, page)
-    for edge in (*(edge for served in SERVED for edge in served.edges), *operating):
+    operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours)
+    of_dialects = [edge for served in SERVED for edge in served.edges]
+    of_rooms = [edge for room in orchestrator.rooms for edge in room.edges()]
+    for edge in (*of_dialects, *of_rooms, *operating):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)
@@ -181,19 +165,18 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if preflight is not None:
             return preflight
         _identify(request, context)
-        if FORWARDING in request.app:
-            answer = await request.app[FORWARDING].of_one(request)
-            if answer is not None:
-                return answer
+        answer = await request.app[ELSEWHERE].of_one(request)
+        if answer is not None:
+            return answer
         if not request.app[AUTH].has_several or context.key.is_admin or is_open_path(request.path):
             return await handler(request)
         with request.app[KEY_SHARES].counted(context.key.fingerprint):
             return await handler(request)
     except TidegateError as error:
         failure = error
-        if FORWARDING in request.app and error.item_id:
+        if error.item_id:
             try:
-                forwarded = await request.app[FORWARDING].answer(request, error)
+                forwarded = await request.app[ELSEWHERE].answer(request, error)
             except TidegateError as refusal:
                 failure = refusal
             else:
@@ -253,8 +236,7 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
 
 async def _close(app: web.Application) -> None:
     app[LARGE_BODIES].close()
-    if FORWARDING in app:
-        await app[FORWARDING].close()
+    await app[ELSEWHERE].close()
 
 
 def _name_keywords(context: Context, check: GrammarCheck) -> None:

@@ -67,8 +67,8 @@ class Swap(NamedTuple):
 class PauseListener(Protocol):
     """Hears of pauses. Must neither wait nor raise."""
 
-    def paused(self, task: Task, other: Task | None, now: float) -> None:
-        """A task's job was paused for the ``other`` one, or for nobody."""
+    def paused(self, task: Task, now: float) -> None:
+        """A task's job was paused."""
 
     def resumed(self, task: Task, now: float) -> None:
         """A paused task goes on."""
@@ -92,8 +92,6 @@ class Pausing:
     ) -> None:
         self.stats = PauseStats()
         self.listener: PauseListener | None = None
-        self.never_paused: Task | None = None
-        """A task that is never paused: a replay asks what would have come of that."""
         self._registry = registry
         self._forecaster = forecaster
         self._placer = placer
@@ -125,26 +123,25 @@ class Pausing:
         room = Room([], [])
         if self.has_surplus and self.is_due(now):
             for attempt in self.surplus(attempts, now):
-                self._pause(attempt, None, now)
+                self._pause(attempt, now, for_another=False)
                 room.paused.append(attempt.task)
         for waiting, attempt in self.victims(queue, attempts, now):
-            self._pause(attempt, waiting, now)
+            self._pause(attempt, now, for_another=True)
             room.paused.append(attempt.task)
             if waiting.stage is Stage.DISPATCHED and waiting.instance != attempt.address:
                 room.recalled.append(waiting)
         return room
 
-    def _pause(self, attempt: Attempt, other: Task | None, now: float) -> None:
-        """Pause a job for the ``other`` task, or for nobody."""
+    def _pause(self, attempt: Attempt, now: float, *, for_another: bool) -> None:
         task = attempt.task
-        attempt.pause(for_another=other is not None)
+        attempt.pause(for_another=for_another)
         self.stats.paused += 1
         task.pauses += 1
         task.paused_on = attempt.address
         task.paused_at = now
         task.time_spent.waits(now)
         if self.listener is not None:
-            self.listener.paused(task, other, now)
+            self.listener.paused(task, now)
 
     def surplus(self, attempts: Iterable[Attempt], now: float) -> list[Attempt]:
         """The least urgent jobs of each instance that runs more rows than is best for it."""
@@ -264,8 +261,6 @@ class Pausing:
                 continue
             if task.is_promised and not task.is_unread:
                 continue  # we named its deadline ourselves: it is not traded away
-            if task is self.never_paused:
-                continue
             if not attempt.has_slot or attempt.pauses >= _most_pauses(attempt):
                 continue
             urgency = (

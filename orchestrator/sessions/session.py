@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import kept_bytes
-from orchestrator.tasks.job import Chat, Message, Prompt
+from orchestrator.tasks.job import Chat, Message, Prompt, Written
 from orchestrator.tasks.task import Task
 
 SESSION_BYTES = 1024
@@ -27,7 +27,7 @@ class HistoryForm(StrEnum):
     TOKENS = "prompt_token_ids"
 
 
-History = str | tuple[int, ...] | tuple[Message, ...]
+History = Written
 
 
 class Session:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -17,13 +18,6 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
 from orchestrator.ids import Ids
 from orchestrator.retention import ItemCall, ignore
-from orchestrator.sessions.config import (
-    ALL_SESSIONS_BYTES,
-    MAX_PER_KEY,
-    SESSION_BYTES,
-    SESSION_TTL_S,
-    SessionConfig,
-)
 from orchestrator.sessions.session import (
     History,
     HistoryForm,
@@ -37,6 +31,14 @@ from orchestrator.sessions.session import (
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
 
+MAX_PER_KEY: Final = 1000
+"""Most sessions that one key may have."""
+SESSION_TTL_S: Final = 3600.0
+"""Seconds for which a session is kept without a turn."""
+SESSION_BYTES: Final = 2**20
+"""Bound on the text of one session."""
+ALL_SESSIONS_BYTES: Final = 256 * 2**20
+"""Bound on the text of all sessions together."""
 PREFIX = "sess_"
 """Prefix of ids that are made here. Other names of conversations only say where their KV is."""
 
@@ -82,8 +84,7 @@ class Turn:
 class SessionStore:
     """Sessions by id; an id alone is of no use without its key."""
 
-    def __init__(self, config: SessionConfig, clock: Clock, ids: Ids) -> None:
-        self.config = config
+    def __init__(self, clock: Clock, ids: Ids) -> None:
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()
         """Number of turns by what became of them: ``kept``, ``dropped``."""

@@ -8,10 +8,18 @@ Read once at start. A value that does not fit stops the start with the setting's
 import hashlib
 import os
 import re
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SecretStr,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,16 +28,15 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from catalog.hosts import is_loopback, is_wildcard
+from catalog.hosts import is_loopback
 from catalog.paths import JOURNAL_BY_DEFAULT, OWN_ADDRESS
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import LaneConfig, name_of
-from orchestrator.sessions.config import SessionConfig
-from orchestrator.settings.picker import PickerSettings
+from orchestrator.rooms import defined_in, modules_of_rooms
 from orchestrator.settings.renamed import RENAMED
+from orchestrator.settings.room_section import RoomSection
 from orchestrator.settings.sections import (
     AdmissionSettings,
-    BatchSettings,
     DispatchSettings,
     HealthSettings,
     HttpSettings,
@@ -41,7 +48,6 @@ from orchestrator.settings.sections import (
     PlacementSettings,
     QueueSettings,
     ShutdownSettings,
-    StateSettings,
     StreamSettings,
     TelemetrySettings,
     sendable,
@@ -56,7 +62,10 @@ __all__ = [
     "KeySettings",
     "Settings",
     "load_settings",
+    "whole_settings",
 ]
+
+R = TypeVar("R", bound=RoomSection)
 
 ENV_PREFIX: Final = "TIDEGATE_"
 CONFIG_VARIABLE: Final = "TIDEGATE_CONFIG"
@@ -120,11 +129,7 @@ class Settings(BaseSettings):
     lanes: LaneConfig = LaneConfig()
     models: ModelSettings = ModelSettings()
     loading: LoadingSettings = LoadingSettings()
-    sessions: SessionConfig = SessionConfig()
     journal: JournalSettings = Field(default_factory=JournalSettings)
-    state: StateSettings = Field(default_factory=StateSettings)
-    batches: BatchSettings = BatchSettings()
-    picker: PickerSettings = PickerSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
@@ -179,42 +184,50 @@ class Settings(BaseSettings):
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
-        has_journal = self.journal.path is not None or self.state.url is not None
+        sections = [each for _, each in self if isinstance(each, RoomSection)]
+        has_journal = self.journal.path is not None or any(
+            each.keeps_durable_tasks for each in sections
+        )
         if self.journal.loss_window_ms and not has_journal:
             raise ValueError(f"journal.loss_window_ms: needs {ENV_PREFIX}JOURNAL__PATH")
-        own = self.state.own
-        if own is not None and (self.state.url is None or not self.port):
-            raise ValueError(
-                f"{OWN_ADDRESS}: needs state.url and a port: processes that share a port share a "
-                "state"
-            )
-        listens = self.host if own is None else own[0]
-        if self.state.is_remote and self.state.advertise is None and is_wildcard(listens):
-            raise ValueError(
-                "state.advertise: must be set where the orchestrator listens on all addresses "
-                f"({listens}), so that others know where to reach it: http://host:port"
-            )
         is_asked_for = "port" in self.health.model_fields_set
         if is_asked_for and self.health.port and self.health.port == self.port:
             raise ValueError("health.port: must not be port, which serves health checks anyway")
+        for section in sections:
+            section.check(self)
         return self
+
+    def section(self, kind: type[R]) -> R:
+        """A room's section; its defaults where these settings were made without it."""
+        value = getattr(self, kind.table, None)
+        return value if isinstance(value, kind) else kind()
+
+
+@cache
+def whole_settings() -> type[Settings]:
+    """``Settings`` with the sections of all rooms that are there."""
+    modules = modules_of_rooms("section")
+    sections = [kind for module in modules for kind in defined_in(module, RoomSection)]
+    fields: dict[str, Any] = {kind.table: (kind, Field(default_factory=kind)) for kind in sections}
+    return create_model("Settings", __base__=Settings, __module__=__name__, **fields)
 
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from all sources; ``overrides``, with names such as ``queue__max_waiting``, win.
     Raises ``InvalidSettings``."""
-    lines = unknown_variables(Settings, renamed=RENAMED, others=_OTHER_VARIABLES)
+    kind = whole_settings()
+    lines = unknown_variables(kind, renamed=RENAMED, others=_OTHER_VARIABLES)
     file = os.environ.get(CONFIG_VARIABLE)
     if file is not None and not Path(file).is_file():
         lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")
     try:
-        settings = Settings(**nested(overrides))
+        settings = kind(**nested(overrides))
         if not lines:
             return settings
     except SettingsError as error:
-        lines = lines or [unreadable(Settings, error)]
+        lines = lines or [unreadable(kind, error)]
     except ValidationError as error:
-        lines += explained(Settings, error, RENAMED)
+        lines += explained(kind, error, RENAMED)
     except (ValueError, OSError) as error:  # tidegate.toml is not TOML, or cannot be read
         raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
     raise InvalidSettings("\n".join(lines))

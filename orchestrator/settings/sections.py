@@ -1,22 +1,20 @@
 """The tables of the orchestrator's settings, most of them named after a package.
 
 Those that a package uses as they are stand in it: ``LaneConfig``, ``DeadlineConfig``,
-``SessionConfig``, ``Limits``.
+``Limits``.
 """
 
 import hashlib
 import os
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from catalog.paths import JOURNAL_BY_DEFAULT, OWN_ADDRESS
+from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.admission.rate_limits import Limits
-from orchestrator.instances.discovery.addresses import check_address
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
@@ -224,6 +222,10 @@ class DispatchSettings(Section):
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
     """Jobs that are sent to a second instance because their first token is late, as a share of
     requests offered; 0: none."""
+    idle_keep_s: float = Field(default=30.0, ge=0)
+    """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
+    that do not say (``idle_keep_s``). Half of the worker's blocks at most are kept so; running jobs
+    get them when no others are left."""
 
 
 class AdmissionSettings(Section):
@@ -271,59 +273,6 @@ def _by_default() -> Path | None:
     return Path(path) if path else None
 
 
-def _own_address() -> str | None:
-    address = os.environ.get(OWN_ADDRESS)
-    if address:
-        check_address(address)
-    return address or None
-
-
-class StateSettings(Section):
-    """What several orchestrators share, in a Redis or Valkey server (OR-18)."""
-
-    url: SecretStr | None = None
-    """Store that several orchestrators share: ``redis://user:password@host:port/db``,
-    ``rediss://…`` with TLS, or ``unix://path``; needs the extra ``fleet``. Unset: this orchestrator
-    is alone. Durable tasks are kept there then, not in the journal's file."""
-    prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What all names in the store begin with: one for all orchestrators that share a state."""
-    advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
-    """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: the one
-    that it listens on, which must then not be a wildcard."""
-    _own_address: str | None = PrivateAttr(default_factory=_own_address)
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None or not value.get_secret_value():
-            return None
-        scheme = value.get_secret_value().partition("://")[0]
-        if scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("expected redis://…, rediss://… or unix://…")
-        if find_spec("redis") is None:
-            raise ValueError("needs the package redis, which is not installed: pip install redis")
-        return value
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether orchestrators on other machines may use the store."""
-        return self.url is not None and not self.url.get_secret_value().startswith("unix:")
-
-    @property
-    def own_address(self) -> str | None:
-        """``own`` as ``host:port``."""
-        return self._own_address
-
-    @property
-    def own(self) -> tuple[str, int] | None:
-        """Where this process alone listens, while it shares ``port`` with others on this machine
-        (``SO_REUSEPORT``); None where ``port`` is its own."""
-        if self._own_address is None:
-            return None
-        host, _, port = self._own_address.rpartition(":")
-        return host.strip("[]"), int(port)
-
-
 class JournalSettings(Section):
     """Durable tasks, which outlive the process (OR-5)."""
 
@@ -351,14 +300,6 @@ class JournalSettings(Section):
         return self
 
 
-class BatchSettings(Section):
-    """Files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal."""
-
-    folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
-    """Most bytes that all files may take on the disk. A tenth of it is reserved for the results of
-    batches, which wait when that is full too."""
-
-
 class ShutdownSettings(Section):
     """The end of the process (OR-14)."""
 
@@ -373,10 +314,6 @@ class TelemetrySettings(Section):
     """``json``, one object per line, or ``text``; ``auto``: text on a terminal, else JSON."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity of what is logged."""
-    recorded_requests: int = Field(default=4000, ge=0, le=1_000_000)
-    """Latest requests of which it is recorded, without a word of them, when they came, what was
-    expected and what became of them, so that a miss can be explained (docs/explain.md). One takes
-    about a kilobyte; 0: nothing is recorded."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
     """OTLP receiver that traces are sent to over HTTP, such as http://localhost:4318; unset: no
     traces. Needs the extra ``otel``."""

@@ -13,16 +13,16 @@ for one renewal of the lease, it answers with what it had.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
 from orchestrator.errors import NotReady
 from orchestrator.ids import digits_of
-from orchestrator.retention import ItemCall
+from orchestrator.sharing import Copier, Shelf
 from orchestrator.state import connection, scripts
 from orchestrator.state.members import Members
 from orchestrator.state.tasks import SharedTasks
@@ -36,35 +36,6 @@ MAX_NOTED = 65_536
 """Most items that wait for the store while it is away. It forgets older ones by itself, with their
 retention."""
 CLOSE_WAIT_S = 2.0
-
-Copier = Callable[[], bytes]
-"""Makes the copy of an item, on any thread, as the item was when this was made."""
-
-
-class Shelf(Protocol):
-    """Items of one kind that clients keep here."""
-
-    on_change: ItemCall
-    """Called with the key and name of an item that is new, has changed, or is gone."""
-    on_use: ItemCall
-    """Called with the key and name of an item that is kept for longer because it was used."""
-
-    @property
-    def keep_s(self) -> float:
-        """How long an item is kept without being used, in seconds."""
-
-    def copier(self, key: str, name: str) -> Copier | None:
-        """Makes a copy of an item; None where it is not kept here any more."""
-
-    def adopt(self, key: str, name: str, copy: bytes) -> None:
-        """Keep an item that another orchestrator had. Raises ``msgspec.DecodeError``, or a
-        ``TidegateError`` where there is no room."""
-
-    def let_go(self, key: str, name: str) -> None:
-        """Forget an item that another orchestrator has now."""
-
-    def names(self) -> Iterable[tuple[str, str]]:
-        """Keys and names of all items that are kept here."""
 
 
 class Change(IntEnum):

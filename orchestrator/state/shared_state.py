@@ -10,6 +10,7 @@ from orchestrator.ids import digits_of, tag_of
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction.answer_length import AnswerLengths
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.sharing import Sharing, Shelf
 from orchestrator.state import connection
 from orchestrator.state.connection import StateConfig
 from orchestrator.state.cordons import Cordons
@@ -22,7 +23,9 @@ from orchestrator.state.shares import SlotShares
 from orchestrator.state.siblings import Siblings
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
+from orchestrator.tasks.journal.file import JournalFile
 from orchestrator.tasks.journal.records import UnfinishedTask
+from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, Row
@@ -35,11 +38,19 @@ class Holder(NamedTuple):
     tag: str
 
 
-class SharedState:
+class SharedState(Sharing):
     """The parts of the shared state, and who has what."""
 
-    def __init__(self, config: StateConfig, tag: str, unix: Callable[[], float]) -> None:
+    is_shared = True
+
+    def __init__(
+        self, config: StateConfig, tag: str, unix: Callable[[], float], *, advertise: str | None
+    ) -> None:
+        """``advertise`` is where the others reach this orchestrator; None: where it listens."""
         self.config = config
+        self.tag = tag
+        self._advertise = advertise
+        self._host = ""
         self.tasks = SharedTasks(config, tag)
         self.members = Members(config, self.tasks, unix)
         self.items = SharedItems(self.members, self.tasks)
@@ -57,40 +68,80 @@ class SharedState:
         """How many durable tasks of other processes were taken on."""
         return 0 if self._takeover is None else self._takeover.taken
 
-    def share(self, registry: Registry, queue: TaskQueue[Task], limiter: Limiter) -> None:
-        """Share the instances' slots and cordons, and keys' limits, with the others from the start
-        on."""
+    @property
+    def fault(self) -> str:
+        return self.members.fault
+
+    @property
+    def processes(self) -> int:
+        return 1 if self.siblings is None else 1 + len(self.siblings.urls())
+
+    def store(self, file: JournalFile | None) -> JournalStore | None:
+        return self.tasks
+
+    def share(
+        self,
+        registry: Registry,
+        queue: TaskQueue[Task],
+        limiter: Limiter,
+        lengths: AnswerLengths,
+    ) -> None:
         self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
         SlotShares(self.members, self.tasks, registry, queue)
         self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
-
-    def learn(self, registry: Registry, lengths: AnswerLengths) -> None:
-        """Learn together with the others how long answers get, and what steps take."""
         self._learning = SharedLearning(self.members, self.tasks.names, registry, lengths)
 
-    def follow(self, runs: Runs) -> None:
-        """Have runs of calls go on at the others, and theirs here."""
+    def follow(self, runs: Runs, metrics: Metrics) -> None:
         SharedRuns(self.members, self.tasks.names, self.tasks.tag, runs)
-
-    def watch(self, metrics: Metrics) -> None:
-        """Publish its metrics."""
         metrics.watch(self, STATE)
 
-    def start(
+    def keep(self, kind: str, shelf: Shelf) -> None:
+        self.items.add(kind, shelf)
+
+    async def take(self, task: Task) -> None:
+        if self.limits is not None:
+            await self.limits.take(task)
+
+    async def cordoned(self, address: str, grace_s: float) -> None:
+        if self.cordons is not None:
+            await self.cordons.cordoned(address, grace_s)
+
+    async def uncordoned(self, address: str) -> None:
+        if self.cordons is not None:
+            await self.cordons.uncordoned(address)
+
+    def take_lead(self) -> None:
+        if self.siblings is not None:
+            self.siblings.take_lead()
+
+    def on_lapsed(self, call: Callable[[], None]) -> None:
+        self.members.on_lapsed.append(call)
+
+    def describe(self) -> dict[str, object] | None:
+        """As ``/health`` shows it. ``process``: which of the processes at this port answers, and
+        ``processes`` how many there are; the queue and the loads are those of this one."""
+        described: dict[str, object] = {
+            "members": self.members.alive,
+            "fault": self.members.fault or None,
+            "strangers": list(self.members.strangers),
+        }
+        if self.siblings is not None:
+            described["process"] = self.siblings.name
+            described["processes"] = self.processes
+        return described
+
+    def join(
         self,
-        url: str,
+        port: int,
         keys: str,
         take_on: Callable[[Sequence[UnfinishedTask]], None],
         may_take: Callable[[], bool],
     ) -> None:
-        """Join under ``url``; ``take_on`` is given tasks of others whose end this process has to
-        bring about, whenever it ``may_take`` any. ``keys`` is a digest of the keys that are taken
-        here."""
         self._takeover = Takeover(self.members, self.tasks, take_on, may_take)
-        self.members.start(url, keys)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.members.start(self._advertise or f"http://{host}:{port}", keys)
 
     async def close(self) -> None:
-        """Leave. To be called once everything is written: others take on what is left."""
         if self._takeover is not None:
             self._takeover.close()
         if self._learning is not None:
@@ -98,9 +149,15 @@ class SharedState:
         await self.items.close()
         await self.members.leave()
 
-    def share_port(self, group: str, name: str) -> None:
-        """Be one of several processes at a port (``Siblings``)."""
-        self.siblings = Siblings(self.members, group, name)
+    def listen(self, host: str, own: tuple[str, int] | None, group: str, name: str) -> None:
+        """Note the address that this orchestrator listens at. With an ``own`` one it is one of
+        several processes at a port (``Siblings``): ``group`` names the port, ``name`` the process.
+        """
+        self._host = host
+        if own is not None:
+            self._host = own[0]
+            self.listens_at, self.process = own, name
+            self.siblings = Siblings(self.members, group, name)
 
     def is_of_member(self, item_id: str) -> bool:
         """Whether an id was made by an orchestrator that is known here."""

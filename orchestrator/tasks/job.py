@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,9 @@ from orchestrator.tasks.image import Image, Part, text_in
 from orchestrator.tasks.tools import Tool, ToolCall
 from orchestrator.telemetry.trace_context import TraceContext
 from protocol import Feature, Grammar, OnDeadline, Sampling
+
+MAX_IDLE_KEEP_S: Final = 600.0
+"""Longest ``idle_keep_s`` in seconds that a client may ask for."""
 
 
 class Api(StrEnum):
@@ -126,7 +129,9 @@ class Chat:
     """Tools that the model may call."""
 
 
-Prompt = str | tuple[int, ...] | tuple[Message, ...] | Chat
+Written = str | tuple[int, ...] | tuple[Message, ...]
+"""A prompt as the native API takes it: a text, token ids, or the turns of a chat."""
+Prompt = Written | Chat
 """Text, token ids, or a chat."""
 
 

@@ -6,7 +6,6 @@ from perf.service import (
     cancel,
     deadline,
     emitter,
-    explanations,
     finish,
     front,
     health,
@@ -51,7 +50,6 @@ BENCHES: tuple[Bench, ...] = (
     shared_state.BENCH,
     processes.BENCH,
     finish.BENCH,
-    explanations.BENCH,
     quotes.BENCH,
     starts.BENCH,
 )

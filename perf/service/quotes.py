@@ -1,7 +1,7 @@
 """Quotes on the real stack: what was said of the chance to be in time, and what became of it.
 
 Stories, lengths unknown, at a rate that the demo engine keeps up with easily, and at one at which
-two in five miss deadlines of 0.3 to 3 s that nobody quoted (``explanations``). Each client asks for
+two in five miss deadlines of 0.3 to 3 s that nobody quoted. Each client asks for
 a quote first. Four in ten send the request with the deadline that they had in mind, six in ten
 reserve the earliest one with 90 or 99 %.
 """

@@ -10,7 +10,7 @@ on virtual time, the way to it and the clock are ``replay``'s.
 - ``chains``     runs of calls under one deadline
 - ``reported``   what clients are told, beside what comes of it
 - ``counterfactual``  which refusals were wrong
-- ``explained``  how far explanations of misses can be trusted
+- ``what_if``    what alone would have met a request that missed, by what a service recorded
 
     python -m perf.sim [--minutes 3] [--loads 0.5 1 2] [--seed N]
 """

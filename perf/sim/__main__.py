@@ -30,6 +30,7 @@ from perf.sim import plot
 from perf.sim.arrivals import Scenario
 from perf.sim.campaign import KNOWN, LABELS, ROWS, SavedRuns, SimCell, run_campaign
 from perf.sim.campaign_report import save, show
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.scenes import (
     ENGINES,
     QUICK,
@@ -42,7 +43,6 @@ from perf.sim.scenes import (
 )
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.summary import Summary
-from pool.replay.worker import WorkerSpec
 
 SLOTS = SLOW.slots
 FLEET = Fleet(WorkerSpec(STEP_COST, SLOTS, kv_tokens=SLOTS * 512))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.tasks.job import Priority
 from perf.load.trace import TraceLoad
 from perf.load.workload import Sizes, Speed
-from pool.replay.service import VOCABULARY
+from perf.sim.replay.service import VOCABULARY
 from protocol import OnDeadline
 
 PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)

@@ -35,11 +35,11 @@ from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_parser, result
 from perf.sim.__main__ import UNBOUNDED
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.rivals.fleet import EngineFigures, Job, Rival, RivalFleet
 from perf.sim.rivals.policies import Fifo, JitServe, JitServeStages
 from perf.sim.run_loads import LOADS, AgentRun, RunLoad
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
-from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from protocol import Delta, Outcome
 
 MANNERS = ("nothing", "learnt", "split", "rest", "calls")

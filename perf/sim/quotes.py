@@ -38,9 +38,9 @@ from perf.report.command import begin, new_console, new_parser, result
 from perf.report.stats import percentile
 from perf.sim import plot
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.loop import VirtualClock
 from perf.sim.scenes import CAPACITY_PER_S, ENGINES, Drawn
 from perf.sim.simulate import Driver, SimResult, new_job, simulate
-from pool.replay.loop import VirtualClock
 
 LOADS: Final = (0.5, 1.0, 1.5, 2.0)
 DEADLINES_MS: Final = (300.0, 500.0, 800.0, 1200.0, 2000.0, 3000.0, 5000.0)

@@ -26,10 +26,10 @@ from perf.report.command import begin, new_console, new_parser, result
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
+from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from perf.sim.replay.worker import SimWorker, WorkerSpec
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
-from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from pool.replay.worker import SimWorker, WorkerSpec
 from protocol import Delta, OnDeadline, Outcome
 from worker.runner.synthetic import StepCost
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from perf.load.workload import Sizes
 from perf.sim.__main__ import FLEET, SPEED
 from perf.sim.arrivals import Scenario, SimArrival
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.scenes import Engine
 from perf.sim.simulate import Fleet
-from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 TOOL_S = 0.2

@@ -20,10 +20,10 @@ from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, TraceLoad, TraceRo
 from perf.load.workload import Sizes, Speed
 from perf.report.stats import percentile
 from perf.sim.arrivals import SimArrival, trace_arrivals
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.rivals.fleet import EngineFigures, RivalFleet
 from perf.sim.rivals.policies import Fifo
 from perf.sim.simulate import Fleet
-from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 _FLOOD = 600

@@ -15,9 +15,9 @@ from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
 from perf.sim.arrivals import SimArrival
-from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from pool.replay.service import VirtualInstance, new_service, virtual_card
-from pool.replay.worker import SimWorker, WorkerSpec
+from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from perf.sim.replay.service import VirtualInstance, new_service, virtual_card
+from perf.sim.replay.worker import SimWorker, WorkerSpec
 from protocol import Delta, Outcome, Sampling
 
 MODEL = "sim"

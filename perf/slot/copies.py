@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clips.plan.plan import SAMPLE_RATE
 from clips.plan.recipe import Recipe, read_recipe
 from clips.render.buffers import BufferPool, BufferSizes
-from clips.render.memory import CountedMemory, slot_guard
-from clips.render.pipeline import PipelineConfig, SlotPipeline, nominal_times
+from clips.render.memory import CountedMemory, clip_guard
+from clips.render.pipeline import ClipPipeline, PipelineConfig, nominal_times
 from clips.render.stages.base import Stages
 from clips.render.stages.providers import Providers
 from perf.report.bundle import Figure
@@ -128,8 +128,8 @@ async def _ours(stages: Stages, recipe: Recipe) -> tuple[Counter[str], int]:
     sizes = BufferSizes(SPEC.size, int(30 * SPEC.seconds) + 1, round(SPEC.seconds * SAMPLE_RATE))
     pool = BufferPool(sizes, 1, _CPU)
     config = PipelineConfig(SPEC.size, SPEC.seconds, buffer_s=0.0)
-    guard = slot_guard(CountedMemory(lambda: 0))
-    pipeline = SlotPipeline(Providers.single(stages), nominal_times(), guard, _CPU, config)
+    guard = clip_guard(CountedMemory(lambda: 0))
+    pipeline = ClipPipeline(Providers.single(stages), nominal_times(), guard, _CPU, config)
     lease = pool.lease()
     assert lease is not None
     try:

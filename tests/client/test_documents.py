@@ -9,8 +9,9 @@ from typing import Any
 import click
 import pytest
 
+from clips.extension import clips_of
 from tests.orchestrator.conftest import MakeService
-from tests.support.fake_slots import MP4, FakeSlots
+from tests.support.fake_slots import MP4, FakeClips
 from tests.support.fake_worker import FakeWorker
 from tidegate.cli.commands import tidegate
 
@@ -29,9 +30,9 @@ async def test_programs_of_the_client(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker.slots = FakeSlots()
-    service = await make_service(worker)
-    await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == 1)
+    worker.slots = FakeClips()
+    service = await make_service(worker, slots__serve=True)
+    await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == 1)
     monkeypatch.chdir(tmp_path)
     assert len(PROGRAMS) == 6
     for program in PROGRAMS:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import tidegate
-from clips.api.slot_types import SlotRequest
+from clips.api.types import ClipBody
 from clips.dispatch.job import OUTPUTS
+from clips.extension import clips_of
 from clips.plan.recipe import MAJOR, MINOR
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, sse
 from tests.support.fake_slots import JPEG as DRAWN
-from tests.support.fake_slots import MP4, FakeSlots, SlotPlan
+from tests.support.fake_slots import MP4, FakeClips, FakePlan
 from tests.support.fake_worker import FakeWorker
 from tidegate import Client, SyncClient, deadline
 from tidegate.retries import Retries
@@ -220,17 +221,17 @@ def test_names_are_the_services() -> None:
     assert {name: kind.file for name, kind in OUTPUTS.items()} == FILES
     assert f"{MAJOR}.{MINOR}" == SCHEMA
     options = set(tidegate.SlotOptions.__annotations__) - {"deadline"}
-    assert options | {"deadline_ms", "recipe"} == set(SlotRequest.__struct_fields__)
+    assert options | {"deadline_ms", "recipe"} == set(ClipBody.__struct_fields__)
     assert set(SLOT_EVENT_TYPES) == {"queued", "stage", "preview", "result", "error"}
 
 
 async def test_with_the_real_orchestrator(worker: FakeWorker, make_service: MakeService) -> None:
     """In front of a slot model that stalls, loses its connection's client, and ends as planned."""
-    plan = SlotPlan(hold_at="video")
-    worker.slots = FakeSlots()
+    plan = FakePlan(hold_at="video")
+    worker.slots = FakeClips()
     worker.slots.plan = lambda call: plan
-    service = await make_service(worker)
-    await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == 1)
+    service = await make_service(worker, slots__serve=True)
+    await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == 1)
     async with Client(service.url) as client:
         stalled = await client.slots.create("Hello.", idempotency_key="mine", preview=True)
         again = await client.slots.create("Hello.", idempotency_key="mine", preview=True)
@@ -251,13 +252,13 @@ async def test_with_the_real_orchestrator(worker: FakeWorker, make_service: Make
         assert (status.ended, status.outcome, status.audio_ms) == (True, "met", 10.0)
         assert [line.outcome for line in (await client.slots.list(status="ended")).slots] == ["met"]
 
-        worker.slots.plan = lambda call: SlotPlan(hold_at="audio")
+        worker.slots.plan = lambda call: FakePlan(hold_at="audio")
         cancelled = await client.slots.create("Hello.")
         await client.slots.cancel(cancelled.slot_id)
         (*_, last) = [event async for event in client.slots.events(cancelled.slot_id)]
         assert isinstance(last, tidegate.SlotFailed) and last.code == "cancelled"
 
-        worker.slots.plan = lambda call: SlotPlan(
+        worker.slots.plan = lambda call: FakePlan(
             error_at="video", error="deadline_exceeded: video: out of time", saved=True
         )
         with pytest.raises(tidegate.DeadlineExceeded) as raised:

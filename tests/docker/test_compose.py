@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clips.render.settings import SlotSettings
+from clips.render.settings import RenderSettings
 from orchestrator.settings import Settings
 from worker.environment import names_of, variable_of
 from worker.settings import WorkerSettings
@@ -61,7 +61,7 @@ def services(file: str) -> dict[str, Any]:
 def test_variables_are_settings(file: str) -> None:
     known = {variable_of("TIDEGATE_", name) for name in names_of(Settings)}
     known |= {variable_of("TIDEGATE_WORKER__", name) for name in names_of(WorkerSettings)}
-    known |= {variable_of("TIDEGATE_SLOT__", name) for name in names_of(SlotSettings)}
+    known |= {variable_of("TIDEGATE_SLOT__", name) for name in names_of(RenderSettings)}
     for name, service in services(file).items():
         variables = {one for one in service.get("environment", {}) if one.startswith("TIDEGATE_")}
         assert variables <= known, name

@@ -160,7 +160,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert {f"{runtime}{p.relative_to(ROOT)}" for p in weights.iterdir()} <= {*names}
     assert "tidegate/py.typed" in names
     assert not [name for name in names if "tests" in name]
-    static = ROOT / "orchestrator/api/operator/static"
+    static = ROOT / "orchestrator/api/page/static"
     files = {path.relative_to(ROOT).as_posix() for path in static.rglob("*") if path.is_file()}
     assert len(files) > 10
     assert {f"{runtime}{name}" for name in files} <= set(names)

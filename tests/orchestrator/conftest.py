@@ -19,10 +19,13 @@ from pydantic import BaseModel
 
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import AUTH, build_runner
-from orchestrator.build import Components, build, journal_config, keys_of, make_shared_state
+from orchestrator.build import Components, build, keys_of
 from orchestrator.lanes import reconnector
+from orchestrator.rooms import modules_of_rooms
 from orchestrator.service import Orchestrator
-from orchestrator.settings import CONFIG_FILE, Settings, load_settings
+from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_settings
+from orchestrator.settings.derived import journal_config
+from orchestrator.sharing import make_sharing
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.lock import JournalHeld
@@ -34,6 +37,9 @@ from protocol import Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
 from worker.environment import nested
+
+for _name in ("sharing", "extension"):  # their first use reads folders
+    modules_of_rooms(_name)
 
 
 @pytest.fixture(autouse=True)
@@ -197,13 +203,14 @@ def settings_of(values: dict[str, Any]) -> Settings:
     a service is built of, and is spared where nothing is to be seen there."""
     if any(name.startswith("TIDEGATE_") for name in os.environ) or Path(CONFIG_FILE).exists():
         return load_settings(**values)
-    settings = Settings.__new__(Settings)
+    kind = whole_settings()
+    settings = kind.__new__(kind)
     BaseModel.__init__(settings, **nested(values))
     return settings
 
 
 HOMES: Final = {
-    "ALL_SESSIONS_BYTES": "orchestrator.sessions.config",
+    "ALL_SESSIONS_BYTES": "orchestrator.sessions.store",
     "ATTEMPTS": "orchestrator.dispatch.retry",
     "CLIENT_BUFFER_BYTES": "orchestrator.api.http.event_stream",
     "CLIENT_TIMEOUT_S": "orchestrator.api.http.event_stream",
@@ -220,8 +227,8 @@ HOMES: Final = {
     "REFUSAL_SAMPLE": "orchestrator.prediction.feasibility",
     "RETRY_SHARE": "orchestrator.dispatch.retry",
     "RETURN_MARGIN_S": "orchestrator.dispatch.time_limits",
-    "SESSION_BYTES": "orchestrator.sessions.config",
-    "SESSION_TTL_S": "orchestrator.sessions.config",
+    "SESSION_BYTES": "orchestrator.sessions.store",
+    "SESSION_TTL_S": "orchestrator.sessions.store",
     "SUSPECT_AFTER_S": "orchestrator.lanes.config",
     "WINDOW": "orchestrator.batches.config",
 }
@@ -245,16 +252,16 @@ async def make_service() -> AsyncIterator[MakeService]:
         settings = await asyncio.to_thread(settings_of, values | changes)
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
+        clock = LeapingClock(loop)
+        rng = random.Random(7 + len(made))
+        sharing = await asyncio.to_thread(make_sharing, settings, rng, clock.unix)
         try:
             file = None if config is None else await asyncio.to_thread(open_journal, config)
         except JournalHeld:
-            if settings.state.own is None:  # else another process at its port has it
+            if sharing.listens_at is None:  # else another process at its port has it
                 raise
             file = None
-        clock = LeapingClock(loop)
-        rng = random.Random(7 + len(made))
-        shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)
-        parts = build(settings, clock, rng, file=file, shared_state=shared)
+        parts = build(settings, clock, rng, file=file, sharing=sharing)
         ends: list[Ended] = []
         note_ends(parts, ends)
         runner = build_runner(
@@ -262,7 +269,7 @@ async def make_service() -> AsyncIterator[MakeService]:
             parts.health,
             parts.discovery,
             parts.api,
-            Control(parts.lifecycle, parts.reloader, keys_of, verify_engine),
+            Control(parts.lifecycle, parts.reloader, keys_of, verify_engine, parts.recorder),
             shutdown_timeout_s=0.2,
         )
         runner.app[AUTH].let_operate(OPERATORS_KEY, "a file")
@@ -298,8 +305,6 @@ async def make_service() -> AsyncIterator[MakeService]:
         ended = came - (0 if durable is None else durable.left + durable.lost)
         assert len(service.ends) == ended
         assert len({one.task_id for one in service.ends}) == ended
-        slots_offered = service.metric("tidegate_slots_offered_total")
-        assert sum(service.orchestrator.slots.ledger.settled.values()) == slots_offered
     for restore in reversed(undo):
         restore()
 

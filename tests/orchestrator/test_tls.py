@@ -27,7 +27,7 @@ from pool.units.triton import TritonInstance
 from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates, listen
-from tests.support.fake_slots import FakeSlots
+from tests.support.fake_slots import FakeClips
 from tests.support.other_servers import model_folder
 from tests.support.plain_triton import PlainTriton
 
@@ -58,7 +58,7 @@ async def test_lanes_clips_and_swaps_go_over_it(
     made: Certificates, make_worker: MakeWorker, make_service: MakeService, mutual: bool
 ) -> None:
     worker = await make_worker(credentials=made.credentials(mutual=mutual))
-    worker.slots = FakeSlots()
+    worker.slots = FakeClips()
     worker.can_load("other")
     tls = as_client(made, made.client if mutual else None)
     service = await serving(await make_service(worker, lanes__tls=tls))

@@ -8,8 +8,8 @@ from orchestrator.prediction.fleet_size import OfferedLoad, estimate, plan_fleet
 from orchestrator.prediction.step_model import StepModel, Work
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.simulate import Fleet, simulate
-from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ import pytest
 from orchestrator.tasks.job import Priority
 from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
 from perf.sim.__main__ import FLEET, capacity_per_s, run_policy
+from perf.sim.replay.loop import Deadlock, VirtualClock, VirtualLoop
+from perf.sim.replay.worker import SimWorker
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from perf.sim.summary import Summary
-from pool.replay.loop import Deadlock, VirtualClock, VirtualLoop
-from pool.replay.worker import SimWorker
 from protocol import OnDeadline, Outcome
 from tests.perf.sim_load import CAPACITY, SCENARIO, SEED
 from worker.runner.synthetic import StepCost

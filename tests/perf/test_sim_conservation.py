@@ -12,9 +12,9 @@ from orchestrator.tasks.job import Priority
 from perf.goodput.policies import OURS, UNPREDICTED
 from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.summary import Summary
-from pool.replay.worker import WorkerSpec
 from protocol import OnDeadline, Outcome
 from tests.perf.sim_load import SCENARIO, SEED
 from worker.runner.synthetic import StepCost

@@ -22,8 +22,8 @@ from perf.sim.fleet.report import FleetFigures, jain, max_min
 from perf.sim.fleet.scene import FleetScene
 from perf.sim.fleet.sharing import OURS, SHARINGS, Sharing
 from perf.sim.fleet.world import VirtualFleet
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.simulate import Fleet, simulate
-from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)

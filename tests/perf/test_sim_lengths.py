@@ -9,8 +9,8 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.simulate import new_job, new_orchestrator
-from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
-from pool.replay.worker import WorkerSpec
 from protocol import Outcome
 from tests.perf.sim_load import SEED
 from worker.runner.synthetic import StepCost

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.rivals.fleet import EngineFigures, Job, RivalFleet
 from perf.sim.rivals.policies import (
     RIVALS,
@@ -18,7 +19,6 @@ from perf.sim.rivals.policies import (
     QoServe,
     SlosServe,
 )
-from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 STEP_COST = StepCost(10e-3, 0.0, 0.1e-3)

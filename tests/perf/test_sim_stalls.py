@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.simulate import Fleet, simulate
-from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 from worker.scheduler.stalls import Stalls
 

@@ -4,8 +4,8 @@ import pytest
 
 from orchestrator.tasks.task import Priority
 from perf.sim.arrivals import SimArrival
+from perf.sim.replay.worker import WorkerSpec
 from perf.sim.simulate import Fleet, SimRun, simulate
-from pool.replay.worker import WorkerSpec
 from protocol import Outcome
 from worker.runner.synthetic import StepCost
 

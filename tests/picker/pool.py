@@ -18,11 +18,12 @@ from orchestrator.api.http.context import context_of
 from orchestrator.api.openai.errors import OPENAI
 from orchestrator.clock import instant
 from orchestrator.errors import DeadlineExceeded
-from orchestrator.settings import Settings
+from orchestrator.settings import whole_settings
 from picker.asked import read_asked
 from picker.picker import EndpointPicker, Picked
 from picker.pod import AnswerEnd
 from picker.pods import Pods
+from picker.section import PickerSection
 from picker.vllm_page import VllmPage
 
 POLL_S = 0.5
@@ -166,10 +167,10 @@ class ByPicker(Policy):
     """The endpoint picker, with metrics as old as polls make them."""
 
     def __init__(self, clock: VirtualClock, addresses: list[str], **picker: object) -> None:
-        settings = Settings(picker={"endpoints": tuple(addresses), **picker})
+        settings = whole_settings()(picker={"endpoints": tuple(addresses), **picker})
         self.clock = clock
         self.settings = settings
-        self.pods = Pods(settings.picker, clock)  # type: ignore[arg-type]
+        self.pods = Pods(settings.section(PickerSection), clock)  # type: ignore[arg-type]
         for address in addresses:
             self.pods.add(address)
         self.picker = EndpointPicker(settings, self.pods, clock)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from orchestrator.settings.picker import PickerSettings
 from picker.__main__ import main
 from picker.pods import Pods
+from picker.section import PickerSection
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.picker.test_stream import Envoy, named
 from tests.support.clock import ManualClock
@@ -140,7 +140,7 @@ async def test_tidegates_own_page_goes_before_the_other_one() -> None:
 
 
 async def test_a_pod_that_is_named_no_more_gets_nothing_and_may_come_back() -> None:
-    pods = Pods(PickerSettings(), ManualClock())
+    pods = Pods(PickerSection(), ManualClock())
     for address in ("10.0.0.1:80", "10.0.0.2:80"):
         pods.add(address)
     pods.retire("10.0.0.1:80")

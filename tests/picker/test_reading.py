@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from orchestrator.api.http.context import context_of
 from orchestrator.clock import Instant
-from orchestrator.settings.picker import PickerSettings
 from orchestrator.tasks.deadline import DeadlineConfig
 from picker.answer import MAX_BYTES, AnswerReader
 from picker.asked import Asked, read_asked
 from picker.pod import AnswerEnd
+from picker.section import PickerSection
 from picker.vllm_page import NotAPage, VllmPage, read_page
 from tests.support.pods import DIALECTS, events
 
@@ -208,4 +208,4 @@ def test_what_is_no_such_page_is_said_to_be_none(page: str) -> None:
 )
 def test_settings_that_do_not_fit_say_why(setting: Any, complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
-        PickerSettings(**setting)
+        PickerSection(**setting)

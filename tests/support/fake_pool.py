@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from catalog.errors import StartFailed
+from perf.sim.replay.loop import VirtualLoop
 from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
 from pool.fleet.member import OnStep
 from pool.manager import Manager, ManagerConfig
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
-from pool.replay.loop import VirtualLoop
 
 LOAD_S = 2.0
 

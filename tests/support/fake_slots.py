@@ -1,6 +1,6 @@
 """A slot model that can be made to fail on demand, beside ``fake_worker``'s text model.
 
-What a slot does is its ``SlotPlan``; by default each stage is begun and done at once.
+What a slot does is its ``FakePlan``; by default each stage is begun and done at once.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import msgspec
 from tritonclient.grpc import service_pb2
 
 from clips.plan.budgets import Stage
-from clips.slot import SlotState, StageState
+from clips.state import ClipsState, StageState
 
 MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(range(256)) * 40
 WAV = b"RIFF" + bytes(1000)
@@ -24,9 +24,9 @@ JPEG = b"\xff\xd8\xff\xe0 a small picture"
 Write = Callable[[service_pb2.ModelStreamInferResponse], Awaitable[None]]
 
 
-def make_state(**changes: Any) -> SlotState:
+def make_state(**changes: Any) -> ClipsState:
     """Of an instance that takes 10 ms for a stage, whatever the recipe."""
-    state = SlotState(
+    state = ClipsState(
         max_size=256,
         max_seconds=20.0,
         buffer_s=0.1,
@@ -45,7 +45,7 @@ def make_state(**changes: Any) -> SlotState:
 
 
 @dataclass
-class SlotPlan:
+class FakePlan:
     """What one slot does."""
 
     hold_at: str = ""
@@ -64,7 +64,7 @@ class SlotPlan:
 
 
 @dataclass
-class SlotCall:
+class ClipCall:
     """One request that arrived."""
 
     recipe: dict[str, Any]
@@ -72,13 +72,13 @@ class SlotCall:
     request_id: str
 
 
-class FakeSlots:
+class FakeClips:
     """The model's side of any number of streams."""
 
     def __init__(self, **state: Any) -> None:
         self.state = make_state(**state)
-        self.plan: Callable[[SlotCall], SlotPlan] = lambda call: SlotPlan()
-        self.calls: list[SlotCall] = []
+        self.plan: Callable[[ClipCall], FakePlan] = lambda call: FakePlan()
+        self.calls: list[ClipCall] = []
         self.watches = 0
         self.cancelled = 0
         """Whose streams ended before they did."""
@@ -97,7 +97,7 @@ class FakeSlots:
         if parameters.pop("watch", False):
             await self._watch(request, write)
             return
-        call = SlotCall(json.loads(request.raw_input_contents[0][4:]), parameters, request.id)
+        call = ClipCall(json.loads(request.raw_input_contents[0][4:]), parameters, request.id)
         self.calls.append(call)
         self.running += 1
         try:
@@ -122,7 +122,7 @@ class FakeSlots:
             await asyncio.sleep(self.state_every_s)
 
     async def _render(
-        self, call: SlotCall, plan: SlotPlan, write: Write, die: Callable[[], None]
+        self, call: ClipCall, plan: FakePlan, write: Write, die: Callable[[], None]
     ) -> None:
         if plan.error and not plan.error_at:
             await write(failure(plan.error, call.request_id))
@@ -147,7 +147,7 @@ class FakeSlots:
         result = {"event": "result", **facts(plan.given_up), "spared": plan.spared}
         await write(answer(result, self._files(call)))
 
-    def _files(self, call: SlotCall) -> dict[str, bytes]:
+    def _files(self, call: ClipCall) -> dict[str, bytes]:
         return {name: FILES[name] for name in str(call.parameters["outputs"]).split(",")}
 
 

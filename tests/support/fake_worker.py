@@ -52,7 +52,7 @@ from protocol import (
 from protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME
 from tests.support.certificates import listen
 from tests.support.clock import LeapingClock
-from tests.support.fake_slots import FakeSlots, failure
+from tests.support.fake_slots import FakeClips, failure
 from tests.support.pictures import IMAGE_TEMPLATE
 
 MODEL = "fake"
@@ -175,7 +175,7 @@ class FakeWorker:
         self.card = card or make_card()
         self.process_id = uuid.uuid4().hex
         self.plan: Callable[[Submit], Plan] = lambda submit: Plan()
-        self.slots: FakeSlots | None = None
+        self.slots: FakeClips | None = None
         """Its slot model; None: it has none."""
         self.is_slots_only = False
         """It has no text model."""

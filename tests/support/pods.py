@@ -11,10 +11,11 @@ from aiohttp import web
 
 from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
-from orchestrator.settings import Settings
+from orchestrator.settings import Settings, whole_settings
 from perf.stack.constants import set_constants
 from picker.picker import EndpointPicker
 from picker.pods import Pods
+from picker.section import PickerSection
 from picker.server import PickerServer
 
 DIALECTS = [dialect for served in SERVED for dialect in served.conventions]
@@ -100,7 +101,7 @@ class ServedPicker:
 
     def __init__(self, settings: Settings) -> None:
         clock = LoopClock(asyncio.get_running_loop())
-        self.pods = Pods(settings.picker, clock)
+        self.pods = Pods(settings.section(PickerSection), clock)
         self.picker = EndpointPicker(settings, self.pods, clock)
         self.server = PickerServer(self.picker, settings, DIALECTS, clock)
         self.port = 0
@@ -118,7 +119,7 @@ async def serve_picker(*addresses: str, **sections: Any) -> AsyncIterator[Served
     restore = set_constants({"picker.pods.POLL_EVERY_S": 3600.0})
     picker = {"port": 0, "endpoints": addresses}
     picker |= sections.pop("picker", {})
-    settings = await asyncio.to_thread(partial(Settings, picker=picker, **sections))
+    settings = await asyncio.to_thread(partial(whole_settings(), picker=picker, **sections))
     served = ServedPicker(settings)
     for address in addresses:
         served.pods.add(address)

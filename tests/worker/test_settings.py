@@ -62,7 +62,7 @@ def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "128")
     monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", "/a, /b,/a")
     monkeypatch.setenv("TIDEGATE_SLOT__FLUX__TEXT", "cpu")
-    settings = slot.read_slot_settings()
+    settings = slot.read_clip_settings()
     assert settings.size == 128
     assert settings.models.clip.folders == ("/a", "/b")
     assert settings.models.flux.text == "cpu" and settings.models.flux.precision == "nf4"
@@ -70,14 +70,14 @@ def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPat
 
 def test_the_slot_models_limits_are_11_and_11_and_a_half_gb() -> None:
     """SL-3."""
-    limits = MemoryLimits.of(slot.SlotSettings().memory.hard_gib)
+    limits = MemoryLimits.of(slot.RenderSettings().memory.hard_gib)
     for limit, gigabytes in ((limits.soft_bytes, 11.0), (limits.hard_bytes, 11.5)):
         assert limit == pytest.approx(gigabytes * 1e9, rel=1e-3)
 
 
 KINDS: list[tuple[type[BaseSettings], Callable[[], object], Mapping[str, str]]] = [
     (WorkerSettings, read_settings, RENAMED),
-    (slot.SlotSettings, slot.read_slot_settings, slot.RENAMED),
+    (slot.RenderSettings, slot.read_clip_settings, slot.RENAMED),
 ]
 
 
@@ -167,7 +167,7 @@ def test_a_mistake_in_the_slot_models_is_too(
 ) -> None:
     monkeypatch.setenv(name, "x")
     with pytest.raises(ValueError, match=f"the slot's settings are invalid: .*{said}"):
-        slot.read_slot_settings()
+        slot.read_clip_settings()
 
 
 def test_what_kubernetes_adds_for_a_service_of_that_name_is_no_mistake(

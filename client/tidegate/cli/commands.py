@@ -5,7 +5,6 @@ import click
 from tidegate.cli.arguments import Choice, Command, Group
 from tidegate.cli.doctor import doctor
 from tidegate.cli.engines import engines
-from tidegate.cli.explain import explain
 from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.mcp import mcp
 from tidegate.cli.models import models
@@ -82,7 +81,6 @@ for command in (
     plan,
     quote,
     mcp,
-    explain,
     drain,
     swap,
     reload,

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from catalog.errors import MachineUnfit, ProvisionError
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.state.section import StateSection
 from pool import command
 from pool.spec import LaunchSpec
 from pool.units.store import find_store
@@ -79,7 +80,7 @@ def _settings(**stated: str | int | None) -> Settings:
 def _sharing(settings: Settings) -> Sharing:
     """The store that several processes share: the one of the settings, else one of their own.
     Raises ``MachineUnfit`` where there can be none."""
-    state = settings.state
+    state = settings.section(StateSection)
     if state.url is None:
         if find_spec("redis") is None:
             raise MachineUnfit(

@@ -10,9 +10,9 @@ import triton_python_backend_utils as pb_utils
 # PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
-from clips.render.settings import read_slot_settings
-from clips.render.slot import SlotWorker
-from clips.render.slot_build import build_slots
+from clips.render.build import build_clips
+from clips.render.settings import read_clip_settings
+from clips.render.worker import ClipWorker
 from worker.encoding import speak_utf8
 from worker.log import configure_logging
 from worker.service import stub_abi
@@ -27,12 +27,12 @@ class TritonPythonModel:
         speak_utf8()
         configure_logging()
         restrict_shared_memory()
-        settings = read_slot_settings()
+        settings = read_clip_settings()
         self._outgoing: Outgoing = lambda array: array
         if settings.legacy_stub and stub_abi.is_needed():
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
-        self._worker: SlotWorker = build_slots(settings)
+        self._worker: ClipWorker = build_clips(settings)
         gc.collect()
         gc.freeze()
         self._worker.start()

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.auth import NOBODY, Authenticator
+from orchestrator.api.auth import NOBODY
 from orchestrator.api.http import own_requests
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.context import AUTH, CONTEXT, ORCHESTRATOR
 from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, StoredBatch
 from orchestrator.batches.service import Batches
 from orchestrator.clock import instant
@@ -24,6 +25,16 @@ from orchestrator.errors import (
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Job, OnDisconnect, Priority
 
+
+class HasBatches(Protocol):
+    """The room that keeps batches; None where it keeps none."""
+
+    @property
+    def batches(self) -> Batches | None: ...
+
+
+BATCHES = web.AppKey("batches", HasBatches)
+
 FIRST_CARDS_S = 60.0
 """How long after its start the service may still not know which models its instances serve."""
 _ASK_AGAIN_S = 1.0
@@ -34,7 +45,7 @@ Entry = Callable[[StoredBatch, BatchLine, LineOutcome, LineResult | None], bytes
 
 def batches_of(request: web.Request) -> Batches:
     """The service's batches. Raises ``InvalidRequest`` where it has none."""
-    batches = request.app[ORCHESTRATOR].stages.batches
+    batches = request.app[BATCHES].batches
     if batches is None:
         raise InvalidRequest(
             "files and batches need a journal, and this service has none: its operator sets "
@@ -62,10 +73,10 @@ class BatchLines:
     """The ``batches.shop.Server`` of an application."""
 
     def __init__(
-        self, app: web.Application, auth: Authenticator, entries: Mapping[str, Entry]
+        self, app: web.Application, batches: Batches, entries: Mapping[str, Entry]
     ) -> None:
         self._app = app
-        self._auth = auth
+        self._batches = batches
         self._entries = entries
         self._began = app[ORCHESTRATOR].clock.now()
 
@@ -79,14 +90,12 @@ class BatchLines:
         requests."""
         orchestrator = self._app[ORCHESTRATOR]
         limit = orchestrator.limits.concurrent_of(owner)
-        batches = orchestrator.stages.batches
-        assert batches is not None
-        return max(1, limit // 2) if limit else batches.config.window
+        return max(1, limit // 2) if limit else self._batches.config.window
 
     async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
         name = f"{batch.id}/{line.number}"
         orchestrator = self._app[ORCHESTRATOR]
-        key = self._auth.key_with(batch.owner)
+        key = self._app[AUTH].key_with(batch.owner)
         is_own = False
 
         def adapt(job: Job) -> Job:

@@ -12,7 +12,7 @@ from orchestrator.api.http.body_budget import BodyBudget, BodyShare
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.decode import Reader, decode
-from orchestrator.api.http.forwarding import FORWARDING
+from orchestrator.api.http.elsewhere import ELSEWHERE
 from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, passing_over
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.errors import (
@@ -55,7 +55,7 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
 
     with request.app[BODIES].share(give_up) as share:
         body = await _read(request, share, patience)
-        if FORWARDING in request.app:
+        if request.app[ELSEWHERE].keeps_bodies:
             request[CONTEXT].body = body
         with _ignored_by(request) as ignored:
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.finding import find_slots, find_tasks, status_of
-from orchestrator.api.http.forwarding import told_by_siblings
+from orchestrator.api.http.elsewhere import told_by_siblings
+from orchestrator.api.http.finding import find_in_rooms, find_tasks, status_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import Draining, NotFound
 from orchestrator.tasks.task import Task
@@ -16,21 +16,20 @@ from orchestrator.tasks.task import Task
 async def cancel(request: web.Request) -> web.Response:
     """Cancel what goes by an id; 202 whether it ran, had ended or was cancelled before (WP-2)."""
     name, orchestrator = request.match_info["task_id"], request.app[ORCHESTRATOR]
-    slots = find_slots(request, name)
-    for slot in slots:
-        orchestrator.slots.cancel(slot)
-    state = orchestrator.shared_state
-    # An id leads to whoever has it; work of one correlation id may be in all processes of a port.
-    is_shared = state is not None and not state.is_of_member(name)
-    elsewhere = await told_by_siblings(request) if is_shared else []
+    found = find_in_rooms(request, name)
+    for room, work in found:
+        room.cancel(work)
+    # An id leads to its holder; work of one correlation id may be in all processes of a port.
+    is_anyones = not orchestrator.sharing.is_of_member(name)
+    elsewhere = await told_by_siblings(request) if is_anyones else []
     try:
         tasks = await cancel_tasks(request, name)
     except NotFound:
-        if not slots and not elsewhere:
+        if not found and not elsewhere:
             raise
         tasks = []
     stopped = [(task.id, status_of(task), task.correlation_id) for task in tasks]
-    stopped += [(slot.id, "ended", slot.job.correlation_id) for slot in slots]
+    stopped += [(work.id, "ended", work.correlation_id) for _, work in found]
     answers = elsewhere
     if stopped:
         task_id, status, correlation_id = stopped[0]

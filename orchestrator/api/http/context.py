@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import Counter
 
-from orchestrator.api.auth import ANYBODY, Key
+from orchestrator.api.auth import ANYBODY, Authenticator, Key
 from orchestrator.api.http.ignored import Ignored
 from orchestrator.clock import Clock, Instant, instant
 from orchestrator.errors import InvalidRequest, TidegateError
@@ -55,6 +55,7 @@ class Dialect:
 
 
 ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)
+AUTH = web.AppKey("auth", Authenticator)
 HEALTH = web.AppKey("health", HealthBoard)
 HTTP_ERRORS = web.AppKey("http_errors", Counter)
 """Number of error responses, by ``status`` and ``code``."""

@@ -13,8 +13,8 @@ from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.model_names import served_name
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
-from orchestrator.sessions.config import MAX_IDLE_KEEP_S, SessionConfig
 from orchestrator.tasks.job import (
+    MAX_IDLE_KEEP_S,
     Api,
     Job,
     OnDisconnect,
@@ -259,7 +259,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
         states_idle_keep=body.idle_keep_s is not None,
-        idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].sessions.config, session_id),
+        idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].idle_keep_s, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
         grammar=grammar,
         trace=trace_of(request),
@@ -357,12 +357,12 @@ def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:
     return _name("session_id", body.session_id) or ""
 
 
-def _idle_keep_s(body: GenerationRequest, config: SessionConfig, session_id: str) -> float:
+def _idle_keep_s(body: GenerationRequest, default_s: float, session_id: str) -> float:
     """Seconds for which the conversation's KV is kept for its next turn; the default unless
     stated."""
     stated = body.idle_keep_s
     if stated is None:
-        return config.idle_keep_s if session_id else 0.0
+        return default_s if session_id else 0.0
     if not session_id:
         raise InvalidRequest(
             f"idle_keep_s needs a session_id (or {SESSION_HEADER}): it is a conversation that is "

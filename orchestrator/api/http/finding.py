@@ -6,10 +6,10 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from clips.dispatch.slot import Slot
 from orchestrator.api.http.answer_ids import ID_PREFIXES, task_id_of
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.errors import JournalUnavailable, KeyReused, NotFound
+from orchestrator.extension import Extension
 from orchestrator.retention import no_such
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Job
@@ -55,19 +55,20 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
     return found
 
 
-def find_slots(request: web.Request, name: str) -> list[Slot]:
-    """Clips that have not ended, by id or correlation id, for their own key or an admin's."""
+def find_in_rooms(request: web.Request, name: str) -> list[tuple[Extension, AnyWork]]:
+    """Live work of optional rooms by id or correlation id, for its own key or an admin's."""
     key = request[CONTEXT].key
     return [
-        slot
-        for slot in request.app[ORCHESTRATOR].slots.store.running()
-        if name in (slot.id, slot.job.correlation_id)
-        and (key.is_admin or slot.job.key == key.fingerprint)
+        (room, work)
+        for room in request.app[ORCHESTRATOR].rooms
+        for work in room.live()
+        if name in (work.id, work.correlation_id)
+        and (key.is_admin or work.job.key == key.fingerprint)
     ]
 
 
 def status_of(work: AnyWork) -> str:
-    """How far a task or clip is, in the native API's words."""
+    """How far work is, in the native API's words."""
     return max(Stage.QUEUED, work.stage).name.lower()
 
 

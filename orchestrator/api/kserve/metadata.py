@@ -1,15 +1,15 @@
 """Metadata and readiness of the server and its models (KServe v2)."""
 
+from collections.abc import Mapping
+
 from aiohttp import web
 
-from clips.dispatch.job import MODEL as SLOT_MODEL
-from clips.dispatch.job import OUTPUTS as FILES
-from clips.dispatch.wire import EVENT, RECIPE
 from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
 from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.http.version import VERSION
 from orchestrator.errors import NotFound
+from orchestrator.extension import PlainModel
 from orchestrator.prompts.encoder import PromptEncoder
 from protocol import tensors as names
 
@@ -53,8 +53,8 @@ def model_of(request: web.Request) -> PromptEncoder:
 async def server(request: web.Request) -> web.Response:
     """Show this server's name, version and extensions."""
     extensions = ["generate"]
-    if request.app[ORCHESTRATOR].slots.fleet.is_served:
-        extensions.append("slots")
+    for room in request.app[ORCHESTRATOR].rooms:
+        extensions += [name for name, is_there in room.capabilities().items() if is_there is True]
     return json_response({"name": "tidegate", "version": VERSION, "extensions": extensions})
 
 
@@ -70,14 +70,14 @@ async def ready(request: web.Request) -> web.Response:
 
 async def model(request: web.Request) -> web.Response:
     """Show a model's tensors."""
-    if _is_slot_model(request):
+    if (of_room := _model_of_room(request)) is not None:
         return json_response(
             {
-                "name": SLOT_MODEL,
+                "name": request.match_info["model"],
                 "versions": [MODEL_VERSION],
                 "platform": "python",
-                "inputs": _described({RECIPE: "BYTES"}),
-                "outputs": _described({EVENT: "BYTES", **dict.fromkeys(FILES, "UINT8")}),
+                "inputs": _described(of_room.inputs),
+                "outputs": _described(of_room.outputs),
             }
         )
     encoder = model_of(request)
@@ -95,8 +95,8 @@ async def model(request: web.Request) -> web.Response:
 async def model_ready(request: web.Request) -> web.Response:
     """Check that an instance of the model takes work; 503 while none does."""
     orchestrator = request.app[ORCHESTRATOR]
-    if _is_slot_model(request):
-        return web.Response(status=200 if orchestrator.slots.fleet.ready() else 503)
+    if (of_room := _model_of_room(request)) is not None:
+        return web.Response(status=200 if of_room.is_ready else 503)
     card = model_of(request).card
     is_ready = any(
         instance.ready and instance.card is not None and instance.card.model == card.model
@@ -105,15 +105,17 @@ async def model_ready(request: web.Request) -> web.Response:
     return web.Response(status=200 if is_ready else 503)
 
 
-def _is_slot_model(request: web.Request) -> bool:
-    """Whether the path names the slot model, which ``/v2/slots`` serves, and one is served."""
+def _model_of_room(request: web.Request) -> PlainModel | None:
+    """The optional room's model that the path names; None where it names a model of text."""
     orchestrator, match = request.app[ORCHESTRATOR], request.match_info
-    return (
-        match["model"] == SLOT_MODEL
-        and match.get("version", MODEL_VERSION) == MODEL_VERSION
-        and orchestrator.slots.fleet.is_served
-        and SLOT_MODEL not in orchestrator.models.by_name()
-    )
+    name = match["model"]
+    if (
+        match.get("version", MODEL_VERSION) != MODEL_VERSION
+        or name in orchestrator.models.by_name()
+    ):
+        return None
+    found = (room.plain_model(name) for room in orchestrator.rooms)
+    return next((model for model in found if model is not None), None)
 
 
 def routes() -> list[web.RouteDef]:
@@ -131,5 +133,5 @@ def paths(end: str = "") -> tuple[str, str]:
     return f"/v2/models/{{model}}{end}", f"/v2/models/{{model}}/versions/{{version}}{end}"
 
 
-def _described(tensors: dict[str, str]) -> list[dict[str, object]]:
+def _described(tensors: Mapping[str, str]) -> list[dict[str, object]]:
     return [{"name": n, "datatype": kind, "shape": [1]} for n, kind in tensors.items()]

@@ -5,11 +5,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from clips.dispatch.slot import Slot
 from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.elsewhere import told_by_siblings
 from orchestrator.api.http.finding import status_of
-from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
@@ -68,10 +67,10 @@ def _place(line: dict[str, Any]) -> tuple[bool, float]:
     return has_ended, line["age_ms"] - (line["took_ms"] if has_ended else 0.0)
 
 
-def _newest_first(orchestrator: Orchestrator) -> Iterator[Task | Slot]:
-    """All live tasks and slots, whatever route they came by, then the kept tasks that have
-    ended."""
-    live: list[Task | Slot] = [*orchestrator.live(), *orchestrator.slots.store.running()]
+def _newest_first(orchestrator: Orchestrator) -> Iterator[AnyWork]:
+    """All live work, whatever route it came by, then the kept tasks that have ended."""
+    live: list[AnyWork] = [*orchestrator.live()]
+    live += [work for room in orchestrator.rooms for work in room.live()]
     yield from sorted(live, key=lambda one: one.marks.received, reverse=True)
     yield from orchestrator.store.ended()
 
@@ -91,12 +90,12 @@ def standing(work: AnyWork, now: float) -> dict[str, object]:
     }
 
 
-def _line(work: Task | Slot, now: float) -> dict[str, object]:
-    """A task, or a clip that has not ended in the fields of one; ``/v2/slots`` has the rest."""
+def _line(work: AnyWork, now: float) -> dict[str, object]:
+    """A task, or an optional room's work in the fields of one."""
     ending = work.ending
     return {
         "task_id": work.id,
-        "api": work.job.api if isinstance(work, Task) else "slots",
+        "api": work.job.api if isinstance(work, Task) else f"{work.what}s",
         "answer_id": answer_id(work) if isinstance(work, Task) else work.id,
         "model": work.served_name,
         "prompt_tokens": work.prompt_tokens if isinstance(work, Task) else 0,

@@ -13,7 +13,6 @@ from orchestrator.api.native.types import TaskRequest
 from orchestrator.errors import InvalidRequest
 from orchestrator.prediction.promises import Reservation
 from orchestrator.prediction.quotes import BROKEN, ChanceBy
-from orchestrator.sessions.store import is_session
 from orchestrator.tasks.job import Api, Job, Prompt
 
 MAX_HOLD_MS = 30_000.0
@@ -99,7 +98,7 @@ def _read(request: web.Request, body: QuoteRequest) -> _Asked:
             f"hold_ms must be milliseconds above 0, and at most {MAX_HOLD_MS:g}", field="hold_ms"
         )
     job = read_job_of(request, body, Api.NATIVE, keep=False)
-    if is_session(job.session_id):
+    if request.app[ORCHESTRATOR].room_of(job) is not None:
         raise InvalidRequest(
             "a conversation of /v2/sessions cannot be quoted by its id: state its whole length as "
             "prompt_tokens, without session_id",

@@ -33,7 +33,6 @@ from orchestrator.api.native.listing import listing
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
-from orchestrator.sessions.store import is_session
 from orchestrator.tasks.job import Api, Job, Prompt
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from orchestrator.tasks.task import Task
@@ -50,8 +49,8 @@ async def submit(request: web.Request) -> web.Response:
     name = read_idempotency_key(request)
     job, prompt, digest = await read_body(request, _reader, lambda body: _read(request, body, name))
     is_repeated = False
-    goes_on = is_session(job.session_id)
-    submit_job = orchestrator.continue_session if goes_on else orchestrator.submit
+    of_room = orchestrator.room_of(job)
+    submit_job = orchestrator.submit if of_room is None else of_room
     if name is None:
         task = await submit_job(job, prompt)
     else:
@@ -72,7 +71,7 @@ async def submit(request: web.Request) -> web.Response:
         "correlation_id": task.correlation_id,
     }
     answer |= _durability(orchestrator, task)
-    if goes_on:
+    if of_room is not None:
         answer["session_id"] = job.session_id
     headers = task_headers(task, orchestrator.clock.now())
     if is_repeated:

@@ -8,8 +8,7 @@ import msgspec
 from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.http.images import image_of_url
 from orchestrator.errors import InvalidRequest
-from orchestrator.sessions.session import History
-from orchestrator.tasks.job import Message, OnDisconnect, Prompt, said_by
+from orchestrator.tasks.job import Message, OnDisconnect, Prompt, Written, said_by
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -34,14 +33,14 @@ class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_on
     idempotent: bool = False
 
     def prompt_of(self) -> Prompt:
-        given = _given(self)
-        if len(given) != 1:
+        found = given(self)
+        if len(found) != 1:
             raise InvalidRequest(
                 "expected exactly one of prompt, messages and prompt_token_ids, got "
-                + (" and ".join(given) or "none"),
-                field=given[1] if given else "prompt",
+                + (" and ".join(found) or "none"),
+                field=found[1] if found else "prompt",
             )
-        return _prompt_of(self)
+        return prompt_of(self)
 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
@@ -50,30 +49,10 @@ class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_on
         return False
 
     def field_names(self) -> Mapping[str, str]:
-        return {"prompt": next(iter(_given(self)), "prompt")}
+        return {"prompt": next(iter(given(self)), "prompt")}
 
 
-class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body of ``POST /v2/sessions``. At most one beginning may be stated, or none."""
-
-    model: str = ""
-    prompt: str | None = None
-    messages: list[TaskMessage] | None = None
-    prompt_token_ids: list[int] | None = None
-    idle_keep_s: float | None = None
-
-    def history(self) -> History:
-        given = _given(self)
-        if len(given) > 1:
-            raise InvalidRequest(
-                "expected at most one of prompt, messages and prompt_token_ids, got "
-                + " and ".join(given),
-                field=given[1],
-            )
-        return _prompt_of(self) if given else ""
-
-
-class _HasPrompt(Protocol):
+class HasPrompt(Protocol):
     @property
     def prompt(self) -> str | None: ...
     @property
@@ -82,11 +61,11 @@ class _HasPrompt(Protocol):
     def prompt_token_ids(self) -> list[int] | None: ...
 
 
-def _given(body: _HasPrompt) -> list[str]:
+def given(body: HasPrompt) -> list[str]:
     return [name for name in _PROMPTS if getattr(body, name) is not None]
 
 
-def _prompt_of(body: _HasPrompt) -> History:
+def prompt_of(body: HasPrompt) -> Written:
     """The prompt in whichever form it is given. Raises ``InvalidRequest`` for empty
     ``messages``."""
     if body.prompt is not None:

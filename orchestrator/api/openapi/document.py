@@ -15,9 +15,10 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
-from orchestrator.api.http.context import DIALECTS, Dialect
+from orchestrator.api.http.context import DIALECTS, ORCHESTRATOR, Dialect
 from orchestrator.api.http.message_types import mapped, redefined, with_unknown_fields
-from orchestrator.api.openapi.operations import JSON, OPERATIONS, Operation
+from orchestrator.api.openapi.operation import JSON, Operation
+from orchestrator.api.openapi.operations import OPERATIONS
 from orchestrator.errors import TidegateError
 
 DOCUMENT = web.AppKey("openapi", dict[str, bytes])
@@ -50,14 +51,15 @@ def document_of(app: web.Application) -> dict[str, Any]:
         for route in app.router.routes()
         if route.resource is not None and route.method in _METHODS_TOLD
     ]
+    known = operations_of(app)
     for method, path, _ in found:
-        if f"{method} {path}" not in OPERATIONS:
+        if f"{method} {path}" not in known:
             raise MissingOperation(
                 f"{method} {path} is served and not described: add it to OPERATIONS in "
                 "orchestrator.api.openapi.operations.py"
             )
     operations = {
-        (method, path): _as_read(OPERATIONS[f"{method} {path}"], _dialect_of(app, path), app)
+        (method, path): _as_read(known[f"{method} {path}"], _dialect_of(app, path), app)
         for method, path, _ in found
     }
     bodies = {one.body for one in operations.values() if one.body is not None}
@@ -91,6 +93,15 @@ def document_of(app: web.Application) -> dict[str, Any]:
         },
         "security": [{}, {"bearer": []}, {"key": []}],
     }
+
+
+def operations_of(app: web.Application) -> Mapping[str, Operation]:
+    """The operations of the core, and of the optional rooms that are there."""
+    edges = [edge for room in app[ORCHESTRATOR].rooms for edge in room.edges()]
+    known = dict(OPERATIONS)
+    for edge in edges:
+        known |= edge.OPERATIONS
+    return known
 
 
 def _dialect_of(app: web.Application, path: str) -> Dialect:

@@ -9,11 +9,12 @@ from aiohttp import web
 
 from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.forwarding import told_by_siblings
+from orchestrator.api.http.elsewhere import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.catalog import VerifyEngine
 from orchestrator.api.operator.types import read_grace_s
 from orchestrator.lifecycle import Lifecycle
+from orchestrator.recorder import Recorder
 from orchestrator.reload import Reloader
 from orchestrator.settings import Settings
 
@@ -26,6 +27,7 @@ class Control:
     reloader: Reloader
     keys_of: Callable[[Settings], tuple[Key, ...]]
     verify_engine: VerifyEngine
+    recorder: Recorder
 
     def follow_keys(self, auth: Authenticator) -> None:
         """Have ``auth`` follow the keys of reloaded settings."""
@@ -34,6 +36,8 @@ class Control:
 
 
 CONTROL = web.AppKey("control", Control)
+_POLICY = {"admission", "deadlines", "dispatch", "placement", "queue"}
+"""Sections of the settings by which the service decides; they have no secrets."""
 _STATUSES = ("serving", "draining", "drained")
 _DURATION = "graceful_shutdown_duration_ms"
 
@@ -62,6 +66,13 @@ async def reload(request: web.Request) -> web.Response:
     mine = (await request.app[CONTROL].reloader.reload()).described()
     told = [mine, *await told_by_siblings(request)]
     return json_response({key: sorted({name for one in told for name in one[key]}) for key in mine})
+
+
+async def recording(request: web.Request) -> web.Response:
+    """Give what is recorded of this process's latest requests, and by which settings it decides."""
+    control = request.app[CONTROL]
+    settings = control.reloader.settings.model_dump(mode="json", include=_POLICY)
+    return json_response({"settings": settings, **await control.recorder.recording()})
 
 
 async def _described(request: web.Request) -> dict[str, object]:
@@ -97,4 +108,5 @@ def routes() -> list[web.RouteDef]:
         web.post("/admin/drain", drain),
         web.post("/admin/undrain", undrain),
         web.post("/admin/reload", reload),
+        web.get("/admin/recording", recording),
     ]

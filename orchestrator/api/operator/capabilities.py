@@ -8,8 +8,7 @@ from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.http.version import VERSION
 from orchestrator.service import Orchestrator
-from orchestrator.sessions.config import MAX_IDLE_KEEP_S
-from orchestrator.tasks.job import Api
+from orchestrator.tasks.job import MAX_IDLE_KEEP_S, Api
 from protocol import Feature, OnDeadline
 
 
@@ -18,6 +17,9 @@ async def capabilities(request: web.Request) -> web.Response:
     own."""
     orchestrator = request.app[ORCHESTRATOR]
     room = orchestrator.queue_room
+    added: dict[str, object] = {}
+    for each in orchestrator.rooms:
+        added |= each.capabilities()
     return json_response(
         {
             "version": VERSION,
@@ -26,7 +28,6 @@ async def capabilities(request: web.Request) -> web.Response:
             "models": sorted(orchestrator.models.by_name()),
             "loadable": sorted(orchestrator.stages.demand.loadable()),
             "features": _features(orchestrator),
-            "slots": orchestrator.slots.fleet.is_served,
             "durable": orchestrator.stages.durable is not None,
             "isolated_prefixes": orchestrator.isolate_tenants,
             "limits": {
@@ -39,6 +40,7 @@ async def capabilities(request: web.Request) -> web.Response:
                 "image_bytes": MAX_BYTES,
                 "image_pixels": MAX_PIXELS,
             },
+            **added,
         }
     )
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from clips.dispatch.fleet import SlotFleet
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.forwarding import told_by_siblings
+from orchestrator.api.http.elsewhere import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import read_grace_s, read_registration, read_reload, read_swap
 from orchestrator.instances.discovery import DiscoverySync
@@ -73,9 +72,7 @@ async def drain(request: web.Request) -> web.Response:
     grace_s = await read_grace_s(request, math.inf)
     registry, address = _named(request)
     instance = registry.cordon(address, grace_s)
-    shared = request.app[ORCHESTRATOR].shared_state
-    if shared is not None and shared.cordons is not None:
-        await shared.cordons.cordoned(instance.address, grace_s)
+    await request.app[ORCHESTRATOR].sharing.cordoned(instance.address, grace_s)
     return json_response(describe(instance, registry), status=202)
 
 
@@ -83,9 +80,7 @@ async def undrain(request: web.Request) -> web.Response:
     """Take an instance back into use. Idempotent."""
     registry, address = _named(request)
     instance = registry.uncordon(address)
-    shared = request.app[ORCHESTRATOR].shared_state
-    if shared is not None and shared.cordons is not None:
-        await shared.cordons.uncordoned(instance.address)
+    await request.app[ORCHESTRATOR].sharing.uncordoned(instance.address)
     return json_response(describe(instance, registry), status=202)
 
 
@@ -190,10 +185,13 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
 
 
 def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]:
-    """An instance with its slot model, and its latest swap."""
+    """An instance with what rooms add, and its latest swap."""
+    added: dict[str, Any] = {}
+    for room in orchestrator.rooms:
+        added |= room.describe(instance.address)
     return {
         **describe(instance, orchestrator.registry),
-        "slot": describe_slot(orchestrator.slots.fleet, instance.address),
+        **added,
         "swap": _latest_swap(orchestrator.stages.swaps, instance),
     }
 
@@ -226,27 +224,6 @@ def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
         "beside": told.beside,
         "freed_mib": told.freed_mib,
         "error": told.error or None,
-    }
-
-
-def describe_slot(fleet: SlotFleet, address: str) -> dict[str, object] | None:
-    """An instance's slot model; null if it has none. ``told`` is the model's own account of itself,
-    null if it gives none."""
-    instance = fleet.instances.get(address)
-    if instance is None or not instance.heard_at:
-        return None
-    ability = instance.ability
-    return {
-        "state": instance.health.value,
-        "ready": fleet.is_ready(instance),
-        "reason": instance.reason,
-        "slots_total": ability.slots,
-        "slots_free": instance.free,
-        "running": len(instance.attempts),
-        "max_size": ability.max_size,
-        "max_seconds": ability.max_seconds,
-        "buffer_s": ability.buffer_s,
-        "told": instance.state,
     }
 
 

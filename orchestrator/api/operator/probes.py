@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
-from orchestrator.api.http.forwarding import FORWARDING
+from orchestrator.api.http.elsewhere import ELSEWHERE
 from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
 from orchestrator.errors import NotReady
 from orchestrator.health import PreparedResponse
@@ -54,16 +54,16 @@ async def _exposition(request: web.Request, prefix: str = "") -> web.Response:
     body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(
         accept, tenants=request[CONTEXT].key.sees_tenants, prefix=prefix
     )
-    state = request.app[ORCHESTRATOR].shared_state
-    if state is not None and state.siblings is not None:
-        body = await _of_all(request, labelled(body, "process", state.siblings.name))
+    process = request.app[ORCHESTRATOR].sharing.process
+    if process:
+        body = await _of_all(request, labelled(body, "process", process))
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 async def _of_all(request: web.Request, page: bytes) -> bytes:
     """A page of metrics with those of the other processes at this port, as far as they answer."""
     try:
-        answers = await request.app[FORWARDING].of_siblings(request)
+        answers = await request.app[ELSEWHERE].of_siblings(request)
     except NotReady:
         return page
     pages = [page, *(answer.body for answer in answers if answer.status == 200)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from orchestrator.api.operator.instances import describe, describe_slot
+from orchestrator.api.operator.instances import describe
 from orchestrator.health import HealthBoard
 from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
@@ -93,8 +93,6 @@ class Finishes:
 def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, object]:
     """Everything at this moment except ``Finishes``. Where several ``processes`` share the port,
     these are the figures of the one that is asked, but for what instances report of themselves."""
-    state = orchestrator.shared_state
-    siblings = None if state is None else state.siblings
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
     registry = orchestrator.registry
@@ -102,7 +100,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
         "unix_ms": round(1000 * orchestrator.clock.unix()),
         "started_unix": orchestrator.started_unix,
         "status": health.status,
-        "processes": 1 if siblings is None else 1 + len(siblings.urls()),
+        "processes": orchestrator.sharing.processes,
         "models": sorted(orchestrator.models.by_name()),
         "live": orchestrator.live_tasks,
         "queue": {
@@ -129,7 +127,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
         "instances": [
             describe(instance, registry)
             | _reported(instance)
-            | {"slot": _slot(orchestrator, instance.address)}
+            | _added(orchestrator, instance.address)
             for instance in islice(registry, MAX_INSTANCES)
         ],
     }
@@ -197,21 +195,12 @@ def _reported(instance: Instance) -> dict[str, object]:
     return {name: None if stats is None else getattr(stats, name) for name in names}
 
 
-def _slot(orchestrator: Orchestrator, address: str) -> dict[str, object] | None:
-    """The instance's slot model, as far as people watch it; null if it has none."""
-    fleet = orchestrator.slots.fleet
-    described = describe_slot(fleet, address)
-    if described is None:
-        return None
-    told = fleet.instances[address].state
-    del described["told"]
-    stages = {} if told is None else told.stages
-    return described | {
-        "waiting": 0 if told is None else told.waiting,
-        "p95_ms": {name: stage.p95_ms for name, stage in stages.items()},
-        "memory_used_bytes": None if told is None else told.memory_used_bytes,
-        "abort_to_free_p99_ms": None if told is None else told.abort_to_free_p99_ms,
-    }
+def _added(orchestrator: Orchestrator, address: str) -> dict[str, object]:
+    """What rooms add to an instance."""
+    added: dict[str, object] = {}
+    for room in orchestrator.rooms:
+        added |= room.describe(address, briefly=True)
+    return added
 
 
 def point(taken: dict[str, object]) -> Iterator[float]:

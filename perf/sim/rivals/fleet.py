@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from perf.sim.arrivals import SimArrival
-from pool.replay.worker import WorkerSpec
+from perf.sim.replay.worker import WorkerSpec
 
 _BLOCK_TOKENS = 16
 

@@ -7,30 +7,31 @@ from typing import Any
 
 import pytest
 
-from clips.api.slots import SLOT_SUBMISSIONS
+from clips.api.routes import CLIP_SUBMISSIONS
+from clips.extension import clips_of
 from orchestrator.retention import Retention
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
-from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeSlots, SlotPlan
+from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeClips, FakePlan
 from tests.support.fake_worker import FakeWorker
 
 RECIPE: dict[str, Any] = {"schema": "1.0", "text": "Good morning.", "video": {"fps": 12}}
 
 
 @pytest.fixture
-async def slots(worker: FakeWorker) -> FakeSlots:
-    worker.slots = FakeSlots()
+async def slots(worker: FakeWorker) -> FakeClips:
+    worker.slots = FakeClips()
     return worker.slots
 
 
 @pytest.fixture
-async def service(slots: FakeSlots, worker: FakeWorker, make_service: MakeService) -> Service:
+async def service(slots: FakeClips, worker: FakeWorker, make_service: MakeService) -> Service:
     return await serving(await make_service(worker))
 
 
 async def serving(service: Service, count: int = 1) -> Service:
     """Once so many of its instances take slots."""
-    await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == count)
+    await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == count)
     return service
 
 
@@ -59,12 +60,12 @@ async def status_of(service: Service, slot: dict[str, Any]) -> dict[str, Any]:
 
 
 async def until_ended(service: Service, slot: dict[str, Any]) -> dict[str, Any]:
-    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
     await service.until(lambda: found.ending is not None)
     return await status_of(service, slot)
 
 
-async def test_a_recipe_becomes_a_clip(service: Service, slots: FakeSlots) -> None:
+async def test_a_recipe_becomes_a_clip(service: Service, slots: FakeClips) -> None:
     slot = await submit(service, outputs=["mp4", "wav", "png"], preview=True)
     assert slot["status"] == "dispatched" and slot["queue_position"] == 0
     assert slot["predicted_ms"] > 0 and slot["outputs"] == {} and slot["correlation_id"]
@@ -98,8 +99,8 @@ async def test_a_recipe_becomes_a_clip(service: Service, slots: FakeSlots) -> No
     assert service.metric("tidegate_slot_stage_quantile_ms", stage="clip", quantile="0.95") == 10
 
 
-async def test_resume_without_duplicates(service: Service, slots: FakeSlots) -> None:
-    plan = SlotPlan(hold_at="video")
+async def test_resume_without_duplicates(service: Service, slots: FakeClips) -> None:
+    plan = FakePlan(hold_at="video")
     slots.plan = lambda call: plan
     slot = await submit(service)
     async with service.http.get(slot["events_url"]) as response:
@@ -121,13 +122,13 @@ async def test_resume_without_duplicates(service: Service, slots: FakeSlots) -> 
 
 
 async def test_who_claims_events_that_there_are_not_hears_of_the_end(
-    service: Service, slots: FakeSlots
+    service: Service, slots: FakeClips
 ) -> None:
-    plan = SlotPlan(hold_at="video")
+    plan = FakePlan(hold_at="video")
     slots.plan = lambda call: plan
     slot = await submit(service)
     await service.until(lambda: slots.running == 1)
-    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
     following = asyncio.create_task(follow(service, slot, after="999999999999"))
     await service.until(lambda: bool(found.listeners))
     plan.release.set()
@@ -135,9 +136,9 @@ async def test_who_claims_events_that_there_are_not_hears_of_the_end(
 
 
 async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
-    service: Service, slots: FakeSlots
+    service: Service, slots: FakeClips
 ) -> None:
-    slots.plan = lambda call: SlotPlan(hold_at="image")
+    slots.plan = lambda call: FakePlan(hold_at="image")
     slot = await submit(service)
     await service.until(lambda: slots.running == 1)
     url = f"/v2/slots/{slot['slot_id']}"
@@ -157,9 +158,9 @@ async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
 async def test_wp1_a_client_that_goes_away(
-    service: Service, slots: FakeSlots, on_disconnect: str
+    service: Service, slots: FakeClips, on_disconnect: str
 ) -> None:
-    plan = SlotPlan(hold_at="audio")
+    plan = FakePlan(hold_at="audio")
     slots.plan = lambda call: plan
     slot = await submit(service, on_disconnect=on_disconnect)
     async with service.http.get(slot["events_url"]) as response:
@@ -169,13 +170,13 @@ async def test_wp1_a_client_that_goes_away(
         status = await until_ended(service, slot)
         assert (status["outcome"], status["error"]["code"]) == ("aborted", "client_disconnected")
     else:
-        found = service.orchestrator.slots.store.get(slot["slot_id"])
+        found = clips_of(service.orchestrator).store.get(slot["slot_id"])
         await service.until(lambda: not found.listeners)
         plan.release.set()
         assert (await until_ended(service, slot))["outcome"] == "met"
 
 
-async def test_the_same_key_gets_the_same_slot(service: Service, slots: FakeSlots) -> None:
+async def test_the_same_key_gets_the_same_slot(service: Service, slots: FakeClips) -> None:
     key = {"Idempotency-Key": "a"}
     first = await submit(service, headers=key)
     async with service.http.post(
@@ -216,7 +217,7 @@ async def test_what_cannot_be_in_time_is_refused_with_a_reason(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     """40 ms of work, and 100 s are kept back."""
-    worker.slots = FakeSlots(buffer_s=100.0)
+    worker.slots = FakeClips(buffer_s=100.0)
     service = await serving(await make_service(worker))
     error = await submit(service, 504, deadline_ms=100_020)
     assert error["code"] == "deadline_infeasible" and error["predicted_finish_ms"] > 100_000
@@ -224,8 +225,8 @@ async def test_what_cannot_be_in_time_is_refused_with_a_reason(
     assert late["code"] == "deadline_exceeded"
 
 
-async def test_less_than_was_asked_for_is_partial(service: Service, slots: FakeSlots) -> None:
-    slots.plan = lambda call: SlotPlan(given_up=("no check",))
+async def test_less_than_was_asked_for_is_partial(service: Service, slots: FakeClips) -> None:
+    slots.plan = lambda call: FakePlan(given_up=("no check",))
     slot = await submit(service, on_deadline="degrade")
     assert (await until_ended(service, slot))["outcome"] == "partial"
     assert slots.calls[0].parameters["on_deadline"] == "degrade"
@@ -243,9 +244,9 @@ async def test_less_than_was_asked_for_is_partial(service: Service, slots: FakeS
     ],
 )
 async def test_a_workers_error_reaches_the_client(
-    service: Service, slots: FakeSlots, error: str, at: str, outcome: str, code: str
+    service: Service, slots: FakeClips, error: str, at: str, outcome: str, code: str
 ) -> None:
-    slots.plan = lambda call: SlotPlan(error=error, error_at=at, saved=at == "video")
+    slots.plan = lambda call: FakePlan(error=error, error_at=at, saved=at == "video")
     slot = await submit(service)
     status = await until_ended(service, slot)
     assert (status["outcome"], status["error"]["code"]) == (outcome, code)
@@ -255,11 +256,11 @@ async def test_a_workers_error_reaches_the_client(
 
 
 async def test_a_deadline_ends_it_here_where_the_worker_does_not(
-    service: Service, slots: FakeSlots
+    service: Service, slots: FakeClips
 ) -> None:
-    slots.plan = lambda call: SlotPlan(hold_at="video")
+    slots.plan = lambda call: FakePlan(hold_at="video")
     slot = await submit(service)
-    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
     await service.until(lambda: "video" in found.percents)
     service.leap(21)
     status = await until_ended(service, slot)
@@ -269,7 +270,7 @@ async def test_a_deadline_ends_it_here_where_the_worker_does_not(
 
 
 async def test_anothers_slot_is_not_there(make_service: MakeService, worker: FakeWorker) -> None:
-    worker.slots = FakeSlots()
+    worker.slots = FakeClips()
     keys = {"a": {"token": "token-a"}, "b": {"token": "token-b"}}
     service = await serving(await make_service(worker, keys=keys, admin_token="root"))
 
@@ -277,7 +278,7 @@ async def test_anothers_slot_is_not_there(make_service: MakeService, worker: Fak
         return {"Authorization": f"Bearer {name}"}
 
     slot = await submit(service, headers=as_key("token-a"))
-    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
     await service.until(lambda: found.ending is not None)
     url = f"/v2/slots/{slot['slot_id']}"
     for path in (url, f"{url}/events", f"{url}/outputs/clip.mp4"):
@@ -293,9 +294,9 @@ async def test_anothers_slot_is_not_there(make_service: MakeService, worker: Fak
 
 @for_each("named_by", ("task_id", "correlation_id"))
 async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
-    service: Service, slots: FakeSlots, named_by: str
+    service: Service, slots: FakeClips, named_by: str
 ) -> None:
-    slots.plan = lambda call: SlotPlan(hold_at="video")
+    slots.plan = lambda call: FakePlan(hold_at="video")
     slot = await submit(service, on_disconnect="continue")
     async with service.http.get("/v2/tasks") as response:
         (line,) = (await response.json())["tasks"]
@@ -305,11 +306,13 @@ async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
     assert (await status_of(service, slot))["outcome"] == "aborted"
 
 
-async def test_listing(service: Service, slots: FakeSlots) -> None:
-    plan = SlotPlan(hold_at="video")
+async def test_listing(service: Service, slots: FakeClips) -> None:
+    plan = FakePlan(hold_at="video")
     slots.plan = lambda call: plan
     first, second = await submit(service), await submit(service)
-    await service.until(lambda: service.orchestrator.slots.store.get(second["slot_id"]).stage == 2)
+    await service.until(
+        lambda: clips_of(service.orchestrator).store.get(second["slot_id"]).stage == 2
+    )
 
     async def listed(query: str) -> list[str]:
         async with service.http.get(f"/v2/slots{query}") as response:
@@ -331,20 +334,20 @@ async def test_what_is_kept_is_bounded(
     make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = Retention(keep_count=200, keep_s=600, keep_bytes=3 * len(MP4) + 20_000)
-    monkeypatch.setattr("orchestrator.build.KEPT_SLOTS", most)
-    worker.slots = FakeSlots()
+    monkeypatch.setattr("clips.dispatch.build.KEPT", most)
+    worker.slots = FakeClips()
     service = await serving(await make_service(worker))
     app = service.runner.app
     assert app is not None
     made = []
     for number in range(4):
         slot = await submit(service, headers={"Idempotency-Key": str(number)})
-        found = service.orchestrator.slots.store.get(slot["slot_id"])
+        found = clips_of(service.orchestrator).store.get(slot["slot_id"])
         await service.until(lambda found=found: found.ending is not None)  # type: ignore[misc]
         made.append(slot)
-    store = service.orchestrator.slots.store
+    store = clips_of(service.orchestrator).store
     assert 0 < store.total_bytes <= most.keep_bytes
-    assert len(store) < 4 and len(app[SLOT_SUBMISSIONS]) == len(store)
+    assert len(store) < 4 and len(app[CLIP_SUBMISSIONS]) == len(store)
     async with service.http.get(f"/v2/slots/{made[0]['slot_id']}") as response:
         assert response.status == 404
 
@@ -382,7 +385,7 @@ async def test_files_have_ranges_and_heads(service: Service) -> None:
 
 
 async def test_no_text_in_the_log(
-    service: Service, slots: FakeSlots, caplog: pytest.LogCaptureFixture
+    service: Service, slots: FakeClips, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     recipe = {**RECIPE, "text": "a-secret-word", "portrait": {"prompt": "another-secret"}}
@@ -398,7 +401,7 @@ async def test_instances_show_their_slot_models(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     both, text, clips = [await make_worker() for _ in range(3)]
-    both.slots, clips.slots, clips.is_slots_only = FakeSlots(), FakeSlots(slots_total=5), True
+    both.slots, clips.slots, clips.is_slots_only = FakeClips(), FakeClips(slots_total=5), True
     service = await serving(await make_service(both, text, clips), 2)
     await service.until(lambda: sum(i.ready for i in service.orchestrator.registry) == 2)
     async with service.http.get("/v2/instances") as response:
@@ -412,16 +415,16 @@ async def test_instances_show_their_slot_models(
 async def test_slots_alone_make_a_service_ready(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    worker.slots, worker.is_slots_only = FakeSlots(), True
+    worker.slots, worker.is_slots_only = FakeClips(), True
     service = await serving(await make_service(worker, wait=False))
     await service.until(lambda: service.parts.health.status == "ready")
     await until_ended(service, await submit(service))
 
 
 async def test_a_drain_lets_slots_end_and_takes_no_new_ones(
-    service: Service, slots: FakeSlots
+    service: Service, slots: FakeClips
 ) -> None:
-    plan = SlotPlan(hold_at="video")
+    plan = FakePlan(hold_at="video")
     slots.plan = lambda call: plan
     slot = await submit(service)
     await service.until(lambda: slots.running == 1)
@@ -433,8 +436,8 @@ async def test_a_drain_lets_slots_end_and_takes_no_new_ones(
     assert (await status_of(service, slot))["outcome"] == "met"
 
 
-async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, slots: FakeSlots) -> None:
-    plan = SlotPlan(hold_at="video")
+async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, slots: FakeClips) -> None:
+    plan = FakePlan(hold_at="video")
     slots.plan = lambda call: plan
     slot = await submit(service)
     await service.until(lambda: slots.running == 1)
@@ -451,8 +454,8 @@ async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, slots: Fa
 async def test_limits_of_a_key_count_slots_too(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    worker.slots = FakeSlots()
-    plan = SlotPlan(hold_at="video")
+    worker.slots = FakeClips()
+    plan = FakePlan(hold_at="video")
     worker.slots.plan = lambda call: plan
     service = await serving(await make_service(worker, limits__each_key__concurrent=1))
     slot = await submit(service)

@@ -5,12 +5,13 @@ import asyncio
 from typing import Any
 
 from clips.dispatch.forecast import Ability
+from clips.extension import clips_of
 from clips.plan.budgets import Stage
-from clips.slot import StageState
+from clips.state import StageState
 from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.clips.dispatch.test_service import slots_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.support.fake_slots import FakeSlots, SlotPlan, make_state
+from tests.support.fake_slots import FakeClips, FakePlan, make_state
 from tests.support.fake_worker import FakeWorker
 
 A_BUSY_START = {"seconds_per_unit": 100.0, "least": 0.0}
@@ -30,9 +31,9 @@ async def serve(
     paces: dict[str, float],
     slots: int = 2,
     **settings: Any,
-) -> tuple[Service, FakeSlots]:
+) -> tuple[Service, FakeClips]:
     worker: FakeWorker = await make_worker()
-    worker.slots = FakeSlots(stages=stages(**paces), slots_total=slots, slots_free=slots)
+    worker.slots = FakeClips(stages=stages(**paces), slots_total=slots, slots_free=slots)
     return await serving(await make_service(worker, **settings)), slots_of(worker)
 
 
@@ -42,7 +43,7 @@ async def test_dl19_clips_are_served_after_a_busy_start(
     """Deadlines of 5 to 45 s ended in 504 on an idle service."""
     service, model = await serve(make_service, make_worker, A_BUSY_START, REFUSAL_SAMPLE=0.0)
     model.plan = lambda call: held
-    held = SlotPlan(hold_at="video")
+    held = FakePlan(hold_at="video")
     slots = [await submit(service, deadline_ms=ms) for ms in (5_000, 20_000, 45_000, 45_000)]
     assert [slot["status"] for slot in slots] == ["dispatched"] * 2 + ["queued"] * 2
     held.release.set()
@@ -60,7 +61,7 @@ async def test_what_is_told_to_be_given_up_is_not_guessed(
     slots = [await submit(service, **asked)]
     await until_ended(service, slots[0])
     model.state = make_state(stages=stages(**SEEN))
-    can = service.orchestrator.slots.fleet.instances
+    can = clips_of(service.orchestrator).fleet.instances
     await service.until(lambda: all(one.ability.rates[Stage.CHECK] == 20 for one in can.values()))
     slots.append(await submit(service, **asked))
     assert [slot["predicted_given_up"] for slot in slots] == [[], ["no check"]]
@@ -83,7 +84,7 @@ async def test_what_will_hardly_be_in_time_waits_for_nobody_who_would_be(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     service, model = await serve(make_service, make_worker, SEEN, 1, REFUSAL_SAMPLE=0.0)
-    held = SlotPlan(hold_at="video")
+    held = FakePlan(hold_at="video")
     model.plan = lambda call: held
     running = await submit(service, deadline_ms=60_000)
     error = await submit(service, 504, deadline_ms=15_000)
@@ -98,9 +99,9 @@ async def test_it_waits_for_a_fast_instance_rather_than_try_a_slow_one(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     slow, fast = await make_worker(), await make_worker()
-    slow.slots = FakeSlots(stages=stages(seconds_per_unit=60.0, least=10.0))
-    fast.slots = FakeSlots(stages=stages(**SEEN), slots_total=1, slots_free=1)
-    held = SlotPlan(hold_at="video")
+    slow.slots = FakeClips(stages=stages(seconds_per_unit=60.0, least=10.0))
+    fast.slots = FakeClips(stages=stages(**SEEN), slots_total=1, slots_free=1)
+    held = FakePlan(hold_at="video")
     fast.slots.plan = lambda call: held
     service = await serving(await make_service(slow, fast, REFUSAL_SAMPLE=0.0), 2)
     slots = [await submit(service, deadline_ms=ms) for ms in (39_000, 39_500)]
@@ -125,7 +126,7 @@ async def test_dl17_a_sample_of_refusals_is_let_in_and_its_rate_published(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     service, model = await serve(make_service, make_worker, SEEN, 1, REFUSAL_SAMPLE=1.0)
-    held = SlotPlan(hold_at="video")
+    held = FakePlan(hold_at="video")
     model.plan = lambda call: held
     slots = [await submit(service, deadline_ms=ms) for ms in (60_000, 9_000)]
     # Those that are refused otherwise make nobody late.
@@ -144,7 +145,7 @@ async def test_dl17_a_sample_of_a_full_queue_and_of_early_stops(
 ) -> None:
     settings = {"REFUSAL_SAMPLE": 1.0, "MOST_WAITING": 0}
     service, model = await serve(make_service, make_worker, SEEN, 1, **settings)
-    held = SlotPlan(hold_at="video", spared=True)
+    held = FakePlan(hold_at="video", spared=True)
     model.plan = lambda call: held
     slots = [await submit(service, deadline_ms=60_000) for _ in range(2)]
     assert slots[1]["status"] == "queued"
@@ -161,7 +162,7 @@ async def test_dl17_an_early_stop_is_counted(
 ) -> None:
     service, model = await serve(make_service, make_worker, SEEN, REFUSAL_SAMPLE=0.0)
     late = "deadline_exceeded: video: 3.0 s are left, and the rest takes 4.0 s at the least"
-    model.plan = lambda call: SlotPlan(error=late, error_at="image")
+    model.plan = lambda call: FakePlan(error=late, error_at="image")
     slot = await submit(service, deadline_ms=60_000)
     assert (await until_ended(service, slot))["outcome"] == "missed"
     assert service.metric("tidegate_slot_unserved_total", kind="stopped") == 1
@@ -171,11 +172,11 @@ async def test_dl7_what_waits_ends_once_it_is_certain_to_be_late(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     service, model = await serve(make_service, make_worker, A_BUSY_START, 1, REFUSAL_SAMPLE=0.0)
-    held = SlotPlan(hold_at="video")
+    held = FakePlan(hold_at="video")
     model.plan = lambda call: held
     running = await submit(service, deadline_ms=60_000)
     waits = await submit(service, deadline_ms=30_000)
-    found = service.orchestrator.slots.store.get(waits["slot_id"])
+    found = clips_of(service.orchestrator).store.get(waits["slot_id"])
     await asyncio.sleep(0)
     assert found.ending is None
     # Now it is known.

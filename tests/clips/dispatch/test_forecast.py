@@ -1,4 +1,4 @@
-"""Slots played ahead: the worker's own rules, by the rates that it tells."""
+"""Clips played ahead: the worker's own rules, by the rates that it tells."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from clips.dispatch.forecast import (
     NOMINAL_ABILITY,
     Ability,
     Begun,
+    ClipNeeds,
     InstanceTimeline,
-    SlotNeeds,
     alone_s,
     best_plan,
     forecast,
@@ -20,7 +20,7 @@ from clips.dispatch.forecast import (
 from clips.plan.budgets import Stage
 from clips.plan.plan import NOMINAL
 from clips.plan.recipe import read_recipe
-from clips.slot import StageState
+from clips.state import StageState
 from tests.support.fake_slots import make_state
 
 NOW = 100.0
@@ -40,9 +40,9 @@ def ability(
     return Ability(rates, buffer_s=1.0, **more)
 
 
-def needs(left_s: float, *, degrade: bool = False, **recipe: Any) -> SlotNeeds:
+def needs(left_s: float, *, degrade: bool = False, **recipe: Any) -> ClipNeeds:
     known = {"schema": "1.1", "text": "Good morning to everybody here."} | recipe
-    return SlotNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
+    return ClipNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
 
 
 def test_who_says_nothing_is_taken_at_its_targets() -> None:

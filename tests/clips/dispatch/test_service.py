@@ -1,4 +1,4 @@
-"""Slots on several instances: placement, waiting, retries, silences."""
+"""Clips on several instances: placement, waiting, retries, silences."""
 
 import asyncio
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from clips.dispatch import link
-from clips.dispatch.fleet import SlotHealth
-from clips.slot import StageState
+from clips.dispatch.fleet import ClipHealth
+from clips.extension import clips_of
+from clips.state import StageState
 from orchestrator.lanes.grpc_call import GrpcCall
 from tests.clips.api.test_slots import (
     RECIPE,
@@ -17,17 +18,17 @@ from tests.clips.api.test_slots import (
     until_ended,
 )
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker
-from tests.support.fake_slots import FakeSlots, SlotPlan, make_state
+from tests.support.fake_slots import FakeClips, FakePlan, make_state
 from tests.support.fake_worker import FakeWorker
 
 
 async def a_worker(make_worker: MakeWorker, *, port: int = 0, **state: Any) -> FakeWorker:
     worker = await make_worker(port=port)
-    worker.slots = FakeSlots(**state)
+    worker.slots = FakeClips(**state)
     return worker
 
 
-def slots_of(worker: FakeWorker) -> FakeSlots:
+def slots_of(worker: FakeWorker) -> FakeClips:
     assert worker.slots is not None
     return worker.slots
 
@@ -53,10 +54,10 @@ async def test_the_least_slack_goes_first_and_no_buffer_idles(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker, slots_total=1, slots_free=1)
-    plans: list[SlotPlan] = []
+    plans: list[FakePlan] = []
 
-    def plan(call: object) -> SlotPlan:
-        plans.append(SlotPlan(hold_at="video"))
+    def plan(call: object) -> FakePlan:
+        plans.append(FakePlan(hold_at="video"))
         return plans[-1]
 
     slots_of(worker).plan = plan
@@ -78,7 +79,7 @@ async def test_the_least_slack_goes_first_and_no_buffer_idles(
 
 async def test_the_queue_is_bounded(make_service: MakeService, make_worker: MakeWorker) -> None:
     worker = await a_worker(make_worker, slots_total=1, slots_free=1)
-    plan = SlotPlan(hold_at="video")
+    plan = FakePlan(hold_at="video")
     slots_of(worker).plan = lambda call: plan
     service = await serving(await make_service(worker, MOST_WAITING=1))
     made = [await submit(service) for _ in range(2)]
@@ -94,7 +95,7 @@ async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
 ) -> None:
     """One buffer, 10 s each: a second has 25 s, and a third with less slack is not let in."""
     worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
-    plan = SlotPlan(hold_at="audio")
+    plan = FakePlan(hold_at="audio")
     slots_of(worker).plan = lambda call: plan
     service = await serving(await make_service(worker))
     first = await submit(service, deadline_ms=60_000)
@@ -114,7 +115,7 @@ async def test_what_a_dying_instance_had_is_rendered_elsewhere(
 ) -> None:
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
-    slots_of(near).plan = lambda call: SlotPlan(die_at="video")
+    slots_of(near).plan = lambda call: FakePlan(die_at="video")
     service = await serving(await make_service(near, far), 2)
     slot = await submit(service, recipe=RECIPE | {"portrait": {"seed": 7}})
     status = await until_ended(service, slot)
@@ -131,7 +132,7 @@ async def test_a_slot_is_not_sent_for_ever(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker)
-    slots_of(worker).plan = lambda call: SlotPlan(error="no_capacity: 64 slots wait already")
+    slots_of(worker).plan = lambda call: FakePlan(error="no_capacity: 64 slots wait already")
     service = await serving(await make_service(worker, ATTEMPTS=3))
     status = await until_ended(service, await submit(service))
     assert (status["outcome"], status["error"]["code"]) == ("failed", "no_capacity")
@@ -141,7 +142,7 @@ async def test_a_slot_is_not_sent_for_ever(
 async def test_no_time_for_another_try(make_service: MakeService, make_worker: MakeWorker) -> None:
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(50.0))
-    slots_of(near).plan = lambda call: SlotPlan(die_at="video")
+    slots_of(near).plan = lambda call: FakePlan(die_at="video")
     service = await serving(await make_service(near, far), 2)
     slot = await submit(service, deadline_ms=700)
     await service.until(lambda: bool(slots_of(near).calls))
@@ -156,13 +157,13 @@ async def test_a_silent_instance_is_suspect_then_down(
 ) -> None:
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
-    slots_of(near).plan = lambda call: SlotPlan(hold_at="video")
+    slots_of(near).plan = lambda call: FakePlan(hold_at="video")
     service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
-    instance = service.orchestrator.slots.fleet.instances[near.address]
+    instance = clips_of(service.orchestrator).fleet.instances[near.address]
     slot = await submit(service)
     await service.until(lambda: slots_of(near).running == 1)
     slots_of(near).is_silent = True
-    await service.until(lambda: instance.health is SlotHealth.SUSPECT)
+    await service.until(lambda: instance.health is ClipHealth.SUSPECT)
     assert (await submit(service))["status"] == "dispatched"
     await service.until(lambda: len(slots_of(far).calls) == 1)
     await service.until(lambda: slots_of(near).cancelled == 1)
@@ -170,13 +171,13 @@ async def test_a_silent_instance_is_suspect_then_down(
     assert (status["outcome"], status["instance"]) == ("met", far.address)
     # It is connected to anew, and may take its time to answer that.
     broken: list[str] = []
-    watching = service.orchestrator.slots.fleet._links[near.address]
+    watching = clips_of(service.orchestrator).fleet._links[near.address]
     monkeypatch.setattr(watching, "break_off", broken.append)
     for _ in range(3):
-        service.orchestrator.slots.fleet.check_heartbeats()
-    assert instance.health is SlotHealth.DOWN and not broken
+        clips_of(service.orchestrator).fleet.check_heartbeats()
+    assert instance.health is ClipHealth.DOWN and not broken
     slots_of(near).is_silent = False
-    await service.until(lambda: instance.health is SlotHealth.UP)
+    await service.until(lambda: instance.health is ClipHealth.UP)
 
 
 async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
@@ -186,17 +187,17 @@ async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
     monkeypatch.setattr(link, "RENEW_S", 0.05)
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
-    slots_of(near).plan = lambda call: SlotPlan(hold_at="video")
+    slots_of(near).plan = lambda call: FakePlan(hold_at="video")
     service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
-    instance = service.orchestrator.slots.fleet.instances[near.address]
+    instance = clips_of(service.orchestrator).fleet.instances[near.address]
     slot = await submit(service)
     await service.until(lambda: slots_of(near).running == 1)
     slots_of(near).watch_error = "cancelled: nobody is there"
-    await service.until(lambda: instance.health is SlotHealth.DOWN)
+    await service.until(lambda: instance.health is ClipHealth.DOWN)
     status = await until_ended(service, slot)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
     slots_of(near).watch_error = ""
-    await service.until(lambda: instance.health is SlotHealth.UP)
+    await service.until(lambda: instance.health is ClipHealth.UP)
 
 
 async def test_a_model_that_knows_no_states_serves_by_nominal_times(
@@ -218,13 +219,13 @@ async def test_a_model_that_comes_and_goes(
 ) -> None:
     worker = await a_worker(make_worker)
     service = await serving(await make_service(worker))
-    instance = service.orchestrator.slots.fleet.instances[worker.address]
+    instance = clips_of(service.orchestrator).fleet.instances[worker.address]
     port = worker.port
     await worker.stop()
-    await service.until(lambda: instance.health is not SlotHealth.UP)
+    await service.until(lambda: instance.health is not ClipHealth.UP)
     assert (await submit(service, 503))["code"] == "not_ready"
     await a_worker(make_worker, port=port)
-    await service.until(lambda: instance.health is SlotHealth.UP)
+    await service.until(lambda: instance.health is ClipHealth.UP)
     assert (await until_ended(service, await submit(service)))["outcome"] == "met"
 
 
@@ -281,11 +282,11 @@ async def test_a_hundred_at_once_each_come_to_one_outcome(
         return str((await until_ended(service, answer))["outcome"])
 
     outcomes = await asyncio.gather(*(one(number) for number in range(100)))
-    slots = service.orchestrator.slots
+    slots = clips_of(service.orchestrator)
     assert sum(slots.ledger.settled.values()) == 100 == len(outcomes)
     assert set(outcomes) <= {"met", "aborted", "missed", "refused", "deadline_infeasible"}
     assert outcomes.count("met") >= 20
-    assert (slots.live, slots.waiting) == (0, 0)
+    assert (list(slots.live), slots.waiting) == ([], 0)
     await service.until(lambda: not any(one.attempts for one in slots.fleet))
     known = service.orchestrator.registry.instances
     assert all(not instance.slots_running for instance in known.values())
@@ -297,12 +298,12 @@ async def test_a_watch_is_renewed_without_a_gap(
     monkeypatch.setattr(link, "RENEW_S", 0.02)
     worker = await a_worker(make_worker)
     service = await serving(await make_service(worker))
-    instance = service.orchestrator.slots.fleet.instances[worker.address]
+    instance = clips_of(service.orchestrator).fleet.instances[worker.address]
     seen = set()
     while slots_of(worker).watches < 4:
         seen.add(instance.health)
         await asyncio.sleep(0.002)
-    assert seen == {SlotHealth.UP}
+    assert seen == {ClipHealth.UP}
 
 
 async def test_a_model_that_was_unloaded_gets_no_more_slots(
@@ -312,7 +313,7 @@ async def test_a_model_that_was_unloaded_gets_no_more_slots(
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
     unknown = "Request for unknown model: 'slot' has no available versions"
-    slots_of(near).plan = lambda call: SlotPlan(error=unknown)
+    slots_of(near).plan = lambda call: FakePlan(error=unknown)
     service = await serving(await make_service(near, far), 2)
     slot = await submit(service)
     watches = slots_of(near).watches
@@ -325,7 +326,7 @@ async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
-    plan = SlotPlan(hold_at="clip")
+    plan = FakePlan(hold_at="clip")
     slots_of(worker).plan = lambda call: plan
     service = await serving(await make_service(worker))
     running, waiting = await submit(service), await submit(service, deadline_ms=60_000)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from clips.dispatch import admission
-from clips.dispatch.admission import SlotAdmission
-from clips.dispatch.fleet import SlotHealth, SlotInstance
+from clips.dispatch.admission import ClipAdmission
+from clips.dispatch.fleet import ClipHealth, ClipInstance
 from clips.dispatch.forecast import Ability, Begun, forecast, units_of
-from clips.dispatch.job import SlotJob
-from clips.dispatch.slot import Slot
-from clips.dispatch.waiting import WaitingSlots
+from clips.dispatch.job import ClipJob
+from clips.dispatch.task import ClipTask
+from clips.dispatch.waiting import WaitingClips
 from clips.plan.budgets import Stage
 from clips.plan.plan import NOMINAL
 from clips.plan.recipe import read_recipe
@@ -37,8 +37,8 @@ class Scene:
             ready=lambda: [*self.instances.values()],
             seen=lambda: [*self.instances.values()],
         )
-        self.waiting = WaitingSlots(fleet, clock)
-        self.admission = SlotAdmission(
+        self.waiting = WaitingClips(fleet, clock)
+        self.admission = ClipAdmission(
             lambda slot: None,
             fleet,
             self.waiting,
@@ -48,11 +48,11 @@ class Scene:
             max_waiting=100,
         )
 
-    def _instance(self, address: str) -> SlotInstance:
+    def _instance(self, address: str) -> ClipInstance:
         rng, units = self.rng, units_of(NOMINAL)
         rates = {stage: rng.uniform(0.2, 8.0) / units[stage] for stage in Stage}
-        instance = SlotInstance(address)
-        instance.health, instance.heard_at = SlotHealth.UP, NOW
+        instance = ClipInstance(address)
+        instance.health, instance.heard_at = ClipHealth.UP, NOW
         instance.ability = Ability(rates, slots=rng.choice((1, 2)))
         for _ in range(instance.ability.slots):
             needs = self.slot(1000.0, rng.choice(TEXTS), degrade=False).needs
@@ -62,10 +62,10 @@ class Scene:
             instance.attempts.append(attempt)
         return instance
 
-    def slot(self, left_s: float, text: str, *, degrade: bool) -> Slot:
+    def slot(self, left_s: float, text: str, *, degrade: bool) -> ClipTask:
         recipe = read_recipe({"schema": "1.1", "text": text})
         deadline = Deadline(NOW + left_s, int(1000 * (NOW + left_s + EPOCH_S)))
-        job = SlotJob(
+        job = ClipJob(
             recipe=recipe,
             recipe_json=b"{}",
             deadline=deadline,
@@ -73,9 +73,9 @@ class Scene:
             arrived=NOW,
             degrade=degrade,
         )
-        return Slot("", job)
+        return ClipTask("", job)
 
-    def done_s(self, slot: Slot) -> float:
+    def done_s(self, slot: ClipTask) -> float:
         """What it takes until there is the clip, and the time that is kept back."""
         others, place = [other.needs for other in self.waiting], self.waiting.place_of(slot)
         all_needs = [*others[:place], slot.needs, *others[place:]]

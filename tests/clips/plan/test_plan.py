@@ -6,7 +6,7 @@ from clips.plan.budgets import BUDGETS, Stage, StageTimes, backoffs
 from clips.plan.plan import ClipPlan, asked_for, fit
 from clips.plan.recipe import read_recipe
 from clips.render.check import judge, keyframes_of
-from clips.render.memory import CountedMemory, ResidencyPlan, Resident, slot_guard, slots_within
+from clips.render.memory import CountedMemory, ResidencyPlan, Resident, clip_guard, clips_within
 from clips.render.stages.base import ModelScore
 from worker.errors import MemoryLimitExceeded
 from worker.memory import MemoryLimits
@@ -112,7 +112,7 @@ def test_memory_warns_once_and_refuses_beyond_its_hard_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     used = [10]
-    guard = slot_guard(CountedMemory(lambda: used[0]), MemoryLimits(20))
+    guard = clip_guard(CountedMemory(lambda: used[0]), MemoryLimits(20))
     guard.check(what="video")
     guard.check(9, "video")
     used[0] = 20
@@ -153,5 +153,5 @@ def test_hardly_any_work_says_little_of_how_fast_a_stage_is() -> None:
 def test_as_many_slots_as_there_is_memory_for(
     hard_bytes: int, slots: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert slots_within(4, models_bytes=20, slot_bytes=20, hard_bytes=hard_bytes) == slots
+    assert clips_within(4, models_bytes=20, slot_bytes=20, hard_bytes=hard_bytes) == slots
     assert ("lower TIDEGATE_SLOT__SLOTS" in caplog.text) == (slots < 4)

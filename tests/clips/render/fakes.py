@@ -12,8 +12,8 @@ from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.plan.recipe import Recipe, read_recipe
 from clips.render.buffers import BufferPool, BufferSizes, Lease
 from clips.render.clip import Clip, Unfinished
-from clips.render.memory import CountedMemory, Resident, slot_guard
-from clips.render.pipeline import PipelineConfig, SlotPipeline
+from clips.render.memory import CountedMemory, Resident, clip_guard
+from clips.render.pipeline import ClipPipeline, PipelineConfig
 from clips.render.stages.base import ModelScore, Stages, Step
 from clips.render.stages.providers import Providers
 from worker.memory import MemoryLimits
@@ -106,13 +106,13 @@ class Rig:
             stage: StageTimes(StageBudget(0.01, 30.0, BUDGETS[stage].retries), 1.0)
             for stage in Stage
         }
-        guard = slot_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
+        guard = clip_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
         stages = Stages(*self.fakes.values())  # type: ignore[arg-type]
         config = PipelineConfig(64, 5.0, buffer_s=1.0)
         loaded = Providers.single(stages)
         portrait = {**loaded.portrait, **{each.name: each for each in portraits}}
         loaded = replace(loaded, portrait=portrait)
-        self.pipeline = SlotPipeline(loaded, self.times, guard, CPU, config)
+        self.pipeline = ClipPipeline(loaded, self.times, guard, CPU, config)
         self.pool = BufferPool(SIZES, 1, CPU)
         self.said: list[tuple[Stage, float]] = []
 

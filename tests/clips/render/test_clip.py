@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clips.render.settings import SlotSettings
+from clips.render.settings import RenderSettings
 from clips.render.stages.clip import ClipCheck
 from clips.render.stages.options import ModelOptions
 from clips.render.stages.providers import CHECK
@@ -81,7 +81,7 @@ def test_it_is_chosen_by_settings(
 ) -> None:
     monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", ", ".join(folders))
     monkeypatch.setenv("TIDEGATE_SLOT__CLIP__PRECISION", "fp32")
-    check = CHECK["clip"](CPU, SlotSettings().models)
+    check = CHECK["clip"](CPU, RenderSettings().models)
     assert check.name == "clip" and len(check.residents()) == 2
 
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from clips.render.settings import SlotSettings
-from clips.render.slot import SlotWorker
-from clips.render.slot_build import build_slots
+from clips.render.build import build_clips
+from clips.render.settings import RenderSettings
+from clips.render.worker import ClipWorker
 from tests.support.triton_calls import FakeResponder
 from worker.runner.memory import ProcessMemory
 from worker.service.call import Call, strings
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 MAX_GROWTH = 100_000_000
 
 
-def _render(worker: SlotWorker, count: int) -> None:
+def _render(worker: ClipWorker, count: int) -> None:
     """``count`` slots, two at a time, every tenth of which is cancelled."""
     for first in range(0, count, 2):
         responders = [FakeResponder(), FakeResponder()]
@@ -45,10 +45,10 @@ def _taken() -> int:
 def test_a_hundred_slots_grow_by_less_than_100_mb() -> None:
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    settings = SlotSettings(
+    settings = RenderSettings(
         device="cpu", size=64, seconds=1, slots=2, buffer_s=0, cpu_threads=1, nice=0
     )
-    worker = build_slots(settings)
+    worker = build_clips(settings)
     worker.start()
     try:
         _render(worker, 10)  # libraries, threads, caches

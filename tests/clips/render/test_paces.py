@@ -13,7 +13,7 @@ from clips.plan.recipe import Recipe, read_recipe
 from clips.render.buffers import BufferPool, BufferSizes
 from clips.render.clip import Clip, Unfinished
 from clips.render.errors import OutOfTime
-from clips.render.pipeline import PipelineConfig, SlotPipeline
+from clips.render.pipeline import ClipPipeline, PipelineConfig
 from clips.render.prediction import LIKELY
 from clips.render.stages.base import Step
 from clips.render.warm_up import warm_up
@@ -42,7 +42,7 @@ class Machine(Rig):
         providers = self.pipeline.providers
         self.pipeline.close()
         config = PipelineConfig(128, 5.0, buffer_s=1.0)
-        self.pipeline = SlotPipeline(providers, self.times, guarded, CPU, config)
+        self.pipeline = ClipPipeline(providers, self.times, guarded, CPU, config)
         self.pool = BufferPool(SIZES, 1, CPU)
         self.fakes[Stage.PORTRAIT].hook = self._draw
         video = self.fakes[Stage.VIDEO]

@@ -9,7 +9,7 @@ from clips.plan.errors import RecipeError
 from clips.plan.recipe import read_recipe
 from clips.render.buffers import BufferPool
 from clips.render.prediction import LIKELY
-from clips.render.settings import read_slot_settings
+from clips.render.settings import read_clip_settings
 from clips.render.stages.providers import load_providers
 from tests.clips.render.fakes import CPU, SIZES, FakePortrait, Rig
 from worker.errors import LoadError
@@ -50,7 +50,7 @@ async def test_a_provider_that_is_not_loaded_is_named() -> None:
 
 def test_settings_name_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_SLOT__PORTRAIT", "procedural, flux,procedural")
-    settings = read_slot_settings()
+    settings = read_clip_settings()
     assert settings.portrait == ("procedural", "flux") and settings.speech == ("espeak",)
 
 

@@ -7,15 +7,15 @@ import torch
 
 from clips.render.buffers import BufferPool, BufferSizes, Lease
 from clips.render.errors import OutOfTime
-from clips.render.queue import QueueFull, SlotQueue
+from clips.render.queue import ClipQueue, QueueFull
 
 LONG = 1e9
 SIZES = BufferSizes(size=8, frames=1, samples=1)
 
 
-def new_queue(slots: int = 1, max_waiting: int = 8) -> tuple[BufferPool, SlotQueue]:
+def new_queue(slots: int = 1, max_waiting: int = 8) -> tuple[BufferPool, ClipQueue]:
     pool = BufferPool(SIZES, slots, torch.device("cpu"))
-    return pool, SlotQueue(pool, max_waiting, now=lambda: 0.0)
+    return pool, ClipQueue(pool, max_waiting, now=lambda: 0.0)
 
 
 async def settle() -> None:

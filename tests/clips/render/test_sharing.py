@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clips.plan.budgets import BUDGETS, Stage, StageTimes
-from clips.render.memory import CountedMemory, slot_guard
+from clips.render.memory import CountedMemory, clip_guard
 from clips.render.sharing import cap_memory
 from clips.render.stage_runner import StageJob, StageRunner
 from clips.render.stages.base import Step
@@ -22,7 +22,7 @@ def _priority() -> int:
 async def test_stages_on_the_cpu_stand_back_and_nobody_else_does() -> None:
     before = _priority()
     lower = min(19, before + 3)
-    runner = StageRunner(Stage.VIDEO, slot_guard(CountedMemory(lambda: 0)), CPU, nice=3)
+    runner = StageRunner(Stage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU, nice=3)
 
     def work(step: Step) -> tuple[int, int]:
         started: list[int] = []

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 from clips.plan.budgets import Stage, StageBudget
+from clips.render import worker as slot
+from clips.render.answers import Outputs
 from clips.render.buffers import BufferPool
-from clips.render.memory import CountedMemory, Resident, slot_guard
-from clips.render.settings import SlotSettings
-from clips.render.slot import SlotWorker
-from clips.render.slot_answers import Outputs
-from clips.render.slot_state import SlotReporter
+from clips.render.memory import CountedMemory, Resident, clip_guard
+from clips.render.reporter import ClipReporter
+from clips.render.settings import RenderSettings
 from clips.render.stages.base import Step
-from clips.slot import SlotState
+from clips.render.worker import ClipWorker
+from clips.state import ClipsState
 from protocol import Code
 from tests.clips.render.fakes import CPU, SIZES, Rig
 from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeResponder
 from worker.errors import DeviceLost
 from worker.memory import MemoryLimits
-from worker.service import slot
 from worker.service.call import Call, strings
 
 RECIPE = {"schema": "1.0", "text": "Good morning", "video": {"fps": 12}}
@@ -36,11 +36,11 @@ class Served:
     def __init__(self) -> None:
         self.rig = Rig()
         self.pool = BufferPool(SIZES, 1, CPU)
-        settings = SlotSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
-        guard = slot_guard(CountedMemory(lambda: 7), MemoryLimits(hard_bytes=100))
-        reporter = SlotReporter(settings, self.rig.pipeline.times, guard, [Resident("a model", 5)])
+        settings = RenderSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
+        guard = clip_guard(CountedMemory(lambda: 7), MemoryLimits(hard_bytes=100))
+        reporter = ClipReporter(settings, self.rig.pipeline.times, guard, [Resident("a model", 5)])
         self.ended = threading.Event()
-        self.worker = SlotWorker(
+        self.worker = ClipWorker(
             self.rig.pipeline, self.pool, settings, reporter, die=self.ended.set
         )
         self.worker.start()
@@ -72,7 +72,7 @@ def test_the_state_is_told_until_nobody_listens(served: Served) -> None:
     told = events(watching)[0]
     assert told.pop("event") == "state"
     state = json.loads(json.dumps(told))
-    assert set(state) == set(SlotState.__struct_fields__)
+    assert set(state) == set(ClipsState.__struct_fields__)
     assert (state["slots_total"], state["slots_free"], state["waiting"]) == (1, 1, 0)
     assert state["max_size"] == 64 and state["free_in_s"] == []
     assert state["stages"]["video"]["finished"] == 1 and state["stages"]["video"]["p95_ms"] > 0
@@ -90,7 +90,7 @@ def test_previews_show_the_portrait_and_the_video(
     pytest.importorskip("av", reason="previews are encoded by PyAV: tidegate[slot]")
     import av
 
-    monkeypatch.setattr("clips.render.slot_answers._PREVIEW_S", 0.0)
+    monkeypatch.setattr("clips.render.answers._PREVIEW_S", 0.0)
     # The one thread has encoded the portrait before the video begins.
     served.rig.fakes[Stage.VIDEO].hook = lambda step: served.worker._previews.submit(int).result()
     responder = served.ask(preview=True)
@@ -138,8 +138,8 @@ def test_how_long_buffers_take_to_be_free_is_told_by_cause(
     cancelled.wait_final()
     assert cancelled.error == (Code.CANCELLED, "cancelled")
     clock = MovedClock()
-    for module in ("service.slot", "media.pipeline", "media.rendering", "media.stage_runner"):
-        monkeypatch.setattr(f"worker.{module}.time", SimpleNamespace(monotonic=clock))
+    for module in ("worker", "pipeline", "rendering", "stage_runner"):
+        monkeypatch.setattr(f"clips.render.{module}.time", SimpleNamespace(monotonic=clock))
 
     def let_the_deadline_pass(step: Step) -> None:
         clock.passed_s += 60
@@ -222,7 +222,7 @@ def test_a_cancelled_slot_is_encoded_no_further(
         while True:
             go_on()
 
-    monkeypatch.setattr("clips.render.slot.outputs_of", encode)
+    monkeypatch.setattr("clips.render.worker.outputs_of", encode)
     first = served.ask()
     assert encoding.wait(60)
     first.cancelled = True

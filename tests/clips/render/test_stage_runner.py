@@ -7,7 +7,7 @@ import torch
 
 from clips.plan.budgets import Stage, StageBudget, StageTimes
 from clips.render.errors import StageFailed
-from clips.render.memory import CountedMemory, slot_guard
+from clips.render.memory import CountedMemory, clip_guard
 from clips.render.stage_runner import StageJob, StageRunner
 from clips.render.stages.base import Step
 from tests.clips.render.fakes import CPU
@@ -36,7 +36,7 @@ async def test_the_device_is_waited_for_and_after_a_failure_its_cache_is_emptied
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    runner = StageRunner(Stage.VIDEO, slot_guard(CountedMemory(lambda: 0)), CPU)
+    runner = StageRunner(Stage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU)
     runner._stream = _Stream(done)  # type: ignore[assignment]
 
     def work(step: Step) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from protocol import Pooling
 from tests.orchestrator.conftest import MakeWorker, Service
-from tests.support.fake_slots import FakeSlots
+from tests.support.fake_slots import FakeClips
 from tests.support.fake_worker import MODEL, FakeWorker
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def schemathesis() -> Any:
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     worker = await make_worker(pooling=Pooling.LAST)
-    worker.slots = FakeSlots()
+    worker.slots = FakeClips()
     return worker
 
 

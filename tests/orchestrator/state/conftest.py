@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -57,7 +58,7 @@ class Sharing:
         """One that may never reach the store; ``joins_with`` is the digest of its keys."""
         values = {"state__url": self.store.url, "LEASE_S": LEASE_S}
         service = await self._make_service(*workers, **(values | changes))
-        service.parts.lifecycle.join(service.url, joins_with)
+        service.parts.lifecycle.join(urlsplit(service.url).port or 0, joins_with)
         return service
 
 
@@ -69,8 +70,8 @@ def sharing(store: StoreServer, network: RoughNetwork, make_service: MakeService
 
 def state_of(service: Service) -> SharedState:
     """What an orchestrator shares."""
-    shared = service.orchestrator.shared_state
-    assert shared is not None
+    shared = service.orchestrator.sharing
+    assert isinstance(shared, SharedState)
     return shared
 
 

@@ -10,11 +10,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
 from catalog.paths import OWN_ADDRESS
-from orchestrator.api.http.forwarding import FORWARDED_HEADER
+from orchestrator.batches.extension import BatchRoom
+from orchestrator.state.forwarding import FORWARDED_HEADER
 from tests.orchestrator.conftest import OPERATOR, Service
 from tests.orchestrator.state.conftest import Sharing, see_each_other
 from tests.orchestrator.tasks.journal.conftest import task_of
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.rooms import room
 
 PORT = 4711
 """The port that they say they share: each listens on one of its own here."""
@@ -126,9 +128,9 @@ async def test_files_and_batches_are_in_one_process_and_then_in_another(
     sharing: Sharing, worker: FakeWorker, tmp_path: Path
 ) -> None:
     one, two = await two_of(sharing, worker, journal__path=tmp_path / "journal")
-    lead = one.orchestrator.shared_state.siblings.lead  # type: ignore[union-attr]
+    lead = one.orchestrator.sharing.siblings.lead  # type: ignore[union-attr]
     await one.until(lambda: lead() == "")
-    await two.until(lambda: bool(two.orchestrator.shared_state.siblings.lead()))  # type: ignore[union-attr]
+    await two.until(lambda: bool(two.orchestrator.sharing.siblings.lead()))  # type: ignore[union-attr]
     line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": '
     line += b'"fake", "prompt": "hi", "max_tokens": 2}}\n'
     form = aiohttp.FormData({"purpose": "batch"})
@@ -144,10 +146,10 @@ async def test_files_and_batches_are_in_one_process_and_then_in_another(
     at = f"/v1/batches/{batch['id']}"
     while (await asked(two, "GET", at))[1]["status"] != "completed":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    batches = one.orchestrator.stages.batches
-    assert batches is not None and two.orchestrator.stages.batches is not None
+    batches = room(one.orchestrator, BatchRoom).batches
+    assert batches is not None and room(two.orchestrator, BatchRoom).batches is not None
     await batches.close()  # as the kernel does it for a process that is killed
-    own = two.orchestrator.shared_state.siblings  # type: ignore[union-attr]
+    own = two.orchestrator.sharing.siblings  # type: ignore[union-attr]
     await two.until(lambda: own.lead() == "")  # type: ignore[union-attr]
     assert (await asked(two, "GET", at))[1]["request_counts"]["completed"] == 1
 
@@ -156,7 +158,7 @@ async def test_what_is_asked_of_a_process_in_whose_place_another_is_may_be_taken
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     one = await sharing.member(worker)
-    state = one.orchestrator.shared_state
+    state = one.orchestrator.sharing
     assert state is not None
     path = f"/v2/tasks/{state.tasks.tag}{24 * '0'}"
     for tag, expected in (("0badcafe", 503), (state.tasks.tag, 404)):

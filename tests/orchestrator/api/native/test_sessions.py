@@ -7,10 +7,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.sessions import store
+from orchestrator.sessions.extension import SessionRoom
 from orchestrator.sessions.store import Turn
 from protocol import Submit
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
+from tests.support.rooms import room
 
 _TOKENIZER = Tokenizer.from_str(tokenizer_json().decode())
 
@@ -50,7 +52,7 @@ async def turn(service: Service, session_id: str, text: str = "hi", **body: obje
     """Say something and wait for the answer."""
     turns = (await call(service, "GET", f"/v2/sessions/{session_id}", 200))["turns"]
     await say(service, session_id, text, **body)
-    session = service.orchestrator.sessions.get(session_id, None)
+    session = room(service.orchestrator, SessionRoom).store.get(session_id, None)
     await service.until(lambda: session.turns > turns)
 
 
@@ -128,7 +130,7 @@ async def test_a_submission_that_is_sent_again_is_no_second_turn(service: Servic
             answers.append((await response.json())["task_id"])
         await service.until(lambda: service.outcomes() == ["met"])
     assert answers[0] == answers[1]
-    assert service.orchestrator.sessions.get(session_id, None).turns == 1
+    assert room(service.orchestrator, SessionRoom).store.get(session_id, None).turns == 1
 
 
 async def test_deleting_ends_what_runs(service: Service, worker: FakeWorker) -> None:
@@ -147,7 +149,7 @@ async def test_deleting_ends_what_is_about_to_run(service: Service, worker: Fake
     """Also while its prompt is encoded, which takes a thread for one so long."""
     worker.plan = lambda submit: Plan(stall_at=1)
     session_id = await create(service)
-    session = service.orchestrator.sessions.get(session_id, None)
+    session = room(service.orchestrator, SessionRoom).store.get(session_id, None)
     submitting = asyncio.create_task(say(service, session_id, prompt_token_ids=[5] * 300))
     await service.until(lambda: session.is_busy)
     await call(service, "DELETE", f"/v2/sessions/{session_id}", 200)
@@ -213,7 +215,7 @@ async def test_bounds(
     assert (error["code"], error["retryable"]) == ("rate_limited", False)
     error = await say(service, second, status=503, prompt="x" * 600)
     assert error["code"] == "no_capacity" and error["retryable"]
-    assert len(service.orchestrator.sessions) == 2
+    assert len(room(service.orchestrator, SessionRoom).store) == 2
     assert len(worker.submits) == 1
 
 
@@ -223,11 +225,11 @@ async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: M
     worker.plan = lambda submit: plan
     idle, busy = await create(service), await create(service)
     await say(service, busy)
-    await service.until(lambda: len(service.orchestrator.sessions) == 1)
+    await service.until(lambda: len(room(service.orchestrator, SessionRoom).store) == 1)
     await call(service, "GET", f"/v2/sessions/{idle}", 404)
     await call(service, "GET", f"/v2/sessions/{busy}", 200)
     plan.release.set()
-    await service.until(lambda: len(service.orchestrator.sessions) == 0)
+    await service.until(lambda: len(room(service.orchestrator, SessionRoom).store) == 0)
     assert service.metric("tidegate_sessions_ended_total", why="expired") == 2
     assert service.metric("tidegate_sessions_bytes") == 0
 
@@ -310,7 +312,7 @@ async def test_wk9_ten_agents_with_fifty_requests_each_stay_apart(
     for submit in worker.submits:
         who = submit.token_ids[0]
         assert who not in submit.token_ids[1:] and set(submit.token_ids[1::2]) <= set(range(100))
-    assert len(service.orchestrator.sessions) == 0
+    assert len(room(service.orchestrator, SessionRoom).store) == 0
     assert service.metric("tidegate_sessions_bytes") == 0
     assert service.orchestrator.live_tasks == 0 and worker.running == 0
 

@@ -225,7 +225,7 @@ async def test_wk9_how_long_a_session_is_kept_reaches_the_worker(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """In the body or by header, in every dialect; as the operator says where it is not stated."""
-    service = await make_service(worker, sessions__idle_keep_s=5)
+    service = await make_service(worker, dispatch__idle_keep_s=5)
     chat = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     for path, body, headers in (
         ("/v2/tasks", ASK, {}),

@@ -1,0 +1,48 @@
+"""Makes the parts that dispatch clips, wired."""
+
+from typing import Final
+
+from clips.dispatch.fleet import ClipFleet
+from clips.dispatch.ledger import FLEET, ClipLedger
+from clips.dispatch.metrics import SLOTS
+from clips.dispatch.service import Clips, ClipsConfig
+from clips.dispatch.task import ClipTask
+from orchestrator.dispatch.retry import ATTEMPTS
+from orchestrator.extension import Core
+from orchestrator.prediction.metrics import refusals
+from orchestrator.retention import KeptStore, Retention
+from orchestrator.settings.derived import feasibility_config
+
+KEPT: Final = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
+"""Ended clips that are kept, with their files, for clients that fetch them late."""
+
+
+def build_clips(core: Core) -> Clips:
+    """The clips of one orchestrator, not started yet."""
+    settings, clock, metrics = core.settings, core.clock, core.metrics
+    fleet = ClipFleet(
+        core.registry, settings.lanes, clock, core.rng, is_watching=not core.is_simulated
+    )
+
+    def enter(clip: ClipTask) -> None:
+        core.admission.begin(clip)
+        core.limiter.begin(clip)
+
+    clips = Clips(
+        enter,
+        fleet,
+        ClipLedger(metrics, clock),
+        KeptStore(clock, KEPT, "slot"),
+        ClipsConfig(
+            feasibility_config(settings),
+            attempts=ATTEMPTS,
+            lane=settings.lanes,
+            tag=core.sharing.tag,
+        ),
+        clock,
+        core.rng,
+    )
+    metrics.watch(clips, SLOTS)
+    metrics.watch(clips.refusals, refusals("slot_", "slots"))
+    metrics.watch(fleet, FLEET)
+    return clips

@@ -1,0 +1,135 @@
+"""One offered slot: its progress and its events.
+
+Everything here runs on the event loop's thread and never waits.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Protocol
+
+from clips.dispatch.forecast import ClipNeeds
+from clips.dispatch.job import MODEL, ClipJob
+from orchestrator.errors import TidegateError
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.work import Stage, WorkItem
+
+SLOT_BYTES = 8192
+"""Bytes that keeping a slot takes, about, with its events and its facts, but not its files."""
+
+
+class Progress(NamedTuple):
+    """One progress event. ``number`` is its id; ``image``: a JPEG, for a preview."""
+
+    number: int
+    stage: str
+    percent: int
+    image: bytes | None = None
+
+
+class ClipListener(Protocol):
+    """Hears what happens to one slot, in order, synchronously. Must neither wait nor raise."""
+
+    def progressed(self, event: Progress) -> None:
+        """A stage got further, or there is a preview of it."""
+
+    def ended(self, slot: "ClipTask") -> None:
+        """``slot.ending`` is set; nothing follows."""
+
+
+class Stoppable(Protocol):
+    """A slot's work on an instance, which can be stopped."""
+
+    def stop(self) -> None:
+        """Stop the work: the slot is no longer wanted."""
+
+
+class ClipTask(WorkItem[ClipJob, ClipListener]):
+    """One offered slot, from its submission to its ending."""
+
+    what: ClassVar[str] = "slot"
+
+    def __init__(self, slot_id: str, job: ClipJob) -> None:
+        super().__init__(slot_id, job)
+        self.model = MODEL
+        self.stage = Stage.QUEUED
+        self.needs = ClipNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
+        self.start_by = job.deadline.at
+        """Start time after which its least plan will hardly be in time; orders waiting slots."""
+        self.attempt: Stoppable | None = None
+        self.loss: TidegateError | None = None
+        """Why the last instance did not finish it; None if none failed."""
+        self.percents: dict[str, int] = {}
+        """Percent done by stage, at the instance that has the slot."""
+        self.events: list[Progress] = []
+        """Events for replay: no percent twice, and each stage's last preview."""
+        self.facts: Mapping[str, object] = MappingProxyType({})
+        """What the worker says of the clip, or of an unfinished one."""
+        self.files: dict[str, bytes] = {}
+        """Files by the names in ``OUTPUTS``."""
+        self._next_number = 1
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that keeping this slot takes in memory, about."""
+        previews = sum(len(event.image) for event in self.events if event.image is not None)
+        return (
+            SLOT_BYTES
+            + 2 * len(self.job.recipe_json)
+            + 128 * len(self.events)
+            + previews
+            + sum(map(len, self.files.values()))
+        )
+
+    @property
+    def newest_number(self) -> int:
+        """Number of the latest event; 0 is ``queued``."""
+        return self._next_number - 1
+
+    @property
+    def last_number(self) -> int | None:
+        """Number of the terminal event; None while there is none."""
+        return None if self.ending is None else self._next_number
+
+    def dispatched(self, address: str, now: float) -> None:
+        """Note that the slot is on its way to an instance."""
+        self.stage = Stage.DISPATCHED
+        self.instance = address
+        self.marks.dispatched = now
+        self.percents = {}
+
+    def requeued(self) -> None:
+        """Put the slot back to the queue: its instance did not finish it."""
+        self.stage = Stage.QUEUED
+        self.attempt = None
+        self.instance = ""
+        self.percents = {}
+        self.facts, self.files = MappingProxyType({}), {}
+
+    def progress(self, stage: str, percent: int, image: bytes | None, now: float) -> None:
+        """Record the worker's progress, perhaps with a preview."""
+        if self.ending is not None:
+            return
+        if self.stage is Stage.DISPATCHED:
+            self.stage = Stage.RUNNING
+            self.marks.started = self.marks.started or now
+        if self.percents.get(stage) != percent:
+            self.percents[stage] = percent
+            self._tell(Progress(self._number(), stage, percent))
+        if image is not None:
+            self.events = [e for e in self.events if e.image is None or e.stage != stage]
+            self._tell(Progress(self._number(), stage, percent, image))
+
+    def _release(self, ending: Ending) -> None:
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.stop()
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _tell(self, event: Progress) -> None:
+        self.events.append(event)
+        for listener in self.listeners:
+            listener.progressed(event)

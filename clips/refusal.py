@@ -1,0 +1,24 @@
+"""What ``/v2/slots`` answers where no clips are served."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+
+from orchestrator.api.openapi.operation import Operation
+from orchestrator.errors import NotFound
+
+
+async def refuse(request: web.Request) -> web.Response:
+    """Say how clips are switched on."""
+    raise NotFound(
+        "no clips are served here: set TIDEGATE_SLOTS__SERVE=true where instances have the slot "
+        "model, or start with tidegate up --slot"
+    )
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.route("*", "/v2/slots{rest:.*}", refuse)]
+
+
+OPERATIONS: Final[Mapping[str, Operation]] = {}

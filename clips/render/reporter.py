@@ -1,0 +1,99 @@
+"""Collects the slot model's state, for those who watch it."""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+from clips.plan.budgets import Stage, StageTimes, quantile
+from clips.render.buffers import BufferPool
+from clips.render.memory import Resident
+from clips.render.queue import ClipQueue
+from clips.render.settings import RenderSettings
+from clips.state import AbortState, ClipsState, ResidentState, StageState
+from worker.memory import MemoryGuard
+
+_KEPT = 256
+
+
+class AbortTimes:
+    """Times from a slot's early end to its buffers being free, by cause."""
+
+    def __init__(self) -> None:
+        self._ms: deque[float] = deque(maxlen=_KEPT)
+        self._of: dict[str, deque[float]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def observe(self, cause: str, seconds: float) -> None:
+        """Record that a slot was ended, and its buffers were free after ``seconds``."""
+        self._counts[cause] += 1
+        self._ms.append(1000 * seconds)
+        self._of.setdefault(cause, deque(maxlen=_KEPT)).append(1000 * seconds)
+
+    def quantile_ms(self, q: float) -> float | None:
+        """Quantile over all causes; None before there was one."""
+        return quantile(sorted(self._ms), q) if self._ms else None
+
+    def by_cause(self) -> dict[str, AbortState]:
+        """Counts and quantiles for each cause seen."""
+        return {
+            cause: AbortState(
+                self._counts[cause], quantile(sorted(ms), 0.50), quantile(sorted(ms), 0.99)
+            )
+            for cause, ms in self._of.items()
+        }
+
+
+class ClipReporter:
+    """Assembles the slot model's state."""
+
+    def __init__(
+        self,
+        settings: RenderSettings,
+        times: Mapping[Stage, Mapping[str, StageTimes]],
+        memory: MemoryGuard,
+        residents: Sequence[Resident],
+    ) -> None:
+        self._settings = settings
+        self._times = times
+        self._memory = memory
+        self._residents = tuple(
+            ResidentState(each.name, each.bytes, each.precision) for each in residents
+        )
+
+    def state(self, pool: BufferPool, queue: ClipQueue, aborts: AbortTimes) -> ClipsState:
+        """The current state."""
+        settings = self._settings
+        limits = self._memory.limits
+        return ClipsState(
+            max_size=settings.size,
+            max_seconds=settings.seconds,
+            buffer_s=settings.buffer_s,
+            slots_total=pool.slots,
+            slots_free=pool.free,
+            waiting=queue.waiting,
+            max_waiting=settings.max_waiting,
+            free_in_s=queue.free_in_s(),
+            stages={stage: self._stage(stage) for stage in Stage},
+            providers={stage.value: tuple(names) for stage, names in self._times.items()},
+            residents=self._residents,
+            memory_used_bytes=self._memory.meter.used_bytes(),
+            memory_soft_bytes=limits.soft_bytes,
+            memory_hard_bytes=limits.hard_bytes,
+            abort_to_free_p50_ms=aborts.quantile_ms(0.50),
+            abort_to_free_p99_ms=aborts.quantile_ms(0.99),
+            aborts=aborts.by_cause(),
+        )
+
+    def _stage(self, stage: Stage) -> StageState:
+        (provider, times), *others = self._times[stage].items()
+        seen = times.percentiles_ms()
+        return StageState(
+            provider=provider,
+            seconds_per_unit=times.seconds_per_unit,
+            p50_ms=seen.get("p50"),
+            p95_ms=seen.get("p95"),
+            p99_ms=seen.get("p99"),
+            finished=times.finished,
+            failed=times.failed,
+            others={name: each.seconds_per_unit for name, each in others},
+            least={name: each.least_per_unit for name, each in self._times[stage].items()},
+        )

@@ -1,0 +1,322 @@
+"""Triton's side of the slot pipeline: requests in, progress and clips out.
+
+Everything runs on one thread with an event loop, which alone touches responders; stages and the
+encoder have threads of their own. A clip's buffers are given back when its last answer was sent, or
+when its work has ended in any other way.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from clips.plan.plan import ClipPlan
+from clips.render.answers import Outputs, Previews, ProgressAnswers, facts_of, outputs_of
+from clips.render.buffers import BufferPool, Lease
+from clips.render.clip import Clip, Unfinished
+from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
+from clips.render.pipeline import ClipPipeline
+from clips.render.prediction import HOPED, LEAST
+from clips.render.queue import ClipQueue, QueueFull
+from clips.render.reporter import AbortTimes, ClipReporter
+from clips.render.request import RenderRequest, parse_clip
+from clips.render.settings import RenderSettings
+from clips.state import STATE_EVERY_S
+from protocol import Code
+from worker.errors import DeviceLost, MemoryLimitExceeded, RequestError, ResponderLost
+from worker.priority import lower_priority
+from worker.service.call import Call, Responder, Tensors, strings
+
+_POLL_S = 0.05
+"""Seconds between checks whether a slot's client is gone."""
+LAST_WORDS_S = 0.5
+"""Seconds that answers have to leave through Triton before the process ends."""
+_LARGE = 2**20
+"""Bytes of an answer from which copying it would delay other slots' clients."""
+
+log = logging.getLogger("tidegate.worker.slot")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One request, until it is answered. Times are on ``time.monotonic``."""
+
+    call: Call
+    received: float
+    cancelled_at: float | None = None
+    is_sending: bool = False
+    """Whether another thread is using its responder."""
+    spared: bool = False
+    """Whether it was certain to be late when it came, and goes on all the same."""
+    stopped: tuple[str, float] | None = None
+    """The limit that stopped it, and when; None while none has."""
+
+    @property
+    def responder(self) -> Responder:
+        return self.call.responder
+
+
+class ClipWorker:
+    """The slot model's service. ``accept`` and ``refuse`` are for Triton's thread."""
+
+    def __init__(
+        self,
+        pipeline: ClipPipeline,
+        pool: BufferPool,
+        settings: RenderSettings,
+        reporter: ClipReporter,
+        die: Callable[[], None] = lambda: os._exit(1),
+    ) -> None:
+        """``die`` ends the process, whose device no other part of it can use again either."""
+        self._die = die
+        self._has_lost_device = False
+        self._pipeline = pipeline
+        self._pool = pool
+        self._queue = ClipQueue(pool, settings.max_waiting)
+        self._settings = settings
+        self._reporter = reporter
+        self._aborts = AbortTimes()
+        self._encoder, self._previews = (
+            ThreadPoolExecutor(
+                1, f"slot {what}", initializer=lower_priority, initargs=(settings.nice,)
+            )
+            for what in ("encoder", "previews")
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="slot loop")
+
+    def start(self) -> None:
+        """Start the loop: requests may come from now on."""
+        self._thread.start()
+
+    def accept(self, call: Call) -> None:
+        """Begin to serve a request."""
+        asked = _Asked(call, time.monotonic())
+        self._loop.call_soon_threadsafe(self._begin, asked)
+
+    def refuse(self, responder: Responder, message: str) -> None:
+        """Answer a request that could not be read."""
+        self._loop.call_soon_threadsafe(responder.fail, Code.INVALID_REQUEST, message)
+
+    def close(self) -> None:
+        """End running slots, then threads and models."""
+        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._pipeline.close()
+        self._encoder.shutdown()
+        self._previews.shutdown()
+        self._pool.clear_buffers()
+
+    async def _end_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, asked: _Asked) -> None:
+        if self._has_lost_device:
+            asked.responder.fail(Code.DRAINING, "the worker has lost its device and ends")
+            return
+        task = self._loop.create_task(self._serve(asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, asked: _Asked) -> None:
+        """Serve a request, and answer it exactly once, whatever happens."""
+        code, message = Code.CANCELLED, "the worker is stopping"
+        watch = self._loop.create_task(self._watch(asked, asyncio.current_task()))
+        try:
+            request = parse_clip(asked.call)
+            if request is None:
+                await self._report(asked.responder)
+            else:
+                await self._render(asked, request)
+            return
+        except asyncio.CancelledError:
+            if asked.cancelled_at is not None:
+                code, message = Code.CANCELLED, "cancelled"
+        except ResponderLost:
+            return
+        except (RequestError, ClipError) as error:
+            code, message = error.code, str(error)
+        except QueueFull as error:
+            code, message = Code.NO_CAPACITY, str(error)
+        except MemoryLimitExceeded as error:
+            code, message = Code.NO_CAPACITY, str(error)
+        except DeviceLost as error:
+            log.critical("%s: ending the process; its supervisor starts it again", error)
+            code, message = Code.INSTANCE_LOST, "the device was lost while it worked on this"
+            self._end_process()
+        except Exception:
+            log.exception("a slot failed")
+            code, message = Code.INTERNAL, "the slot pipeline failed; its log says why"
+        finally:
+            watch.cancel()
+        asked.responder.fail(code, message)
+
+    def _end_process(self) -> None:
+        """End the process once all that is under way has been answered: other instances go on."""
+        if self._has_lost_device:
+            return
+        self._has_lost_device = True
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+        self._loop.call_later(LAST_WORDS_S, self._die)
+
+    async def _watch(self, asked: _Asked, slot: "asyncio.Task[None] | None") -> None:
+        """Cancel a slot whose client gave up or is gone."""
+        # Triton does not notify anybody of it.
+        while asked.is_sending or not asked.responder.is_cancelled():  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        asked.cancelled_at = time.monotonic()
+        if slot is not None:
+            slot.cancel()
+
+    async def _report(self, responder: Responder) -> None:
+        """Send the model's state regularly, until nobody listens any more."""
+        while True:
+            state = self._reporter.state(self._pool, self._queue, self._aborts)
+            event = {"event": "state", **msgspec.structs.asdict(state)}
+            responder.send({"event": strings(msgspec.json.encode(event))})
+            await asyncio.sleep(STATE_EVERY_S)
+
+    async def _render(self, asked: _Asked, request: RenderRequest) -> None:
+        pipeline, queue, recipe = self._pipeline, self._queue, request.recipe
+        deadline_at = asked.received + request.deadline_s
+        plan = self._plan(asked, request, deadline_at)
+        takes_s = pipeline.takes_s(recipe, plan, HOPED)
+        start_by = deadline_at - self._settings.buffer_s - takes_s
+        give_up_at = deadline_at
+        if not request.keep_on:
+            # Without observations it may be fast: it waits as long as that could help.
+            least = pipeline.least(recipe, degrade=request.degrade)
+            least_s = pipeline.takes_s(recipe, least, LEAST)
+            give_up_at -= self._settings.buffer_s + least_s
+        now = time.monotonic()
+        if now + queue.wait_s(start_by, takes_s) > give_up_at and queue.waiting:
+            raise OutOfTime("queue", f"{queue.waiting} slots wait, and its turn is too late")
+        lease = await self._queue.acquire(start_by, takes_s, give_up_at)
+        try:
+            await self._render_into(lease, asked, request, deadline_at)
+        finally:
+            self._queue.release(lease)
+            if asked.cancelled_at is not None:
+                asked.stopped = "cancelled", asked.cancelled_at
+            if asked.stopped is not None:
+                cause, since = asked.stopped
+                self._aborts.observe(cause, time.monotonic() - since)
+
+    async def _render_into(
+        self, lease: Lease, asked: _Asked, request: RenderRequest, deadline_at: float
+    ) -> None:
+        # There may be less time now, after the queue.
+        plan = self._plan(asked, request, deadline_at)
+        said = ProgressAnswers(self._loop, asked.responder)
+        shown = Previews(self._loop, self._previews, asked.responder) if request.preview else None
+        reason = None
+        try:
+            clip = await self._pipeline.run(
+                request.recipe,
+                plan,
+                lease,
+                deadline_at,
+                said,
+                degrade=request.degrade,
+                shown=shown,
+                keep_on=request.keep_on,
+            )
+        except Unfinished as unfinished:
+            clip, reason = unfinished.clip, unfinished.reason
+            asked.stopped = _limit_of(reason)
+            if isinstance(reason, StageFailed):  # it may have left anything in the buffers
+                await self._in_encoder(lease.clear)
+        finally:
+            if shown is not None:
+                await shown.finished()
+        await self._answer(asked, request, clip, deadline_at, reason)
+
+    def _plan(self, asked: _Asked, request: RenderRequest, deadline_at: float) -> ClipPlan:
+        """What to begin of a request. Raises ``OutOfTime``, unless it is to keep on."""
+        pipeline, recipe, left_s = self._pipeline, request.recipe, deadline_at - time.monotonic()
+        try:
+            return pipeline.plan(recipe, left_s, degrade=request.degrade)
+        except OutOfTime:
+            if not request.keep_on:
+                raise
+            asked.spared = True
+            return pipeline.least(recipe, degrade=request.degrade)
+
+    async def _answer(
+        self,
+        asked: _Asked,
+        request: RenderRequest,
+        clip: Clip,
+        deadline_at: float,
+        reason: Exception | None,
+    ) -> None:
+        """Send the last answer: the clip, or what there is of it and then raise ``reason``."""
+        made = Outputs()
+        if reason is None or isinstance(reason, OutOfTime):
+            halted = threading.Event()
+
+            def go_on() -> None:
+                if halted.is_set():
+                    raise ClipCancelled("encoder", "stopped")
+
+            made = await self._in_encoder(lambda: outputs_of(request.outputs, clip, go_on), halted)
+        is_met = reason is None and time.monotonic() <= deadline_at
+        event = {
+            "event": "result" if reason is None else "saved",
+            **facts_of(clip, is_met=is_met),
+            **({"spared": True} if asked.spared or clip.spared else {}),
+            "copied_bytes": made.copied_bytes,
+        }
+        answer = {"event": strings(msgspec.json.encode(event)), **made.tensors}
+        if reason is None or isinstance(reason, OutOfTime):
+            await self._send(asked, answer, made.copied_bytes, final=reason is None)
+        if reason is not None:
+            raise reason
+
+    async def _send(self, asked: _Asked, answer: Tensors, size: int, *, final: bool) -> None:
+        """Send an answer, a large one off the loop, since Triton copies it before it returns."""
+        if size < _LARGE:
+            asked.responder.send(answer, final=final)
+            return
+        asked.is_sending = True
+        try:
+            await self._in_encoder(lambda: asked.responder.send(answer, final=final))
+        finally:
+            asked.is_sending = False
+
+    async def _in_encoder(self, work: Callable[[], T], halted: threading.Event | None = None) -> T:
+        """Run ``work`` on the encoder's thread. It has always ended when this returns or raises,
+        since it reads buffers that are lent again. A cancellation sets ``halted`` for ``work``."""
+        submitted = self._encoder.submit(work)
+        running = asyncio.wrap_future(submitted)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if halted is not None:
+                halted.set()
+                submitted.cancel()  # another's may be long
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # read, so that nobody logs it
+            raise
+
+
+def _limit_of(reason: Exception) -> tuple[str, float] | None:
+    """The limit that stopped a slot, and when; None if it was not a limit of time."""
+    if isinstance(reason, ClipError) and reason.since is not None:
+        return "timeout" if isinstance(reason, StageTimeout) else "deadline", reason.since
+    return None

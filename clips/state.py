@@ -1,0 +1,81 @@
+"""The slot model's state, which answers a request whose parameter ``watch`` is true.
+
+Such a request carries an empty recipe and is answered with ``{"event": "state", …}``, a
+``ClipsState``, at once and every ``STATE_EVERY_S`` until it is cancelled.
+"""
+
+from typing import Final
+
+import msgspec
+
+STATE_EVERY_S: Final = 0.25
+"""Seconds between states, as for a lane's heartbeat: silence for one second is suspect, after three
+the model is taken to be gone."""
+
+
+class StageState(msgspec.Struct, frozen=True):
+    """Observed times of one stage."""
+
+    provider: str
+    """The provider that serves recipes that name none."""
+    seconds_per_unit: float
+    """Seconds that a unit of its work hardly ever exceeds: the P95; before there is one, an
+    estimate by the warm-up or else the target."""
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    """Percentile of finished runs, like ``p50_ms`` and ``p95_ms``; null before there is one."""
+    finished: int = 0
+    failed: int = 0
+    others: dict[str, float] = {}
+    """Seconds per unit with each other loaded provider."""
+    least: dict[str, float] | None = None
+    """Least seconds per unit with each provider; 0 where it has rendered nothing recently, as it
+    may then be arbitrarily fast. Null from a model older than this field."""
+
+
+class ResidentState(msgspec.Struct, frozen=True):
+    """One line of the residency plan."""
+
+    name: str
+    bytes: int
+    precision: str = ""
+
+
+class AbortState(msgspec.Struct, frozen=True):
+    """Clips that were stopped: how many, and how long until their buffers were free."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+
+
+class ClipsState(msgspec.Struct, frozen=True):
+    """State that an orchestrator needs to place clips, and to refuse those sure to be late."""
+
+    max_size: int
+    max_seconds: float
+    """Most seconds of a clip; ``max_size`` is the most pixels of either side."""
+    buffer_s: float
+    """Seconds of each deadline kept back for what comes after the pipeline."""
+    slots_total: int
+    slots_free: int
+    waiting: int
+    max_waiting: int
+    free_in_s: tuple[float, ...]
+    """Seconds until each slot that is taken is expected to be free again."""
+    stages: dict[str, StageState]
+    """Stages by name: ``audio``, ``image``, ``video``, ``clip``."""
+    providers: dict[str, tuple[str, ...]]
+    """Providers that a recipe may name, by stage."""
+    residents: tuple[ResidentState, ...] = ()
+    memory_used_bytes: int = 0
+    memory_soft_bytes: int = 0
+    memory_hard_bytes: int = 0
+    """Hard memory limit in bytes; 0: no limit, as for ``memory_soft_bytes``."""
+    abort_to_free_p50_ms: float | None = None
+    abort_to_free_p99_ms: float | None = None
+    """Time from a cancel or deadline until the slot's buffers are free; null before one."""
+    aborts: dict[str, AbortState] = {}
+    """Stopped slots by cause: ``cancelled``, ``deadline``, ``timeout`` (of a stage)."""
+    draining: bool = False

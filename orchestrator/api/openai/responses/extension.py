@@ -1,0 +1,28 @@
+"""OpenAI's Responses (``/v1/responses``), and what is remembered of earlier answers (OR-3)."""
+
+from types import ModuleType
+
+from aiohttp import web
+
+from orchestrator.api.openai.responses import conversations, routes
+from orchestrator.api.openai.responses.conversation_store import ConversationStore
+from orchestrator.api.openai.responses.store import KEPT_RESPONSES, ResponseStore
+from orchestrator.extension import Core, Extension
+
+
+class ResponsesRoom(Extension):
+    """The answers that one orchestrator remembers."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._responses = ResponseStore(core.clock, KEPT_RESPONSES)
+        self._conversations = ConversationStore(core.clock, KEPT_RESPONSES)
+        core.sharing.keep("response", self._responses)
+        core.sharing.keep("conversation", self._conversations)
+
+    def edges(self) -> tuple[ModuleType, ...]:
+        return routes, conversations
+
+    def attach(self, app: web.Application) -> None:
+        app[routes.RESPONSES] = self._responses
+        app[conversations.CONVERSATIONS] = self._conversations

@@ -1,0 +1,1 @@
+"""The page at ``/``: a playground and a board, in files that are sent as they are."""

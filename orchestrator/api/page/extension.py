@@ -1,0 +1,13 @@
+"""The page at ``/``."""
+
+from types import ModuleType
+
+from orchestrator.api.page import page
+from orchestrator.extension import Extension
+
+
+class PageRoom(Extension):
+    """The page's files."""
+
+    def edges(self) -> tuple[ModuleType, ...]:
+        return (page,)

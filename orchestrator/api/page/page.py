@@ -1,0 +1,134 @@
+"""``/``: the live page, a playground and a board. The files in ``static/`` are sent as they are.
+
+They hold no secret and need no key: the page asks for one, and sends it with each of its calls. Its
+``Content-Security-Policy`` lets it load from, and talk to, this service alone.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+import orchestrator
+from orchestrator.api.auth import PAGE_FILES
+from orchestrator.api.openapi.operation import HTML, Operation
+from orchestrator.errors import NotFound
+from protocol import excerpt
+
+_STATIC = Path(__file__).with_name("static")
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "media-src blob:",  # a clip, fetched with the key that a <video> could not send
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Cached, but revalidated each time: after an upgrade no old file works with a new one.
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    content_type: str
+    etag: str
+
+
+def _read(path: Path) -> _File:
+    return _file(path.read_bytes(), path.suffix)
+
+
+def _file(body: bytes, suffix: str) -> _File:
+    content_type = _TYPES.get(suffix, "text/plain")
+    return _File(body, content_type, hashlib.sha256(body).hexdigest()[:32])
+
+
+def _files_in(folder: Path, below: str = "") -> dict[str, _File]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {below + path.relative_to(folder).as_posix(): _read(path) for path in paths}
+
+
+def _all_files() -> dict[str, _File]:
+    """The page's files, and those of the views that optional rooms add. A room has a folder
+    ``page`` with ``view.html``, a ``<section>`` whose ``data-module`` exports ``View`` and
+    ``Card``, and ``view.css``."""
+    found = _files_in(_STATIC)
+    views = sorted(Path(orchestrator.__file__).parents[1].glob("*/page/view.html"))
+    sections = [view.read_text("utf-8") for view in views]
+    styles = []
+    for view in views:
+        room = view.parts[-3]
+        found |= _files_in(view.parent, f"{room}/")
+        styles.append(f'  <link rel="stylesheet" href="{PAGE_FILES}/{room}/view.css">\n')
+    index = found["index.html"].body.decode()
+    index = index.replace("<!-- views of rooms -->\n", "\n".join(sections))
+    index = index.replace("<!-- styles of rooms -->\n", "".join(styles))
+    return found | {"index.html": _file(index.encode(), ".html")}
+
+
+_FILES = _all_files()
+"""Read once: no request opens a file, or names one that is not here."""
+
+
+async def index(request: web.Request) -> web.Response:
+    """Show the live page."""
+    return _answer(request, "index.html")
+
+
+async def file(request: web.Request) -> web.Response:
+    """Fetch one of the live page's files."""
+    return _answer(request, request.match_info["name"])
+
+
+def _answer(request: web.Request, name: str) -> web.Response:
+    found = _FILES.get(name)
+    if found is None:
+        raise NotFound(f"the page has no file {excerpt(name, 128)}")
+    known = request.if_none_match or ()
+    if any(tag.value in ("*", found.etag) for tag in known):
+        answer = web.Response(status=304, headers=_HEADERS)
+    else:
+        answer = web.Response(
+            body=found.body,
+            content_type=found.content_type,
+            charset="utf-8" if found.content_type.startswith("text/") else None,
+            headers=_HEADERS,
+        )
+    answer.etag = found.etag
+    return answer
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/", index),
+        web.get(f"{PAGE_FILES}/{{name:.+}}", file),
+    ]
+
+
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "GET /": Operation(gives=(HTML,)),
+    "GET /page/{name}": Operation(gives=("*/*",), statuses=(200, 304)),
+}

@@ -1,0 +1,68 @@
+"""Files of requests and batches, kept beside the journal (OR-20)."""
+
+from types import ModuleType
+from typing import ClassVar
+
+from aiohttp import web
+
+from orchestrator.api.anthropic import batches as message_batches
+from orchestrator.api.http.batch_lines import BATCHES, BatchLines
+from orchestrator.api.openai import batches, files
+from orchestrator.batches.claim import Claim, folder_of
+from orchestrator.batches.config import WINDOW, BatchConfig
+from orchestrator.batches.metrics import BATCHES as METRICS
+from orchestrator.batches.section import BatchSection
+from orchestrator.batches.service import Batches
+from orchestrator.dispatch.retry import ATTEMPTS
+from orchestrator.extension import Core, Extension
+from orchestrator.settings.derived import journal_config
+
+
+class BatchRoom(Extension):
+    """The batches of one orchestrator; none without a journal."""
+
+    led: ClassVar = ("/v1/files", "/v1/batches", "/v1/messages/batches")
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.batches = _batches(core)
+        if self.batches is not None:
+            core.metrics.watch(self.batches, METRICS)
+
+    def start(self) -> None:
+        if self.batches is not None:
+            self.batches.start()
+
+    async def close(self) -> None:
+        if self.batches is not None:
+            await self.batches.close()
+
+    def edges(self) -> tuple[ModuleType, ...]:
+        return files, batches, message_batches
+
+    def attach(self, app: web.Application) -> None:
+        app[BATCHES] = self
+        if self.batches is not None:
+            entries = {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
+            self.batches.shop.server = BatchLines(app, self.batches, entries)
+
+
+def _batches(core: Core) -> Batches | None:
+    """Batches, in a folder beside the journal, under the journal's locks; None without a journal.
+    Of processes that share a port one has them, and another once that one has ended."""
+    settings, file = core.settings, core.journal
+    journal, claim = None if file is None else file.config, None
+    if core.sharing.process:
+        journal = journal or journal_config(settings)
+        claim = None if journal is None else Claim(journal, file, core.sharing.take_lead)
+    store = core.sharing.store(file)
+    if journal is None or store is None:
+        return None
+    config = BatchConfig(
+        folder_of(journal.path),
+        window=WINDOW,
+        line_bytes=settings.http.max_body_bytes,
+        folder_bytes=settings.section(BatchSection).folder_bytes,
+        attempts=ATTEMPTS,
+    )
+    return Batches(config, core.clock, store.boot, claim)

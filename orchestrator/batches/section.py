@@ -1,0 +1,17 @@
+"""The room's settings."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from orchestrator.settings.room_section import RoomSection
+
+
+class BatchSection(RoomSection):
+    """Files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal."""
+
+    table: ClassVar = "batches"
+
+    folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
+    """Most bytes that all files may take on the disk. A tenth of it is reserved for the results of
+    batches, which wait when that is full too."""

@@ -1,0 +1,48 @@
+"""Conversations that the service keeps between their turns (``/v2/sessions``, WK-9)."""
+
+from types import ModuleType
+
+from aiohttp import web
+
+from orchestrator.extension import Core, Extension, Host, Submit
+from orchestrator.ids import Ids
+from orchestrator.sessions import api
+from orchestrator.sessions.metrics import SESSIONS
+from orchestrator.sessions.store import SessionStore, is_session
+from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.task import Task
+
+
+class SessionRoom(Extension):
+    """The sessions of one orchestrator."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        ids = Ids(core.rng, core.sharing.tag)
+        self.store = SessionStore(core.clock, ids)
+        core.sharing.keep("session", self.store)
+        core.metrics.watch(self.store, SESSIONS)
+
+    def bind(self, host: Host) -> None:
+        self._host = host
+
+    def upkeep(self) -> None:
+        self.store.prune()
+
+    def submit_of(self, job: Job) -> Submit | None:
+        return self._submit_turn if is_session(job.session_id) else None
+
+    async def _submit_turn(self, job: Job, prompt: Prompt) -> Task:
+        """Offer the next turn of the job's session. ``prompt`` is what is new; the job is kept."""
+        with self.store.turn(job, prompt) as turn:
+            task = await self._host.submit(turn.job, turn.prompt)
+            turn.follow(task)
+        if turn.is_deleted:  # while its prompt was encoded
+            self._host.cancel(task)
+        return task
+
+    def edges(self) -> tuple[ModuleType, ...]:
+        return (api,)
+
+    def attach(self, app: web.Application) -> None:
+        app[api.SESSIONS] = self.store

@@ -1,0 +1,30 @@
+"""Configurations of parts that several rooms build, as the settings have them."""
+
+from orchestrator.prediction.feasibility import REFUSAL_SAMPLE, FeasibilityConfig
+from orchestrator.settings import Settings
+from orchestrator.tasks.journal.file import JournalConfig
+from orchestrator.tasks.journal.terms import JournalTerms
+
+
+def journal_config(settings: Settings) -> JournalConfig | None:
+    """The journal of durable tasks; None where none is configured."""
+    path = settings.journal.path
+    return None if path is None else JournalConfig(path, journal_terms(settings))
+
+
+def journal_terms(settings: Settings) -> JournalTerms:
+    """How long durable tasks are kept, and how much may be lost."""
+    journal = settings.journal
+    return JournalTerms(
+        window_ms=journal.loss_window_ms,
+        keep_results_s=journal.keep_results_s,
+        keep_s=journal.keep_s,
+    )
+
+
+def feasibility_config(settings: Settings) -> FeasibilityConfig:
+    """Which work is refused as infeasible."""
+    admission = settings.admission
+    return FeasibilityConfig(
+        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=REFUSAL_SAMPLE
+    )

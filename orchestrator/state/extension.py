@@ -1,0 +1,32 @@
+"""The shared state's part in HTTP: requests for what another orchestrator has are sent on to it."""
+
+from aiohttp import web
+
+from orchestrator.api.http.elsewhere import ELSEWHERE
+from orchestrator.extension import Extension, Host
+from orchestrator.settings import Settings
+from orchestrator.state.section import StateSection
+
+
+class SharedStateRoom(Extension):
+    """Sends requests on, where several orchestrators share a state."""
+
+    @classmethod
+    def is_wanted(cls, settings: Settings) -> bool:
+        return settings.section(StateSection).url is not None
+
+    def bind(self, host: Host) -> None:
+        self._rooms = host.rooms
+
+    def attach(self, app: web.Application) -> None:
+        # Not before it is needed: the store's library is an extra.
+        from orchestrator.state.forwarding import Forwarding
+        from orchestrator.state.shared_state import SharedState
+
+        if isinstance(self.core.sharing, SharedState):
+            led = [path for room in self._rooms for path in room.led]
+            app[ELSEWHERE] = Forwarding(self.core.sharing, [*LED_BY_THE_CORE, *led])
+
+
+LED_BY_THE_CORE = ("/v2/catalog",)
+"""Paths of the core below which one process answers for all that share a port."""

@@ -1,0 +1,28 @@
+"""Makes one orchestrator's part in what several share, where the settings name a store."""
+
+import random
+from collections.abc import Callable
+
+from orchestrator.ids import new_tag
+from orchestrator.settings import Settings
+from orchestrator.settings.derived import journal_terms
+from orchestrator.sharing import Sharing
+from orchestrator.state.section import StateSection
+
+
+def sharing_of(settings: Settings, rng: random.Random, unix: Callable[[], float]) -> Sharing | None:
+    """What the settings have this orchestrator share; None where it is alone."""
+    state = settings.section(StateSection)
+    if state.url is None:
+        return None
+    # Not before it is needed: the library is an extra.
+    from orchestrator.state.connection import LEASE_S, StateConfig
+    from orchestrator.state.shared_state import SharedState
+    from orchestrator.state.siblings import group_of
+
+    url = state.url.get_secret_value()
+    config = StateConfig(url, state.prefix, LEASE_S, journal_terms(settings))
+    shared = SharedState(config, new_tag(rng), unix, advertise=state.advertise)
+    group = "" if state.own is None else group_of(settings.host, settings.port)
+    shared.listen(settings.host, state.own, group, state.own_address or "")
+    return shared

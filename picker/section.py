@@ -1,0 +1,60 @@
+"""The settings of the endpoint picker (docs/gateways.md)."""
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from catalog.hosts import is_numeric
+from orchestrator.instances.discovery.addresses import check_entry, is_source
+from orchestrator.lanes.endpoint import is_url
+from orchestrator.settings.room_section import RoomSection
+from worker.environment import Names
+
+
+class PickerSection(RoomSection):
+    """The endpoint picker (``tidegate picker``), which tells a gateway which pod gets a request
+    (docs/gateways.md)."""
+
+    table: ClassVar = "picker"
+
+    host: str = "127.0.0.1"
+    """Address that the picker listens on. It asks for no token: off loopback let only the gateway
+    reach it."""
+    port: int = Field(default=9002, ge=0, le=65535)
+    """Port that the picker serves gRPC on: external processing and health checks. 0 lets the system
+    choose; the first log line has the port."""
+    tls_certificate: Path | None = None
+    """PEM file with the certificate that the picker shows, for gateways that reach it over TLS, as
+    many do with an ``InferencePool``. Unset: no TLS. Needs ``tls_key``."""
+    tls_key: Path | None = None
+    """PEM file with the key of ``tls_certificate``."""
+    endpoints: Names = ()
+    """Pods to pick from: ``ip:port`` of each, comma-separated. ``dns:host:port`` stands for every
+    address of a name, such as that of a headless service, ``file:path`` for a file with one address
+    per line; both are followed."""
+    failure_mode: Literal["open", "closed"] = "open"
+    """What happens while no pod's metrics are known, or to a body over 4 MiB, which is not read.
+    ``open``: a pod is picked all the same, by what was routed to it. ``closed``: the request is
+    refused."""
+    fallbacks: int = Field(default=2, ge=0, le=15)
+    """Pods named behind the first choice, for the gateway to try in their order. 0 for gateways
+    that take a single address only, such as clusters of the type ``ORIGINAL_DST``."""
+
+    @field_validator("endpoints")
+    @classmethod
+    def _check_endpoints(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if is_url(entry):
+                raise ValueError(f"expected ip:port, without a scheme, got {entry[:256]!r}")
+            check_entry(entry)
+            # Gateways take no names here.
+            if not is_source(entry) and not is_numeric(entry.rpartition(":")[0].strip("[]")):
+                raise ValueError(f"expected an IP address, got {entry}; write dns:{entry}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key: one is of no use without the other")
+        return self

@@ -1,0 +1,188 @@
+"""The page's clips in a real Chromium, in front of a slot model that does what each test needs."""
+
+import io
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from clips.extension import clips_of
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support import fake_slots
+from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
+from tests.support.fake_slots import FakeClips, FakePlan
+from tests.support.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+
+KEY = "a-key-that-nobody-guesses"
+VERDICT = "document.querySelector('#clip-verdict')"
+PIXELS = """(preview => {
+    // Of a copy: Chromium complains about a canvas that is read again and again.
+    const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+    copy.drawImage(preview, -2, -2);
+    return [preview.width, copy.getImageData(0, 0, 1, 1).data[0]];
+})(document.querySelector('#clip-preview'))"""
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    """What a browser can show: a clip of two seconds, and a picture."""
+    av = pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
+    grey = np.full((32, 32, 3), 200, dtype=np.uint8)
+    made = {}
+    for kind, codec, pixels, frames in (
+        ("mp4", "h264", "yuv420p", 24),
+        ("mjpeg", "mjpeg", "yuvj420p", 1),
+    ):
+        data = io.BytesIO()
+        with av.open(data, "w", format=kind) as file:
+            stream = file.add_stream(codec, rate=12)
+            stream.width = stream.height = 32
+            stream.pix_fmt = pixels
+            for _ in range(frames):
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(grey)))
+            file.mux(stream.encode())
+        made[kind] = data.getvalue()
+    return made
+
+
+@pytest.fixture
+async def slots(
+    worker: FakeWorker, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> FakeClips:
+    monkeypatch.setitem(fake_slots.FILES, "mp4", files["mp4"])
+    monkeypatch.setattr(fake_slots, "JPEG", files["mjpeg"])
+    worker.slots = FakeClips()
+    return worker.slots
+
+
+async def serving(service: Service) -> Service:
+    await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == 1)
+    return service
+
+
+async def set_deadline(tab: Tab, seconds: float) -> None:
+    """As if it had been typed; what the form says by itself is little for a busy machine."""
+    await tab.js(
+        f"(e => {{ e.value = {seconds}; e.dispatchEvent(new Event('input')) }})"
+        "(document.querySelector('#clip-deadline-s'))"
+    )
+
+
+async def until_ended(tab: Tab) -> str:
+    kind = await tab.until(f"{VERDICT}.dataset.kind !== 'live' && {VERDICT}.dataset.kind")
+    assert isinstance(kind, str)
+    return kind
+
+
+def complaints(tab: Tab, service: Service) -> list[str]:
+    """Of the browser, which reports each answer of 4xx and 5xx, too; not those of earlier pages."""
+    said = [line for line in tab.console if service.url in line or "127.0.0.1" not in line]
+    return [line.partition("a status of ")[2] or line for line in said]
+
+
+PERCENTS = (
+    "[...document.querySelectorAll('#clip-stages [role=progressbar]')].map(e => e.ariaValueNow)"
+)
+
+
+async def test_a_clip_is_watched_while_it_is_made_and_then_played(
+    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await serving(await make_service(worker, token=KEY, slots__serve=True))
+    plan = FakePlan(hold_at="clip", given_up=("half the frames a second",))
+    slots.plan = lambda call: plan
+    async with open_tab(devtools, service.url) as tab:
+        await tab.until("document.querySelector('#key-dialog').open")
+        await tab.type(KEY)
+        await tab.press("Enter")
+        await tab.until("!document.querySelector('#clips-link').hidden")
+        await tab.click("#clips-link")
+        assert await tab.js("document.querySelector('#clips-absent').hidden")
+        await set_deadline(tab, 600)
+        await tab.click("#clip-send")
+        await tab.until(f"{PERCENTS}.join() === '100,100,100,0'")
+        assert await tab.text("#clip-verdict") == "Rendering …"
+        assert "left" in await tab.text("#clip-figures")
+        width, red = await tab.until(f"(p => p[0] === 32 && p)({PIXELS})")
+        assert width == 32 and 190 < red < 210, "the preview"
+        plan.release.set()
+        assert await until_ended(tab) == "partial"
+        assert await tab.text("#clip-verdict") == "Rendered, with less"
+        assert "half the frames a second" in await tab.text("#clip-reason")
+        assert "to spare" in await tab.text("#clip-figures")
+        assert "2.0 s" in await tab.text("#clip-facts")
+        names = await tab.js(
+            "[...document.querySelectorAll('#clip-files button')].map(e => e.innerText)"
+        )
+        assert names == ["Save clip.mp4", "Save speech.wav", "Save portrait.png"]
+        video = "document.querySelector('#clip-video')"
+        await tab.until(f"!{video}.hidden")
+        if await tab.js(f"{video}.canPlayType('video/mp4; codecs=\"avc1.42E01E\"') !== ''"):
+            assert await tab.until(f"{video}.videoWidth") == 32
+            assert 1.9 < await tab.until(f"{video}.duration") < 2.3
+        # What it was sent as, and what the board makes of the instance.
+        (call,) = slots.calls
+        assert call.recipe["text"].startswith("Good morning") and call.recipe["check"]["enabled"]
+        assert (
+            call.recipe["portrait"]["seed"] == 5 and "red hair" in call.recipe["portrait"]["prompt"]
+        )
+        assert call.parameters["on_deadline"] == "degrade" and call.parameters["preview"]
+        await tab.press("2")
+        await tab.until("document.querySelector('#instances').innerText.includes('clip memory')")
+        # Twice where the service was slow to say how it is, and was asked again.
+        assert set(complaints(tab, service)) == {f"401 (Unauthorized) {service.url}/v1/models"}
+        assert not any(KEY in request["url"] for request in tab.requests)
+        urls = [request["url"] for request in tab.requests]
+        hosts = {urlsplit(url).netloc for url in urls if url.startswith("http")}
+        assert hosts == {urlsplit(service.url).netloc}
+
+
+async def test_by_keyboard_and_on_a_phone(
+    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await serving(await make_service(worker, slots__serve=True))
+    slots.plan = lambda call: FakePlan(hold_at="video")
+    async with open_tab(devtools, f"{service.url}/", width=360, height=740) as tab:
+        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
+        await tab.press("3")
+        await tab.until("!document.querySelector('#clips').hidden")
+        await tab.press("/")
+        assert await tab.js("document.activeElement.id") == "say"
+        await tab.press("a", CTRL)
+        await tab.type("Say 1/2 3 d")
+        await set_deadline(tab, 600)
+        await tab.press("Enter", CTRL)
+        await tab.until(f"{PERCENTS}.join() === '100,100,0,0'")
+        assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
+        await tab.press("Escape")
+        assert await until_ended(tab) == "aborted"
+        await service.until(lambda: slots.cancelled == 1)
+        assert await tab.js("document.querySelector('#clip-cancel').disabled")
+        assert slots.calls[0].recipe["text"] == "Say 1/2 3 d"
+        # What cannot be in time says why, and what would do.
+        slots.plan = lambda call: FakePlan()
+        slots.state = fake_slots.make_state(buffer_s=100.0)
+        (instance,) = clips_of(service.orchestrator).fleet
+        await service.until(lambda: instance.ability.buffer_s == 100.0)
+        await tab.js("document.querySelector('[name=clip_on_deadline][value=error]').click()")
+        await set_deadline(tab, 50)
+        await tab.press("Enter", CTRL)
+        assert await until_ended(tab) == "refused"
+        assert "deadline_infeasible" in await tab.text("#clip-reason")
+        assert len(slots.calls) == 1
+        assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
+        assert complaints(tab, service) == [f"504 (Gateway Timeout) {service.url}/v2/slots"]
+
+
+async def test_without_the_model_there_is_no_tab_and_it_says_what_to_do(
+    devtools: str, service: Service
+) -> None:
+    async with open_tab(devtools, f"{service.url}/") as tab:
+        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
+        assert await tab.js("document.querySelector('#clips-link').hidden")
+        await tab.js("location.hash = '#clips'")
+        await tab.until("!document.querySelector('#clips-absent').hidden")
+        assert "tidegate up --slot" in await tab.text("#clips-absent")
+        assert complaints(tab, service) == []

@@ -1,0 +1,119 @@
+"""The page's files over HTTP: whoever may load them, and what a browser is told of them."""
+
+import posixpath
+import re
+
+import pytest
+
+from orchestrator.api.page import page
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_worker import FakeWorker
+
+OWN = sorted(name for name in page._FILES if not name.startswith("vendor/"))
+
+
+async def test_it_is_there_and_not_sent_twice(service: Service) -> None:
+    async with service.http.get("/") as response:
+        assert response.status == 200
+        assert response.content_type == "text/html"
+        assert "<title>Tidegate</title>" in await response.text()
+        etag = response.headers["ETag"]
+    async with service.http.get("/", headers={"If-None-Match": etag}) as response:
+        assert (response.status, await response.read()) == (304, b"")
+        assert response.headers["Cache-Control"] == "no-cache"
+    async with service.http.head("/") as response:
+        assert (response.status, await response.read()) == (200, b"")
+
+
+async def test_it_may_load_and_ask_this_service_only(service: Service) -> None:
+    async with service.http.get("/") as response:
+        policy = response.headers["Content-Security-Policy"].split("; ")
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["Referrer-Policy"] == "no-referrer"
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "require-trusted-types-for 'script'" in policy
+    allowed = {word for directive in policy for word in directive.split()[1:]}
+    assert allowed == {"'none'", "'self'", "'script'", "blob:"}
+    assert "media-src blob:" in policy
+
+
+async def test_all_that_its_files_name_is_served(service: Service) -> None:
+    named = {"/"}
+    for name in OWN:
+        text = page._FILES[name].body.decode()
+        named |= set(re.findall(r'(?:src|href)="(/page/[^"]+)"', text))
+        named |= set(re.findall(r'data-module="([^"]+)"', text))
+        imported = re.findall(r'from "(\.[^"]+)"', text)
+        named |= {posixpath.normpath(f"/page/{name}/../{file}") for file in imported}
+    assert len(named) > 10
+    for path in named:
+        async with service.http.get(path) as response:
+            assert response.status == 200, path
+            kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+            assert response.content_type == kind.get(path.rpartition(".")[2], "text/html")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_file_of_ours_names_another_host(name: str) -> None:
+    urls = re.findall(
+        r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"']*", page._FILES[name].body.decode()
+    )
+    assert set(urls) <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("path", ["/page/none.js", "/page/../auth.py", "/page/%2e%2e/page.py"])
+async def test_no_other_file_is_served(service: Service, path: str) -> None:
+    async with service.http.get(path) as response:
+        assert response.status == 404
+
+
+async def test_it_needs_no_key_and_what_it_asks_does(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, token="opensesame-and-more")
+    for path in ("/", "/page/js/main.js"):
+        async with service.http.get(path) as response:
+            assert response.status == 200
+    async with service.http.get("/v1/models") as response:
+        assert response.status == 401
+
+
+async def test_a_strange_name_gets_no_page_while_there_is_no_key(service: Service) -> None:
+    async with service.http.get("/", headers={"Host": "evil.example"}) as response:
+        assert response.status == 403
+
+
+GROUNDS = ("surface", "sunken", "ground")
+READ = [(ink, ground) for ink in ("ink", "muted", "accent") for ground in GROUNDS] + [
+    ("accent", "accent-soft"),
+    ("on-accent", "accent"),
+    ("on-accent", "accent-hover"),
+    *((name, f"{name}-soft") for name in ("good", "warn", "bad")),
+    *((name, ground) for name in ("good", "warn", "bad") for ground in GROUNDS),
+]
+SEEN = [("line-strong", "surface"), ("accent", "left")]
+
+
+def palettes() -> list[dict[str, str]]:
+    """The colours by name: light, dark by the system, dark by choice."""
+    blocks = re.findall(r"\{([^{}]*--ground:[^{}]*)\}", page._FILES["css/base.css"].body.decode())
+    return [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in blocks]
+
+
+def luminance(colour: str) -> float:
+    """Relative, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_what_is_read_stands_out() -> None:
+    """WCAG 2 AA: 4.5 for text, 3 for edges of what can be used."""
+    light, dark, chosen = palettes()
+    assert dark == chosen
+    for palette in (light, dark):
+        for least, pairs in ((4.5, READ), (3.0, SEEN)):
+            for pair in pairs:
+                low, high = sorted(luminance(palette[name]) for name in pair)
+                assert (high + 0.05) / (low + 0.05) >= least, pair

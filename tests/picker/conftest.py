@@ -1,0 +1,10 @@
+"""The service of tests/orchestrator, for tests with a real orchestrator."""
+
+from tests.orchestrator.conftest import (  # noqa: F401
+    make_service,
+    make_worker,
+    no_blocking,
+    service,
+    short_pauses,
+    worker,
+)
