@@ -4,14 +4,14 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.grammars import GrammarCheck
-from orchestrator.admission.images import ImageGate, ImageLimits
+from orchestrator.admission.images import ImageGate
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
@@ -88,13 +88,10 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Whether tenants share no cached prefixes."""
-    durable_default: bool = False
-    """Whether tasks are durable that do not say."""
     idle_keep_s: float = 0.0
     """How long the KV of conversations is kept, for requests that do not say."""
     learns_runs: bool = False
     """Whether it is learnt how many calls runs have whose clients do not say so."""
-    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 class Reading(NamedTuple):
@@ -155,7 +152,6 @@ class Orchestrator:
         """Called with each task that has ended, one that was refused too."""
         self.runs = Runs(clock)
         self.run_watch = RunWatch(clock) if config.learns_runs else None
-        self.durable_default = config.durable_default
         self.idle_keep_s = config.idle_keep_s
         self.isolate_tenants = config.isolate_tenants
         self.sharing = stages.sharing
@@ -164,7 +160,7 @@ class Orchestrator:
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
         self.grammars = GrammarCheck()
-        self.images = ImageGate(config.images)
+        self.images = ImageGate()
         for room in rooms:
             room.bind(self)
 

@@ -127,8 +127,7 @@ def build_app(
     app[HTTP_RESPONSES] = orchestrator.metrics.counter(
         "http_responses", "responses", "Responses, but for health and metrics", "status"
     )
-    if config.vllm_metrics:
-        orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
+    orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
     for status in ALERTED_STATUSES:
         app[HTTP_RESPONSES].labels(status)
     app[IGNORED_FIELDS] = IgnoredFields(orchestrator.metrics)

@@ -8,10 +8,11 @@ from aiohttp import web
 from orchestrator.batches.api import batches, files
 from orchestrator.batches.api.served_lines import BATCHES, BatchLines
 from orchestrator.batches.claim import Claim, folder_of
-from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.config import WINDOW, BatchConfig
 from orchestrator.batches.metrics import BATCHES as METRICS
 from orchestrator.batches.section import BatchSection
 from orchestrator.batches.service import Batches
+from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.extension import Core, Extension
 from orchestrator.settings.derived import journal_config
 
@@ -55,14 +56,11 @@ def _batches(core: Core) -> Batches | None:
     store = core.sharing.store(file)
     if journal is None or store is None:
         return None
-    bounds = settings.section(BatchSection)
     config = BatchConfig(
         folder_of(journal.path),
-        window=bounds.window,
+        window=WINDOW,
         line_bytes=settings.http.max_body_bytes,
-        file_bytes=bounds.file_bytes,
-        folder_bytes=bounds.folder_bytes,
-        keep_s=bounds.keep_s,
-        attempts=settings.dispatch.attempts,
+        folder_bytes=settings.section(BatchSection).folder_bytes,
+        attempts=ATTEMPTS,
     )
     return Batches(config, core.clock, store.boot, claim)

@@ -28,7 +28,7 @@ class Upload:
         most = self._shop.config.file_bytes
         if self.bytes > most:
             raise BodyTooLarge(
-                f"a file must have at most {most} bytes (TIDEGATE_BATCHES__FILE_BYTES)",
+                f"a file must have at most {most} bytes; split it, a batch for each part",
                 field="file",
             )
         await self._shop.disk(self._append, content)

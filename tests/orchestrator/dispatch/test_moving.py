@@ -32,8 +32,8 @@ async def test_or14_a_text_that_cannot_end_before_the_drain_does_is_moved(
         make_worker,
         make_service,
         {"can_continue": True},
-        dispatch__attempts=1,
-        dispatch__retry_share=0.0,
+        ATTEMPTS=1,
+        RETRY_SHARE=0.0,
     )
     second.plan = lambda submit: Plan(speak=speak)
     running = await begin_text(service, first)
@@ -126,7 +126,7 @@ async def test_or14_what_would_not_begin_before_the_end_is_told_at_once(
 ) -> None:
     """Its client can go elsewhere, while what runs has its grace."""
     worker = await make_worker(max_running=1)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     running = await begin_text(service, worker)
     held = worker.plan(worker.submits[0])
     long = TASK | {"max_tokens": 400, "ignore_eos": True}

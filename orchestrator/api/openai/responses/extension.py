@@ -5,8 +5,7 @@ from types import ModuleType
 from aiohttp import web
 
 from orchestrator.api.openai.responses import routes
-from orchestrator.api.openai.responses.section import ResponseSection
-from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses.store import KEPT_RESPONSES, ResponseStore
 from orchestrator.extension import Core, Extension
 
 
@@ -15,8 +14,7 @@ class ResponsesRoom(Extension):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        retention = core.settings.section(ResponseSection).retention
-        self._responses = ResponseStore(core.clock, retention)
+        self._responses = ResponseStore(core.clock, KEPT_RESPONSES)
         core.sharing.keep("response", self._responses)
 
     def edges(self) -> tuple[ModuleType, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from sys import getsizeof
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,8 @@ from orchestrator.tasks.image import kept_bytes
 from orchestrator.tasks.job import Message
 from protocol import excerpt
 
+KEPT_RESPONSES: Final = Retention(keep_count=1000, keep_s=3600.0, keep_bytes=64 * 2**20)
+"""What is kept of answers. One takes what its text does, with each of its answers."""
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128
 """Bytes that keeping takes: a response beside its body, and each of its messages beside the

@@ -35,7 +35,7 @@ async def test_how_long_it_took_and_how_many_more_may_wait(
     make_service: MakeService, make_worker: object
 ) -> None:
     worker = await make_worker(max_running=1)  # type: ignore[operator]
-    service = await make_service(worker, queue__max_waiting=3, dispatch__max_backlog=0)
+    service = await make_service(worker, queue__max_waiting=3, MOST_BACKLOG=0)
     held = Plan(stall_at=0)
     worker.plan = lambda submit: held
     ask = [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
@@ -96,7 +96,7 @@ async def test_content_that_is_not_served(
 async def test_sdk_timeouts_of_the_other_dialect(
     make_service: MakeService, worker: FakeWorker, is_streamed: bool
 ) -> None:
-    service = await make_service(worker, deadlines__sdk_timeouts=True)
+    service = await make_service(worker)
     async with service.http.post(
         "/v1/messages", json=CHAT | {"stream": is_streamed}, headers={"x-stainless-timeout": "20"}
     ) as response:

@@ -322,7 +322,7 @@ async def test_deadlines_and_errors_are_those_of_every_route(
 async def test_the_sdks_timeout_is_a_deadline(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, deadlines__sdk_timeouts=True)
+    service = await make_service(worker)
     client = await asyncio.to_thread(
         lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", timeout=7)
     )
