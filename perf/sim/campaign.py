@@ -26,7 +26,7 @@ from perf.report.stats import median
 from perf.sim.arrivals import SimArrival
 from perf.sim.rivals.fleet import RivalFleet
 from perf.sim.rivals.policies import RIVALS
-from perf.sim.scenes import SimScene
+from perf.sim.scenes import UNBOUNDED, SimScene
 from perf.sim.simulate import simulate
 from protocol import Outcome
 
@@ -157,7 +157,7 @@ def run_cell(spec: CellSpec) -> CellRun:
 
 def _run_ours(spec: CellSpec, arrivals: list[SimArrival]) -> list[_Fate]:
     policy, fleet = spec.policy, spec.scene.engine.fleet
-    settings = {"QUEUE__MAX_WAITING": "-1", **_SETTINGS.get(policy.name, {})}
+    settings = UNBOUNDED | dict(_SETTINGS.get(policy.name, {}))
     if policy.rows is not None:
         settings |= FIXED_ROWS
         fleet = spec.scene.engine.with_rows(policy.rows).fleet

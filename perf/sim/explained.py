@@ -16,8 +16,8 @@ from orchestrator.recording.facts import RecordedRequest
 from orchestrator.recording.findings import Alone, Findings, ReplayQuestion, Tried
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, result
-from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
+from perf.sim.scenes import FLEET, SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.simulate import Fleet, SimRun, simulate
 from pool.replay.verdict import explain
 

@@ -7,10 +7,10 @@ import torch
 
 from clips.plan.recipe import read_recipe
 from clips.render.check import KEYFRAMES
-from perf.slot import copies
-from perf.slot.copies import Counting
-from perf.slot.naive import NaivePipeline, development_stages
-from perf.slot.rig import SPEC, SlotRig, recipe_of
+from perf.clips import copies
+from perf.clips.copies import Counting
+from perf.clips.naive import NaivePipeline, development_stages
+from perf.clips.rig import SPEC, SlotRig, recipe_of
 
 
 @pytest.mark.slow

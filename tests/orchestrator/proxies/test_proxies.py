@@ -16,14 +16,14 @@ import yaml
 from h2.errors import ErrorCodes
 
 from orchestrator.api.http.accepting import widen_backlog
-from perf.stack import proxies
-from perf.stack.proxies import CADDY, ENVOY, HAPROXY, KINDS, NGINX, Certificate, Kind
 from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support import proxies
 from tests.support.certificates import certificates
 from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.h2_client import Exchange, H2Client
+from tests.support.proxies import CADDY, ENVOY, HAPROXY, KINDS, NGINX, Certificate, Kind
 
 pytestmark = pytest.mark.slow
 

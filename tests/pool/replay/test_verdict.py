@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from orchestrator.recording.findings import Alone
-from perf.sim.__main__ import FLEET
 from perf.sim.explained import SCENARIOS, RecordedRun
+from perf.sim.scenes import FLEET
 from pool.replay.again import Replayer
 from pool.replay.verdict import explain
 from protocol import Outcome
