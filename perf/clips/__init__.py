@@ -2,8 +2,6 @@
 
 - ``rig``           ours on the real Triton and two naive servers, which take turns
 - ``throughput``    clips per minute, latency, stage times, memory
-- ``copies``        bytes copied and allocated between stages
-- ``aborts``        from a cancel to the next clip
 - ``soak``          an hour of clips, cancels and mistakes: does anything grow?
 - ``naive``         the pipeline of an afternoon, and ``naive_server``, which serves it
 - ``client``        one recipe and what became of it, by plain ``tritonclient``

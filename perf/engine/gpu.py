@@ -25,7 +25,6 @@ SECTIONS: Final = {
     "tokens": 80.0,
     "attention": 130.0,
     "engine": 200.0,
-    "long": 100.0,
     "loader": 130.0,
     "ceilings": 40.0,
     "lost": 60.0,
@@ -153,12 +152,11 @@ def _run_section(options: argparse.Namespace) -> None:
     report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
     scratch = Path(options.scratch)
     # Not before: these need torch.
-    from perf.engine import attention, gpu_long, gpu_lost, gpu_parts
+    from perf.engine import attention, gpu_lost, gpu_parts
 
     run = {
         "ceilings": attention.ceilings,
         "attention": attention.attention,
-        "long": gpu_long.long,
         "lost": gpu_lost.lost,
         "tokens": gpu_parts.tokens,
         "loader": gpu_parts.loader,

@@ -7,7 +7,7 @@
 
 Without a study policies are compared cell by cell: ours, as it is and with fixed numbers of rows,
 with others' schedulers, with ``--cells`` on drawn cells, with ``--trace`` on the requests of a real
-service. ``--runs FILE`` keeps every run: with ``--only ours`` the others' are taken from it.
+service.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from perf.load.trace import Manner, TraceError
 from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
 from perf.sim import counterfactual, fleet, plot, quotes, reported, runs
-from perf.sim.campaign import KNOWN, LABELS, ROWS, SavedRuns, SimCell, run_campaign
+from perf.sim.campaign import KNOWN, LABELS, ROWS, SimCell, run_campaign
 from perf.sim.campaign_report import save, show
 from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, Traced, drawn_scenes, trace_scenes
 from perf.sim.study import run_cases
@@ -76,7 +76,6 @@ def on_campaign(args: argparse.Namespace, recording: Recording, console: Console
         seeds=range(args.seed, args.seed + args.seeds),
         seconds=60 * args.minutes,
         processes=args.processes,
-        saved=SavedRuns(args.runs),
     ):
         cells.append(cell)
         told = f"{cell.scene}: {cell.policy.label} {cell.median('goodput'):.2f} met/s"
@@ -153,7 +152,6 @@ def new_arguments() -> argparse.ArgumentParser:
     add("--deadlines", type=Manner, nargs="+", choices=list(Manner), default=list(Manner))
     add("--lengths", choices=("open", "known"), default="open")
     add("--processes", type=int, default=os.cpu_count() or 1)
-    add("--runs", type=Path, metavar="FILE", help="keep every run there, and take others from it")
     add("--every", action="store_true", help="a row for each policy too")
     add("--plot", type=Path, metavar="STEM", help="draw STEM.png")
     return parser

@@ -340,67 +340,56 @@ def pooled(runs: Iterable[Reported]) -> Reported:
 class _Report(NamedTuple):
     """Value of a run's reports, and the number of things that it is of."""
 
-    key: str
     label: str
     value: Callable[[Reported], float]
     number: Callable[[Reported], int]
-    better: Better
+    better: Better = "neither"
 
 
 def _fits(reported: Reported) -> int:
     return len(reported.fits)
 
 
-_REPORTS: Final = (
-    _Report("fit_use", "fit: share of its time used", lambda r: r.fit_use, _fits, "higher"),
-    _Report("fit_use_p10", "fit: used by nine in ten", lambda r: r.fit_use_p10, _fits, "higher"),
-    _Report("fits_late", "fit: share late", lambda r: r.fits_late, _fits, "lower"),
-    _Report(
-        "partials_in_time",
+_REPORTS: Final = {
+    "fit_use": _Report("fit: share of its time used", lambda r: r.fit_use, _fits, "higher"),
+    "fit_use_p10": _Report("fit: used by nine in ten", lambda r: r.fit_use_p10, _fits, "higher"),
+    "fits_late": _Report("fit: share late", lambda r: r.fits_late, _fits, "lower"),
+    "partials_in_time": _Report(
         "partial: share in time",
         lambda r: r.partials_in_time,
         lambda r: len(r.partial_left),
         "higher",
     ),
-    _Report(
-        "deadlines_kept",
+    "deadlines_kept": _Report(
         "deadlines that were named: share kept",
         lambda r: r.kept,
         lambda r: r.deadlines_kept + r.deadlines_lost,
         "higher",
     ),
-    _Report(
-        "deadlines",
+    "deadlines": _Report(
         "deadlines that were named, over what it took",
         lambda r: median_ratio(r.deadlines),
         lambda r: len(r.deadlines),
-        "neither",
     ),
-    _Report(
-        "starts",
-        "starts: told over real",
-        lambda r: median_ratio(r.starts),
-        lambda r: len(r.starts),
-        "neither",
+    "starts": _Report(
+        "starts: told over real", lambda r: median_ratio(r.starts), lambda r: len(r.starts)
     ),
-    _Report(
-        "retries",
+    "retries": _Report(
         "Retry-After over the time until there is room",
         lambda r: median_ratio(r.retries),
         lambda r: len(r.retries),
-        "neither",
     ),
-)
+}
 
 
 def figures_of(name: str, runs: Sequence[Reported]) -> Iterator[Figure]:
     """Figures of a scene: of all runs together, from the lowest run's to the highest's."""
     whole = pooled(runs)
-    for report in _REPORTS:
+    for key, report in _REPORTS.items():
         by_run = [report.value(run) for run in runs if report.number(run)]
         if by_run:
             yield Figure(
-                key=f"{name}.{report.key}",
+                key=f"{name}.{key}",
                 label=report.label,
                 unit="",
                 median=report.value(whole),

@@ -23,8 +23,7 @@ from clips.render.pipeline import PipelineConfig, SlotPipeline, nominal_times
 from clips.render.stages.base import Stages
 from clips.render.stages.providers import Providers
 from perf.clips.naive import NaivePipeline, development_stages
-from perf.clips.rig import SPEC, SlotRig, recipe_of
-from perf.report.bundle import Figure
+from perf.clips.rig import SPEC, recipe_of
 
 T = TypeVar("T")
 _DEADLINE_S = 600.0
@@ -101,25 +100,14 @@ def _stages() -> Stages:
     return Stages(*(_Apart(each) for each in development_stages().all()))
 
 
-async def run(rig: SlotRig) -> list[Figure]:
-    recipe = read_recipe(recipe_of())
-    stages = _stages()
+async def copied_between_stages() -> tuple[Counter[str], Counter[str], int]:
+    """Bytes that our pipeline and the naive one copy and allocate, and those of the frames."""
+    recipe, stages = read_recipe(recipe_of()), _stages()
     naive: Counter[str] = Counter()
     with Counting(naive):
         NaivePipeline(stages, SPEC.size, SPEC.seconds).render(recipe, encoded=False)
     ours, frames_bytes = await _ours(stages, recipe)
-    of = Figure.of
-    figures = [of("copies.video_bytes", "frames of one clip", "kB", [frames_bytes / 1000])]
-    for name, label, counts in (
-        ("ours", "Tidegate", ours),
-        ("naive", "one after the other", naive),
-    ):
-        for what in ("copied", "allocated"):
-            key, words = f"copies.{name}.{what}", f"{label}: {what} between stages"
-            figures.append(of(key, words, "kB", [counts[what] / 1000]))
-    ratio = ours["copied"] / naive["copied"]
-    figures.append(of("copies.ratio", "copied, Tidegate ÷ naive", "", [ratio], tolerance=1.5))
-    return figures
+    return ours, naive, frames_bytes
 
 
 async def _ours(stages: Stages, recipe: Recipe) -> tuple[Counter[str], int]:
