@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from orchestrator.recorder import Recorder
-from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED
+from perf.sim.scenes import FLEET, SPEED, UNBOUNDED
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.replay.again import Replayer
 from perf.sim.replay.recording import Recorded, RecordedRequest, Recording
