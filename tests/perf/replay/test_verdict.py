@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from orchestrator.recorder import Recorder
-from perf.sim.scenes import FLEET, SPEED, UNBOUNDED
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.replay.again import Replayer
 from perf.sim.replay.recording import Recorded, RecordedRequest, Recording
 from perf.sim.replay.verdict import Alone, Findings, Tried, find
+from perf.sim.scenes import FLEET, SPEED, UNBOUNDED
 from perf.sim.simulate import Fleet, simulate
 from protocol import Outcome
 from tests.perf.sim_load import SEED
