@@ -27,8 +27,8 @@ help:
 	@echo 'make ci-all        what a release must pass: all that .ci/run takes turns with'
 	@echo 'make test-avx2     what computes on the CPU, as on one without AVX-512'
 	@echo 'make test-clients  other people'"'"'s clients and coding agents     LATEST=1: their newest releases'
-	@echo 'make test-engines  vLLM for CPUs and llama.cpp, which it installs (3.4 GB), under the tests of every engine'
-	@echo 'make test-llamacpp llama.cpp alone: its installation is small, and so is the wait'
+	@echo 'make test-engines  vLLM for CPUs, which it installs (3.4 GB), under the tests of every engine; test-llamacpp, too'
+	@echo 'make test-llamacpp llama.cpp'"'"'s server, which it installs, behind a lane over HTTP'
 	@echo 'make lint          style and types'
 	@echo 'make record        records all that the documents show anew, from a clean commit; two to three hours'
 	@echo '                   ARGS=--dry-run, ARGS="--only quick swap-cpu"'
@@ -50,7 +50,7 @@ help:
 	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
-	@echo '                   ARGS="--engine torch llamacpp vllm transformers", beside each other'
+	@echo '                   ARGS="--engine torch vllm", beside each other'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
 	@echo 'make setup         only what make demo does first; make setup-dev: what the others do'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
@@ -111,8 +111,7 @@ test-engines: test-llamacpp
 
 test-llamacpp: setup-dev
 	$(BIN)/python -m tidegate engines ensure llamacpp --device cpu
-	$(call engine_python,llamacpp) -m pytest -n 0 -k "llamacpp or gguf" tests/worker/engines \
-	  tests/tools/test_to_gguf.py tests/e2e/test_other_engines.py $(ARGS)
+	$(BIN)/python -m pytest -n 0 tests/e2e/test_llamacpp.py tests/worker/models/gguf $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .

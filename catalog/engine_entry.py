@@ -33,6 +33,9 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Paths that belong to this engine alone."""
     compute_mode: ComputeMode = "cpu"
     binary: str = ""
+    files: tuple[str, ...] = ()
+    """Paths of the files that ``digest`` is over, in its order; empty for an environment of
+    packages, whose records have them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ NGC_ROOT = Path("/opt/tritonserver")
 """The folder of Triton in NVIDIA's container images."""
 JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
 """Variable by which a launcher names the orchestrator's journal; any setting overrides it."""
+OWN_ADDRESS = "TIDEGATE_OWN_ADDRESS"
+"""Variable by which a launcher tells one of several orchestrators at one port the ``host:port`` at
+which it alone listens (``--processes``)."""
 
 
 def state_dir() -> Path:

@@ -26,11 +26,10 @@ class ClipsRoom(Extension):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.clips: Clips | None = None
-        section = core.settings.section(ClipsSection)
-        if section.serve:
+        if core.settings.section(ClipsSection).serve:
             from clips.dispatch.build import build_clips
 
-            self.clips = build_clips(core, section)
+            self.clips = build_clips(core)
 
     def bind(self, host: Host) -> None:
         if self.clips is not None:

@@ -2,8 +2,6 @@
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from orchestrator.settings.room_section import RoomSection
 
 
@@ -15,5 +13,3 @@ class ClipsSection(RoomSection):
     serve: bool = False
     """Whether instances are asked for the slot model, and ``/v2/slots`` is served. ``tidegate up
     --slot`` sets it."""
-    max_waiting: int = Field(default=100, ge=0)
-    """Most clips that may wait for an instance."""

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from aiohttp import web
 
-from catalog.engine_entry import EngineEntry
 from catalog.operator_key import keep_key, key_file
 from catalog.paths import state_dir
 from orchestrator.api.health_port.publisher import HealthPort
@@ -149,7 +148,7 @@ async def _serve_until_told(
         parts.health,
         parts.discovery,
         parts.api,
-        Control(lifecycle, parts.reloader, keys_of, _verify_engine, parts.recorder),
+        Control(lifecycle, parts.reloader, keys_of, parts.recorder),
         shutdown_timeout_s=CLOSE_CONNECTIONS_S,
     )
     await runner.setup()
@@ -192,12 +191,6 @@ async def _serve_until_told(
     await runner.cleanup()
     service_log.info("stopped")
     return status
-
-
-def _verify_engine(entry: EngineEntry, home: Path) -> str:
-    from pool.engines.verify import verify_engine  # with all that makes engines
-
-    return verify_engine(entry, home)
 
 
 def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:

@@ -21,11 +21,12 @@ from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
-from orchestrator.dispatch.retry import Retrier, RetryConfig
+from orchestrator.dispatch.retry import ATTEMPTS, RETRY_SHARE, Retrier, RetryConfig
 from orchestrator.dispatch.rows import RowControl
-from orchestrator.dispatch.time_limits import TimeLimits
+from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, TimeLimits
 from orchestrator.extension import Core, build_rooms
 from orchestrator.health import HealthBoard
+from orchestrator.instances.concurrency import MOST_BACKLOG
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
@@ -57,6 +58,7 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
+from orchestrator.retention import Retention
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.settings import Settings
 from orchestrator.settings.derived import feasibility_config
@@ -71,6 +73,9 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import Metrics
 
+KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
+"""What is kept of ended tasks, for replay. A token takes 104 bytes; with the 20 most likely ones
+beside it, 2.6 KB."""
 ENCODING_THREADS = 2
 MAX_ENCODING_BYTES = 64 * 2**20
 """Bytes of the prompts that may wait to become tokens, all together."""
@@ -201,7 +206,7 @@ def build(
         queue=queue,
         dispatcher=dispatch.dispatcher,
         settler=settler,
-        store=TaskStore(clock, settings.tasks),
+        store=TaskStore(clock, KEPT_TASKS),
         swaps=swaps,
         demand=demand,
         durable=durable,
@@ -210,10 +215,8 @@ def build(
     service = ServiceConfig(
         settings.deadlines,
         isolate_tenants=_isolates_tenants(settings),
-        durable_default=settings.journal.durable_by_default,
         idle_keep_s=settings.dispatch.idle_keep_s,
         learns_runs=settings.dispatch.learn_runs,
-        images=settings.images,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, rooms, tracing)
@@ -262,7 +265,7 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
         clock,
         common.rng,
         LaneFactory() if make_lane is None else make_lane,
-        max_backlog=settings.dispatch.max_backlog,
+        max_backlog=MOST_BACKLOG,
     )
     models = ServedModels(
         registry, common.executor, special_in_prompts=settings.models.special_tokens_in_prompts
@@ -270,7 +273,6 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
     monitor = InstanceMonitor(
         registry,
         models,
-        settings.lanes,
         clock,
         common.metrics.histogram(
             "per_token_emission_latency_us",
@@ -282,7 +284,6 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
         listed,
         [source_of(entry) for entry in settings.instances if is_source(entry)],
         clock,
-        read_every_s=settings.discovery.interval_s,
     )
     return _Instances(registry, models, monitor, discovery)
 
@@ -322,19 +323,14 @@ def _dispatch(
 ) -> _Dispatch:
     settings, clock, metrics = common.settings, common.clock, common.metrics
     forecaster, prediction = foresight.forecaster, foresight.prediction
-    deadlines, chosen = settings.deadlines, settings.dispatch
+    chosen = settings.dispatch
     retrier = Retrier(
         registry,
         common.rng,
-        RetryConfig(
-            share=chosen.retry_share,
-            attempts=chosen.attempts,
-            floor_ms=settings.admission.floor_ms,
-        ),
+        RetryConfig(share=RETRY_SHARE, attempts=ATTEMPTS, floor_ms=settings.admission.floor_ms),
     )
     hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
-    # A job that runs on past its deadline would never be worth its slot.
-    values_time = settings.queue.order is QueueOrder.SLACK and deadlines.scope == "request"
+    values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
     rows = RowControl(
         pausing,
@@ -345,11 +341,7 @@ def _dispatch(
         clock,
         enabled=chosen.row_policy is RowPolicy.ADAPTIVE and values_time,
     )
-    limits = TimeLimits(
-        return_margin_s=deadlines.return_margin_ms / 1000,
-        max_run_s=deadlines.max_s if deadlines.scope == "queue" else None,
-        loop_delay=LoopDelay(clock),
-    )
+    limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
     launcher = Launcher(registry, foresight.in_flight, prediction, retrier, hedger, limits, clock)
     completion = Completion(
         registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
@@ -378,7 +370,6 @@ def _loading(
         clock,
         DemandConfig(
             enabled=settings.loading.on_demand,
-            min_residency_s=settings.loading.min_residency_s,
             refuses=settings.admission.mode is AdmissionMode.ENFORCE,
         ),
     )
@@ -424,9 +415,7 @@ def _follow(
     reloader.follow(("isolate_tenants", *KEY_SETTINGS), isolate)
     reloader.follow(("instances",), list_instances)
     reloader.follow(("admission.floor_ms", "admission.default_max_tokens"), admit)
-    reloader.follow(
-        ("deadlines.default_s", "deadlines.max_s", "deadlines.sdk_timeouts"), set_deadlines
-    )
+    reloader.follow(("deadlines",), set_deadlines)
     reloader.follow(("queue.max_waiting",), bound_queue)
     reloader.follow(("telemetry.log_level",), set_log_level)
     # Read whenever they are needed, so there is nothing to apply.
@@ -473,12 +462,9 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
     return ApiConfig(
         keys,
         settings.http,
-        settings.streams,
+        settings.streams.keepalive_s,
         FormatConfig(settings.models.tool_format, settings.models.reasoning_format),
-        settings.structured_output,
         settings.models.aliases,
-        vllm_metrics=settings.telemetry.vllm_metrics,
-        batch_objectives=frozenset(settings.queue.batch_objectives),
     )
 
 

@@ -1,4 +1,4 @@
-"""Keeps what clients may ask for again, within bounds: work, responses, conversations."""
+"""Keeps what clients may ask for again, within bounds: work and responses."""
 
 import math
 from collections import OrderedDict
@@ -97,12 +97,6 @@ class OwnedStore(Generic[T]):
     def kept_bytes(self) -> int:
         return sum(self._bytes.values())
 
-    @property
-    def keeps_any(self) -> bool:
-        """Whether anything may be kept at all."""
-        retention = self._retention
-        return min(retention.keep_count, retention.keep_s, retention.keep_bytes) > 0
-
     def put(self, key: str, name: str, item: T, size: int) -> None:
         """Keep an item of ``size`` bytes as the latest, in place of one of the same name. One that
         is larger than all of the room is not kept."""
@@ -124,12 +118,6 @@ class OwnedStore(Generic[T]):
         while self._count > bounds.keep_count or self.kept_bytes > bounds.keep_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
             self.drop(most, next(iter(self._by_key[most])))
-
-    def touch(self, key: str, name: str) -> None:
-        """Keep an item that is kept as if it had just been put here."""
-        own = self._by_key[key]
-        own[name] = own[name]._replace(since=self._clock.now())
-        own.move_to_end(name)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Keys and names of all items."""

@@ -4,20 +4,18 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from orchestrator.admission.admission import Admission
-from orchestrator.admission.context_limit import usual_tokens
 from orchestrator.admission.grammars import GrammarCheck
-from orchestrator.admission.images import ImageGate, ImageLimits
+from orchestrator.admission.images import ImageGate
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import (
-    ContextOverflow,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
@@ -90,13 +88,10 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Whether tenants share no cached prefixes."""
-    durable_default: bool = False
-    """Whether tasks are durable that do not say."""
     idle_keep_s: float = 0.0
     """How long the KV of conversations is kept, for requests that do not say."""
     learns_runs: bool = False
     """Whether it is learnt how many calls runs have whose clients do not say so."""
-    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 class Reading(NamedTuple):
@@ -157,7 +152,6 @@ class Orchestrator:
         """Called with each task that has ended, one that was refused too."""
         self.runs = Runs(clock)
         self.run_watch = RunWatch(clock) if config.learns_runs else None
-        self.durable_default = config.durable_default
         self.idle_keep_s = config.idle_keep_s
         self.isolate_tenants = config.isolate_tenants
         self.sharing = stages.sharing
@@ -166,7 +160,7 @@ class Orchestrator:
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
         self.grammars = GrammarCheck()
-        self.images = ImageGate(config.images)
+        self.images = ImageGate()
         for room in rooms:
             room.bind(self)
 
@@ -451,19 +445,6 @@ class Orchestrator:
         """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
         with self.limits.counted(key):
             return await self._ids_of(model, prompt, deadline, tenant)
-
-    async def fits(self, job: Job, prompt: Prompt) -> bool:
-        """Whether a prompt leaves room in its model's context for what the job may generate. Raises
-        ``TidegateError``."""
-        with self.limits.waiting(job.key):
-            try:
-                ids = await self._ids_of(job.model, prompt, job.deadline, job.tenant)
-            except ContextOverflow:
-                return False
-        card = self.models.resolve(job.model).card
-        usual = usual_tokens(job, card, self.stages.admission.config.default_max_tokens)
-        wanted = job.max_tokens or max(usual, job.sampling.min_tokens)
-        return len(ids) + wanted <= card.context_tokens
 
     async def _ids_of(
         self, model: str, prompt: Prompt, deadline: Deadline, tenant: str

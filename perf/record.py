@@ -101,21 +101,7 @@ TABLE: Final = (
     Entry("quotes", "perf.service", "--only quotes", 290),
     Entry("starts", "perf.service", "--only starts", 60),
     Entry("front", "perf.service", "--only front", 60, on="a proxy"),
-    *(
-        entry
-        for cpu in CPUS
-        for entry in (
-            Entry(f"engine-{cpu}", "perf.engine", f"--only {_ENGINE}", 900, on=cpu),
-            Entry(
-                f"engines-{cpu}",
-                "perf.engine",
-                "--engine torch llamacpp transformers --quick",
-                50,
-                on=cpu,
-                engine="llamacpp",
-            ),
-        )
-    ),
+    *(Entry(f"engine-{cpu}", "perf.engine", f"--only {_ENGINE}", 900, on=cpu) for cpu in CPUS),
     Entry("slot", "perf.slot", "", 165),
     *(
         Entry(

@@ -99,7 +99,6 @@ def discover(settings: Settings, pods: Pods, clock: LoopClock) -> DiscoverySync:
         (),
         [source_of(entry) for entry in endpoints if is_source(entry)],
         clock,
-        read_every_s=settings.discovery.interval_s,
     )
 
 

@@ -89,33 +89,25 @@ def rank(needs: Needs, prospects: Sequence[Prospect]) -> list[Prospect]:
     return [prospect for tier in tiers for prospect in _by_chance(needs, tier)]
 
 
-def require_feasible(
-    needs: Needs, prospects: Sequence[Prospect], unix_s: float, least_chance: float = 0.0
-) -> None:
-    """Raise ``DeadlineInfeasible`` if the request is certain to miss on every pod, or has less than
-    ``least_chance`` on each; ``unix_s`` is the time of day."""
+def require_feasible(needs: Needs, prospects: Sequence[Prospect], unix_s: float) -> None:
+    """Raise ``DeadlineInfeasible`` if the request is certain to miss on every pod; ``unix_s`` is
+    the time of day."""
     if not prospects:
         return
     left_ms = needs.due.whole_ms
     least_ms = min(p.least_ms(needs) for p in prospects)
-    certain = least_ms >= left_ms
-    chance = max(p.chance(needs) for p in prospects) if least_chance else 1.0
-    if not certain and chance >= least_chance:
+    if least_ms < left_ms:
         return
     best = min(prospects, key=lambda p: p.finish_ms(needs))
     finish_ms = max(best.finish_ms(needs), least_ms)
     enough_ms = max(_slow_ms(needs, best), least_ms) + RESUBMIT_MS
-    why = (
-        f"this cannot do with less than {least_ms:.0f} ms"
-        if certain
-        else f"this has a chance of {100 * chance:.0f} % to be done by then"
-    )
     raise DeadlineInfeasible(
-        f"{left_ms:.0f} ms remain until the deadline, and {why}: come again with a deadline "
-        f"{enough_ms:.0f} ms from now, which will most likely be kept, or ask for less",
+        f"{left_ms:.0f} ms remain until the deadline, and this cannot do with less than "
+        f"{least_ms:.0f} ms: come again with a deadline {enough_ms:.0f} ms from now, which will "
+        "most likely be kept, or ask for less",
         predicted_finish_ms=finish_ms,
         earliest_feasible_unix_ms=math.ceil(1000 * unix_s + enough_ms),
-        binding_constraint="decode" if certain else "queue",
+        binding_constraint="decode",
     )
 
 

@@ -68,7 +68,7 @@ class EndpointPicker:
         key = self._key(asked)
         needs = self._needs(asked, key, now)
         if asked.generates and self._refuses:
-            require_feasible(needs, prospects, self._clock.unix(), self._config.least_chance)
+            require_feasible(needs, prospects, self._clock.unix())
         ranked = rank(needs, prospects)
         endpoints = tuple(p.name for p in ranked[: 1 + self._config.fallbacks])
         pod = self.pods.find(endpoints[0])

@@ -19,6 +19,8 @@ PATHS = ("/metrics/vllm", "/metrics")
 apart."""
 MAX_PAGE_BYTES = 8 * 2**20
 """Most bytes of a page that are read."""
+POLL_EVERY_S: Final = 0.5
+"""Seconds between two readings of a pod's metrics."""
 POLL_TIMEOUT_S: Final = 1.0
 """Seconds that a pod may take to tell its metrics: one that takes longer is too busy for more."""
 _RETIRE_EVERY_S = 1.0
@@ -120,7 +122,7 @@ class Pods:
                 await self.poll(pod)
             except Exception:
                 lane_log.exception("a poll failed unexpectedly", extra=fields(pod=pod.address))
-            await asyncio.sleep(self._config.poll_interval_s)
+            await asyncio.sleep(POLL_EVERY_S)
 
     async def poll(self, pod: Pod) -> None:
         """Ask one pod for its metrics, once."""

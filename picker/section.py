@@ -1,7 +1,7 @@
 """The settings of the endpoint picker (docs/gateways.md)."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,7 +9,7 @@ from catalog.hosts import is_numeric
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes.endpoint import is_url
 from orchestrator.settings.room_section import RoomSection
-from worker.environment import HIDDEN, Names
+from worker.environment import Names
 
 
 class PickerSection(RoomSection):
@@ -33,8 +33,6 @@ class PickerSection(RoomSection):
     """Pods to pick from: ``ip:port`` of each, comma-separated. ``dns:host:port`` stands for every
     address of a name, such as that of a headless service, ``file:path`` for a file with one address
     per line; both are followed."""
-    poll_interval_s: Annotated[float, HIDDEN] = Field(default=0.5, ge=0.05)
-    """How often each pod's metrics are read."""
     failure_mode: Literal["open", "closed"] = "open"
     """What happens while no pod's metrics are known, or to a body over 4 MiB, which is not read.
     ``open``: a pod is picked all the same, by what was routed to it. ``closed``: the request is
@@ -42,11 +40,6 @@ class PickerSection(RoomSection):
     fallbacks: int = Field(default=2, ge=0, le=15)
     """Pods named behind the first choice, for the gateway to try in their order. 0 for gateways
     that take a single address only, such as clusters of the type ``ORIGINAL_DST``."""
-    least_chance: float = Field(default=0.0, ge=0, le=1)
-    """Chance of being in time below which a request is refused, where no pod offers more. 0: only
-    what is certain to miss is refused."""
-    max_body_bytes: Annotated[int, HIDDEN] = Field(default=4 * 2**20, ge=1024)
-    """Largest request body that is read."""
 
     @field_validator("endpoints")
     @classmethod

@@ -16,7 +16,7 @@ from orchestrator.telemetry.log import service_log
 from picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from picker.picker import EndpointPicker
 from picker.section import PickerSection
-from picker.stream import HeldBodies, ProtocolError, RequestStream
+from picker.stream import MOST_BODY_BYTES, HeldBodies, ProtocolError, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
 """Names under which the protocol has a picker's health checked, beside that of the service."""
@@ -38,7 +38,6 @@ class PickerServer:
         dialects: Sequence[Dialect],
         clock: Clock,
     ) -> None:
-        config = settings.section(PickerSection)
         self._picker = picker
         self._settings = settings
         self._dialects = dialects
@@ -48,7 +47,7 @@ class PickerServer:
         self._server = grpc.aio.server(
             options=[
                 # A body may come in one piece; one that is over the bound is still to be answered.
-                ("grpc.max_receive_message_length", 2 * config.max_body_bytes + 2**20),
+                ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES + 2**20),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ],

@@ -48,6 +48,8 @@ from picker.replies import (
 )
 from picker.section import PickerSection
 
+MOST_BODY_BYTES: Final = 4 * 2**20
+"""Largest request body that is read."""
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
 SERVED: Final = "x-gateway-destination-endpoint-served"
@@ -185,17 +187,16 @@ class RequestStream:
     def _fits(self, size: int) -> bool:
         """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if
         one that is not is to be refused."""
-        most = self._settings.section(PickerSection).max_body_bytes
-        has_room = self._bodies.held_bytes <= max(ALL_BODIES_BYTES, most)
+        has_room = self._bodies.held_bytes <= ALL_BODIES_BYTES
         if self._settings.section(PickerSection).failure_mode == "closed":
-            if size > most:
+            if size > MOST_BODY_BYTES:
                 raise BodyTooLarge(
-                    f"the body has more than {most} bytes, the most that the endpoint picker reads:"
-                    " send less, or raise TIDEGATE_PICKER__MAX_BODY_BYTES"
+                    f"the body has more than {MOST_BODY_BYTES} bytes, the most that the endpoint "
+                    "picker reads: send less"
                 )
             if not has_room:
                 raise NoCapacity("the endpoint picker holds too many bodies that are still coming")
-        return size <= most and has_room
+        return size <= MOST_BODY_BYTES and has_room
 
     def _let_go(self, body: bytes | None) -> Any:
         """The reply to the head that was held back until its body was here."""

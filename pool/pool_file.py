@@ -54,7 +54,7 @@ _GIVEN_ELSEWHERE = {
     "legacy_stub": "nothing: the Triton that is found says so",
 }
 """Settings of a worker that the pool sets, each with the place where it is given instead."""
-_ON_ONE_GPU = frozenset({"torch", "transformers"})
+_ON_ONE_GPU = frozenset({"torch"})
 """Engines that use one GPU, however many they are given."""
 MAX_INSTANCES = 256
 """Most instances of one pool, which is one machine: as many as an orchestrator registers."""
@@ -212,7 +212,7 @@ class InstanceSettings(_Strict):
     @field_validator("engine")
     @classmethod
     def _check_engine(cls, value: str) -> str:
-        known = get_args(WorkerSettings.model_fields["engine"].annotation)
+        known = (*get_args(WorkerSettings.model_fields["engine"].annotation), "llamacpp")
         if value not in known:
             raise ValueError(f"expected one of {', '.join(known)}, got {value!r}")
         return value

@@ -1,15 +1,17 @@
-"""Reads the header of a GGUF file: its metadata, and whether its tensors fit into it. Nothing of
-its weights is read.
+"""Finds GGUF files, and reads the header of one: its metadata, and whether its tensors fit into it.
+Nothing of its weights is read.
 
 The format is ggml's (docs/gguf.md there): magic, version, counts, key-value pairs, tensor
 descriptions, then the tensors' data from the next multiple of the alignment. Nothing that the file
 says of itself is believed.
 """
 
+import re
 import struct
 from pathlib import Path
 from typing import BinaryIO, Final
 
+_PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
@@ -59,6 +61,63 @@ def read_gguf(path: Path) -> dict[str, object]:
 def as_text(piece: str) -> str:
     """``piece`` with a replacement mark for whatever is not UTF-8."""
     return piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def is_gguf(model: Path) -> bool:
+    """Whether a model's path is a GGUF file, or a folder that has one and no checkpoint."""
+    if model.suffix == ".gguf":
+        return True
+    return not (model / "config.json").exists() and any(model.glob("*.gguf"))
+
+
+def gguf_name(file: Path) -> str:
+    """The model's name: the file's, without the number of its part."""
+    match = _PART.fullmatch(file.name)
+    return file.stem if match is None else match.group(1)
+
+
+def find_gguf(path: Path) -> Path:
+    """The file that ``path`` names: itself, or the one model in that folder, by its first part.
+
+    Raises ``ValueError``.
+    """
+    if path.is_file():
+        return _first_part(path)
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    models = sorted({_first_part(file) for file in path.glob("*.gguf")})
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise ValueError(
+            f"{path} has no .gguf file, which llama.cpp's server needs; a Hugging Face checkpoint"
+            " is read by the engines torch and vllm"
+        )
+    names = ", ".join(model.name for model in models[:3])
+    raise ValueError(
+        f"{path} has {len(models)} models in GGUF ({names}{', …' * (len(models) > 3)}); name one of"
+        " the files"
+    )
+
+
+def parts_of(file: Path) -> list[Path]:
+    """All files of a model, from its first. Raises ``ValueError`` where one is missing."""
+    match = _PART.fullmatch(file.name)
+    if match is None:
+        return [file]
+    name, _, count = match.groups()
+    parts = [file.with_name(f"{name}-{i + 1:05}-of-{count}.gguf") for i in range(int(count))]
+    for part in parts:
+        if not part.exists():
+            raise ValueError(f"{part} is missing; download all {int(count)} parts")
+    return parts
+
+
+def _first_part(file: Path) -> Path:
+    match = _PART.fullmatch(file.name)
+    if match is None:
+        return file
+    return file.with_name(f"{match.group(1)}-00001-of-{match.group(3)}.gguf")
 
 
 class _Header:

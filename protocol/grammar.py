@@ -45,11 +45,6 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     text: str = ""
     lenient: bool = False
     """Whether keywords of a schema that cannot be enforced are ignored, not an error."""
-    open_objects: bool = False
-    """Whether objects may have properties that a schema does not name, as in JSON Schema; if not,
-    only where it says so (``additionalProperties``)."""
-    spaced: bool = False
-    """Whether JSON may have white space between its tokens; if not, it has none."""
     before: str = ""
     """What stands before the text: a model's thinking, for instance. A grammar as Lark writes them,
     from its rule ``before`` on; empty for nothing."""

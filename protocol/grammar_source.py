@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
     from llguidance._lib import JsonCompileOptions
 
-_SPACED: Final["JsonCompileOptions"] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,16}"}
-"""Options for white space between JSON's tokens, enough to indent four levels by four. Without a
-bound some models produce blanks without end."""
 _COMPACT: Final["JsonCompileOptions"] = {
     "whitespace_flexible": False,
     "item_separator": ",",
@@ -156,7 +153,7 @@ def schema_with_options(grammar: Grammar) -> dict[str, Any]:
     schema = _prepared({"type": "object"} if is_any else _schema(grammar.text), grammar)
     own = schema.get("x-guidance")
     stated = own if isinstance(own, dict) else {}
-    return {**schema, "x-guidance": {**_defaults(grammar), **stated, **_overrides(grammar)}}
+    return {**schema, "x-guidance": {**_COMPACT, **stated, **_overrides(grammar)}}
 
 
 def _json_source(schema: Any, grammar: Grammar) -> str:
@@ -164,7 +161,7 @@ def _json_source(schema: Any, grammar: Grammar) -> str:
 
     return LLMatcher.grammar_from_json_schema(
         json.dumps(_prepared(schema, grammar), ensure_ascii=False),
-        defaults=_defaults(grammar),
+        defaults=_COMPACT,
         overrides=_overrides(grammar),
     )
 
@@ -172,11 +169,7 @@ def _json_source(schema: Any, grammar: Grammar) -> str:
 def _prepared(schema: Any, grammar: Grammar) -> Any:
     if grammar.lenient:
         schema = without_look_around(schema)
-    return schema if grammar.open_objects else closed(schema)
-
-
-def _defaults(grammar: Grammar) -> "JsonCompileOptions":
-    return _SPACED if grammar.spaced else _COMPACT
+    return closed(schema)
 
 
 def _overrides(grammar: Grammar) -> "JsonCompileOptions":
@@ -271,7 +264,7 @@ def _structural_tag(grammar: Grammar) -> str:
     from llguidance import StructTag
 
     tag = _json(grammar.text, "the structural tag")
-    options = {"x-guidance": _SPACED if grammar.spaced else _COMPACT}
+    options = {"x-guidance": _COMPACT}
     try:
         triggers, tags = tag["triggers"], []
         for structure in tag["structures"]:
@@ -279,9 +272,7 @@ def _structural_tag(grammar: Grammar) -> str:
             trigger = next(one for one in triggers if one and begin.startswith(one))
             schema = structure.get("schema") or {}
             _check_multiples(schema)
-            if not grammar.open_objects:
-                schema = closed(schema)
-            stated = {**options, **schema}
+            stated = {**options, **closed(schema)}
             tags.append(
                 StructTag(trigger=trigger, begin=begin, grammar=stated, end=structure["end"])
             )

@@ -16,7 +16,7 @@ from orchestrator.api.server import build_app
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
 from orchestrator.settings import whole_settings
-from orchestrator.settings.sections import PlacementSettings, TelemetrySettings
+from orchestrator.settings.sections import PlacementSettings
 from orchestrator.sharing import make_sharing
 from orchestrator.state.section import StateSection
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
@@ -62,8 +62,8 @@ them, with the buckets laid down there.
 
 ## Under vLLM's names
 
-With `TIDEGATE_TELEMETRY__VLLM_METRICS=true`, for endpoint pickers and autoscalers that read vLLM's
-([gateways.md](gateways.md)); `/metrics/vllm` has these alone.
+For endpoint pickers and autoscalers that read vLLM's ([gateways.md](gateways.md)); `/metrics/vllm`
+has these alone.
 
 {vllm}
 
@@ -121,7 +121,6 @@ async def declared() -> list[Declared]:
     settings = whole_settings().model_construct(
         **sections,
         placement=PlacementSettings(policy="0"),
-        telemetry=TelemetrySettings(vllm_metrics=True),
     )
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)

@@ -36,8 +36,6 @@ def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> Eng
     """
     if settings.engine != "auto":
         return EngineChoice(settings.engine)
-    if is_gguf(settings.model_path):
-        return EngineChoice("llamacpp", "the model is a GGUF file")
     if settings.tensor_parallel > 1:
         return EngineChoice("vllm", f"{variable('tensor_parallel')} asks for several GPUs")
     if settings.adapters:
@@ -52,13 +50,6 @@ def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> Eng
 def chosen(settings: WorkerSettings) -> WorkerSettings:
     """The settings with the engine that is chosen for them in this process."""
     return settings.model_copy(update={"engine": choose_engine(settings).name})
-
-
-def is_gguf(model: Path) -> bool:
-    """Whether a model's path is a GGUF file, or a folder that has one and no checkpoint."""
-    if model.suffix == ".gguf":
-        return True
-    return not (model / "config.json").exists() and any(model.glob("*.gguf"))
 
 
 def vllm_for_cuda(packages: Path | None) -> Distribution | None:

@@ -14,7 +14,6 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "cpu": ("numba>=0.61",),
     "flashinfer": ("flashinfer-python==0.7.2.post1",),
     "gpu": ("nvidia-ml-py>=12",),
-    "images": ("pillow>=11.3",),
     "otel": ("opentelemetry-exporter-otlp-proto-http>=1.30", "opentelemetry-sdk>=1.30"),
     "slot": ("av>=14", "espeakng-loader>=0.2"),
     "slot-clip": ("transformers>=5",),
@@ -25,7 +24,6 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
         "transformers>=5",
     ),
     "slot-kokoro": ("kokoro>=0.9.4",),
-    "transformers": ("transformers>=5",),
 }
 """Packages by extra, as in ``pyproject.toml``."""
 

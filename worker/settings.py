@@ -53,12 +53,16 @@ EngineName = Literal[
     "auto",
     "torch",
     "vllm",
-    "llamacpp",
-    "transformers",
     "synthetic-free",
     "synthetic-paced",
     "synthetic-scripted",
 ]
+_GONE: Final[Mapping[str, str]] = {
+    "llamacpp": "llama.cpp is a server now, which tidegate up --model FILE.gguf and tidegate pool"
+    " start: there is none inside of a worker",
+    "transformers": "this engine is gone: take vllm, or a server over HTTP (docs/engines.md)",
+}
+"""Engines that there were, and what to do instead."""
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -156,17 +160,15 @@ class WorkerSettings(EnvironmentSettings):
     token's. ``auto``: as the checkpoint's ``1_Pooling/config.json`` says, else ``last``."""
     engine: EngineName = "auto"
     """``auto``: on CUDA ``vllm``, where it is installed, has the model's architecture, and no other
-    setting asks for what only Tidegate's own engine does; ``llamacpp`` for a GGUF file; else
-    ``torch``, which is Tidegate's own (docs/engines.md). ``vllm``, ``llamacpp`` and
-    ``transformers`` are third-party engines, each an optional extra. ``synthetic-…`` makes up
-    tokens without a model, for benchmarks and tests only; ``synthetic-scripted`` gives the answers
-    of ``script``."""
+    setting asks for what only Tidegate's own engine does; else ``torch``, which is Tidegate's own
+    (docs/engines.md). ``synthetic-…`` makes up tokens without a model, for benchmarks and tests
+    only; ``synthetic-scripted`` gives the answers of ``script``."""
     script: Annotated[LocalPath | None, HIDDEN] = None
     """TOML file with the answers of ``synthetic-scripted`` (docs/clients.md); unset: it calls and
     says what prompts tell it to."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
-    """Settings of a third-party engine by its own names, as ``name=value`` pairs with blanks
-    between them or as a JSON object. The engine checks names and values."""
+    """Settings of vLLM, or of llama.cpp's server, by its own names, as ``name=value`` pairs with
+    blanks between them or as a JSON object. It checks names and values itself."""
     adapters: dict[str, LocalPath] = Field(default_factory=dict)
     """LoRA adapters of the model, each served as a model of the name that it has here: a JSON
     object of folders as PEFT writes them; ``vllm`` only."""
@@ -174,8 +176,8 @@ class WorkerSettings(EnvironmentSettings):
     """GPUs over which the model's weights are split, the first ones that the worker sees; ``vllm``
     only. ``tidegate pool`` sets it where an instance has a group of GPUs."""
     trust_remote_code: bool = False
-    """Whether ``transformers`` and ``vllm`` run the code that comes with a checkpoint, with all the
-    rights of this process."""
+    """Whether ``vllm`` runs the code that comes with a checkpoint, with all the rights of this
+    process."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
@@ -243,6 +245,13 @@ class WorkerSettings(EnvironmentSettings):
     def computes_on_gpu(self) -> bool:
         """Whether the engine computes on a GPU, which synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _is_there(cls, value: object) -> object:
+        if isinstance(value, str) and value in _GONE:
+            raise ValueError(_GONE[value])
+        return value
 
     @field_validator("engine_args", mode="before")
     @classmethod

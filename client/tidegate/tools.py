@@ -168,7 +168,7 @@ def timeout_headers() -> dict[str, str]:
 
 def timeout_meta() -> dict[str, Any]:
     """Entry for the ``_meta`` of an MCP request that passes on what is left of the caller's block,
-    as ``tidegate mcp`` and ``meta_deadline`` read it. Empty outside of any block."""
+    as ``meta_deadline`` reads it. Empty outside of any block."""
     left_s = remaining()
     return {} if left_s is None else {TIMEOUT_META_KEY: _ms(left_s)}
 

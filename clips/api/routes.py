@@ -99,7 +99,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
     # A client that claims to have more than there is would never hear of the end.
     after = min(after, slot.newest_number)
-    stream = EventStream(request, deadline_headers(slot.deadline), request.app[CONFIG].streams)
+    stream = EventStream(request, deadline_headers(slot.deadline), request.app[CONFIG].keepalive_s)
     follower = ClipEvents(stream, after)
     replay = follower.replay(slot, clips.queue_position(slot), clips.predicted_ms(slot))
     try:

@@ -7,7 +7,7 @@ from clips.dispatch.ledger import FLEET, ClipLedger
 from clips.dispatch.metrics import SLOTS
 from clips.dispatch.service import Clips, ClipsConfig
 from clips.dispatch.task import ClipTask
-from clips.section import ClipsSection
+from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.extension import Core
 from orchestrator.prediction.metrics import refusals
 from orchestrator.retention import KeptStore, Retention
@@ -17,7 +17,7 @@ KEPT: Final = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
 """Ended clips that are kept, with their files, for clients that fetch them late."""
 
 
-def build_clips(core: Core, section: ClipsSection) -> Clips:
+def build_clips(core: Core) -> Clips:
     """The clips of one orchestrator, not started yet."""
     settings, clock, metrics = core.settings, core.clock, core.metrics
     fleet = ClipFleet(
@@ -35,8 +35,7 @@ def build_clips(core: Core, section: ClipsSection) -> Clips:
         KeptStore(clock, KEPT, "slot"),
         ClipsConfig(
             feasibility_config(settings),
-            max_waiting=section.max_waiting,
-            attempts=settings.dispatch.attempts,
+            attempts=ATTEMPTS,
             lane=settings.lanes,
             tag=core.sharing.tag,
         ),

@@ -16,6 +16,7 @@ from clips.state import ClipsState
 from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
 from orchestrator.lanes import LaneConfig, ServerKind
+from orchestrator.lanes.config import DOWN_AFTER_S, SUSPECT_AFTER_S
 from orchestrator.telemetry.log import fields, lane_log
 
 
@@ -162,7 +163,7 @@ class ClipFleet:
         When this process itself is late, states wait unread, and their age says nothing.
         """
         now = self._clock.now()
-        is_late = now - self._checked_at > self._config.suspect_after_s
+        is_late = now - self._checked_at > SUSPECT_AFTER_S
         self._checked_at = now
         if is_late:
             return
@@ -172,13 +173,13 @@ class ClipFleet:
                 continue
             silent_s = now - instance.heard_at
             reason = f"no state for {silent_s:.1f} s"
-            if silent_s >= self._config.down_after_s:
+            if silent_s >= DOWN_AFTER_S:
                 # Its slots' streams may be open still, with nobody at the other end.
                 self._set(instance, ClipHealth.DOWN, reason)
                 self._give_up(instance, reason)
                 if was is not ClipHealth.CONNECTING:
                     self._links[instance.address].break_off(reason)
-            elif silent_s >= self._config.suspect_after_s and was is not ClipHealth.CONNECTING:
+            elif silent_s >= SUSPECT_AFTER_S and was is not ClipHealth.CONNECTING:
                 self._set(instance, ClipHealth.SUSPECT, reason)
 
     def gone(self, address: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from clips.dispatch.admission import ClipAdmission
 from clips.dispatch.attempt import ClipAttempt
@@ -49,6 +50,9 @@ from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
 from protocol import AbortCause, Code
 
+MOST_WAITING: Final = 100
+"""Most clips that may wait for an instance."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClipsConfig:
@@ -56,7 +60,6 @@ class ClipsConfig:
     with."""
 
     feasibility: FeasibilityConfig
-    max_waiting: int
     attempts: int
     lane: LaneConfig
     tag: str = ""
@@ -89,7 +92,7 @@ class Clips:
         self._live: set[ClipTask] = set()
         self._waiting = waiting = WaitingClips(fleet, clock)
         self._admission = ClipAdmission(
-            enter, fleet, waiting, clock, rng, config.feasibility, max_waiting=config.max_waiting
+            enter, fleet, waiting, clock, rng, config.feasibility, max_waiting=MOST_WAITING
         )
         self._passing = False
         fleet.on_change = self._pass

@@ -4,62 +4,50 @@ Checked by what their headers say, before anything is decoded: only workers do t
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final
-
-from pydantic import Field
+from typing import Final
 
 from orchestrator.errors import InvalidRequest, QueueFull
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.task import Task
-from worker.environment import HIDDEN, Section
 
-MAX_PIXELS = 2**26
-"""Most pixels that ``max_pixels`` may allow: what workers decode at all."""
+MAX_COUNT: Final = 16
+"""Most images that a chat may have."""
+MAX_BYTES: Final = 8 * 2**20
+"""Largest image, as a file. A request's body, which has them as base64, is bounded as well
+(``http.max_body_bytes``)."""
+MAX_PIXELS: Final = 2**24
+"""Most pixels of an image: width times height."""
 ALL_BYTES: Final = 512 * 2**20
 """Bytes that the images of all requests that wait or run may have; more are answered 429."""
-
-
-class ImageLimits(Section):
-    """Images in chats, for models that read them. A request's body, which has them as base64, is
-    bounded by ``TIDEGATE_HTTP__MAX_BODY_BYTES`` as well."""
-
-    max_count: int = Field(default=16, ge=0)
-    """Most images that a chat may have; 0 refuses all."""
-    max_bytes: int = Field(default=8 * 2**20, ge=1024)
-    """Largest image, as a file."""
-    max_pixels: Annotated[int, HIDDEN] = Field(default=2**24, ge=1024, le=MAX_PIXELS)
-    """Most pixels of an image: width times height."""
 
 
 class ImageGate:
     """Keeps images within their limits."""
 
-    def __init__(self, limits: ImageLimits) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
         self.held_bytes = 0
         """Bytes of the images of all tasks that have not ended."""
 
     def check(self, images: Sequence[Image]) -> None:
         """Raise ``InvalidRequest`` unless a chat may have these images."""
-        limits = self.limits
-        if len(images) > limits.max_count:
+        if len(images) > MAX_COUNT:
             raise InvalidRequest(
-                f"{len(images)} images are more than the {limits.max_count} that a request may "
+                f"{len(images)} images are more than the {MAX_COUNT} that a request may "
                 "have here: send fewer",
                 field="messages",
             )
         for number, image in enumerate(images, 1):
-            if len(image.data) > limits.max_bytes:
+            if len(image.data) > MAX_BYTES:
                 raise InvalidRequest(
-                    f"image {number} has {len(image.data)} bytes, and at most {limits.max_bytes} "
+                    f"image {number} has {len(image.data)} bytes, and at most {MAX_BYTES} "
                     "are taken: send it smaller, or compress it more",
                     field="messages",
                 )
             pixels = image.width * image.height
-            if pixels > limits.max_pixels:
+            if pixels > MAX_PIXELS:
                 raise InvalidRequest(
                     f"image {number} has {image.width}x{image.height} pixels, and at most "
-                    f"{limits.max_pixels} in all are taken: scale it down",
+                    f"{MAX_PIXELS} in all are taken: scale it down",
                     field="messages",
                 )
 

@@ -68,6 +68,12 @@ KEY_SHARES = web.AppKey("key_shares", KeyShares)
 ALERTED_STATUSES = (200, 503, 529)
 """Statuses whose counters start at 0: if a series begins with its first event, no rate includes
 that one."""
+_INSTEAD = {
+    "/v1/conversations": "go on with previous_response_id of /v1/responses",
+    "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
+    "/input_items": "what a response was made from is what was sent; keep it",
+}
+"""What to use instead of routes that clients of the dialects know, by part of their path."""
 READ_BUFFER_BYTES = 2**14
 """Reading from a connection pauses while twice this many bytes wait for its handler; what one read
 of the socket brings, up to 256 KiB, comes on top. aiohttp's default of 256 KiB would be 3 GB over
@@ -121,8 +127,7 @@ def build_app(
     app[HTTP_RESPONSES] = orchestrator.metrics.counter(
         "http_responses", "responses", "Responses, but for health and metrics", "status"
     )
-    if config.vllm_metrics:
-        orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
+    orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
     for status in ALERTED_STATUSES:
         app[HTTP_RESPONSES].labels(status)
     app[IGNORED_FIELDS] = IgnoredFields(orchestrator.metrics)
@@ -131,9 +136,7 @@ def build_app(
     app[BROWSERS] = Browsers(config.http)
     app[KEY_SHARES] = KeyShares(config.http.max_connections)
     app[LARGE_BODIES] = LargeBodies()
-    app[catalog.CATALOGS] = catalog.catalogs(
-        catalog.not_verified if control is None else control.verify_engine
-    )
+    app[catalog.CATALOGS] = catalog.catalogs()
     app[ELSEWHERE] = Elsewhere()
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
@@ -231,7 +234,8 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
             allowed=allowed,
         )
     if isinstance(error, web.HTTPNotFound):
-        return NotFound(f"there is nothing at {excerpt(request.path, 256)}")
+        instead = (f"; {use}" for part, use in _INSTEAD.items() if part in request.path)
+        return NotFound(f"there is nothing at {excerpt(request.path, 256)}{next(instead, '')}")
     return InvalidRequest(f"the request cannot be served: {error.reason}")
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 MAX_WINDOW_S = 7 * 86_400.0
 """The longest ``completion_window``, in seconds."""
@@ -10,14 +11,17 @@ MAX_BATCHES_PER_KEY = 10_000
 """Most batches that a key may have, ended ones included."""
 MAX_UNFINISHED_PER_KEY = 100
 
+WINDOW: Final = 32
+"""Most lines of all batches in progress at once. As many as the instances can run keep them busy;
+more wait in the queue, where interactive work goes first."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
     """Settings of batches. Sizes in bytes, times in seconds."""
 
     folder: Path
-    window: int = 32
-    """Lines of all batches that may be in progress at once."""
+    window: int = WINDOW
     max_lines: int = 100_000
     """Most lines of one batch."""
     line_bytes: int = 4 * 2**20

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 from aiohttp import web
 
-from orchestrator.api.anthropic import batches as message_batches
-from orchestrator.api.http.batch_lines import BATCHES, BatchLines
-from orchestrator.api.openai import batches, files
+from orchestrator.batches.api import batches, files
+from orchestrator.batches.api.served_lines import BATCHES, BatchLines
 from orchestrator.batches.claim import Claim, folder_of
-from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.config import WINDOW, BatchConfig
 from orchestrator.batches.metrics import BATCHES as METRICS
 from orchestrator.batches.section import BatchSection
 from orchestrator.batches.service import Batches
+from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.extension import Core, Extension
 from orchestrator.settings.derived import journal_config
 
@@ -20,7 +20,7 @@ from orchestrator.settings.derived import journal_config
 class BatchRoom(Extension):
     """The batches of one orchestrator; none without a journal."""
 
-    led: ClassVar = ("/v1/files", "/v1/batches", "/v1/messages/batches")
+    led: ClassVar = ("/v1/files", "/v1/batches")
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -37,13 +37,12 @@ class BatchRoom(Extension):
             await self.batches.close()
 
     def edges(self) -> tuple[ModuleType, ...]:
-        return files, batches, message_batches
+        return files, batches
 
     def attach(self, app: web.Application) -> None:
         app[BATCHES] = self
         if self.batches is not None:
-            entries = {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
-            self.batches.shop.server = BatchLines(app, self.batches, entries)
+            self.batches.shop.server = BatchLines(app, self.batches, batches.entry)
 
 
 def _batches(core: Core) -> Batches | None:
@@ -57,14 +56,11 @@ def _batches(core: Core) -> Batches | None:
     store = core.sharing.store(file)
     if journal is None or store is None:
         return None
-    bounds = settings.section(BatchSection)
     config = BatchConfig(
         folder_of(journal.path),
-        window=bounds.window,
+        window=WINDOW,
         line_bytes=settings.http.max_body_bytes,
-        file_bytes=bounds.file_bytes,
-        folder_bytes=bounds.folder_bytes,
-        keep_s=bounds.keep_s,
-        attempts=settings.dispatch.attempts,
+        folder_bytes=settings.section(BatchSection).folder_bytes,
+        attempts=ATTEMPTS,
     )
     return Batches(config, core.clock, store.boot, claim)

@@ -89,8 +89,6 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str
-    dialect: str
-    """The API that made the batch, and that words its entries."""
     input_id: str
     endpoint: str
     window: str

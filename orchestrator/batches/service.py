@@ -173,8 +173,6 @@ class Batches:
         self._over.pop(batch.id, None)
         for name in (batch.output_id, batch.errors_id):
             await self._remove_file(name)
-        if batch.input_id not in self.shop.files:  # data that no file record stands for
-            await self.shop.disk(self.shop.folder.remove, batch.input_id)
 
     async def _remove_file(self, name: str) -> None:
         await self.shop.disk(self.shop.folder.remove, name)
@@ -184,8 +182,7 @@ class Batches:
 
     @asynccontextmanager
     async def upload(self, owner: str) -> AsyncIterator[Upload]:
-        """Take in a file. Unless ``finish`` or ``keep`` is called within the body, nothing of it
-        stays."""
+        """Take in a file. Unless ``finish`` is called within the body, nothing of it stays."""
         await self._opened()
         own = sum(file.owner == owner for file in self.shop.files.values())
         if own >= MAX_FILES_PER_KEY:
@@ -250,38 +247,30 @@ class Batches:
         self._begin(batch)
         return batch
 
-    async def batches(self, owner: str, dialect: str) -> list[StoredBatch]:
-        """All batches of an owner in a dialect, the newest first."""
+    async def batches(self, owner: str) -> list[StoredBatch]:
+        """All batches of an owner, the newest first."""
         await self._opened()
-        own = [one for one in self._all() if one.owner == owner and one.dialect == dialect]
+        own = [one for one in self._all() if one.owner == owner]
         return sorted(own, key=lambda one: (one.made.unix, one.id), reverse=True)
 
-    async def batch(self, owner: str, dialect: str, name: str) -> StoredBatch:
+    async def batch(self, owner: str, name: str) -> StoredBatch:
         """A batch of an owner. Raises ``NotFound``."""
         await self._opened()
         run = self._runs.get(name)
         batch = self._over.get(name) if run is None else run.snapshot()
-        if batch is None or (batch.owner, batch.dialect) != (owner, dialect):
+        if batch is None or batch.owner != owner:
             raise NotFound(f"there is no batch {name[:64]!r}; they are kept for a while only")
         return batch
 
-    async def cancel(self, owner: str, dialect: str, name: str) -> StoredBatch:
+    async def cancel(self, owner: str, name: str) -> StoredBatch:
         """Cancel a batch: begin no more of its lines. Raises ``NotFound``, and ``InvalidRequest``
         if it is over."""
-        batch = await self.batch(owner, dialect, name)
+        batch = await self.batch(owner, name)
         run = self._runs.get(name)
         if run is None:
             raise InvalidRequest(f"the batch is {batch.status.value}: it cannot be cancelled")
         await run.cancel()
         return run.snapshot()
-
-    async def delete(self, owner: str, dialect: str, name: str) -> None:
-        """Remove a batch that is over, with its results. Raises ``NotFound``,
-        ``InvalidRequest``."""
-        batch = await self.batch(owner, dialect, name)
-        if not batch.status.is_over:
-            raise InvalidRequest("the batch is under way: cancel it first")
-        await self._forget(batch)
 
     def _all(self) -> Iterator[StoredBatch]:
         yield from self._over.values()

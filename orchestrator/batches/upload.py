@@ -11,7 +11,7 @@ from orchestrator.errors import BodyTooLarge, TidegateError
 
 
 class Upload:
-    """An upload: write to it, then ``keep`` it or ``finish``; ``close`` in any case."""
+    """An upload: write to it, then ``finish``; ``close`` in any case."""
 
     def __init__(self, shop: Shop, owner: str) -> None:
         self.id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
@@ -28,19 +28,10 @@ class Upload:
         most = self._shop.config.file_bytes
         if self.bytes > most:
             raise BodyTooLarge(
-                f"a file must have at most {most} bytes (TIDEGATE_BATCHES__FILE_BYTES)",
+                f"a file must have at most {most} bytes; split it, a batch for each part",
                 field="file",
             )
         await self._shop.disk(self._append, content)
-
-    async def keep(self) -> None:
-        """Keep the data, without a file record that stands for it."""
-        await self._shop.disk(self._sync)
-        self._is_kept = True
-
-    def give_up(self) -> None:
-        """Undo ``keep``: the data is removed after all."""
-        self._is_kept = False
 
     async def finish(self, name: str, purpose: str, keep_s: float) -> StoredFile:
         """Keep the data as a file that clients can ask for."""

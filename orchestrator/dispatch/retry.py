@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from orchestrator.dispatch.resume import (
     can_resume,
@@ -66,16 +67,21 @@ class RetryDenied(StrEnum):
     """Two workers died with the task."""
 
 
+ATTEMPTS: Final = 3
+"""Most times that a task, a slot or a batch's line is sent, the first one included (OR-10)."""
+RETRY_SHARE: Final = 0.1
+"""Second tries of tasks that had not begun, as a share of requests offered."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetryConfig:
-    """Settings of second tries that an operator chooses."""
+    """How second tries are bounded."""
 
-    share: float = 0.1
+    share: float = RETRY_SHARE
     """Second tries of tasks that had not begun, over requests offered, in the long run; with 0,
     tasks that had begun get none either."""
     burst: float = 10.0
-    attempts: int = 3
-    """How often a task is sent in all, at most."""
+    attempts: int = ATTEMPTS
     backoff_s: float = 0.025
     """Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
     backoff_most_s: float = 1.0

@@ -1,7 +1,7 @@
 """Decides when a task ends here, and how long its worker may take (DL-6, DL-14)."""
 
-import math
 from dataclasses import dataclass
+from typing import Final
 
 from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.instances.instance import Instance
@@ -16,6 +16,9 @@ MAX_ROUND_TRIP_SHARE = 0.1
 MAX_RETURN_SHARE = 0.25
 """Largest shares of the time left that are kept for the way to the worker and back, and for that
 way together with what the client needs."""
+RETURN_MARGIN_S: Final = 0.005
+"""How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are sent, to
+leave time for the client."""
 DELAYS = 2.0
 """How many long delays of the event loop a clean end allows for: its own, and its client's."""
 MAX_DELAY_SHARE = 0.06
@@ -24,19 +27,15 @@ MAX_DELAY_SHARE = 0.06
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Limits that an operator chooses, in seconds."""
+    """How ends are timed, in seconds."""
 
     return_margin_s: float
     """How long before the deadline a text cut at it leaves, so that its client has it in time."""
-    max_run_s: float | None = None
-    """How long work that has started may run, whatever its deadline; None: until its deadline."""
     loop_delay: LoopDelay | None = None
     """Measures the event loop's delay; None if the loop is never late, as in a simulator."""
 
     def ends_at(self, task: Task, now: float) -> float:
-        """When ``task`` ends unless its worker says so first; infinite for work that may run on."""
-        if task.attempt is not None and self.max_run_s is not None:
-            return math.inf
+        """When ``task`` ends unless its worker says so first."""
         if self.lacks_first_token(task, now):
             return task.parts.cut_at  # workers do not know it: they get no grace
         ends_at = self._cut_at(task, now)
@@ -51,8 +50,6 @@ class TimeLimits:
 
     def budget_ms(self, task: Task, instance: Instance, now: float) -> float:
         """Milliseconds that the worker may take; less the way back if it ends texts cleanly."""
-        if self.max_run_s is not None:
-            return 1000 * self.max_run_s
         left_ms = task.deadline.left_ms(now)
         if task.job.on_deadline is OnDeadline.ERROR:
             return left_ms

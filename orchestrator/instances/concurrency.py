@@ -12,6 +12,7 @@ may have been idle before them, several steps mean that fewer would do.
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from orchestrator.prediction import Load
 from protocol import WorkerStats
@@ -45,6 +46,11 @@ class InFlightJob:
     """Whether the job is batch work, which leaves its slot to more urgent work."""
     found_no_slot: bool = False
     """Whether every slot was taken when the job was sent."""
+
+
+MOST_BACKLOG: Final = 8
+"""Most jobs sent to an instance beyond those that it can run; how many are needed to keep its slots
+from idling is learned."""
 
 
 class ConcurrencyLimit:

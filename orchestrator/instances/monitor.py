@@ -14,7 +14,8 @@ from orchestrator.clock import Clock
 from orchestrator.instances.instance import Instance, InstanceState
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lanes import Lane
+from orchestrator.lanes.config import DOWN_AFTER_S, SUSPECT_AFTER_S
 from orchestrator.prompts.encoder import BadCard, PromptEncoder
 from orchestrator.telemetry.log import fields, lane_log
 from orchestrator.telemetry.narration import (
@@ -60,14 +61,12 @@ class InstanceMonitor:
         self,
         registry: Registry,
         models: ServedModels,
-        config: LaneConfig,
         clock: Clock,
         emission_us: Histogram,
     ) -> None:
         """``emission_us``: time from a frame's decoding to its tokens being written, per token."""
         self._registry = registry
         self._models = models
-        self._config = config
         self._clock = clock
         self._emission_us = emission_us
         self._loading: set[asyncio.Task[None]] = set()
@@ -84,7 +83,7 @@ class InstanceMonitor:
         When this process itself is late, frames wait unread, and their age says nothing.
         """
         now = self._clock.now()
-        stalled = now - self._checked_at > self._config.suspect_after_s
+        stalled = now - self._checked_at > SUSPECT_AFTER_S
         self._checked_at = now
         if stalled:
             return
@@ -151,9 +150,9 @@ class InstanceMonitor:
             return
         now = self._clock.now()
         silent_s = instance.silent_s(now)
-        if silent_s >= self._config.down_after_s:
+        if silent_s >= DOWN_AFTER_S:
             self._set_state(instance, InstanceState.DOWN, _silence(silent_s))
-        elif silent_s >= self._config.suspect_after_s:
+        elif silent_s >= SUSPECT_AFTER_S:
             self._set_state(instance, InstanceState.SUSPECT, _silence(silent_s))
         elif instance.stats is not None and (stuck_ms := instance.stats.stuck_ms):
             # The worker lives, and ends itself if the step does not come back.
@@ -164,7 +163,7 @@ class InstanceMonitor:
         # A lane can die alone: its jobs must not wait for as long as its siblings live.
         for lane in instance.lanes:
             lane.probe()
-            if lane.is_open and lane.silent_s(now) >= self._config.down_after_s:
+            if lane.is_open and lane.silent_s(now) >= DOWN_AFTER_S:
                 lane.break_off(_silence(lane.silent_s(now)))
 
     def _set_state(self, instance: Instance, state: InstanceState, reason: str) -> None:

@@ -2,14 +2,21 @@
 
 from typing import Annotated, Final
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from orchestrator.tls import Tls, stated_tls
-from worker.environment import HIDDEN, Section
+from worker.environment import Section
 
 OPEN_TIMEOUT_S: Final = 5.0
 """Seconds that the opening of a lane may take, or one question to a server of another kind."""
+RENEW_AFTER_BYTES: Final = 64 * 2**20
+"""Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything that
+was answered on it."""
+SUSPECT_AFTER_S: Final = 1.0
+"""Seconds that an instance may send no frame before it gets no new work (OR-6)."""
+DOWN_AFTER_S: Final = 3.0
+"""Seconds that an instance may send no frame before the work on it is given up (OR-6)."""
 
 
 class LaneConfig(Section):
@@ -22,18 +29,11 @@ class LaneConfig(Section):
     """TLS for every connection to Triton: ``[lanes.tls]`` in tidegate.toml, JSON in the
     environment, or a variable for each field, with ``ca``, ``certificate`` and ``key`` (mutual
     TLS), ``server_name``; ``{}`` for the system's own TLS settings."""
-    per_instance: Annotated[int, HIDDEN] = Field(default=1, ge=1, le=10)
-    """Lanes to each instance."""
-    keepalive_s: Annotated[float, HIDDEN] = Field(default=60.0, gt=0)
+    per_instance: int = Field(default=1, ge=1, le=10)
+    """Lanes to each instance (LB-5)."""
+    keepalive_s: float = Field(default=60.0, gt=0)
     """A lane on which nothing was heard for this long is asked for a sign of life, so that proxies
-    on the way keep it open."""
-    renew_after_mib: Annotated[int, HIDDEN] = Field(default=64, ge=1)
-    """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
-    that was answered on it."""
-    suspect_after_s: Annotated[float, HIDDEN] = Field(default=1.0, gt=0)
-    """How long an instance may send no frame before it gets no new work (OR-6)."""
-    down_after_s: Annotated[float, HIDDEN] = Field(default=3.0, gt=0)
-    """How long an instance may send no frame before the work on it is given up."""
+    on the way keep it open (LB-5)."""
 
     @field_validator("token")
     @classmethod
@@ -45,18 +45,7 @@ class LaneConfig(Section):
     def _stated_tls(cls, value: object) -> object:
         return stated_tls(value) if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _check_silence(self) -> "LaneConfig":
-        if self.suspect_after_s > self.down_after_s:
-            raise ValueError("suspect_after_s: must not be above down_after_s")
-        return self
-
     @property
     def shown_token(self) -> str:
         """``token`` as workers are shown it; empty where there is none."""
         return "" if self.token is None else self.token.get_secret_value()
-
-    @property
-    def exhausted_after_bytes(self) -> int:
-        """``renew_after_mib`` in bytes."""
-        return self.renew_after_mib * 2**20

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
-from orchestrator.lanes.config import OPEN_TIMEOUT_S, LaneConfig
+from orchestrator.lanes.config import OPEN_TIMEOUT_S, RENEW_AFTER_BYTES, LaneConfig
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.lanes.triton_messages import service_pb2
@@ -227,7 +227,7 @@ class StreamLane(Lane):
             raise LaneBroken(f"expected frame {self._seq}, got {frame.seq}: tokens are missing")
         now = self.last_frame_at = self._clock.now()
         tokens = self._dispatch(frame, now)
-        has_carried_all = self._carried_bytes >= self._config.exhausted_after_bytes
+        has_carried_all = self._carried_bytes >= RENEW_AFTER_BYTES
         self.is_exhausted = self._is_leaving or has_carried_all
         self._until_sample -= 1
         if self._until_sample <= 0 and tokens:

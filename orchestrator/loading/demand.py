@@ -49,6 +49,8 @@ RETRY_AFTER_S = 5.0
 """Seconds for which requests for a model are refused after its load failed."""
 MAX_WAITING: Final = 256
 """Most requests that may wait for loads; one tenant may hold three times what is left."""
+MIN_RESIDENCY_S: Final = 10.0
+"""Seconds after its load for which a model that has work is not given up for another."""
 _LOOK_S = 0.25
 
 
@@ -57,7 +59,6 @@ class DemandConfig:
     """Settings of loads on demand. ``refuses``: whether requests that cannot wait are refused."""
 
     enabled: bool = True
-    min_residency_s: float = 10.0
     refuses: bool = True
 
 
@@ -360,7 +361,7 @@ class ModelDemand:
         return is_waited_for or any(t.model == model for t in self._queue.tasks())
 
     def _choose(self, known: Loadable) -> LoadChoice:
-        return choose_place(self._places(known), self._config.min_residency_s)
+        return choose_place(self._places(known), MIN_RESIDENCY_S)
 
     def _places(self, known: Loadable) -> list[LoadPlace]:
         leaving, now = self._swaps.leaving(), self._clock.now()

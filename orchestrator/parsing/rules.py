@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from orchestrator.tasks.tools import JsonObject, Tool
 from protocol.closed_schema import closed
@@ -19,12 +18,10 @@ _VALUES = ("const", "enum", "default", "examples")
 class Rules:
     """The rules of one grammar, and how texts and markers are spelled in them."""
 
-    def __init__(self, special: Mapping[int, str], *, open_objects: bool = False) -> None:
-        """``special`` are the ids of markers that are special tokens. ``open_objects``: an object
-        may have properties that its schema does not name, unless the schema says otherwise."""
+    def __init__(self, special: Mapping[int, str]) -> None:
+        """``special`` are the ids of markers that are special tokens."""
         self.lines: list[str] = []
         self._ids = {marker: f"<[{token_id}]>" for token_id, marker in special.items()}
-        self._open_objects = open_objects
 
     def add(self, name: str, rule: str) -> str:
         """Add a rule; returns its name."""
@@ -72,9 +69,7 @@ class Rules:
         return self._prepared(_as_object(tool), lenient=False)
 
     def _prepared(self, schema: JsonObject, lenient: bool) -> JsonObject:
-        stated: Any = without_notes(schema)
-        if not self._open_objects:
-            stated = closed(stated)
+        stated = closed(without_notes(schema))
         options = {**_JSON_AS_WRITTEN, "lenient": lenient, "coerce_one_of": lenient}
         return {**stated, "x-guidance": options}
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
@@ -36,14 +36,19 @@ class AdmissionMode(StrEnum):
     OFF = "off"
 
 
+REFUSAL_SAMPLE: Final = 0.01
+"""Share of infeasibility refusals, and of all other decisions that end a request unserved, that are
+not carried out, to measure how many are wrong (DL-17)."""
+
+
 @dataclass(frozen=True, slots=True)
 class FeasibilityConfig:
-    """Settings of refusals that an operator chooses."""
+    """Settings of refusals."""
 
     mode: AdmissionMode = AdmissionMode.ENFORCE
     refusal_cap: float = 1.0
     """Largest share of recent requests (the last 100 or so) that is refused as infeasible."""
-    sample: float = 0.01
+    sample: float = REFUSAL_SAMPLE
     """Share of would-be refusals that is let through, to measure how many would have been wrong."""
 
     def is_capped(self, recent_share: float) -> bool:

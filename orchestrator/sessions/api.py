@@ -16,7 +16,7 @@ from orchestrator.api.native.types import TaskMessage, given, prompt_of
 from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.errors import InvalidRequest
 from orchestrator.sessions.session import History, HistoryForm, Session
-from orchestrator.sessions.store import SessionStore
+from orchestrator.sessions.store import SESSION_BYTES, SessionStore
 from orchestrator.tasks.job import Message
 
 PAGE, MAX = 20, 100
@@ -139,7 +139,7 @@ def _described(session: Session, store: SessionStore) -> dict[str, object]:
         "kind": None if kind is None else kind.value,
         "turns": session.turns,
         "bytes": session.bytes,
-        "max_bytes": store.config.max_bytes,
+        "max_bytes": SESSION_BYTES,
         "idle_keep_s": session.idle_keep_s,
         "created_unix_ms": session.created_unix_ms,
         "expires_in_s": round(store.expires_in_s(session), 1),

@@ -8,7 +8,6 @@ from orchestrator.extension import Core, Extension, Host, Submit
 from orchestrator.ids import Ids
 from orchestrator.sessions import api
 from orchestrator.sessions.metrics import SESSIONS
-from orchestrator.sessions.section import SessionSection
 from orchestrator.sessions.store import SessionStore, is_session
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
@@ -20,7 +19,7 @@ class SessionRoom(Extension):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         ids = Ids(core.rng, core.sharing.tag)
-        self.store = SessionStore(core.settings.section(SessionSection), core.clock, ids)
+        self.store = SessionStore(core.clock, ids)
         core.sharing.keep("session", self.store)
         core.metrics.watch(self.store, SESSIONS)
 

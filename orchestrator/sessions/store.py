@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -17,7 +18,6 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
 from orchestrator.ids import Ids
 from orchestrator.retention import ItemCall, ignore
-from orchestrator.sessions.section import MAX_PER_KEY, SessionSection
 from orchestrator.sessions.session import (
     History,
     HistoryForm,
@@ -31,6 +31,14 @@ from orchestrator.sessions.session import (
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
 
+MAX_PER_KEY: Final = 1000
+"""Most sessions that one key may have."""
+SESSION_TTL_S: Final = 3600.0
+"""Seconds for which a session is kept without a turn."""
+SESSION_BYTES: Final = 2**20
+"""Bound on the text of one session."""
+ALL_SESSIONS_BYTES: Final = 256 * 2**20
+"""Bound on the text of all sessions together."""
 PREFIX = "sess_"
 """Prefix of ids that are made here. Other names of conversations only say where their KV is."""
 
@@ -76,14 +84,13 @@ class Turn:
 class SessionStore:
     """Sessions by id; an id alone is of no use without its key."""
 
-    def __init__(self, config: SessionSection, clock: Clock, ids: Ids) -> None:
-        self.config = config
+    def __init__(self, clock: Clock, ids: Ids) -> None:
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()
         """Number of turns by what became of them: ``kept``, ``dropped``."""
         self.ended: Counter[str] = Counter()
         """Number of sessions by why they are gone: ``deleted``, ``expired``."""
-        self.keep_s = config.ttl_s
+        self.keep_s = SESSION_TTL_S
         self.on_change: ItemCall = ignore
         """Called with the key and id of a session that is new, has changed, or is gone."""
         self.on_use: ItemCall = ignore
@@ -112,7 +119,7 @@ class SessionStore:
             raise RateLimited(
                 f"this key has {MAX_PER_KEY} sessions, the most it may have; delete "
                 "some (DELETE /v2/sessions/…): unused ones are forgotten after "
-                f"{self.config.ttl_s:g} s",
+                f"{SESSION_TTL_S:g} s",
                 retryable=False,
             )
         size = bytes_of(history)
@@ -138,7 +145,7 @@ class SessionStore:
         if session is None or (key is not None and session.key != key):
             error = NotFound(
                 f"there is no session {session_id[:64]!r}; one without a turn for "
-                f"{self.config.ttl_s:g} s is forgotten",
+                f"{SESSION_TTL_S:g} s is forgotten",
                 field="session_id",
             )
             error.item_id = session_id
@@ -158,7 +165,7 @@ class SessionStore:
 
     def expires_in_s(self, session: Session) -> float:
         """Seconds until the session is forgotten without a turn."""
-        return max(0.0, session.used_at + self.config.ttl_s - self._clock.now())
+        return max(0.0, session.used_at + SESSION_TTL_S - self._clock.now())
 
     @contextmanager
     def turn(self, job: Job, prompt: Prompt) -> Iterator[Turn]:
@@ -205,7 +212,7 @@ class SessionStore:
 
     def prune(self) -> None:
         """Forget sessions that were not used for too long."""
-        oldest_kept = self._clock.now() - self.config.ttl_s
+        oldest_kept = self._clock.now() - SESSION_TTL_S
         while self._sessions:
             session = next(iter(self._sessions.values()))
             if session.used_at > oldest_kept:
@@ -216,17 +223,16 @@ class SessionStore:
                 self._forget(session, "expired")
 
     def _require_room(self, size: int, more: int) -> None:
-        config = self.config
-        if size > config.max_bytes:
+        if size > SESSION_BYTES:
             raise InvalidRequest(
                 f"the session would take {size} bytes with this, more than the "
-                f"{config.max_bytes} that one may have; go on in a new session, with what is "
+                f"{SESSION_BYTES} that one may have; go on in a new session, with what is "
                 "still needed of this one",
                 field="session_id",
             )
-        if more > 0 and self.total_bytes + more > config.all_bytes:
+        if more > 0 and self.total_bytes + more > ALL_SESSIONS_BYTES:
             raise NoCapacity(
-                f"all sessions together take {self.total_bytes} of {config.all_bytes} bytes; try "
+                f"all sessions together take {self.total_bytes} of {ALL_SESSIONS_BYTES} bytes; try "
                 "again later, or send the whole conversation without a session"
             )
 

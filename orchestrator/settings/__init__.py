@@ -29,17 +29,14 @@ from pydantic_settings import (
 )
 
 from catalog.hosts import is_loopback
-from catalog.paths import JOURNAL_BY_DEFAULT
-from orchestrator.admission.images import ImageLimits
+from catalog.paths import JOURNAL_BY_DEFAULT, OWN_ADDRESS
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import LaneConfig, name_of
 from orchestrator.rooms import defined_in, modules_of_rooms
 from orchestrator.settings.renamed import RENAMED
 from orchestrator.settings.room_section import RoomSection
 from orchestrator.settings.sections import (
-    ANY_ORIGIN,
     AdmissionSettings,
-    DiscoverySettings,
     DispatchSettings,
     HealthSettings,
     HttpSettings,
@@ -52,8 +49,6 @@ from orchestrator.settings.sections import (
     QueueSettings,
     ShutdownSettings,
     StreamSettings,
-    StructuredOutputSettings,
-    TaskSettings,
     TelemetrySettings,
     sendable,
 )
@@ -66,8 +61,6 @@ __all__ = [
     "InvalidSettings",
     "KeySettings",
     "Settings",
-    "StreamSettings",
-    "StructuredOutputSettings",
     "load_settings",
     "whole_settings",
 ]
@@ -81,6 +74,7 @@ _OTHER_VARIABLES = (
     CONFIG_VARIABLE,
     "TIDEGATE_HOME",
     JOURNAL_BY_DEFAULT,
+    OWN_ADDRESS,
     "TIDEGATE_POOL_MARK",
     "TIDEGATE_TRITON",
     "TIDEGATE_URL",
@@ -133,12 +127,8 @@ class Settings(BaseSettings):
     placement: PlacementSettings = PlacementSettings()
     dispatch: DispatchSettings = DispatchSettings()
     lanes: LaneConfig = LaneConfig()
-    discovery: DiscoverySettings = DiscoverySettings()
     models: ModelSettings = ModelSettings()
     loading: LoadingSettings = LoadingSettings()
-    structured_output: StructuredOutputSettings = StructuredOutputSettings()
-    images: ImageLimits = ImageLimits()
-    tasks: TaskSettings = TaskSettings()
     journal: JournalSettings = Field(default_factory=JournalSettings)
     shutdown: ShutdownSettings = ShutdownSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
@@ -195,17 +185,14 @@ class Settings(BaseSettings):
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
         sections = [each for _, each in self if isinstance(each, RoomSection)]
-        if self.journal.path is None and not any(each.keeps_durable_tasks for each in sections):
-            for name in ("durable_by_default", "loss_window_ms"):
-                if getattr(self.journal, name):
-                    raise ValueError(f"journal.{name}: needs {ENV_PREFIX}JOURNAL__PATH")
+        has_journal = self.journal.path is not None or any(
+            each.keeps_durable_tasks for each in sections
+        )
+        if self.journal.loss_window_ms and not has_journal:
+            raise ValueError(f"journal.loss_window_ms: needs {ENV_PREFIX}JOURNAL__PATH")
         is_asked_for = "port" in self.health.model_fields_set
         if is_asked_for and self.health.port and self.health.port == self.port:
             raise ValueError("health.port: must not be port, which serves health checks anyway")
-        if self.http.cors_credentials and ANY_ORIGIN in self.http.cors_origins:
-            raise ValueError(
-                "http.cors_credentials: not together with cors_origins = *; name the origins"
-            )
         for section in sections:
             section.check(self)
         return self
@@ -221,7 +208,7 @@ def whole_settings() -> type[Settings]:
     """``Settings`` with the sections of all rooms that are there."""
     modules = modules_of_rooms("section")
     sections = [kind for module in modules for kind in defined_in(module, RoomSection)]
-    fields: dict[str, Any] = {kind.table: (kind, kind()) for kind in sections}
+    fields: dict[str, Any] = {kind.table: (kind, Field(default_factory=kind)) for kind in sections}
     return create_model("Settings", __base__=Settings, __module__=__name__, **fields)
 
 

@@ -1,6 +1,6 @@
 """Configurations of parts that several rooms build, as the settings have them."""
 
-from orchestrator.prediction.feasibility import FeasibilityConfig
+from orchestrator.prediction.feasibility import REFUSAL_SAMPLE, FeasibilityConfig
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.file import JournalConfig
 from orchestrator.tasks.journal.terms import JournalTerms
@@ -26,5 +26,5 @@ def feasibility_config(settings: Settings) -> FeasibilityConfig:
     """Which work is refused as infeasible."""
     admission = settings.admission
     return FeasibilityConfig(
-        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=admission.refusal_sample
+        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=REFUSAL_SAMPLE
     )

@@ -1,7 +1,7 @@
 """The tables of the orchestrator's settings, most of them named after a package.
 
 Those that a package uses as they are stand in it: ``LaneConfig``, ``DeadlineConfig``,
-``SessionConfig``, ``Limits``, ``ImageLimits``, ``Retention``.
+``Limits``.
 """
 
 import hashlib
@@ -18,9 +18,8 @@ from orchestrator.admission.rate_limits import Limits
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
-from orchestrator.retention import Retention
 from orchestrator.telemetry.log import LogFormat
-from worker.environment import HIDDEN, Names, Section
+from worker.environment import Names, Section
 
 ANY_ORIGIN = "*"
 INTERRUPT_GRACE_S: Final = 2.0
@@ -114,9 +113,6 @@ class HttpSettings(Section):
     comma-separated; ``*``: any. Checked only while there is no key at all."""
     cors_origins: Names = ()
     """Web pages that may use the service: ``https://ui.example``, comma-separated; ``*``: all."""
-    cors_credentials: bool = False
-    """Whether the browsers of those pages may send cookies, for a proxy in front that checks
-    them."""
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -140,13 +136,6 @@ class HttpSettings(Section):
 class StreamSettings(Section):
     """Clients that read an answer as it is made."""
 
-    buffer_bytes: Annotated[int, HIDDEN] = Field(default=2**20, ge=4096)
-    """How far a client may fall behind before it is disconnected (OR-11)."""
-    kernel_bytes: Annotated[int, HIDDEN] = Field(default=2**15, ge=4096)
-    """Approximate bound on what the kernel may hold for a client, beyond ``buffer_bytes``; by
-    default it takes megabytes."""
-    timeout_s: Annotated[float, HIDDEN] = Field(default=10.0, gt=0)
-    """How long a client may take nothing while something waits for it before it is disconnected."""
     keepalive_s: float = Field(default=15.0, ge=0)
     """Longest silence of an event stream before it carries a comment; 0: no limit, except that a
     comment is sent with the headers if there was no event within a second."""
@@ -196,33 +185,12 @@ class ModelSettings(Section):
         return value
 
 
-class StructuredOutputSettings(Section):
-    """JSON that has to follow a schema."""
-
-    open_objects: bool = False
-    """Whether objects in structured output or a forced tool call may have properties that the
-    schema does not name, as JSON Schema allows. Otherwise only where the schema says so
-    (``additionalProperties``), because models make properties up."""
-    white_space: Annotated[bool, HIDDEN] = False
-    """Whether structured output may have white space between JSON tokens, up to 16 characters at a
-    time. Otherwise it has none, which spares those tokens."""
-
-
-class DiscoverySettings(Section):
-    """Instances that come and go while the service runs."""
-
-    interval_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
-    """How often names are resolved and instance files read."""
-
-
 class LoadingSettings(Section):
     """Models that are loaded when they are asked for."""
 
     on_demand: bool = True
     """Whether a requested model that no instance serves is loaded, by an instance whose worker is
     allowed to load it (``TIDEGATE_WORKER__MODELS``)."""
-    min_residency_s: Annotated[float, HIDDEN] = Field(default=10.0, ge=0)
-    """Shortest time after its load for which a model that has work is not given up for another."""
 
 
 class PlacementSettings(Section):
@@ -243,29 +211,21 @@ class PlacementSettings(Section):
 class DispatchSettings(Section):
     """Jobs on instances: how many run, how often one is tried."""
 
-    row_policy: Annotated[RowPolicy, HIDDEN] = RowPolicy.ADAPTIVE
+    row_policy: RowPolicy = RowPolicy.ADAPTIVE
     """How many rows an instance runs at once: as many as meet the most deadlines by the latest
     requests (``adaptive``), or as many as its worker has slots for (``fixed``)."""
-    pause: Annotated[bool, HIDDEN] = True
+    pause: bool = True
     """Whether a running job may be paused, its KV kept, so that a more urgent one gets its slot."""
-    max_backlog: Annotated[int, HIDDEN] = Field(default=8, ge=0)
-    """Most jobs sent to an instance beyond those that it can run; how many are needed to keep its
-    slots from idling is learned."""
-    attempts: int = Field(default=3, ge=1, le=10)
-    """Most times that a job is sent, the first one included (OR-10)."""
-    retry_share: Annotated[float, HIDDEN] = Field(default=0.1, ge=0, le=1)
-    """Retries of jobs that had not begun, as a share of requests offered; 0: no retries at all,
-    begun or not."""
     learn_runs: bool = True
     """Whether calls of one session or trace that state the same deadline are taken for a run, and
     get a share of the time by how many calls such runs had so far (DL-22)."""
-    hedge_share: Annotated[float, HIDDEN] = Field(default=0.02, ge=0, le=0.02)
+    hedge_share: float = Field(default=0.02, ge=0, le=0.02)
     """Jobs that are sent to a second instance because their first token is late, as a share of
     requests offered; 0: none."""
     idle_keep_s: float = Field(default=30.0, ge=0)
     """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
-    that do not say (``idle_keep_s``). ``TIDEGATE_WORKER__KV__SESSION_SHARE`` bounds how much is
-    kept; running jobs get the blocks when no others are left."""
+    that do not say (``idle_keep_s``). Half of the worker's blocks at most are kept so; running jobs
+    get them when no others are left."""
 
 
 class AdmissionSettings(Section):
@@ -276,14 +236,11 @@ class AdmissionSettings(Section):
     (``observe``), or neither (``off``) (DL-7)."""
     default_max_tokens: int = Field(default=256, ge=1)
     """``max_tokens`` of requests that state none; clipped to what is left of the context."""
-    floor_ms: Annotated[float, HIDDEN] = Field(default=10.0, ge=0)
-    """Least time to its deadline that a request must have to be let in."""
-    refusal_cap: Annotated[float, HIDDEN] = Field(default=0.95, ge=0, le=1)
-    """Largest share of recent work that is refused as infeasible; beyond it everything is let
-    in."""
-    refusal_sample: Annotated[float, HIDDEN] = Field(default=0.01, ge=0, le=1)
-    """Share of infeasibility refusals, and of all other decisions that end a request unserved, that
-    are not carried out, to measure how many are wrong (DL-17)."""
+    floor_ms: float = Field(default=10.0, ge=0)
+    """Least time to its deadline that a request must have to be let in (DL-3)."""
+    refusal_cap: float = Field(default=0.95, ge=0, le=1)
+    """Largest share of recent work that is refused as infeasible (DL-7); beyond it everything is
+    let in."""
 
 
 class QueueSettings(Section):
@@ -297,12 +254,8 @@ class QueueSettings(Section):
     when_full: QueuePolicy = QueuePolicy.REJECT
     """Treatment of tasks that get no place in a full queue: ``reject`` refuses them; with
     ``drop-lru`` the oldest batch task makes room for any newer one."""
-    order: Annotated[QueueOrder, HIDDEN] = QueueOrder.SLACK
+    order: QueueOrder = QueueOrder.SLACK
     """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
-    batch_objectives: Names = ("batch",)
-    """Gateway objectives (``x-llm-d-inference-objective``) that make a request batch work,
-    comma-separated. What the request itself states (``priority``, ``service_tier``) takes
-    precedence."""
 
 
 class LimitSettings(Section):
@@ -327,8 +280,6 @@ class JournalSettings(Section):
     """File in which tasks with ``durable: true`` are recorded, to outlive this process; on a local
     disk, for this orchestrator alone. Unset: ``TIDEGATE_HOME/journal/HOST-PORT.db`` if started by
     ``tidegate up``, else none. Empty: none, and no durable tasks."""
-    durable_by_default: bool = False
-    """Whether tasks (``/v2/tasks``) that do not say are durable."""
     loss_window_ms: float = Field(default=0.0, ge=0, le=10_000)
     """Window of recent work that may be lost with the process: tasks are promised before they are
     on the disk, and the answer says how much may be lost. 0: a task is on the disk first."""
@@ -349,18 +300,6 @@ class JournalSettings(Section):
         return self
 
 
-class TaskSettings(Retention):
-    """Ended tasks, kept for replay."""
-
-    keep_count: Annotated[int, HIDDEN] = Field(default=1000, ge=0)
-    """Most ended tasks that are kept."""
-    keep_s: float = Field(default=600.0, ge=0)
-    """How long an ended task is kept."""
-    keep_bytes: int = Field(default=128 * 2**20, ge=0)
-    """Bound on all kept tasks. A token takes 104 bytes; with the 20 most likely ones beside it,
-    2.6 KB."""
-
-
 class ShutdownSettings(Section):
     """The end of the process (OR-14)."""
 
@@ -375,9 +314,6 @@ class TelemetrySettings(Section):
     """``json``, one object per line, or ``text``; ``auto``: text on a terminal, else JSON."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity of what is logged."""
-    vllm_metrics: bool = False
-    """Whether ``/metrics`` also has the metrics that endpoint pickers and autoscalers read of vLLM,
-    under vLLM's names (``vllm:num_requests_waiting`` …); ``/metrics/vllm`` has these alone."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
     """OTLP receiver that traces are sent to over HTTP, such as http://localhost:4318; unset: no
     traces. Needs the extra ``otel``."""

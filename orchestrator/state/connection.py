@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import redis
@@ -18,6 +18,9 @@ TIMEOUT_S = 2.0
 PATIENCE_S = 0.5
 """Longest wait for the store, in seconds, where a request can do without it."""
 MIN_VERSION = (6, 2)
+LEASE_S: Final = 5.0
+"""Seconds after which an orchestrator that is not heard of is taken for dead, and its durable tasks
+are taken on by the others."""
 LAYOUT = b"2"
 """Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
 
@@ -37,8 +40,7 @@ class StateConfig:
     prefix: str
     """What the names of all keys begin with: one for all
     orchestrators that share a state."""
-    lease_s: float
-    """Seconds after which an orchestrator that is not heard of is taken for dead."""
+    lease_s: float = LEASE_S
     terms: JournalTerms = field(default_factory=JournalTerms)
 
     @property

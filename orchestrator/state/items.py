@@ -1,5 +1,4 @@
-"""Copies of what clients keep, so that it outlives its orchestrator: sessions, responses,
-conversations.
+"""Copies of what clients keep, so that it outlives its orchestrator: sessions and responses.
 
 Each has one holder, who answers for it from memory. A copy goes to the store soon after each
 change, and no request waits for that::
@@ -199,8 +198,8 @@ class SharedItems:
         if not self._is_failing:
             self._is_failing = True
             service_log.warning(
-                "sessions, responses and conversations are not copied to the store: what has "
-                "changed would be lost with this orchestrator; will retry",
+                "sessions and responses are not copied to the store: what has changed "
+                "would be lost with this orchestrator; will retry",
                 extra=fields(items=len(self._noted), error=connection.describe_error(error)),
             )
 

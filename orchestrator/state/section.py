@@ -1,17 +1,25 @@
 """The room's settings."""
 
+import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator
 
 from catalog.hosts import is_wildcard
+from catalog.paths import OWN_ADDRESS
 from orchestrator.instances.discovery.addresses import check_address
 from orchestrator.settings.room_section import RoomSection
-from worker.environment import HIDDEN
 
 if TYPE_CHECKING:
     from orchestrator.settings import Settings
+
+
+def _own_address() -> str | None:
+    address = os.environ.get(OWN_ADDRESS)
+    if address:
+        check_address(address)
+    return address or None
 
 
 class StateSection(RoomSection):
@@ -28,13 +36,7 @@ class StateSection(RoomSection):
     advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
     """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: the one
     that it listens on, which must then not be a wildcard."""
-    own_address: Annotated[str | None, HIDDEN] = None
-    """``host:port`` at which this process alone listens, while it shares ``port`` with others on
-    this machine (``SO_REUSEPORT``). Set for each process by ``--processes`` of ``tidegate up`` and
-    ``tidegate serve``. Unset: ``port`` is its own."""
-    lease_s: Annotated[float, HIDDEN] = Field(default=5.0, ge=0.5, le=60)
-    """Time after which an orchestrator that is not heard of is taken for dead, and its durable
-    tasks are taken on by the others."""
+    _own_address: str | None = PrivateAttr(default_factory=_own_address)
 
     @field_validator("url")
     @classmethod
@@ -48,24 +50,23 @@ class StateSection(RoomSection):
             raise ValueError("needs the package redis, which is not installed: pip install redis")
         return value
 
-    @field_validator("own_address")
-    @classmethod
-    def _check_own_address(cls, value: str | None) -> str | None:
-        if value:
-            check_address(value)
-        return value or None
-
     @property
     def is_remote(self) -> bool:
         """Whether orchestrators on other machines may use the store."""
         return self.url is not None and not self.url.get_secret_value().startswith("unix:")
 
     @property
+    def own_address(self) -> str | None:
+        """``own`` as ``host:port``."""
+        return self._own_address
+
+    @property
     def own(self) -> tuple[str, int] | None:
-        """Host and port of ``own_address``."""
-        if self.own_address is None:
+        """Where this process alone listens, while it shares ``port`` with others on this machine
+        (``SO_REUSEPORT``); None where ``port`` is its own."""
+        if self._own_address is None:
             return None
-        host, _, port = self.own_address.rpartition(":")
+        host, _, port = self._own_address.rpartition(":")
         return host.strip("[]"), int(port)
 
     @property
@@ -75,8 +76,8 @@ class StateSection(RoomSection):
     def check(self, settings: "Settings") -> None:
         if self.own is not None and (self.url is None or not settings.port):
             raise ValueError(
-                "state.own_address: needs state.url and a port: processes that share a port share "
-                "a state"
+                f"{OWN_ADDRESS}: needs state.url and a port: processes that share a port share a "
+                "state"
             )
         listens = settings.host if self.own is None else self.own[0]
         if self.is_remote and self.advertise is None and is_wildcard(listens):

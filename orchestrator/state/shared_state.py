@@ -275,14 +275,14 @@ STATE: tuple[Row[SharedState], ...] = (
         "gauge",
         "state_items_waiting",
         "items",
-        "Sessions, responses and conversations whose present state the store does not have yet",
+        "Sessions and responses whose present state the store does not have yet",
         lambda state: state.items.waiting,
     ),
     Row(
         "counter",
         "state_items_adopted",
         "items",
-        "Sessions, responses and conversations of dead orchestrators that were taken on here",
+        "Sessions and responses of dead orchestrators that were taken on here",
         lambda state: state.items.adopted,
     ),
 )

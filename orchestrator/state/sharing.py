@@ -16,12 +16,12 @@ def sharing_of(settings: Settings, rng: random.Random, unix: Callable[[], float]
     if state.url is None:
         return None
     # Not before it is needed: the library is an extra.
-    from orchestrator.state.connection import StateConfig
+    from orchestrator.state.connection import LEASE_S, StateConfig
     from orchestrator.state.shared_state import SharedState
     from orchestrator.state.siblings import group_of
 
     url = state.url.get_secret_value()
-    config = StateConfig(url, state.prefix, state.lease_s, journal_terms(settings))
+    config = StateConfig(url, state.prefix, LEASE_S, journal_terms(settings))
     shared = SharedState(config, new_tag(rng), unix, advertise=state.advertise)
     group = "" if state.own is None else group_of(settings.host, settings.port)
     shared.listen(settings.host, state.own, group, state.own_address or "")

@@ -6,12 +6,12 @@
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Final
 
 from pydantic import Field
 
 from orchestrator.errors import DeadlineExceeded
-from worker.environment import HIDDEN, Section
+from worker.environment import Section
 
 DEFAULT: Final = "default"
 """Source of a deadline that comes from the operator's settings."""
@@ -37,16 +37,6 @@ class DeadlineConfig(Section):
     """Deadline of requests that state none."""
     max_s: float = Field(default=1800.0, gt=0)
     """Longest deadline; one that is stated beyond it is cut, and the answer says so."""
-    sdk_timeouts: bool = True
-    """Whether the timeout that OpenAI's and Anthropic's SDKs send (``x-stainless-…``) ends requests
-    that are not streamed, because nobody waits for them any more. It never extends a deadline."""
-    return_margin_ms: Annotated[float, HIDDEN] = Field(default=5.0, ge=0)
-    """How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are
-    sent, to leave time for the client. Where this process has to wait for a processor, that wait is
-    added, up to 6 % of the deadline."""
-    scope: Annotated[Literal["request", "queue"], HIDDEN] = "request"
-    """What a deadline bounds: the whole request, or (``queue``) only the wait for an instance, like
-    a queue timeout; the latter exists to compare with."""
 
 
 @dataclass(frozen=True, slots=True)

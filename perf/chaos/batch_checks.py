@@ -6,18 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import aiohttp
 
 _URL: Final = "/v1/completions"
-_MESSAGES: Final = "/v1/messages/batches"
 _PROMPT: Final = "Once upon a time"
 _MAX_TOKENS: Final = 4
 _RETRY_S: Final = 0.1
 _UNSERVED: Final = {"batch_expired": "expired", "batch_cancelled": "canceled"}
-"""Kinds of entries by the error code of OpenAI's API, in Anthropic's words."""
-Dialect = Literal["openai", "anthropic"]
+"""Kinds of entries by their error code."""
 AWAY: Final = (aiohttp.ClientError, TimeoutError)
 """Errors that a client sees of a service that is down."""
 
@@ -34,7 +32,6 @@ class BatchOrder:
     name: str
     lines: int
     key: str
-    dialect: Dialect = "openai"
     window: str = "24h"
     refused_every: int = 50
     """Each line whose number is a multiple of this is one that the service always refuses."""
@@ -65,22 +62,21 @@ class Sent:
 
     @property
     def path(self) -> str:
-        at = "/v1/batches" if self.order.dialect == "openai" else _MESSAGES
-        return f"{at}/{self.id}"
+        return f"/v1/batches/{self.id}"
 
     @property
     def done(self) -> int:
         """Number of lines that had an entry at the last look."""
         counts = self.state.get("request_counts", {})
-        return sum(n for kind, n in counts.items() if kind not in ("total", "processing"))
+        return sum(n for kind, n in counts.items() if kind != "total")
 
     @property
     def status(self) -> str:
-        return str(self.state.get("status") or self.state.get("processing_status") or "sent")
+        return str(self.state.get("status") or "sent")
 
     @property
     def is_over(self) -> bool:
-        return self.status in ("completed", "failed", "expired", "cancelled", "ended")
+        return self.status in ("completed", "failed", "expired", "cancelled")
 
     def judge(self, entries: Iterator[tuple[str, str]]) -> None:
         """Hold the ``entries``, custom id and kind, against the order and what was told of it."""
@@ -102,20 +98,13 @@ class Sent:
             self._fault(f"it ended as {self.status}: {self.state.get('errors')}")
 
     def _counts(self) -> dict[str, int]:
-        found = {kind: self.entries[kind] for kind in ("succeeded", "errored", "canceled")}
-        found["expired"] = self.entries["expired"]
-        if self.order.dialect == "anthropic":
-            return {"processing": 0, **found}
-        succeeded = found.pop("succeeded")
         return {
             "total": self.order.lines,
-            "completed": succeeded,
-            "failed": sum(found.values()),
+            "completed": self.entries["succeeded"],
+            "failed": sum(self.entries[kind] for kind in ("errored", "canceled", "expired")),
         }
 
     def _ends(self) -> set[str]:
-        if self.order.dialect == "anthropic":
-            return {"ended"}
         if "canceled" in self.order.may_end:
             # The cancellation may come once the last line is done.
             return {"cancelled"} if self.entries["canceled"] else {"cancelled", "completed"}
@@ -135,10 +124,6 @@ class BatchClient:
     async def send(self, order: BatchOrder) -> Sent:
         """Create the batch; where the service dies meanwhile it may exist twice, under two
         ids."""
-        if order.dialect == "anthropic":
-            body = {"requests": list(_messages(order)), "completion_window": order.window}
-            told = await self.ask(order.key, "POST", _MESSAGES, json=body)
-            return Sent(order, told["id"], "", told)
         content = b"".join(_lines(order))
 
         def form() -> aiohttp.FormData:
@@ -177,19 +162,16 @@ class BatchClient:
                     digest.update(text)
                     entry = json.loads(text)
                     kind = _kind(entry)
-                    if is_output is not None and is_output != (kind == "succeeded"):
+                    if is_output != (kind == "succeeded"):
                         kind = f"{kind} in the other file"
                     found.append((entry["custom_id"], kind))
-        if sent.input_id and sent.state["input_file_id"] != sent.input_id:
+        if sent.state["input_file_id"] != sent.input_id:
             sent.faults.append(f"{sent.order.name}: it has another input file now")
         sent.judge(iter(found))
         return digest.hexdigest()
 
-    def _results(self, sent: Sent) -> Iterator[tuple[bool | None, str]]:
-        """Paths of the results, with whether these are the lines that succeeded; None: all."""
-        if sent.order.dialect == "anthropic":
-            yield None, f"{sent.path}/results"
-            return
+    def _results(self, sent: Sent) -> Iterator[tuple[bool, str]]:
+        """Paths of the results, with whether these are the lines that succeeded."""
         for is_output, what in ((True, "output_file_id"), (False, "error_file_id")):
             if sent.state[what]:
                 yield is_output, f"/v1/files/{sent.state[what]}/content"
@@ -227,9 +209,7 @@ class BatchClient:
 
 
 def _kind(entry: dict[str, Any]) -> str:
-    """Kind of an entry, in Anthropic's words in both dialects."""
-    if "result" in entry:
-        return str(entry["result"]["type"])
+    """Kind of an entry."""
     if entry["response"] is None:
         return _UNSERVED.get(entry["error"]["code"], str(entry["error"]))
     status = entry["response"]["status_code"]
@@ -245,9 +225,3 @@ def _lines(order: BatchOrder) -> Iterator[bytes]:
     for custom_id, body in _bodies(order):
         line = {"custom_id": custom_id, "method": "POST", "url": _URL, "body": body}
         yield json.dumps(line).encode() + b"\n"
-
-
-def _messages(order: BatchOrder) -> Iterator[dict[str, Any]]:
-    for custom_id, body in _bodies(order):
-        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
-        yield {"custom_id": custom_id, "params": body}

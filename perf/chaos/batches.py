@@ -1,6 +1,6 @@
 """``python -m perf.chaos.batches``: one batch of many lines on the real stack, whose orchestrator
 is killed again and again: while it checks the lines, serves them, starts, starts on a full disk,
-and closes the batch's files. Meanwhile somebody else sends small batches, in both dialects, which
+and closes the batch's files. Meanwhile somebody else sends small batches, which
 are cancelled as an orchestrator comes back, or expire; and a third client asks for short texts.
 
 Then a batch of a fifth as many lines is served by one process, whose memory must not grow.
@@ -28,7 +28,7 @@ import aiohttp
 
 from catalog.errors import StartFailed
 from perf.chaos import disk
-from perf.chaos.batch_checks import AWAY, BatchClient, BatchOrder, Dialect, Sent, request_body
+from perf.chaos.batch_checks import AWAY, BatchClient, BatchOrder, Sent, request_body
 from perf.chaos.world import READY_S, alive, orchestrating
 from perf.load.cpu import process_cpu_s
 from perf.load.usage import Usage
@@ -66,7 +66,6 @@ _KINDS: Final = (
 )
 """Kinds of small batches: name, entries that they may have of lines that were not served,
 window."""
-_DIALECTS: Final[tuple[Dialect, ...]] = ("openai", "anthropic")
 
 
 @dataclass(slots=True)
@@ -246,14 +245,13 @@ class BatchRun:
         await self._until_over(sent, self._found.killed)
 
     async def _send_others(self, count: int) -> None:
-        """Send small batches one after the other, of each kind and dialect in turn."""
+        """Send small batches one after the other, of each kind in turn."""
         size = max(100, self._found.lines // 100)
         for number in range(count):
             kind, ends, window = _KINDS[number % len(_KINDS)]
-            dialect = _DIALECTS[number % len(_DIALECTS)]
             name = f"other-{number}-{kind}"
             sent = await self._send(
-                BatchOrder(name, size, FEW, dialect, window, refused_every=10, may_end=ends)
+                BatchOrder(name, size, FEW, window, refused_every=10, may_end=ends)
             )
             if kind == "cancelled":
                 with suppress(TimeoutError):

@@ -1,6 +1,6 @@
 """``make bench-engine``: the engine by itself, on random weights of a real shape made on the spot.
 
-    python -m perf.engine --engine torch llamacpp vllm transformers
+    python -m perf.engine --engine torch vllm
     python -m perf.engine [--quick] [--only PART …] [--shape NAME] [--json PATH]
                                 [--device cpu|cuda] [--set NAME=VALUE …]
 
@@ -64,10 +64,7 @@ def compare_all(args: argparse.Namespace, recording: Recording, console: Console
     """Several engines, in turns."""
     console.print(f"{', '.join(args.engine)} on the demo model, in turns …", style="dim")
     repeats, tokens = (2, 32) if args.quick else (5, 64)
-    with tempfile.TemporaryDirectory(prefix="tidegate-bench-", dir=args.scratch) as scratch:
-        results, card = compare(
-            args.engine, args.device, Path(scratch), repeats=repeats, new_tokens=tokens
-        )
+    results, card = compare(args.engine, args.device, repeats=repeats, new_tokens=tokens)
     return recording.bundle(results, card, quick=args.quick)
 
 

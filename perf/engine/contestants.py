@@ -14,11 +14,10 @@ from pool.engines.environments import environment_if_made
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """An engine of ``TIDEGATE_WORKER__ENGINE``; ``gguf``: it reads a copy of the model in GGUF."""
+    """An engine of ``TIDEGATE_WORKER__ENGINE``."""
 
     name: str
     settings: Mapping[str, object] = field(default_factory=dict)
-    gguf: bool = False
 
     @property
     def python(self) -> Path:
@@ -33,12 +32,4 @@ class Contestant:
 
 
 _F32: Final = {"dtype": "float32"}
-CONTESTANTS: Final = {
-    one.name: one
-    for one in (
-        Contestant("torch", _F32),
-        Contestant("transformers", _F32),
-        Contestant("vllm", _F32),
-        Contestant("llamacpp", {"engine_args": {"type_k": "f32", "type_v": "f32"}}, gguf=True),
-    )
-}
+CONTESTANTS: Final = {name: Contestant(name, _F32) for name in ("torch", "vllm")}

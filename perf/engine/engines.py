@@ -4,7 +4,6 @@ import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -25,10 +24,9 @@ _ENDLESS: Final = 1000
 class Child:
     """An engine's process. Raises ``Skip`` where it cannot be had here."""
 
-    def __init__(self, contestant: Contestant, device: str, scratch: Path) -> None:
+    def __init__(self, contestant: Contestant, device: str) -> None:
         settings = {"device": device, "max_running": _MAX_RUNNING}
         settings |= dict(contestant.settings)
-        checkpoint = gguf_of_demo(contestant, scratch) if contestant.gguf else DEMO
         self.name = contestant.name
         self._process = subprocess.Popen(
             [
@@ -36,7 +34,7 @@ class Child:
                 "-m",
                 "perf.engine.child",
                 contestant.name,
-                str(checkpoint),
+                str(DEMO),
                 json.dumps(settings),
             ],
             stdin=subprocess.PIPE,
@@ -81,7 +79,7 @@ class Child:
 
 
 def compare(
-    names: Sequence[str], device: str, scratch: Path, *, repeats: int, new_tokens: int
+    names: Sequence[str], device: str, *, repeats: int, new_tokens: int
 ) -> tuple[list[BenchResult], ModelCard]:
     """Compare engines: a result for each, and the card of the first that could be loaded.
 
@@ -92,7 +90,7 @@ def compare(
         ready: dict[str, tuple[Child, ModelCard]] = {}
         for name in names:
             with result(results, f"engines.{name}", _what(name)):
-                child = stack.enter_context(_started(CONTESTANTS[name], device, scratch))
+                child = stack.enter_context(_started(CONTESTANTS[name], device))
                 ready[name] = child, child.wait_ready()
         if not ready:
             raise RuntimeError(f"none of these engines is installed here: {', '.join(names)}")
@@ -140,30 +138,12 @@ def _figures(name: str, speeds: dict[int, list[float]], aborts: list[float]) -> 
 
 
 @contextmanager
-def _started(contestant: Contestant, device: str, scratch: Path) -> Iterator[Child]:
-    child = Child(contestant, device, scratch)
+def _started(contestant: Contestant, device: str) -> Iterator[Child]:
+    child = Child(contestant, device)
     try:
         yield child
     finally:
         child.close()
-
-
-def gguf_of_demo(contestant: Contestant, scratch: Path) -> Path:
-    """The demo model as a GGUF file, converted where the engine's packages are."""
-    file = scratch / "demo.gguf"
-    if not file.exists():
-        convert = [str(contestant.python), "-m", "tools.to_gguf"]
-        made = subprocess.run(
-            [*convert, str(DEMO), str(file), "--type", "f32"],
-            cwd=ROOT,
-            env=contestant.environment | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-        if made.returncode:
-            said = made.stderr.strip().rpartition("\n")[2]
-            raise Skip(f"the demo model cannot be made a GGUF file here: {said}")
-    return file
 
 
 def _what(name: str) -> str:

@@ -44,13 +44,10 @@ UNPREDICTED = Policy(
 """Earliest deadline with expiry, as llm-d and Dynamo queue; also Tidegate without its forecasts."""
 HANG_UP = Policy("fifo-hang-up", "FIFO, clients hang up", False, _FIFO, hangs_up=True)
 """First come, first served with clients that hang up: what every user of vLLM has."""
-FIFO_TIMEOUT = Policy(
-    "fifo-timeout", "FIFO, queue timeouts", True, _FIFO | {"DEADLINES__SCOPE": "queue"}
-)
 FIFO = Policy("fifo", "FIFO, no deadlines", False, _FIFO)
 
-POLICIES = (OURS, FIFO, FIFO_TIMEOUT, UNPREDICTED)
+POLICIES = (OURS, FIFO, UNPREDICTED)
 """Policies that the simulator can run with the real orchestrator; clients there never hang up."""
 COMPARED = (OURS, KNOWN, UNPREDICTED, HANG_UP)
 """Policies that ``perf.goodput`` runs by default; ``EVERY`` has all by name."""
-EVERY = (*COMPARED, FIFO_TIMEOUT, FIFO)
+EVERY = (*COMPARED, FIFO)

@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from catalog.paths import DEMO_CHECKPOINT
-from perf.engine.contestants import CONTESTANTS
-from perf.engine.engines import gguf_of_demo
+from catalog.paths import DEMO_CHECKPOINT, state_dir
 from perf.load.connection import HOST
 from perf.peers import servers
 from perf.peers.installs import LITELLM, VLLM
 from perf.report.bundle import Better, Bundle, Figure
+from perf.report.command import Skip
 from perf.report.machine import output_of, versions
 from perf.stack.stack import StackSpec, running
+from pool.engines.environments import environment_if_made
+from tests.support.to_gguf import convert
 from tools.conformance.budget import Effort
 from tools.conformance.report import Report
 from tools.conformance.run import examine
@@ -127,11 +128,20 @@ async def _vllm(*, install: bool) -> AsyncIterator[Address]:
 @asynccontextmanager
 async def _llamacpp() -> AsyncIterator[Address]:
     with tempfile.TemporaryDirectory(prefix="tidegate-perf-") as folder:
-        engine = CONTESTANTS["llamacpp"]
-        file = gguf_of_demo(engine, Path(folder))
-        async with servers.llamacpp(engine, file) as port:
-            # It runs in a program of ours (perf.peers.llamacpp_server), which no signal drains.
+        file = Path(folder) / "demo.gguf"
+        convert(DEMO_CHECKPOINT, file, "f32")
+        async with servers.llamacpp(_llamacpp_python(), file) as port:
+            # It runs in a program of ours (pool/engines/llamacpp_server.py), which no signal
+            # drains.
             yield Address(port, file.name)
+
+
+def _llamacpp_python() -> str:
+    """The Python of the engine's environment. Raises ``Skip`` where there is none."""
+    made = environment_if_made("llamacpp", state_dir()).get("VIRTUAL_ENV")
+    if made is None:
+        raise Skip("llama.cpp is not installed here: tidegate engines ensure llamacpp")
+    return f"{made}/bin/python"
 
 
 @asynccontextmanager
@@ -146,7 +156,7 @@ async def _litellm(*, install: bool) -> AsyncIterator[Address]:
 
 def _version_of_llamacpp() -> str:
     asked = "from importlib.metadata import version; print(version('xllamacpp'))"
-    return output_of(str(CONTESTANTS["llamacpp"].python), "-c", asked)
+    return output_of(_llamacpp_python(), "-c", asked)
 
 
 def contenders(*, install: bool) -> tuple[Contender, ...]:

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from catalog.errors import StartFailed
 from catalog.paths import state_dir
-from perf.engine.contestants import Contestant
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
@@ -23,6 +22,7 @@ from perf.peers.installs import LITELLM, ROUTER, VLLM
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
 from perf.stack.stack import Stack, StackSpec, running, server
+from pool.engines.recipes import LLAMACPP_SERVER
 from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
@@ -111,12 +111,12 @@ async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def llamacpp(engine: Contestant, file: Path) -> AsyncIterator[int]:
+async def llamacpp(python: str, file: Path) -> AsyncIterator[int]:
     """Start llama.cpp's server on a GGUF file; yields its port. Raises ``Skip`` where it does not
     start."""
     port = free_ports(1)[0]
-    command = [str(engine.python), "-m", "perf.peers.llamacpp_server", str(file), str(port)]
-    command += [str(SLOTS), str(CONTEXT_TOKENS)]
+    command = [python, str(LLAMACPP_SERVER), str(file), str(port), "cpu"]
+    command += [f"n_parallel={SLOTS}", f"n_ctx={SLOTS * CONTEXT_TOKENS}"]
     async with _process("llama.cpp's server", "llamacpp-server", command, {}, port):
         yield port
 

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import cast
+from typing import Final, cast
 
 from aiohttp import web
 
@@ -26,15 +26,18 @@ from orchestrator.api.openai.shapes import COMPLETION
 from orchestrator.api.openai.types import AnswerOptions, ParsedCompletion
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
-from orchestrator.settings import StreamSettings
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
+from perf.stack.constants import set_constants
 from protocol import Delta, FinishReason, Outcome, Sampling
 
 _TOKEN_ID, _TOKEN_TEXT = 5, " tide"
-_LIMITS = StreamSettings(buffer_bytes=64 * 2**20, timeout_s=30.0, keepalive_s=0.0)
+_PATIENCE: Final = {
+    "orchestrator.api.http.event_stream.CLIENT_BUFFER_BYTES": 64 * 2**20,
+    "orchestrator.api.http.event_stream.CLIENT_TIMEOUT_S": 30.0,
+}
 
 
 class TokenSource:
@@ -80,7 +83,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         arrived=time.monotonic(),
     )
     task = Task(uuid.uuid4().hex, job)
-    stream = EventStream(request, {}, _LIMITS)
+    stream = EventStream(request, {}, keepalive_s=0.0)
     parsed = ParsedCompletion(
         job=job, prompts=("",), n=1, is_streamed=True, options=AnswerOptions(usage=True)
     )
@@ -116,6 +119,7 @@ async def _producing(app: web.Application) -> AsyncIterator[None]:
 
 
 def main() -> None:
+    set_constants(_PATIENCE)
     app = web.Application()
     app[_TOKEN_SOURCE] = TokenSource()
     app.cleanup_ctx.append(_producing)

@@ -26,6 +26,7 @@ import msgspec
 
 from catalog.atomic import sync_folder, sync_tree, write_atomically
 from catalog.engine_entry import ComputeMode, EngineEntry, EnvironmentVars, PreparedEngine
+from catalog.engine_files import digest_of_packages, site_packages
 from catalog.engines import MANIFEST, EngineCatalog
 from catalog.errors import CatalogUnusable, FetchFailed
 from catalog.shared_file import now_ms
@@ -226,11 +227,6 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def site_packages(folder: Path) -> Path:
-    """The folder of an environment's packages."""
-    return folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-
-
 def _name_finally(partial: Path, folder: Path) -> None:
     """Make the scripts name the folder that they will be in."""
     for script in (partial / "bin").iterdir():
@@ -248,11 +244,3 @@ def _version(packages: Path, package: str) -> str:
         if (each.metadata["Name"] or "").lower().replace("_", "-") == package:
             return each.version
     return "unknown"
-
-
-def digest_of_packages(packages: Path) -> str:
-    """Digest over pip's own records, which have the digest of every file that it installed."""
-    digest = hashlib.sha256()
-    for record in sorted(packages.glob("*.dist-info/RECORD")):
-        digest.update(record.parent.name.encode() + b"\0" + record.read_bytes())
-    return digest.hexdigest()

@@ -9,6 +9,8 @@ from catalog.errors import EngineUnknown
 from pool.engines.toolchain import Toolchain
 
 PINS: Final = Path(__file__).parent / "pins"
+LLAMACPP_SERVER: Final = Path(__file__).with_name("llamacpp_server.py")
+"""The program that runs llama.cpp's server, on the Python of that engine's environment."""
 _BUILT_WITH: Final[dict[ComputeMode, tuple[str, ...]]] = {
     "cpu": ("c++", "cmake", "git"),
     "cuda": ("c++", "cmake", "git", "nvcc"),

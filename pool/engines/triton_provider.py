@@ -4,13 +4,12 @@
 """
 
 import asyncio
-import hashlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.engine_entry import EngineEntry, PreparedEngine
+from catalog.engine_files import digest_of_files
 from catalog.engines import EngineCatalog
 from catalog.errors import NoEngine
 from catalog.paths import NGC_ROOT
@@ -46,7 +45,8 @@ class TritonProvider:
 
 def registered(home: Path, install: TritonInstall) -> PreparedEngine:
     """Put a server that is there into the catalog. Raises ``CatalogUnusable``."""
-    digest = digest_of_install(install)
+    files = files_of(install)
+    digest = digest_of_files(files)
     is_wheel = install.source == "wheel"
     entry = EngineCatalog(home).put(
         EngineEntry(
@@ -59,18 +59,10 @@ def registered(home: Path, install: TritonInstall) -> PreparedEngine:
             artifacts=(str(wheel.wheel_dir(home)),) if is_wheel else (),
             compute_mode="cuda" if gpu.look().devices else "cpu",
             binary=str(install.binary),
+            files=tuple(map(str, files)),
         )
     )
     return prepared(entry)
-
-
-def install_of(entry: EngineEntry, home: Path) -> TritonInstall:
-    """The server that an entry describes, as it is now. Raises ``EngineNotFound``,
-    ``MachineUnfit``."""
-    how, _, where = entry.build_ref.partition(" ")
-    if how == "wheel":
-        return find_triton(None, home, ngc_root=home / "none")
-    return find_triton(Path(where), home)
 
 
 def docker_command(image: str, model: Path, *, gpus: bool) -> list[str]:
@@ -87,16 +79,7 @@ def docker_command(image: str, model: Path, *, gpus: bool) -> list[str]:
     ]
 
 
-def digest_of_install(install: TritonInstall) -> str:
-    """Digest of server, Python backend and the Python that it runs: a difference in one of them
-    makes another engine."""
-    digest = hashlib.sha256(sys.version.encode())
+def files_of(install: TritonInstall) -> list[Path]:
+    """The files that decide what a server does: itself, its Python backend and that one's stub."""
     backend = install.backend_dir / "python"
-    for file in (
-        install.binary,
-        *sorted(backend.glob("*.so")),
-        backend / "triton_python_backend_stub",
-    ):
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()
+    return [install.binary, *sorted(backend.glob("*.so")), backend / "triton_python_backend_stub"]

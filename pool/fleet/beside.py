@@ -11,9 +11,6 @@ from pool.process.ports import free_ports, is_free, require_free
 from pool.supervise import Keeping
 from pool.units.orchestrator import OrchestratorProcess
 
-_READ_EVERY_S = "0.5"
-"""Seconds between two looks at the list of addresses, a small file on this machine."""
-
 
 class PoolOrchestrator(OrchestratorProcess):
     """One orchestrator (``member.PoolUnit``); no orchestrator needs its address."""
@@ -33,7 +30,6 @@ class PoolOrchestrator(OrchestratorProcess):
         env = {
             **spec.settings,
             "TIDEGATE_INSTANCES": f"file:{home.address_list}",
-            "TIDEGATE_DISCOVERY__INTERVAL_S": _READ_EVERY_S,
             "TIDEGATE_SHUTDOWN__GRACE_S": str(spec.drain_s),
             **({"TIDEGATE_LANES__TOKEN": lane_token} if lane_token else {}),
         }

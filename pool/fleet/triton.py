@@ -20,7 +20,7 @@ from pool.process.detached import DetachedProcess, DetachedStarter, Found
 from pool.process.ports import free_ports, host_port, is_free, require_free
 from pool.supervise import Keeping, first_of
 from pool.units.triton import TritonInstance
-from worker.engine_choice import is_gguf
+from protocol.gguf import is_gguf
 
 _DEMO = "demo"
 LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
+from catalog.paths import OWN_ADDRESS
 from pool.process.http_get import get, http_status
 from pool.process.logs import ignore
 from pool.process.ports import host_port
@@ -20,7 +21,6 @@ from pool.process.process import command_environment
 from pool.supervise import Keeping
 from pool.units.unit import ProcessUnit
 
-OWN_ADDRESS = "TIDEGATE_STATE__OWN_ADDRESS"
 START_TIMEOUT_S = 30.0
 _STARTING = b'{"status":"starting"}'
 """Answer of an orchestrator that still reads its journal, which takes long for a large one."""

@@ -26,7 +26,6 @@ async def test_or5_what_was_promised_survives_kill_9(paced: Stack, tmp_path: Pat
     orchestrator = Orchestrator(
         paced.triton.grpc,
         journal__path=journal,
-        tasks__keep_count=0,
         limits__each_key__requests_per_min=12,
     )
     body = {"model": "demo", "prompt": "hi", "ignore_eos": True, "durable": True, "seed": 3}

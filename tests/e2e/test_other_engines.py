@@ -1,7 +1,6 @@
 """Other people's engines on the real Triton: texts, cancels and deadlines as with our own.
 
-Each is an optional extra; one that is not installed, here or in an environment of its own, is
-skipped by name.
+One that is not installed, here or in an environment of its own, is skipped by name.
 """
 
 import asyncio
@@ -26,21 +25,17 @@ STORY = {"model": "demo", "prompt": "Once upon a time", "temperature": 0}
 
 @pytest.fixture(scope="module", params=OTHERS, ids=str)
 def stack(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
 ) -> Iterator[Stack]:
     case: EngineCase = request.param
     environment = environment_if_made(case.name, state_dir(), "cpu")
-    # A checkpoint in another format is made here, with the engine's own packages.
-    if case.missing and not (environment and case.name == "vllm"):
+    if case.missing and not environment:
         pytest.skip(case.missing)
     settings = {
         name: json.dumps(value) if isinstance(value, dict) else value
         for name, value in case.settings.items()
     }
-    path = case.checkpoint(tmp_path_factory.mktemp(case.name))
-    yield from stack_of(
-        Triton(engine=case.name, model_path=path, environment=environment, **settings)
-    )
+    yield from stack_of(Triton(engine=case.name, environment=environment, **settings))
 
 
 async def test_texts_are_streamed_whole_and_alike(http: aiohttp.ClientSession) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from catalog.paths import DEMO_CHECKPOINT
 from tests.support.checkpoints import edit_config
-from tests.support.stack import Orchestrator, Triton
+from tests.support.stack import DOWN_AFTER_S, Orchestrator, Triton
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -57,7 +57,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     models = json.dumps({"other": str(other)})
     tritons = tuple(Triton(engine="synthetic-paced", models=models) for _ in range(2))
     # No silence of a busy machine is to be taken for an instance that is gone.
-    orchestrator = Orchestrator(*(triton.grpc for triton in tritons), lanes__down_after_s=60)
+    orchestrator = Orchestrator(*(one.grpc for one in tritons), **{DOWN_AFTER_S: 60})
     try:
         for triton in tritons:
             triton.start()

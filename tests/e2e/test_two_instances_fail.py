@@ -15,13 +15,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.stack import Orchestrator, Triton, eventually, running
+from tests.support.stack import DOWN_AFTER_S, Orchestrator, Triton, eventually, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CLIENTS = 8
 STALLED = 100
 PATH = "/v1/completions"
+STREAMS = "orchestrator.api.http.event_stream"
 SHORT = {"model": "demo", "prompt": "Time", "max_tokens": 30, "ignore_eos": True, "stream": True}
 """0.6 s at the pace of the engine."""
 
@@ -80,13 +81,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             list(starters.map(Triton.start, (first, second)))
         orchestrator = Orchestrator(
             f"file:{listed}",
-            discovery__interval_s=0.2,
             queue__max_waiting=-1,
-            streams__buffer_bytes=16384,
-            streams__kernel_bytes=4096,
-            streams__timeout_s=2.0,
-            # What is killed closes its connections. What is only silent stays suspect.
-            lanes__down_after_s=60,
+            **{
+                f"{STREAMS}.CLIENT_BUFFER_BYTES": 16384,
+                f"{STREAMS}.KERNEL_BYTES": 4096,
+                f"{STREAMS}.CLIENT_TIMEOUT_S": 2.0,
+                # What is killed closes its connections. What is only silent stays suspect.
+                DOWN_AFTER_S: 60,
+            },
         )
         made = Pair(first, second, slow, listed, orchestrator)
         made.list(first, second)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import grpc
@@ -31,10 +31,11 @@ from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.lock import JournalHeld
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
-from pool.engines.verify import verify_engine
+from perf.stack.constants import set_constants
 from protocol import Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
+from tests.support.steady_loop import hurry
 from worker.environment import nested
 
 for _name in ("sharing", "extension"):  # their first use reads folders
@@ -208,20 +209,49 @@ def settings_of(values: dict[str, Any]) -> Settings:
     return settings
 
 
+HOMES: Final = {
+    "ALL_SESSIONS_BYTES": "orchestrator.sessions.store",
+    "ATTEMPTS": "orchestrator.dispatch.retry",
+    "CLIENT_BUFFER_BYTES": "orchestrator.api.http.event_stream",
+    "CLIENT_TIMEOUT_S": "orchestrator.api.http.event_stream",
+    "DOWN_AFTER_S": "orchestrator.lanes.config",
+    "KEPT_TASKS": "orchestrator.build",
+    "LEASE_S": "orchestrator.state.connection",
+    "LOOK_EVERY_S": "orchestrator.instances.discovery.sources",
+    "MAX_BYTES": "orchestrator.admission.images",
+    "MAX_COUNT": "orchestrator.admission.images",
+    "MAX_PIXELS": "orchestrator.admission.images",
+    "MIN_RESIDENCY_S": "orchestrator.loading.demand",
+    "MOST_BACKLOG": "orchestrator.instances.concurrency",
+    "MOST_WAITING": "clips.dispatch.service",
+    "REFUSAL_SAMPLE": "orchestrator.prediction.feasibility",
+    "RETRY_SHARE": "orchestrator.dispatch.retry",
+    "RETURN_MARGIN_S": "orchestrator.dispatch.time_limits",
+    "SESSION_BYTES": "orchestrator.sessions.store",
+    "SESSION_TTL_S": "orchestrator.sessions.store",
+    "SUSPECT_AFTER_S": "orchestrator.lanes.config",
+    "WINDOW": "orchestrator.batches.config",
+}
+"""Modules of the constants that tests set."""
 MakeService = Callable[..., Awaitable[Service]]
 
 
 @pytest.fixture
 async def make_service() -> AsyncIterator[MakeService]:
-    """Start orchestrators with any settings; all end with the test."""
+    """Start orchestrators with any settings, and constants in capitals; all end with the test."""
     made: list[Service] = []
+    undo: list[Callable[[], None]] = []
 
     async def make(*workers: FakeWorker, wait: bool = True, **changes: object) -> Service:
         values = {
             "port": 0,
             "instances": tuple(worker.address for worker in workers) or ("127.0.0.1:9",),
         }
+        constants = {f"{home}.{n}": changes.pop(n) for n, home in HOMES.items() if n in changes}
+        undo.append(set_constants(constants))
         settings = await asyncio.to_thread(settings_of, values | changes)
+        if "lanes__suspect_after_s" in changes:
+            hurry(4)  # what falls silent is in this process, too
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
         clock = LeapingClock(loop)
@@ -241,7 +271,7 @@ async def make_service() -> AsyncIterator[MakeService]:
             parts.health,
             parts.discovery,
             parts.api,
-            Control(parts.lifecycle, parts.reloader, keys_of, verify_engine, parts.recorder),
+            Control(parts.lifecycle, parts.reloader, keys_of, parts.recorder),
             shutdown_timeout_s=0.2,
         )
         runner.app[AUTH].let_operate(OPERATORS_KEY, "a file")
@@ -277,6 +307,8 @@ async def make_service() -> AsyncIterator[MakeService]:
         ended = came - (0 if durable is None else durable.left + durable.lost)
         assert len(service.ends) == ended
         assert len({one.task_id for one in service.ends}) == ended
+    for restore in reversed(undo):
+        restore()
 
 
 @pytest.fixture

@@ -91,12 +91,3 @@ def test_only_what_is_certain_to_miss_on_every_pod_is_refused() -> None:
     assert details["binding_constraint"] == "decode"
     assert details["predicted_finish_ms"] == pytest.approx(1000.0, rel=0.05)
     assert details["earliest_feasible_deadline"] > 1_000_000 + 1000
-
-
-def test_a_small_chance_is_refused_where_the_operator_says_so() -> None:
-    asked = needs(left_ms=500.0)
-    require_feasible(asked, [prospect("a", 20.0)], 0.0)
-    with pytest.raises(DeadlineInfeasible, match="a chance of 0 %") as refused:
-        require_feasible(asked, [prospect("a", 20.0)], 0.0, least_chance=0.1)
-    assert refused.value.details["binding_constraint"] == "queue"
-    require_feasible(asked, [prospect("a", 20.0), prospect("b", 2.0)], 0.0, least_chance=0.1)

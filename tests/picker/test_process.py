@@ -34,7 +34,7 @@ async def test_a_real_orchestrator_as_a_pod(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     """Its load is read from the page made for pickers, its answers are understood."""
-    service = await make_service(await make_worker(), telemetry__vllm_metrics=True)
+    service = await make_service(await make_worker())
     address = service.url.removeprefix("http://")
     async with serve_picker(address) as served:
         pod = served.pods.find(address)
@@ -65,7 +65,6 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
     environment = kept | {
         "PYTHONPATH": f"{root}{os.pathsep}{root / 'client'}",
         "TIDEGATE_TELEMETRY__LOG_FORMAT": "json",
-        "TIDEGATE_PICKER__POLL_INTERVAL_S": "0.05",
     }
     async with FakePod().serve() as pod:
         file = tmp_path / "pods"

@@ -346,8 +346,11 @@ async def test_a_deadline_that_is_past_and_one_that_cannot_be_read(one: Rig) -> 
         assert headers["x-should-retry"] == "false"
 
 
-async def test_a_body_over_the_bound_is_passed_on_unread(one: Rig) -> None:
-    async with rig(picker={"max_body_bytes": 2048}) as small:
+async def test_a_body_over_the_bound_is_passed_on_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("picker.stream.MOST_BODY_BYTES", 2048)
+    async with rig() as small:
         stream = small.open()
         await stream.head()
         for _ in range(3):
@@ -366,7 +369,8 @@ async def test_bodies_that_are_still_coming_are_bounded_together(
 ) -> None:
     """What is over the bound is passed on unread; what goes, gives its room back."""
     monkeypatch.setattr("picker.stream.ALL_BODIES_BYTES", 4096)
-    async with rig(picker={"max_body_bytes": 2048}) as one:
+    monkeypatch.setattr("picker.stream.MOST_BODY_BYTES", 2048)
+    async with rig() as one:
         held = [one.open() for _ in range(2)]
         for stream in held:
             await stream.head()
@@ -383,8 +387,11 @@ async def test_bodies_that_are_still_coming_are_bounded_together(
         await stream.hang_up()
 
 
-async def test_failing_closed_refuses_a_body_over_the_bound_and_pods_without_metrics() -> None:
-    async with rig(picker={"max_body_bytes": 2048, "failure_mode": "closed"}) as one:
+async def test_failing_closed_refuses_a_body_over_the_bound_and_pods_without_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("picker.stream.MOST_BODY_BYTES", 2048)
+    async with rig(picker={"failure_mode": "closed"}) as one:
         stream = one.open()
         await stream.head()
         await stream.body(b"x" * 3000, end=False)

@@ -81,21 +81,6 @@ def test_a_second_run_runs_nothing(commands: Commands) -> None:
     assert commands == []
 
 
-def test_development_adds_to_what_running_needs(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bootstrap.main()
-    commands.clear()
-    monkeypatch.setattr(sys, "argv", ["bootstrap", "--dev"])
-    assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[cpu,dev]"]
-    commands.clear()
-    assert bootstrap.main() == 0
-    monkeypatch.setattr(sys, "argv", ["bootstrap"])
-    assert bootstrap.main() == 0
-    assert commands == []
-
-
 def test_clips_add_to_what_running_needs_and_development_has_them(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +91,7 @@ def test_clips_add_to_what_running_needs_and_development_has_them(
         assert bootstrap.main() == 0
     assert commands.installed == ["setuptools", ".[cpu,slot]"]
     commands.clear()
-    for arguments in (["--dev"], ["--slot"]):
+    for arguments in (["--dev"], ["--dev"], ["--slot"], []):
         monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
         assert bootstrap.main() == 0
     assert commands.installed == ["setuptools", ".[cpu,dev]"]

@@ -23,8 +23,6 @@ from tests.support.processes import Marked
 
 pytestmark = pytest.mark.slow
 
-LEASE_S = 1.0
-
 
 class Port:
     """A running ``tidegate serve --processes``, as clients see it."""
@@ -41,7 +39,7 @@ class Port:
             with suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                own = [e for e in environment if e.startswith(b"TIDEGATE_STATE__OWN_ADDRESS=")]
+                own = [e for e in environment if e.startswith(b"TIDEGATE_OWN_ADDRESS=")]
                 if command[1:4] == [b"-P", b"-m", b"orchestrator"] and own:
                     found[own[0].decode().partition("=")[2]] = pid
         return found
@@ -91,7 +89,6 @@ async def port(worker: FakeWorker, tmp_path: Path) -> AsyncIterator[Port]:
     environment = {
         **marked.env,
         "TIDEGATE_HOME": str(tmp_path),
-        "TIDEGATE_STATE__LEASE_S": str(LEASE_S),
         "TIDEGATE_JOURNAL__PATH": str(tmp_path / "journal"),
         "TIDEGATE_SHUTDOWN__GRACE_S": "1",
     }

@@ -156,40 +156,22 @@ def edit_config(path: Path, **changes: object) -> None:
 VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 
 
-def make_vision_checkpoint(path: Path, model_type: str, **changes: object) -> Path:
-    """A model with random weights that reads images: ``llava``, 16 tokens for each image, or
-    ``qwen2_vl``, 4 to 40 tokens by its size, one for 8 by 8 pixels. ``changes`` go into the
-    configuration of its text model."""
+def make_vision_checkpoint(path: Path, **changes: object) -> Path:
+    """A LLaVA with random weights, 16 tokens for each image. ``changes`` go into the configuration
+    of its text model."""
     torch.manual_seed(0)
     ids = _save_image_tokenizer(path)
     text = TINY | {"max_position_embeddings": 512} | changes
-    if model_type == "llava":
-        tower = VISION | {"num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-        config = transformers.LlavaConfig(
-            vision_config={"model_type": "clip_vision_model", "projection_dim": 8, **tower},
-            text_config={"model_type": "llama", **text},
-            image_token_index=ids["<|image|>"],
-            vision_feature_layer=-1,
-        )
-        square = {"height": 32, "width": 32}
-        images = {"image_processor_type": "CLIPImageProcessor", "crop_size": square}
-        images |= {"size": {"shortest_edge": 32}}
-    else:
-        quarter = int(str(text["head_dim"])) // 8
-        sections = [quarter, quarter, 2 * quarter]
-        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
-        width = text["hidden_size"]
-        tower = {"depth": 2, "embed_dim": 16, "hidden_size": width, "num_heads": 2}
-        config = transformers.Qwen2VLConfig(
-            vision_config={"patch_size": 4, "mlp_ratio": 2, **tower},
-            text_config=text | {"rope_parameters": rope},
-            image_token_id=ids["<|image|>"],
-            video_token_id=ids["<|video|>"],
-            vision_start_token_id=ids["<|see|>"],
-            vision_end_token_id=ids["<|seen|>"],
-        )
-        images = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4}
-        images |= {"size": {"shortest_edge": 256, "longest_edge": 2560}}
+    tower = VISION | {"num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "projection_dim": 8, **tower},
+        text_config={"model_type": "llama", **text},
+        image_token_index=ids["<|image|>"],
+        vision_feature_layer=-1,
+    )
+    square = {"height": 32, "width": 32}
+    images = {"image_processor_type": "CLIPImageProcessor", "crop_size": square}
+    images |= {"size": {"shortest_edge": 32}}
     model = transformers.AutoModelForImageTextToText.from_config(config)
     _draw(dict(model.named_parameters()))
     model.save_pretrained(path)

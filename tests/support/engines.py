@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 
 from protocol import (
     PROTOCOL_VERSION,
@@ -38,10 +37,6 @@ PATIENCE_S = 100.0
 _NAMES = itertools.count()
 
 
-def _demo(scratch: Path) -> Path:
-    return DEMO
-
-
 @dataclass(frozen=True)
 class EngineCase:
     """One engine of ``TIDEGATE_WORKER__ENGINE`` on the demo model."""
@@ -50,10 +45,6 @@ class EngineCase:
     needs: tuple[str, ...] = ()
     """Modules without which it is skipped."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    checkpoint: Callable[[Path], Path] = _demo
-    """The demo model in the engine's own format, made under a folder that is there."""
-    is_exact: bool = True
-    """It computes with the same weights in the same precision as ours: greedy texts are equal."""
 
     def __str__(self) -> str:
         return self.name
@@ -65,23 +56,8 @@ class EngineCase:
         return f"{self.name} is not installed here (no {', '.join(lacking)})" if lacking else ""
 
 
-def _gguf(scratch: Path) -> Path:
-    from tools.to_gguf import convert
-
-    file = scratch / "demo.gguf"
-    convert(DEMO, file, "f32")
-    return file
-
-
 ENGINES = (
     EngineCase("torch"),
-    EngineCase("transformers", ("transformers",)),
-    EngineCase(
-        "llamacpp",
-        ("xllamacpp", "gguf"),
-        {"dtype": "auto", "engine_args": {"type_k": "f32", "type_v": "f32"}},
-        _gguf,
-    ),
     EngineCase("vllm", ("vllm",), {"engine_args": {"enforce_eager": "true"}}),
 )
 
@@ -89,10 +65,10 @@ ENGINES = (
 class Served:
     """A worker over an engine, with a lane of its own for whoever asks."""
 
-    def __init__(self, case: EngineCase, scratch: Path) -> None:
+    def __init__(self, case: EngineCase) -> None:
         self.case = case
         values = {
-            "model_path": case.checkpoint(scratch),
+            "model_path": DEMO,
             "engine": case.name,
             "device": "cpu",
             "dtype": "float32",

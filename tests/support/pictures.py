@@ -1,6 +1,8 @@
 """Images for tests, and a chat template that shows them."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 
@@ -20,3 +22,15 @@ def picture(seed: int, width: int = 40, height: int = 24, kind: str = "PNG") -> 
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of some hundred bytes that says it is ``side`` pixels wide and high."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        total = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", total)
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(bytes(1000)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")

@@ -12,6 +12,7 @@ from aiohttp import web
 from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings, whole_settings
+from perf.stack.constants import set_constants
 from picker.picker import EndpointPicker
 from picker.pods import Pods
 from picker.section import PickerSection
@@ -115,7 +116,8 @@ class ServedPicker:
 @asynccontextmanager
 async def serve_picker(*addresses: str, **sections: Any) -> AsyncIterator[ServedPicker]:
     """A picker of these pods, whose metrics are read when ``poll`` is called alone."""
-    picker = {"port": 0, "endpoints": addresses, "poll_interval_s": 3600.0}
+    restore = set_constants({"picker.pods.POLL_EVERY_S": 3600.0})
+    picker = {"port": 0, "endpoints": addresses}
     picker |= sections.pop("picker", {})
     settings = await asyncio.to_thread(partial(whole_settings(), picker=picker, **sections))
     served = ServedPicker(settings)
@@ -129,3 +131,4 @@ async def serve_picker(*addresses: str, **sections: Any) -> AsyncIterator[Served
     finally:
         await served.server.stop(0.0)
         await served.pods.close()
+        restore()

@@ -1,6 +1,7 @@
 """A real Triton with our worker, and a real orchestrator in front, for tests that need both."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from protocol.tensors import MODEL_NAME
 T = TypeVar("T")
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 """Device that workers of the tests compute on: ``cpu`` or ``cuda``."""
+DOWN_AFTER_S = "orchestrator.lanes.config.DOWN_AFTER_S"
 PATIENCE_S = 120.0
 """How long something that is sure to come may take on a busy machine."""
 
@@ -116,11 +118,13 @@ class Triton:
 
 
 class Orchestrator:
-    """A real ``python -m orchestrator`` in front of ``instances``."""
+    """A real ``python -m orchestrator`` in front of ``instances``, with some settings, and
+    constants, which are named with their modules."""
 
     def __init__(self, *instances: str, **settings: object) -> None:
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
+        self._constants = {name: settings.pop(name) for name in list(settings) if "." in name}
         env = {"INSTANCES": ",".join(instances), "HOST": "127.0.0.1", "PORT": self.port} | settings
         self._env = os.environ | {f"TIDEGATE_{k.upper()}": str(v) for k, v in env.items()}
         self.log = state_dir() / "logs" / f"e2e-orchestrator-{self.port}.log"
@@ -132,9 +136,12 @@ class Orchestrator:
         return self._process.pid
 
     def start(self, patience_s: float = PATIENCE_S) -> None:
+        command = ["orchestrator"]
+        if self._constants:
+            command = ["perf.stack.constants", json.dumps(self._constants), *command]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator"], env=self._env, stdout=log, stderr=log
+                [sys.executable, "-m", *command], env=self._env, stdout=log, stderr=log
             )
         ready = "/health/ready"
         eventually(lambda: self.status(ready) == 200, "the orchestrator to be ready", patience_s)

@@ -42,8 +42,8 @@ def test_on_cuda_vllm_runs_what_it_knows(model: Path, packages: Path, tmp_path: 
 
 def test_on_the_cpu_and_by_name_nothing_is_looked_up(model: Path, packages: Path) -> None:
     assert choose_engine(settings(model, device="cpu"), packages).name == "torch"
-    named = choose_engine(settings(model, engine="transformers"), packages)
-    assert (named.name, named.why) == ("transformers", "")
+    named = choose_engine(settings(model, engine="torch"), packages)
+    assert (named.name, named.why) == ("torch", "")
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_adapters_are_vllms_on_any_device(model: Path, packages: Path) -> None:
         assert choice.name == "vllm" and "TIDEGATE_WORKER__ADAPTERS" in choice.why
 
 
-def test_a_gguf_file_is_llamacpps_on_any_device(model: Path, tmp_path: Path) -> None:
-    for device in ("cuda", "cpu"):
-        assert choose_engine(settings(tmp_path / "a.gguf", device=device)).name == "llamacpp"
-    (model / "a.gguf").touch()
-    assert choose_engine(settings(model, device="cpu")).name == "torch", "a checkpoint comes first"
-    (model / "config.json").unlink()
-    assert choose_engine(settings(model, device="cpu")).name == "llamacpp"
+@pytest.mark.parametrize(
+    ("engine", "instead"),
+    [("llamacpp", r"tidegate up --model FILE\.gguf"), ("transformers", "take vllm, or a server")],
+)
+def test_an_engine_that_is_gone_is_refused_by_name(model: Path, engine: str, instead: str) -> None:
+    with pytest.raises(ValueError, match=f"engine\n.*{instead}"):
+        settings(model, engine=engine)
 
 
 def test_the_choice_and_its_reason_are_on_the_card(

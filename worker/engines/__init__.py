@@ -1,8 +1,7 @@
-"""Loads the engine that runs the model: our own, or a third-party one behind the same surface.
+"""Loads the engine that runs the model: our own, or vLLM's behind the same surface.
 
-``load_engine`` is what the Triton model calls. Each engine but our own lives in a package here that
-has ``build_engine(settings, clock)``, and is imported only when it is asked for: what it needs is
-an optional extra.
+``load_engine`` is what the Triton model calls. vLLM's engine lives in ``vllm``, and is imported
+only when it is asked for: it has an environment of its own.
 
 - ``backend``  what a third-party engine has to do: batch, compute, sample
 - ``stepped``  what is done for it: deadlines, aborts, order, accounts; ``needs``, ``stats``
@@ -19,8 +18,6 @@ from worker.engine_choice import choose_engine
 from worker.loaded import LoadedEngine
 from worker.log import model_log
 from worker.settings import WorkerSettings, variable
-
-_OTHERS = frozenset({"llamacpp", "transformers", "vllm"})
 
 
 def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
@@ -43,7 +40,7 @@ def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Load
             f"{variable('adapters')}: the engine {name} serves no LoRA adapters beside a model; set"
             " TIDEGATE_WORKER__ENGINE=vllm, or merge each into a model of its own"
         )
-    where = f"worker.engines.{name}" if name in _OTHERS else "worker.engine"
+    where = "worker.engines.vllm" if name == "vllm" else "worker.engine"
     builder = import_module(f"{where}.build")
     loaded = builder.build_engine(settings.model_copy(update={"engine": name}), clock)
     assert isinstance(loaded, LoadedEngine)

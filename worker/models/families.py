@@ -6,8 +6,6 @@ docs/extending.md says how to add one.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from worker.extras import pip_install
-
 WindowRule = Literal["none", "every-layer", "by-layer"]
 
 
@@ -29,8 +27,8 @@ class Family:
 
 
 OTHERWISE: Final = (
-    f"transformers' own code may run it, slower: {pip_install('transformers')} and set"
-    " TIDEGATE_WORKER__ENGINE=transformers"
+    "vLLM may run it: tidegate engines ensure vllm, and TIDEGATE_WORKER__ENGINE=vllm; or a server"
+    " that does, behind the orchestrator (docs/engines.md, Other servers)"
 )
 """Advice for a sound model of an architecture that is not one of these."""
 

@@ -1,14 +1,13 @@
 """Names model folders, and explains why one cannot be served. No torch."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from protocol.gguf import gguf_name
 from worker.encoding import readable
 
 _CACHE_PREFIX: Final = "models--"
-_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _PICKLES: Final = (".bin", ".pth", ".pt", ".ckpt")
 _TO_SAFETENSORS: Final = (
     "convert them with transformers:"
@@ -24,7 +23,7 @@ def model_name(path: Path) -> str:
     Such a snapshot's path ends in ``models--org--name/snapshots/<commit>``.
     """
     if path.suffix == ".gguf":
-        return readable(_PART.sub("", path.stem))
+        return readable(gguf_name(path))
     path = path.resolve()
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith(_CACHE_PREFIX):
@@ -99,8 +98,8 @@ def _gguf(path: Path) -> str | None:
 
 def _gguf_advice(what: str) -> str:
     return (
-        f"{what} is in GGUF, llama.cpp's format: have that engine run it (tidegate up --engine"
-        " llamacpp, or TIDEGATE_WORKER__ENGINE=llamacpp), or take the original checkpoint with"
+        f"{what} is in GGUF, llama.cpp's format, which no worker reads: tidegate up --model"
+        " FILE.gguf starts llama.cpp's server with it; or take the original checkpoint with"
         " safetensors, from which it was made"
     )
 

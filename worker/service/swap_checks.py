@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from protocol import Loadable
 from worker.engine_choice import chosen
-from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
 from worker.environment import problem_of
 from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
 from worker.memory import GIB
@@ -36,8 +35,6 @@ _OF_THE_PROCESS = frozenset(
 _LOADING_SHARE = 1.25
 """Peak memory of a load, relative to its weights in the end, which are packed by layers. What it
 takes beside them is free again when the KV pool is allocated."""
-_SUFFIXES = (".safetensors", ".gguf")
-_PACKAGES = {"llamacpp": "xllamacpp", "transformers": "transformers", "vllm": "vllm"}
 
 
 def name_of(settings: WorkerSettings) -> str:
@@ -107,12 +104,10 @@ def loadable(started: WorkerSettings, load_ms: Mapping[str, float]) -> tuple[Loa
 
 
 def file_bytes(path: Path) -> int:
-    """Bytes of a model's weight files; 0 where there are none, or a part is missing."""
+    """Bytes of a model's weight files; 0 where there are none."""
     try:
-        if path.is_file():
-            return sum(part.stat().st_size for part in parts_of(path))
-        return sum(file.stat().st_size for file in path.iterdir() if file.suffix in _SUFFIXES)
-    except (OSError, BrokenCheckpoint):  # a part is missing
+        return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    except OSError:
         return 0
 
 
@@ -219,18 +214,12 @@ def _check_files(target: WorkerSettings) -> None:
     if not _computes(target):
         read_config(path)
         return
-    if find_spec(needed := _PACKAGES[target.engine]) is None:
+    if find_spec("vllm") is None:
         raise EngineMissing(
-            f"the engine {target.engine} is not installed in this worker's environment (no"
-            f" {needed}); start an instance with it: tidegate engines ensure {target.engine}"
+            "the engine vllm is not installed in this worker's environment; start an instance with"
+            " it: tidegate engines ensure vllm"
         )
-    if target.engine == "llamacpp":
-        file = find_gguf(path)
-        parts_of(file)
-        GgufFile(file)
-    elif target.engine == "transformers" and (problem := why_unservable(path)) is not None:
-        raise BrokenCheckpoint(problem)
-    elif not (path / "config.json").is_file():
+    if not (path / "config.json").is_file():
         raise BrokenCheckpoint(f"{path}: no checkpoint, it has no config.json")
 
 

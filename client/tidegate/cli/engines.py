@@ -163,11 +163,9 @@ def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
 @on_catalog("engines")
 def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: bool) -> int:
     with importing():
-        from catalog.paths import state_dir
-        from pool.engines.verify import verify_engine
-    home = state_dir()
+        from catalog.engine_files import verify_engine
     entries = [catalog.get(name) for name in engine] or catalog.entries()
-    problems = {entry.id: verify_engine(entry, home) for entry in entries}
+    problems = {entry.id: verify_engine(entry) for entry in entries}
     if as_json:
         print_json(problems)
     else:

@@ -66,7 +66,6 @@ class Browsers:
         self._any_host = ANY in settings.allowed_hosts
         self._origins = frozenset(origin.lower() for origin in settings.cors_origins)
         self._any_origin = ANY in settings.cors_origins
-        self._credentials = settings.cors_credentials
 
     def check(self, method: str, headers: Mapping[str, str]) -> None:
         """Check a request to a service without keys. Raises ``Forbidden`` for what a foreign page
@@ -125,8 +124,6 @@ class Browsers:
             return answer
         answer["Access-Control-Allow-Origin"] = ANY if self._any_origin else origin
         answer["Access-Control-Expose-Headers"] = _EXPOSED
-        if self._credentials:
-            answer["Access-Control-Allow-Credentials"] = "true"
         return answer
 
     def _welcomes(self, origin: str) -> bool:

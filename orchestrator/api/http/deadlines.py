@@ -19,9 +19,8 @@ For the whole request; the earliest of all wins, and the answer names it (DL-20)
 A bound says how long somebody between us and the user waits for this exchange. It makes a deadline
 earlier and never later, and means nothing for a task that goes on without its client. The last two
 say how long an SDK waits for an answer in one piece, or between two pieces of one: they count for
-the former only, unless the operator has them passed over (``sdk_timeouts``). ``x-request-timeout``
-has no standard: without a unit it means seconds, and more than 3600 of them are passed over, for
-they are probably milliseconds.
+the former only. ``x-request-timeout`` has no standard: without a unit it means seconds, and more
+than 3600 of them are passed over, for they are probably milliseconds.
 
 For parts of the answer (DL-14), none negative; the smallest of all wins:
 
@@ -128,7 +127,7 @@ def read_deadline(
     if not is_awaited:
         return deadline
     bounds = list(_limits_of_others(headers, _ENVOY, _amount, passed_over, 1e-3))
-    if in_one_piece and policy.sdk_timeouts:
+    if in_one_piece:
         for name in _SDKS:
             bounds += _limits_of_others(headers, name, _amount, passed_over)
     bound = min(bounds, default=own)

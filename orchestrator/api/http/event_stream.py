@@ -24,10 +24,16 @@ from typing import Final
 from aiohttp import web
 
 from orchestrator.errors import TidegateError
-from orchestrator.settings import StreamSettings
 
 HEADERS_WITHIN_S = 1.0
 """Longest wait for a first event before a stream's headers are sent without one (OR-23)."""
+CLIENT_BUFFER_BYTES: Final = 2**20
+"""How far a client may fall behind before it is disconnected (OR-11)."""
+KERNEL_BYTES: Final = 2**15
+"""Approximate bound on what the kernel may hold for a client beyond that; by default it takes
+megabytes."""
+CLIENT_TIMEOUT_S: Final = 10.0
+"""Seconds that a client may take nothing while something waits for it before it is disconnected."""
 PAUSE_AFTER_S: Final = 0.5
 """Seconds that a client may be behind before its job may be paused for others that wait; the job
 goes on once the client has read what there is."""
@@ -47,12 +53,13 @@ class EventStream:
     """One response of server-sent events."""
 
     def __init__(
-        self, request: web.Request, headers: Mapping[str, str], settings: StreamSettings
+        self, request: web.Request, headers: Mapping[str, str], keepalive_s: float
     ) -> None:
+        """``keepalive_s``: longest silence before a comment is sent; 0: no limit."""
         self._request = request
         self.headers = {**SSE_HEADERS, **headers}
         """Headers of the response; may be changed until the stream is served."""
-        self._settings = settings
+        self._keepalive_s = keepalive_s
         self._backlog = bytearray()
         self._woken = asyncio.Event()
         self._finished = False
@@ -86,7 +93,7 @@ class EventStream:
             self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
             return
         self._backlog += data
-        if len(self._backlog) > self._settings.buffer_bytes:
+        if len(self._backlog) > CLIENT_BUFFER_BYTES:
             self._give_up()
         self._woken.set()
 
@@ -171,7 +178,7 @@ class EventStream:
         self._request[STREAM] = self
         socket = transport.get_extra_info("socket")
         if socket is not None:
-            socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._settings.kernel_bytes)
+            socket.setsockopt(SOL_SOCKET, SO_SNDBUF, KERNEL_BYTES)
             if transport.get_extra_info("sslcontext") is None:
                 self._file = socket.fileno()
         # With this limit any unsent byte counts as pressure, and draining means that all bytes have
@@ -189,7 +196,7 @@ class EventStream:
                 self._direct = True
                 await self._until_woken()
                 self._direct = False
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await response.write_eof()
         except TimeoutError:
             self._give_up()
@@ -210,9 +217,8 @@ class EventStream:
     async def _until_woken(self) -> None:
         """Wait for the end, or for a client that does not keep up; keeps the stream alive
         meanwhile."""
-        keepalive_s = self._settings.keepalive_s
         # Check twice within the time, so that no silence is longer than it.
-        look_s = keepalive_s / 2 if keepalive_s else None
+        look_s = self._keepalive_s / 2 if self._keepalive_s else None
         while True:
             self._quiet = True
             try:
@@ -240,7 +246,7 @@ class EventStream:
 
     async def _write_backlog(self, response: web.StreamResponse) -> None:
         while not self.too_slow:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await self._request.writer.drain()
                 if not self._backlog:
                     return

@@ -1,13 +1,12 @@
 """Fields of a body about a generation that mean the same in every dialect (OR-2, DL-1)."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, Context, trace_of
 from orchestrator.api.http.deadlines import Headers, read_deadline, read_parts
 from orchestrator.api.http.ignored import pass_over
@@ -43,6 +42,8 @@ MAX_INSTANCE_CHARS = 256
 SESSION_HEADER = "X-Session-Id"
 FLEX = "flex"
 """OpenAI's ``service_tier`` for work that may wait."""
+BATCH_OBJECTIVE: Final = "batch"
+"""Gateway objective that makes a request batch work."""
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """Headers of llm-d's router, with their older names in the Gateway API Inference Extension."""
@@ -209,7 +210,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     stated, grammar = body.stated_grammar(), None
     if stated is not None:
         context.field_names = {**context.field_names, "grammar": stated.field}
-        grammar = request.app[CONFIG].constrained(stated.grammar)
+        grammar = stated.grammar
         context.grammars = (grammar,)
     policy = request.app[ORCHESTRATOR].deadlines
     deadline = read_deadline(
@@ -253,7 +254,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         on_disconnect=body.on_disconnect,
         keep=keep,
         key=context.key.fingerprint,
-        priority=class_of(request.headers, body, request.app[CONFIG].batch_objectives),
+        priority=class_of(request.headers, body),
         tenant=_tenant(request.headers, body.tenant, context),
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
@@ -284,9 +285,7 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) ->
             pass_over("", field, refusal)
 
 
-def class_of(
-    headers: Headers, body: GenerationRequest, batch_objectives: Collection[str]
-) -> Priority:
+def class_of(headers: Headers, body: GenerationRequest) -> Priority:
     """The class that a request waits in: by its ``priority``, else by its API's own word for it,
     else by the objective that a gateway names.
 
@@ -300,8 +299,7 @@ def class_of(
     if tier is not None:
         return Priority.BATCH if tier == FLEX else Priority.INTERACTIVE
     objectives = (headers.get(name) for name in OBJECTIVE_HEADERS)
-    is_batch = any(objective in batch_objectives for objective in objectives)
-    return Priority.BATCH if is_batch else Priority.INTERACTIVE
+    return Priority.BATCH if BATCH_OBJECTIVE in objectives else Priority.INTERACTIVE
 
 
 def _tenant(headers: Headers, stated: str | None, context: Context) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from orchestrator.api.config import CONFIG
+from orchestrator.api.http.event_stream import CLIENT_TIMEOUT_S
 
 _PIECE = 64 * 1024
 """Bytes that a slow client must read within its time limit."""
@@ -46,16 +46,16 @@ async def send_file(
     response.content_length = span.stop - span.start
     await response.prepare(request)
     if request.method != "HEAD":
-        await _write(response, data, span, request.app[CONFIG].streams.timeout_s)
+        await _write(response, data, span)
     await response.write_eof()
     return response
 
 
-async def _write(response: web.StreamResponse, data: bytes, span: _Span, timeout_s: float) -> None:
+async def _write(response: web.StreamResponse, data: bytes, span: _Span) -> None:
     """Write a part of ``data``. Raises ``ConnectionResetError`` for a client that reads nothing."""
     try:
         for start in range(span.start, span.stop, _PIECE):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await response.write(data[start : min(start + _PIECE, span.stop)])
     except TimeoutError:
         raise ConnectionResetError("the client reads too slowly") from None

@@ -20,7 +20,7 @@ async def stream_answer(
 ) -> web.StreamResponse:
     """Submit a job; ``listen`` makes the listener that writes its answer to a stream."""
     orchestrator = request.app[ORCHESTRATOR]
-    stream = EventStream(request, {}, request.app[CONFIG].streams)
+    stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
     listener = listen(stream)
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [listener])
     stream.headers |= deadline_headers(task.deadline)

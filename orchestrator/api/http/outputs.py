@@ -172,7 +172,7 @@ def _with_tools(
     special = encoder.tokens.special_ids(format.markers)
 
     def rules() -> Rules:
-        return Rules(special, open_objects=request.app[CONFIG].structured_output.open_objects)
+        return Rules(special)
 
     if use.must_call and not encoder.card.grammars:
         raise InvalidRequest(

@@ -23,7 +23,7 @@ class Page(NamedTuple, Generic[N]):
     has_more: bool
 
     def body(self, shape: Callable[[N], object]) -> dict[str, object]:
-        """The page as OpenAI and Anthropic spell it in JSON; ``shape`` renders each entry."""
+        """The page as OpenAI spells it in JSON; ``shape`` renders each entry."""
         return {
             "object": "list",
             "data": [shape(entry) for entry in self.entries],
@@ -39,26 +39,17 @@ def page_of(
     *,
     most: int,
     default: int = 20,
-    after: str = "after",
-    before: str = "before",
 ) -> Page[N]:
-    """The page that ``query`` asks for: ``limit`` entries behind the one named by ``after``, or the
-    last ones ahead of the one named by ``before``. Raises ``InvalidRequest``."""
+    """The page that ``query`` asks for: ``limit`` entries behind the one named by ``after``. Raises
+    ``InvalidRequest``."""
     limit = query.get("limit", str(default))
     if not (limit.isascii() and limit.isdigit() and len(limit) < 7 and 1 <= int(limit) <= most):
         raise InvalidRequest(f"limit must be a whole number from 1 to {most}", field="limit")
-    count, begin, end = int(limit), 0, len(entries)
-    if after in query:
-        begin = _place(entries, query, after) + 1
-    if before in query:
-        end = _place(entries, query, before)
-        if after not in query:
-            return Page(entries[max(0, end - count) : end], end > count)
-    return Page(entries[begin : min(begin + count, end)], begin + count < end)
-
-
-def _place(entries: Sequence[N], query: Mapping[str, str], field: str) -> int:
-    for place, entry in enumerate(entries):
-        if entry.id == query[field]:
-            return place
-    raise InvalidRequest(f"{field} names nothing in this list", field=field)
+    begin, end = 0, int(limit)
+    if "after" in query:
+        names = [entry.id for entry in entries]
+        if query["after"] not in names:
+            raise InvalidRequest("after names nothing in this list", field="after")
+        begin = names.index(query["after"]) + 1
+        end += begin
+    return Page(entries[begin:end], end < len(entries))

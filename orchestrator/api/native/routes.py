@@ -126,7 +126,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         await recorded(task)
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
-    stream = EventStream(request, deadline_headers(task.deadline), request.app[CONFIG].streams)
+    stream = EventStream(request, deadline_headers(task.deadline), request.app[CONFIG].keepalive_s)
     follower = TaskEvents(stream, after, orchestrator.clock)
     replay = follower.replay(task, orchestrator.queue_position(task))
 
@@ -172,10 +172,7 @@ def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Jo
     """The job and prompt of a body, and its digest if the submission has a ``name``."""
     job, prompt = read_job(request, body, Api.NATIVE, keep=True)
     digest = b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest()
-    durable = body.durable
-    if durable is None:
-        durable = request.app[ORCHESTRATOR].durable_default
-    if durable:
+    if body.durable:
         job = replace(
             job,
             durable=True,

@@ -29,7 +29,7 @@ class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_on
     prompt_token_ids: list[int] | None = None
     logprobs: int | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
-    durable: bool | None = None
+    durable: bool = False
     idempotent: bool = False
 
     def prompt_of(self) -> Prompt:

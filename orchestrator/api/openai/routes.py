@@ -135,7 +135,7 @@ async def _stream(
     request: web.Request, choices: Choices, shape: Shape, created: int
 ) -> web.StreamResponse:
     orchestrator, job = request.app[ORCHESTRATOR], choices.request.job
-    stream = EventStream(request, {}, request.app[CONFIG].streams)
+    stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
 
     def listener_of(index: int) -> Listener:
         new_stream: Callable[..., ChunkStream] = ChunkStream

@@ -6,19 +6,11 @@ dialect.
 
 from collections.abc import Mapping
 
-from orchestrator.api.anthropic.batches import MessageBatchRequest
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
-from orchestrator.api.openai.batches import BatchRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest
-from orchestrator.api.openai.responses.conversations import (
-    ConversationRequest,
-    ItemsRequest,
-    MetadataRequest,
-)
-from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
 from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, TEXT, Operation
@@ -29,14 +21,6 @@ from orchestrator.api.operator.types import (
     SwapRequest,
 )
 
-FORM: Mapping[str, object] = {
-    "type": "object",
-    "properties": {
-        "file": {"type": "string", "format": "binary"},
-        "purpose": {"type": "string", "enum": ["batch"]},
-    },
-    "required": ["file", "purpose"],
-}
 _BOTH = (JSON, EVENTS)
 _PROBE = Operation(statuses=(200, 503))
 
@@ -51,46 +35,11 @@ OPERATIONS: Mapping[str, Operation] = {
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")
     },
     "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
-    "POST /v1/files": Operation(takes=FORM),
-    "GET /v1/files": Operation(parameters=("purpose", "limit", "order", "after")),
-    "GET /v1/files/{file_id}": PLAIN,
-    "DELETE /v1/files/{file_id}": PLAIN,
-    "GET /v1/files/{file_id}/content": Operation(gives=("application/jsonl",)),
-    "POST /v1/batches": Operation(BatchRequest),
-    "GET /v1/batches": Operation(parameters=("limit", "after")),
-    "GET /v1/batches/{batch_id}": PLAIN,
-    "POST /v1/batches/{batch_id}/cancel": PLAIN,
-    "POST /v1/messages/batches": Operation(MessageBatchRequest),
-    "GET /v1/messages/batches": Operation(parameters=("limit", "after_id", "before_id")),
-    "GET /v1/messages/batches/{batch_id}": PLAIN,
-    "DELETE /v1/messages/batches/{batch_id}": PLAIN,
-    "POST /v1/messages/batches/{batch_id}/cancel": PLAIN,
-    "GET /v1/messages/batches/{batch_id}/results": Operation(gives=("application/x-jsonl",)),
     "GET /v1/models": PLAIN,
     "GET /v1/models/{model}": PLAIN,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
     **{f"POST {at}/detokenize": Operation(DetokenizeRequest) for at in ("", "/v1")},
     **{f"GET {at}/tokenizer_info": Operation(parameters=("model",)) for at in ("", "/v1")},
-    "POST /v1/responses": Operation(ResponsesRequest, _BOTH),
-    "POST /v1/responses/input_tokens": Operation(ResponsesRequest),
-    "GET /v1/responses/{response_id}": Operation(
-        gives=_BOTH, parameters=("stream", "starting_after")
-    ),
-    "DELETE /v1/responses/{response_id}": PLAIN,
-    "GET /v1/responses/{response_id}/input_items": Operation(
-        parameters=("limit", "order", "after")
-    ),
-    "POST /v1/responses/{response_id}/cancel": PLAIN,
-    "POST /v1/conversations": Operation(ConversationRequest),
-    "GET /v1/conversations/{conversation_id}": PLAIN,
-    "POST /v1/conversations/{conversation_id}": Operation(MetadataRequest),
-    "DELETE /v1/conversations/{conversation_id}": PLAIN,
-    "POST /v1/conversations/{conversation_id}/items": Operation(ItemsRequest),
-    "GET /v1/conversations/{conversation_id}/items": Operation(
-        parameters=("limit", "order", "after")
-    ),
-    "GET /v1/conversations/{conversation_id}/items/{item_id}": PLAIN,
-    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": PLAIN,
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
     "POST /v1/messages/count_tokens": Operation(CountTokensRequest),
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),

@@ -11,7 +11,6 @@ from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.elsewhere import told_by_siblings
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.catalog import VerifyEngine
 from orchestrator.api.operator.types import read_grace_s
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.recorder import Recorder
@@ -26,7 +25,6 @@ class Control:
     lifecycle: Lifecycle
     reloader: Reloader
     keys_of: Callable[[Settings], tuple[Key, ...]]
-    verify_engine: VerifyEngine
     recorder: Recorder
 
     def follow_keys(self, auth: Authenticator) -> None:

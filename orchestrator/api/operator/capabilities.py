@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from orchestrator.admission.images import MAX_BYTES, MAX_COUNT, MAX_PIXELS
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
@@ -16,7 +17,6 @@ async def capabilities(request: web.Request) -> web.Response:
     own."""
     orchestrator = request.app[ORCHESTRATOR]
     room = orchestrator.queue_room
-    images = orchestrator.images.limits
     added: dict[str, object] = {}
     for each in orchestrator.rooms:
         added |= each.capabilities()
@@ -36,9 +36,9 @@ async def capabilities(request: web.Request) -> web.Response:
                 "max_deadline_ms": round(1000 * orchestrator.deadlines.max_s),
                 "max_idle_keep_s": MAX_IDLE_KEEP_S,
                 "queue": None if room is None else room.bound,
-                "images": images.max_count,
-                "image_bytes": images.max_bytes,
-                "image_pixels": images.max_pixels,
+                "images": MAX_COUNT,
+                "image_bytes": MAX_BYTES,
+                "image_pixels": MAX_PIXELS,
             },
             **added,
         }

@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from catalog.engine_entry import EngineEntry
+from catalog.engine_files import verify_engine
 from catalog.engines import EngineCatalog
 from catalog.errors import ProvisionError
 from catalog.model_entry import ModelEntry, ModelState
@@ -34,9 +35,6 @@ from orchestrator.telemetry.log import service_log
 from worker.priority import lower_priority
 
 Kind = Literal["models", "engines"]
-VerifyEngine = Callable[[EngineEntry, Path], str]
-"""Whether an engine is still what was installed, given its entry and the state directory: returns
-the first thing that is wrong with it, or an empty string."""
 
 PAGE: Final = 50
 MAX: Final = 200
@@ -90,10 +88,9 @@ class Verifications:
     """Reads entries' files again, one entry at a time, on one thread that the process does not wait
     for, and that yields to everything else: requests are served meanwhile."""
 
-    def __init__(self, home: Callable[[], Path], verify_engine: VerifyEngine) -> None:
+    def __init__(self, home: Callable[[], Path]) -> None:
         self.states: dict[tuple[Kind, str], Verification] = {}
         self._home = home
-        self._verify_engine = verify_engine
         self._turn = threading.Lock()
 
     def seen(self) -> _Seen:
@@ -132,7 +129,7 @@ class Verifications:
     def _problem(self, kind: Kind, id: str) -> str:
         home = self._home()
         if kind == "engines":
-            return self._verify_engine(EngineCatalog(home).get(id), home)
+            return verify_engine(EngineCatalog(home).get(id))
         catalog = ModelCatalog(home)
         with catalog.claim(id):
             return verify_model(catalog, catalog.get(id), threads=1).problem
@@ -184,14 +181,9 @@ class Catalogs:
 CATALOGS = web.AppKey("catalogs", Catalogs)
 
 
-def not_verified(entry: EngineEntry, home: Path) -> str:
-    """Stands in where the process was given nothing that knows engines' files."""
-    return f"{entry.engine} cannot be verified by this process; run tidegate engines verify"
-
-
-def catalogs(verify_engine: VerifyEngine) -> Catalogs:
+def catalogs() -> Catalogs:
     """Catalogs of the state directory, which is looked up each time."""
-    return Catalogs(state_dir, Verifications(state_dir, verify_engine))
+    return Catalogs(state_dir, Verifications(state_dir))
 
 
 async def models(request: web.Request) -> web.Response:

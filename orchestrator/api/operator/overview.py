@@ -131,7 +131,7 @@ async def once(request: web.Request) -> web.Response:
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream the last minutes, then the current state of the service once a second."""
     overview = request.app[OVERVIEW]
-    stream = EventStream(request, {}, request.app[CONFIG].streams)
+    stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
     past = overview.join(stream, tenants=request[CONTEXT].key.sees_tenants)
     try:
         return await stream.run(past)

@@ -4,11 +4,10 @@ import asyncio
 
 from aiohttp import web
 
-from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
 from orchestrator.api.http.elsewhere import ELSEWHERE
 from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
-from orchestrator.errors import NotFound, NotReady
+from orchestrator.errors import NotReady
 from orchestrator.health import PreparedResponse
 from orchestrator.telemetry.merging import labelled, merged
 
@@ -47,10 +46,6 @@ async def metrics(request: web.Request) -> web.Response:
 async def vllm_metrics(request: web.Request) -> web.Response:
     """Show only the metrics under vLLM's names, for endpoint pickers, which ask many times a
     second."""
-    if not request.app[CONFIG].vllm_metrics:
-        raise NotFound(
-            "there are no metrics under vLLM's names: TIDEGATE_TELEMETRY__VLLM_METRICS is not set"
-        )
     return await _exposition(request, VLLM_PREFIX)
 
 

@@ -32,6 +32,7 @@ class RegisteredInstances:
     """A source of addresses that others push (``sources.Source``)."""
 
     name = NAME
+    every_s = 2.0
 
     def __init__(self, clock: Clock, is_ready: Callable[[str], bool]) -> None:
         self._clock = clock

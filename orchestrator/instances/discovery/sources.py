@@ -9,11 +9,14 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from orchestrator.instances.discovery.addresses import DNS_PREFIX, FILE_PREFIX, check_address
 from orchestrator.lanes import name_of
 
+RESOLVE_EVERY_S: Final = 2.0
+LOOK_EVERY_S: Final = 0.5
+"""Seconds between two readings of a file, which costs next to nothing."""
 MAX_FILE_BYTES = 2**20
 ANSWER_S = 10.0
 """Seconds after which a resolver that has not answered counts as failed this time."""
@@ -29,6 +32,10 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """The source's name, as the settings spell it."""
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two readings."""
 
     async def read(self) -> frozenset[str] | None:
         """All addresses there are now; None if nothing changed. Raises ``SourceError``."""
@@ -49,6 +56,7 @@ class DnsName:
 
     def __init__(self, entry: str, resolver: Resolve = resolve) -> None:
         self.name = entry
+        self.every_s = RESOLVE_EVERY_S
         host, _, port = entry.removeprefix(DNS_PREFIX).rpartition(":")
         self._host = host.strip("[]")
         self._port = int(port)
@@ -84,6 +92,7 @@ class WatchedFile:
 
     def __init__(self, entry: str) -> None:
         self.name = entry
+        self.every_s = LOOK_EVERY_S
         self._path = Path(entry.removeprefix(FILE_PREFIX))
         self._seen: tuple[int, int, int] | None = None
 

@@ -18,8 +18,9 @@ from orchestrator.telemetry.log import fields, lane_log
 
 LEAVE_GRACE_S: Final = 30.0
 """Seconds that jobs may go on running on an instance that is no longer listed."""
-LINGER_READS: Final = 3
-"""Number of answers that must leave out an idle instance before its lanes are closed."""
+LINGER_S: Final = 6.0
+"""Seconds for which an idle instance must be left out before its lanes are closed: a few answers of
+DNS."""
 
 
 class InstanceSet(Protocol):
@@ -50,16 +51,12 @@ class DiscoverySync:
         listed: Iterable[str],
         sources: Sequence[Source],
         clock: Clock,
-        *,
-        read_every_s: float,
     ) -> None:
         self._instances = instances
         self._registered = RegisteredInstances(clock, instances.ready)
         self._listed = frozenset(listed)
         self._sources = (*sources, self._registered)
         self._clock = clock
-        self._read_every_s = read_every_s
-        self._linger_s = min(LEAVE_GRACE_S, LINGER_READS * read_every_s)
         self._known: dict[str, frozenset[str]] = {}
         self._errors: dict[str, str] = {}
         self._following: list[asyncio.Task[None]] = []
@@ -109,7 +106,7 @@ class DiscoverySync:
             address
             for address, since in self._instances.addresses().items()
             if since is not None
-            and now - since >= (self._linger_s if self._instances.idle(address) else LEAVE_GRACE_S)
+            and now - since >= (LINGER_S if self._instances.idle(address) else LEAVE_GRACE_S)
         ]
         for address in over:
             await self._instances.remove(address)
@@ -125,7 +122,7 @@ class DiscoverySync:
                     "instance source failed unexpectedly; will retry",
                     extra=fields(source=source.name),
                 )
-            await asyncio.sleep(self._read_every_s)
+            await asyncio.sleep(source.every_s)
 
     def _apply(self) -> None:
         wanted = self._listed.union(*self._known.values())

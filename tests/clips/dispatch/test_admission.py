@@ -41,9 +41,7 @@ async def test_dl19_clips_are_served_after_a_busy_start(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     """Deadlines of 5 to 45 s ended in 504 on an idle service."""
-    service, model = await serve(
-        make_service, make_worker, A_BUSY_START, admission__refusal_sample=0.0
-    )
+    service, model = await serve(make_service, make_worker, A_BUSY_START, REFUSAL_SAMPLE=0.0)
     model.plan = lambda call: held
     held = FakePlan(hold_at="video")
     slots = [await submit(service, deadline_ms=ms) for ms in (5_000, 20_000, 45_000, 45_000)]
@@ -72,7 +70,7 @@ async def test_what_is_told_to_be_given_up_is_not_guessed(
 async def test_dl7_what_is_certain_to_be_late_is_refused(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    service, _ = await serve(make_service, make_worker, SEEN, admission__refusal_sample=0.0)
+    service, _ = await serve(make_service, make_worker, SEEN, REFUSAL_SAMPLE=0.0)
     error = await submit(service, 504, deadline_ms=9_000)
     assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "clip")
     # It hardly takes less than 20 s, but it may, and nobody else wants the time.
@@ -85,7 +83,7 @@ async def test_dl7_what_is_certain_to_be_late_is_refused(
 async def test_what_will_hardly_be_in_time_waits_for_nobody_who_would_be(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    service, model = await serve(make_service, make_worker, SEEN, 1, admission__refusal_sample=0.0)
+    service, model = await serve(make_service, make_worker, SEEN, 1, REFUSAL_SAMPLE=0.0)
     held = FakePlan(hold_at="video")
     model.plan = lambda call: held
     running = await submit(service, deadline_ms=60_000)
@@ -105,7 +103,7 @@ async def test_it_waits_for_a_fast_instance_rather_than_try_a_slow_one(
     fast.slots = FakeClips(stages=stages(**SEEN), slots_total=1, slots_free=1)
     held = FakePlan(hold_at="video")
     fast.slots.plan = lambda call: held
-    service = await serving(await make_service(slow, fast, admission__refusal_sample=0.0), 2)
+    service = await serving(await make_service(slow, fast, REFUSAL_SAMPLE=0.0), 2)
     slots = [await submit(service, deadline_ms=ms) for ms in (39_000, 39_500)]
     slots.append(await submit(service, deadline_ms=50_000))
     held.release.set()
@@ -127,7 +125,7 @@ async def test_dl7_observe_lets_in_and_counts(
 async def test_dl17_a_sample_of_refusals_is_let_in_and_its_rate_published(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    service, model = await serve(make_service, make_worker, SEEN, 1, admission__refusal_sample=1.0)
+    service, model = await serve(make_service, make_worker, SEEN, 1, REFUSAL_SAMPLE=1.0)
     held = FakePlan(hold_at="video")
     model.plan = lambda call: held
     slots = [await submit(service, deadline_ms=ms) for ms in (60_000, 9_000)]
@@ -145,7 +143,7 @@ async def test_dl17_a_sample_of_refusals_is_let_in_and_its_rate_published(
 async def test_dl17_a_sample_of_a_full_queue_and_of_early_stops(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    settings = {"admission__refusal_sample": 1.0, "slots__max_waiting": 0}
+    settings = {"REFUSAL_SAMPLE": 1.0, "MOST_WAITING": 0}
     service, model = await serve(make_service, make_worker, SEEN, 1, **settings)
     held = FakePlan(hold_at="video", spared=True)
     model.plan = lambda call: held
@@ -162,7 +160,7 @@ async def test_dl17_a_sample_of_a_full_queue_and_of_early_stops(
 async def test_dl17_an_early_stop_is_counted(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    service, model = await serve(make_service, make_worker, SEEN, admission__refusal_sample=0.0)
+    service, model = await serve(make_service, make_worker, SEEN, REFUSAL_SAMPLE=0.0)
     late = "deadline_exceeded: video: 3.0 s are left, and the rest takes 4.0 s at the least"
     model.plan = lambda call: FakePlan(error=late, error_at="image")
     slot = await submit(service, deadline_ms=60_000)
@@ -173,9 +171,7 @@ async def test_dl17_an_early_stop_is_counted(
 async def test_dl7_what_waits_ends_once_it_is_certain_to_be_late(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    service, model = await serve(
-        make_service, make_worker, A_BUSY_START, 1, admission__refusal_sample=0.0
-    )
+    service, model = await serve(make_service, make_worker, A_BUSY_START, 1, REFUSAL_SAMPLE=0.0)
     held = FakePlan(hold_at="video")
     model.plan = lambda call: held
     running = await submit(service, deadline_ms=60_000)

@@ -81,7 +81,7 @@ async def test_the_queue_is_bounded(make_service: MakeService, make_worker: Make
     worker = await a_worker(make_worker, slots_total=1, slots_free=1)
     plan = FakePlan(hold_at="video")
     slots_of(worker).plan = lambda call: plan
-    service = await serving(await make_service(worker, slots__max_waiting=1))
+    service = await serving(await make_service(worker, MOST_WAITING=1))
     made = [await submit(service) for _ in range(2)]
     error = await submit(service, 429)
     assert error["code"] == "queue_full" and error["retry_after_ms"] >= 1000
@@ -133,7 +133,7 @@ async def test_a_slot_is_not_sent_for_ever(
 ) -> None:
     worker = await a_worker(make_worker)
     slots_of(worker).plan = lambda call: FakePlan(error="no_capacity: 64 slots wait already")
-    service = await serving(await make_service(worker, dispatch__attempts=3))
+    service = await serving(await make_service(worker, ATTEMPTS=3))
     status = await until_ended(service, await submit(service))
     assert (status["outcome"], status["error"]["code"]) == ("failed", "no_capacity")
     assert len(slots_of(worker).calls) == 3
@@ -158,9 +158,7 @@ async def test_a_silent_instance_is_suspect_then_down(
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
     slots_of(near).plan = lambda call: FakePlan(hold_at="video")
-    service = await serving(
-        await make_service(near, far, lanes__suspect_after_s=0.3, lanes__down_after_s=0.6), 2
-    )
+    service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
     instance = clips_of(service.orchestrator).fleet.instances[near.address]
     slot = await submit(service)
     await service.until(lambda: slots_of(near).running == 1)
@@ -190,9 +188,7 @@ async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
     slots_of(near).plan = lambda call: FakePlan(hold_at="video")
-    service = await serving(
-        await make_service(near, far, lanes__suspect_after_s=0.3, lanes__down_after_s=0.6), 2
-    )
+    service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
     instance = clips_of(service.orchestrator).fleet.instances[near.address]
     slot = await submit(service)
     await service.until(lambda: slots_of(near).running == 1)

@@ -36,7 +36,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def url(demo: Stack) -> Iterator[str]:
     """The demo model behind an orchestrator that takes an SDK's timeout for a deadline."""
-    orchestrator = Orchestrator(demo.triton.grpc, deadlines__sdk_timeouts=True)
+    orchestrator = Orchestrator(demo.triton.grpc)
     orchestrator.start()
     try:
         yield orchestrator.url

@@ -17,7 +17,7 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
 
 @pytest.fixture
 async def service(make_service: MakeService, worker: FakeWorker) -> Service:
-    return await make_service(worker, telemetry__vllm_metrics=True)
+    return await make_service(worker)
 
 
 async def answered(service: Service, model: str) -> tuple[int, str]:

@@ -1,5 +1,4 @@
-"""``/v1/files``, ``/v1/batches`` and ``/v1/messages/batches`` with the official SDKs, in front of a
-worker, over restarts."""
+"""``/v1/files`` and ``/v1/batches`` with the official SDK, in front of a worker, over restarts."""
 
 from __future__ import annotations
 
@@ -18,13 +17,12 @@ from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import Restarts
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.lazy import anthropic, openai
+from tests.support.lazy import openai
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 PARAMS = {"model": "fake", "messages": MESSAGES, "max_tokens": 4}
 KEYS = {"one": {"token": "token-one"}, "two": {"token": "token-two"}}
-BATCHES = "/v1/messages/batches"
 
 
 @pytest.fixture
@@ -300,101 +298,18 @@ async def test_half_of_a_keys_places_stay_for_its_other_requests(
 
 
 async def test_without_a_journal_it_says_which_setting_is_missing(service: Service) -> None:
-    for method, path in (("GET", "/v1/files"), ("GET", "/v1/batches"), ("GET", BATCHES)):
+    for method, path in (("GET", "/v1/files"), ("GET", "/v1/batches")):
         error = await ask(service, method, path, 400)
         assert "TIDEGATE_JOURNAL__PATH" in error["error"]["message"]
-
-
-async def test_message_batches_with_the_sdk(kept: Service) -> None:
-    client = await asyncio.to_thread(
-        lambda: anthropic.AsyncAnthropic(base_url=kept.url, api_key="x", max_retries=0)
-    )
-    async with client:
-        batches = client.messages.batches
-        requests = [
-            {"custom_id": "good", "params": PARAMS},
-            {"custom_id": "bad", "params": PARAMS | {"temperature": -1}},
-        ]
-        batch = await batches.create(requests=requests)  # type: ignore[arg-type]
-        assert batch.processing_status == "in_progress" and batch.results_url is None
-        while batch.processing_status != "ended":
-            await asyncio.sleep(0.01)
-            batch = await batches.retrieve(batch.id)
-        counts = batch.request_counts
-        assert (counts.succeeded, counts.errored, counts.processing) == (1, 1, 0)
-        assert batch.ended_at is not None and (batch.expires_at - batch.created_at).days == 1
-        found = {}
-        async for entry in await batches.results(batch.id):
-            found[entry.custom_id] = entry.result
-        assert found["good"].type == "succeeded"
-        assert found["good"].message.content[0].text == "w0 w1 w2 w3 "
-        assert found["bad"].type == "errored"
-        assert found["bad"].error.error.type == "invalid_request_error"
-        assert [one.id async for one in batches.list()] == [batch.id]
-        assert (await ask(kept, "GET", "/v1/batches"))["data"] == []
-        assert (await batches.delete(batch.id)).id == batch.id
-        with pytest.raises(anthropic.NotFoundError):
-            await batches.retrieve(batch.id)
-    assert kept.metric("tidegate_batch_folder_bytes") == 0
-
-
-async def test_message_batches_are_cancelled_and_their_deadline_may_be_stated(
-    kept: Service, worker: FakeWorker
-) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda job: plan
-    items = [{"custom_id": f"id-{n}", "params": PARAMS} for n in range(3)]
-    body = {"requests": items, "completion_window": "1h"}
-    name = (await ask(kept, "POST", BATCHES, json=body))["id"]
-    await kept.until_tokens(1, tasks=3)
-    await ask(kept, "GET", f"{BATCHES}/{name}/results", 404)
-    await ask(kept, "DELETE", f"{BATCHES}/{name}", 400)
-    told = await ask(kept, "POST", f"{BATCHES}/{name}/cancel")
-    assert told["processing_status"] == "canceling" and told["cancel_initiated_at"]
-    await kept.until(lambda: kept.metric("tidegate_batches_unfinished") == 0)
-    async with kept.http.get(f"{BATCHES}/{name}/results") as response:
-        entries = [json.loads(line) for line in (await response.read()).splitlines()]
-    assert sorted((e["custom_id"], e["result"]["type"]) for e in entries) == [
-        (f"id-{n}", "canceled") for n in range(3)
-    ]
-
-
-@for_each(
-    ("body", "said"),
-    [
-        ({"requests": []}, "at least one"),
-        ({}, "requests"),
-        ({"requests": [{"custom_id": "a b", "params": {}}]}, "requests.0.custom_id"),
-        ({"requests": [{"custom_id": "a", "params": {}}] * 2}, "requests.1.custom_id"),
-        ({"requests": [{"custom_id": "a"}]}, "requests.0"),
-        ({"requests": [1]}, "list of objects"),
-        ({"requests": [{"custom_id": "a", "params": {}}], "completion_window": "x"}, "window"),
-    ],
-)
-async def test_what_a_message_batch_cannot_be_is_refused(
-    kept: Service, body: dict[str, object], said: str
-) -> None:
-    error = await ask(kept, "POST", BATCHES, 400, json=body)
-    assert said in error["error"]["message"]
-    assert kept.metric("tidegate_batch_folder_bytes") == 0
 
 
 async def test_bodies_may_be_larger_than_a_requests_and_their_parts_not(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
     service = await restarts.start(worker, http__max_body_bytes=1024)
-    items = [{"custom_id": f"id-{n}", "params": PARAMS} for n in range(20)]
-    name = (await ask(service, "POST", BATCHES, json={"requests": items}))["id"]
-    await service.until(lambda: service.metric("tidegate_batches_unfinished") == 0)
-    told = await ask(service, "GET", f"{BATCHES}/{name}")
-    assert told["request_counts"]["succeeded"] == 20
     batch = await over(service, await create(service, lines_of(*[PARAMS] * 20)))
     assert batch["request_counts"]["completed"] == 20
     long = PARAMS | {"messages": [{"role": "user", "content": "x" * 1024}]}
-    error = await ask(
-        service, "POST", BATCHES, 400, json={"requests": [{"custom_id": "a", "params": long}]}
-    )
-    assert "TIDEGATE_HTTP__MAX_BODY_BYTES" in error["error"]["message"]
     batch = await over(service, await create(service, lines_of(PARAMS, long)))
     assert [(e["code"], e["line"]) for e in batch["errors"]["data"]] == [("line_too_long", 2)]
 

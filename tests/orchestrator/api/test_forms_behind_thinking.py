@@ -6,7 +6,7 @@ import pytest
 
 from protocol import GrammarKind
 from tests.orchestrator.api.openai.asking import answer_of
-from tests.orchestrator.api.tools import CALL, CARD, SCHEMA, says
+from tests.orchestrator.api.tools import CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -23,7 +23,6 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": HI, "max_tokens": 99, "output_config": {"format": FORMAT}},
 }
 ANSWER = '{"city":"Köln"}'
-TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
 
 
 @pytest.fixture
@@ -105,19 +104,6 @@ async def test_text_that_looks_like_thinking_is_the_answer_where_none_may_be(
     }
     answer = await answer_of(service, "/v1/chat/completions", body)
     assert parts_of(answer) == ("", "<think>x</think>")
-
-
-async def test_a_forced_call_goes_before_a_form(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: says(f"Hm.</think>{CALL}")
-    body = ROUTES["/v1/chat/completions"] | {
-        "model": "fake",
-        "tools": [TOOL],
-        "tool_choice": "required",
-        "chat_template_kwargs": {"thinks": True},
-    }
-    (choice,) = (await answer_of(service, "/v1/chat/completions", body))["choices"]
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
-    assert choice["message"]["reasoning_content"] == "Hm."
 
 
 async def test_what_is_not_enforced_is_named_all_the_same(

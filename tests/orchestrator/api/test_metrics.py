@@ -152,9 +152,7 @@ async def test_or22_what_endpoint_pickers_read_of_vllm(
 ) -> None:
     """Where it is asked for, on a page of its own too, without a key."""
     worker = await make_worker(max_running=1)
-    service = await make_service(
-        worker, telemetry__vllm_metrics=True, token="t", dispatch__max_backlog=0
-    )
+    service = await make_service(worker, token="t", MOST_BACKLOG=0)
     worker.plan = lambda submit: Plan(stall_at=1)
     for _ in range(3):
         headers = {"Authorization": "Bearer t"}
@@ -188,12 +186,3 @@ async def test_or22_what_endpoint_pickers_read_of_vllm(
     async with service.http.get("/metrics") as response:
         everything = await response.text()
     assert "\nvllm:num_requests_waiting{" in everything and "\ntidegate_offered" in everything
-
-
-async def test_or22_vllms_names_are_there_by_setting_alone(service: Service) -> None:
-    async with service.http.get("/metrics") as response:
-        assert "vllm:" not in await response.text()
-    async with service.http.get("/metrics/vllm") as response:
-        assert (
-            response.status == 404 and "TIDEGATE_TELEMETRY__VLLM_METRICS" in await response.text()
-        )

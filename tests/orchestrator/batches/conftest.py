@@ -85,7 +85,6 @@ class Life:
         stated: dict[str, object] = {
             "id": new_id("batch_"),
             "owner": owner,
-            "dialect": "openai",
             "input_id": await self.upload(content, owner),
             "endpoint": URL,
             "window": window,
@@ -97,7 +96,7 @@ class Life:
         return batch.id
 
     async def batch(self, name: str, owner: str = OWNER) -> StoredBatch:
-        return await self.batches.batch(owner, "openai", name)
+        return await self.batches.batch(owner, name)
 
     async def until(self, done: Callable[[], bool]) -> None:
         while not done():  # noqa: ASYNC110 - what is waited for has no event of its own

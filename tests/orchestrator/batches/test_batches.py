@@ -156,7 +156,7 @@ async def test_what_waits_for_another_try_keeps_nobody_else_out(make_life: MakeL
     other = await life.create(lines(10), owner="another")
     assert (await life.over(other, "another")).status is Status.COMPLETED
     assert server.served.total() == 13 and life.batches.under_way == 3
-    await life.batches.cancel(OWNER, "openai", name)
+    await life.batches.cancel(OWNER, name)
     assert (await life.over(name)).counts == {LineOutcome.CANCELLED: 19}
     assert life.batches.under_way == 0
 
@@ -212,7 +212,7 @@ async def test_cancelled_it_keeps_what_is_done(
     make_life: MakeLife, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life, name = await stuck(make_life, monkeypatch)
-    told = await life.batches.cancel(OWNER, "openai", name)
+    told = await life.batches.cancel(OWNER, name)
     assert told.status is Status.CANCELLING
     batch = await life.over(name)
     assert batch.status is Status.CANCELLED
@@ -220,24 +220,21 @@ async def test_cancelled_it_keeps_what_is_done(
     assert sorted(e["line"] for e in await life.entries(name)) == list(range(1, 11))
     assert not life.batches.under_way
     with pytest.raises(InvalidRequest, match="cancelled"):
-        await life.batches.cancel(OWNER, "openai", name)
+        await life.batches.cancel(OWNER, name)
 
 
 async def test_whoever_is_not_the_owner_sees_nothing(life: Life) -> None:
     name = await life.create(lines(3))
     batch = await life.over(name)
     assert await life.batches.files("another") == []
-    assert await life.batches.batches("another", "openai") == []
-    assert await life.batches.batches(OWNER, "anthropic") == []
+    assert await life.batches.batches("another") == []
     batches = life.batches
     for ask in (
         lambda: batches.file("another", batch.input_id),
         lambda: batches.file("another", batch.output_id),
         lambda: batches.delete_file("another", batch.input_id),
-        lambda: batches.batch("another", "openai", name),
-        lambda: batches.batch(OWNER, "anthropic", name),
-        lambda: batches.cancel("another", "openai", name),
-        lambda: batches.delete("another", "openai", name),
+        lambda: batches.batch("another", name),
+        lambda: batches.cancel("another", name),
     ):
         with pytest.raises(NotFound):
             await ask()

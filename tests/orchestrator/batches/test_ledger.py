@@ -22,7 +22,6 @@ def batch() -> StoredBatch:
         Time(clock, Boot("a boot", clock.now)),
         id="batch_1",
         owner="a-key",
-        dialect="openai",
         input_id="file-input",
         endpoint="/v1/completions",
         window="24h",

@@ -15,7 +15,7 @@ async def test_wp5_a_deadline_is_a_cause(
 ) -> None:
     """Whether the worker stops at the deadline by itself, or has to be told."""
     worker.plan = lambda submit: Plan(stall_at=1, ignores_deadline=not worker_keeps_it)
-    service = await make_service(worker, deadlines__return_margin_ms=0.0)
+    service = await make_service(worker, RETURN_MARGIN_S=0)
     body = {"prompt": "ab", "max_tokens": 5, "on_deadline": on_deadline, "deadline_ms": 150}
     async with service.http.post("/v1/completions", json={"model": ""} | body) as response:
         assert response.status == (200 if on_deadline == "partial" else 504)

@@ -199,7 +199,7 @@ async def test_or10_none_while_others_wait(
     make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = [await make_worker(max_running=1) for _ in range(2)]
-    service = await make_service(*workers, dispatch__max_backlog=0)
+    service = await make_service(*workers, MOST_BACKLOG=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     hedger, plan = service.parts.hedger, Plan(stall_at=0)
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import lifecycle
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan
@@ -31,8 +32,8 @@ async def test_or14_a_text_that_cannot_end_before_the_drain_does_is_moved(
         make_worker,
         make_service,
         {"can_continue": True},
-        dispatch__attempts=1,
-        dispatch__retry_share=0.0,
+        ATTEMPTS=1,
+        RETRY_SHARE=0.0,
     )
     second.plan = lambda submit: Plan(speak=speak)
     running = await begin_text(service, first)
@@ -91,8 +92,12 @@ async def test_or14_an_operator_says_until_when_an_instance_is_to_be_free(
 
 @pytest.mark.parametrize("grace_ms", [None, 60_000])
 async def test_or14_an_orchestrator_drains_by_api_and_may_take_work_again(
-    worker: FakeWorker, service: Service, grace_ms: float | None
+    worker: FakeWorker,
+    service: Service,
+    grace_ms: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(lifecycle, "COME_BACK_S", 0.1)
     running = await begin_text(service, worker)
     held = worker.plan(worker.submits[0])
     body = {"json": {"grace_ms": grace_ms}} if grace_ms else {}
@@ -121,7 +126,7 @@ async def test_or14_what_would_not_begin_before_the_end_is_told_at_once(
 ) -> None:
     """Its client can go elsewhere, while what runs has its grace."""
     worker = await make_worker(max_running=1)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     running = await begin_text(service, worker)
     held = worker.plan(worker.submits[0])
     long = TASK | {"max_tokens": 400, "ignore_eos": True}

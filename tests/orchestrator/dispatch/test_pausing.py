@@ -388,7 +388,7 @@ async def scene(
 ) -> Scene:
     """``at``: the tokens that the long job has when it is paused."""
     workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
-    service = await make_service(*workers, dispatch__max_backlog=0)
+    service = await make_service(*workers, MOST_BACKLOG=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return Scene(service, workers, at)
 
@@ -575,7 +575,7 @@ def soon_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def reading(make_worker: MakeWorker, make_service: MakeService, soon_behind: None) -> Reading:
     worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     return Reading(service, worker)
 
 
@@ -637,8 +637,8 @@ async def test_or11_who_never_reads_on_loses_its_place(
     worker = await make_worker(max_running=1, can_pause=True)
     service = await make_service(
         worker,
-        dispatch__max_backlog=0,
-        streams__timeout_s=60.0 if gone else 0.4,
+        MOST_BACKLOG=0,
+        CLIENT_TIMEOUT_S=60.0 if gone else 0.4,
     )
     reading = Reading(service, worker)
     client, task = await reading.begin()

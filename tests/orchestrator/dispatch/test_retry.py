@@ -146,7 +146,7 @@ async def test_or10_what_is_wrong_with_a_request_is_not_tried_again(
 async def test_or10_tries_draw_on_a_budget(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
-    service, first, second = await two(make_worker, make_service, dispatch__retry_share=0.0)
+    service, first, second = await two(make_worker, make_service, RETRY_SHARE=0.0)
     first.plan = lambda submit: Plan(die_at=0)
     events = await run(service, TASK)
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
@@ -210,7 +210,7 @@ async def test_or10_what_waits_on_a_silent_instance_moves_at_once(
 ) -> None:
     """A grey failure (SIGSTOP): nothing is closed, nothing comes."""
     service, first, second = await two(
-        make_worker, make_service, lanes__suspect_after_s=0.3, lanes__down_after_s=30
+        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30
     )
     held = Plan(stall_at=0, speak=speak)
     first.plan = lambda submit: held
@@ -252,8 +252,8 @@ async def test_or10_a_fault_while_one_is_judged_costs_no_other_its_retry(
     service, first, second = await two(
         make_worker,
         make_service,
-        lanes__suspect_after_s=0.3,
-        lanes__down_after_s=30,
+        SUSPECT_AFTER_S=0.3,
+        DOWN_AFTER_S=30,
         dispatch__hedge_share=0,
     )
     held = Plan(stall_at=0, speak=speak)
@@ -283,7 +283,7 @@ async def test_or10_late_tokens_of_the_first_instance_are_not_the_tasks(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     service, first, second = await two(
-        make_worker, make_service, lanes__suspect_after_s=0.3, lanes__down_after_s=30
+        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30
     )
     held = Plan(stall_at=0, ignores_cancel=True, text=lambda index: "WRONG")
     slow = Plan(stall_at=10, speak=speak)
@@ -305,7 +305,7 @@ async def test_or10_late_tokens_of_the_first_instance_are_not_the_tasks(
 async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, lanes__suspect_after_s=0.3, lanes__down_after_s=30)
+    service = await make_service(worker, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30)
     plan = Plan(stall_at=0)
     worker.plan = lambda submit: plan
     running = asyncio.create_task(run(service, TASK))
@@ -417,7 +417,7 @@ async def test_a_request_that_two_workers_died_with_is_not_sent_to_a_third(
 async def test_a_request_whose_workers_were_only_cut_off_is_sent_to_a_third(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
-    service, workers = await three(make_worker, make_service, dispatch__attempts=4)
+    service, workers = await three(make_worker, make_service, ATTEMPTS=4)
     fail_all(workers, "the network")
     assert text_of(await run(service, TASK)) == EXPECTED
     assert service.metric("tidegate_retries_denied_total", why="poison") == 0

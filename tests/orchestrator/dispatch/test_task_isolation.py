@@ -72,7 +72,7 @@ async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
     """Another model's instance has room: every frame asks, and nobody who waits can use it."""
     busy, idle = await make_worker(max_running=1, model="a"), await make_worker(model="b")
     busy.plan = lambda submit: Plan(stall_at=1)
-    service = await make_service(busy, idle, dispatch__max_backlog=0)
+    service = await make_service(busy, idle, MOST_BACKLOG=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     queue = service.orchestrator.queue
     for _ in range(20):
@@ -95,7 +95,7 @@ async def test_a_pump_that_fails_costs_no_lane(
     worker = await make_worker(max_running=1)
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     first = asyncio.create_task(_complete(service))
     await worker.until(lambda: worker.running == 1)
     second = asyncio.create_task(_complete(service))

@@ -56,7 +56,7 @@ async def test_dl6_a_text_whose_last_instance_is_gone_is_partial(
     """Streaming and not, long before the deadline; with the usage. Who wants all of it gets the
     error, and may go elsewhere."""
     worker.plan = lambda submit: Plan(stall_at=3)
-    service = await make_service(worker, lanes__suspect_after_s=0.4, lanes__down_after_s=0.5)
+    service = await make_service(worker, SUSPECT_AFTER_S=0.4, DOWN_AFTER_S=0.5)
 
     async def stream() -> list[Any]:
         body = BODY | {"on_deadline": on_deadline, "stream": True}

@@ -20,7 +20,7 @@ async def test_dl6_text_leaves_before_the_deadline_though_its_worker_says_nothin
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=True)
-    service = await make_service(worker, deadlines__return_margin_ms=300.0)
+    service = await make_service(worker, RETURN_MARGIN_S=0.3)
     body = BODY | {"on_deadline": "partial", "deadline_ms": 900}
     async with service.http.post("/v1/completions", json=body) as response:
         answer = await response.json()
@@ -36,7 +36,7 @@ async def test_dl6_text_leaves_before_the_deadline_though_its_worker_says_nothin
 async def test_dl6_of_a_clean_end_the_way_back_is_taken_off(
     make_service: MakeService, worker: FakeWorker, on_deadline: str
 ) -> None:
-    service = await make_service(worker, deadlines__return_margin_ms=5000.0)
+    service = await make_service(worker, RETURN_MARGIN_S=5)
     body = BODY | {"on_deadline": on_deadline, "deadline_ms": 60_000}
     async with service.http.post("/v1/completions", json=body) as response:
         assert response.status == 200
@@ -49,7 +49,7 @@ async def test_dl6_without_a_token_there_is_nothing_to_give(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=True)
-    service = await make_service(worker, deadlines__return_margin_ms=100.0)
+    service = await make_service(worker, RETURN_MARGIN_S=0.1)
     body = BODY | {"on_deadline": "partial", "deadline_ms": 300}
     async with service.http.post("/v1/completions", json=body) as response:
         await response.read()

@@ -65,7 +65,7 @@ async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
 ) -> None:
     """OR-6: work is not sent to a suspect, and is given up on one that is down. What comes while it
     is not known to be gone waits for its next word."""
-    service = await make_service(worker, lanes__suspect_after_s=0.3, lanes__down_after_s=3)
+    service = await make_service(worker, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=60)
     worker.plan = lambda submit: Plan(stall_at=1)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = await response.json()
@@ -76,6 +76,7 @@ async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
     waiting = asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))
     await service.until(lambda: len(service.orchestrator.queue) == 1)
     assert worker.running == 1
+    service.leap(60)
     await service.until(lambda: state_of(service) == "down")
     async with service.http.post("/v1/chat/completions", json=CHAT) as response:
         assert response.status == 503
@@ -95,7 +96,7 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
     """OR-6: its siblings' frames say nothing about its own jobs."""
     caplog.set_level("INFO")
     service = await make_service(
-        worker, lanes__per_instance=2, lanes__suspect_after_s=0.3, lanes__down_after_s=0.9
+        worker, lanes__per_instance=2, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.9
     )
     instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: all(lane.is_open for lane in instance.lanes))
@@ -189,7 +190,7 @@ async def test_work_of_others_counts_as_load(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=4, foreign=4)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert (await response.json())["status"] == "queued"
     assert len(service.orchestrator.queue) == 1
@@ -271,7 +272,10 @@ async def test_a_template_that_cannot_be_read_leaves_plain_prompts(
     assert "line 1" in told["chat_fault"]
 
 
-async def test_an_error_in_band_costs_one_job_only(service: Service, worker: FakeWorker) -> None:
+async def test_an_error_in_band_costs_one_job_only(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, dispatch__attempts=1)  # each pause takes seconds
     plans = [Plan(stall_at=1), Plan(in_band_error="unavailable")]
     worker.plan = lambda submit: plans[min(1, len(worker.submits) - 1)]
     async with service.http.post("/v2/tasks", json=TASK) as response:

@@ -117,7 +117,7 @@ async def test_or6_instances_follow_a_file_under_load(
     plan = Plan(stall_at=1)
     first.plan = second.plan = lambda submit: plan
     await asyncio.to_thread(write, path, first)
-    service = await make_service(instances=f"file:{path}", discovery__interval_s=0.02)
+    service = await make_service(instances=f"file:{path}", LOOK_EVERY_S=0.02)
     registry = service.orchestrator.registry
     version = registry.snapshot_version
     await submit(service)
@@ -151,7 +151,7 @@ async def test_or6_a_broken_file_changes_nothing_and_is_shown(
 ) -> None:
     path = tmp_path / "instances"
     await asyncio.to_thread(write, path, worker)
-    service = await make_service(instances=f"file:{path}", discovery__interval_s=0.02)
+    service = await make_service(instances=f"file:{path}", LOOK_EVERY_S=0.02)
     broken = tmp_path / "broken"
     await asyncio.to_thread(broken.write_text, "nonsense\n")
     await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one

@@ -29,6 +29,7 @@ from tests.support.other_servers import (
     model_folder,
 )
 from tests.support.plain_triton import PlainTriton, PlainTrtLlm
+from tests.support.steady_loop import hurry
 
 
 class OldVllm(VllmServer):
@@ -294,9 +295,11 @@ async def test_a_silent_server_is_silence_and_no_end(server: OtherServer, folder
     async with lane_to(server.entry(folder)) as (lane, news):
         server.is_silent = True
         seen = lane.last_frame_at
+        hurry(5)
         await asyncio.sleep(0.7)
         assert lane.is_open
         assert lane.last_frame_at - seen < 0.5
+        hurry(1)
         assert (await run(lane)).text == "abcdef"
         lane.break_off("a test")
         await news.until(lambda: bool(news.closed))

@@ -74,7 +74,7 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
     """By the speed that the model was last seen to have; a longer answer takes longer."""
     worker.can_load("other", load_ms=20_000.0)
     worker.step_ms = 40.0
-    service = await make_service(worker, loading__min_residency_s=0.0)
+    service = await make_service(worker, MIN_RESIDENCY_S=0.0)
     forecaster = service.orchestrator.stages.prediction.forecaster
     swaps = service.orchestrator.stages.swaps
     for _ in range(3):
@@ -215,7 +215,7 @@ async def test_what_waits_for_a_model_that_was_taken_brings_it_back(
     """An operator swapped it away while a task waited for it."""
     worker = await make_worker(max_running=1)
     worker.can_load("other")
-    service = await make_service(worker, dispatch__max_backlog=0, loading__min_residency_s=0.0)
+    service = await make_service(worker, MOST_BACKLOG=0, MIN_RESIDENCY_S=0.0)
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     first = asyncio.create_task(ask(service, "fake"))

@@ -160,7 +160,7 @@ async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
 ) -> None:
     worker = await make_worker(max_running=1)
     worker.can_load("other")
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     plan = Plan(stall_at=3)
     worker.plan = lambda submit: plan
     first = asyncio.create_task(_streamed(service, "fake"))

@@ -60,9 +60,7 @@ async def test_dl17_a_sample_is_let_in_beyond_a_full_queue(
     worker = await make_worker(max_running=1)
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
-    service = await make_service(
-        worker, queue__max_waiting=0, admission__refusal_sample=1.0, dispatch__max_backlog=0
-    )
+    service = await make_service(worker, queue__max_waiting=0, REFUSAL_SAMPLE=1.0, MOST_BACKLOG=0)
     posts = [service.http.post("/v1/completions", json=BODY) for _ in range(2)]
     answers = asyncio.gather(*posts)
     await service.until(lambda: len(service.orchestrator.queue) == 1)

@@ -68,7 +68,7 @@ async def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
     assert answer["choices"][0]["finish_reason"] == "length"  # the fake's own end
     assert service.outcomes() == ["met"]
     assert worker.pauses == []
-    await busy
+    busy.cancel()
     await leaves_nothing(service, worker)
 
 
@@ -111,7 +111,7 @@ async def test_dl10_pauses_cancels_deadlines_and_losses_in_any_order_leak_nothin
 
     for worker in workers:
         worker.step_ms, worker.plan = 3.0, plan
-    service = await make_service(*workers, dispatch__max_backlog=0)
+    service = await make_service(*workers, MOST_BACKLOG=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
 
     async def one() -> None:

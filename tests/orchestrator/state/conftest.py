@@ -56,7 +56,7 @@ class Sharing:
 
     async def loner(self, *workers: FakeWorker, joins_with: str = "", **changes: object) -> Service:
         """One that may never reach the store; ``joins_with`` is the digest of its keys."""
-        values = {"state__url": self.store.url, "state__lease_s": LEASE_S}
+        values = {"state__url": self.store.url, "LEASE_S": LEASE_S}
         service = await self._make_service(*workers, **(values | changes))
         service.parts.lifecycle.join(urlsplit(service.url).port or 0, joins_with)
         return service

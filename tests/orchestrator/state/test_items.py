@@ -1,5 +1,4 @@
-"""OR-18: what clients keep outlives the orchestrator that had it: sessions, responses,
-conversations."""
+"""OR-18: what clients keep outlives the orchestrator that had it: sessions and responses."""
 
 import asyncio
 from typing import Any
@@ -49,16 +48,11 @@ async def thaw(service: Service) -> None:
 
 
 async def test_a_conversation_goes_on_at_any_member(sharing: Sharing, worker: FakeWorker) -> None:
-    """By the last response's id, or by its own; whoever has it is asked while it lives."""
+    """Whoever has its last response is asked while it lives."""
     one, two = await two_of(sharing, worker)
     _, first = await ask(one, "POST", "/v1/responses", **HI)
-    _, held = await ask(one, "POST", "/v1/conversations", metadata={"a": "b"})
-    ways = {"previous_response_id": first["id"], "conversation": held["id"]}
-    for way, name in ways.items():
-        status, answer = await ask(two, "POST", "/v1/responses", **HI, **{way: name})
-        assert status == 200, answer
-    status, items = await ask(two, "GET", f"/v1/conversations/{held['id']}/items")
-    assert status == 200 and len(items["data"]) == 2
+    status, answer = await ask(two, "POST", "/v1/responses", **HI, previous_response_id=first["id"])
+    assert status == 200, answer
     assert state_of(two).items.adopted == 0
 
 
@@ -68,8 +62,6 @@ async def test_what_is_kept_is_there_when_its_holder_has_died(
     one, two = await two_of(sharing, worker)
     _, response = await ask(one, "POST", "/v1/responses", **HI)
     _, gone = await ask(one, "POST", "/v1/responses", **HI)
-    _, held = await ask(one, "POST", "/v1/conversations", metadata={"a": "b"})
-    await ask(one, "POST", "/v1/responses", **HI, conversation=held["id"])
     _, session = await ask(one, "POST", "/v2/sessions", model="fake")
     await submit(one, session_id=session["session_id"], durable=False)
     await one.until(lambda: not one.orchestrator.live_tasks)
@@ -83,15 +75,12 @@ async def test_what_is_kept_is_there_when_its_holder_has_died(
         two, "POST", "/v1/responses", **HI, previous_response_id=response["id"]
     )
     assert status == 200 and again["usage"]["input_tokens"] > response["usage"]["input_tokens"]
-    status, items = await ask(two, "GET", f"/v1/conversations/{held['id']}/items")
-    assert status == 200 and len(items["data"]) == 2
-    assert (await ask(two, "GET", f"/v1/conversations/{held['id']}"))[1] == held
     status, found = await ask(two, "GET", f"/v2/sessions/{session['session_id']}")
     assert (status, found["turns"]) == (200, 1)
     status, _ = await submit(two, session_id=session["session_id"], durable=False)
     assert status == 202
     await two.until(lambda: not two.orchestrator.live_tasks)
-    assert state_of(two).items.adopted == 3
+    assert state_of(two).items.adopted == 2
 
     # The next one to die leaves all of it to the next.
     await copied(two)
@@ -102,40 +91,25 @@ async def test_what_is_kept_is_there_when_its_holder_has_died(
     assert (await ask(three, "GET", f"/v1/responses/{response['id']}"))[0] == 200
 
 
-async def test_a_background_response_fails_with_its_orchestrator(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
-    """Whoever polls for its end hears of one."""
-    one, two = await two_of(sharing, worker)
-    held = Plan(stall_at=1)
-    worker.plan = lambda job: held
-    _, begun = await ask(one, "POST", "/v1/responses", **HI, background=True)
-    assert begun["status"] in ("queued", "in_progress")
-    await copied(one)
-    await kill(one, two)
-    status, found = await ask(two, "GET", f"/v1/responses/{begun['id']}")
-    assert (status, found["status"]) == (200, "failed")
-    assert "create it again" in found["error"]["message"]
-    held.release.set()
-
-
 async def test_who_stood_still_lets_go_of_what_another_has_now(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     one, two = await two_of(sharing, worker)
-    _, held = await ask(one, "POST", "/v1/conversations", metadata={"a": "b"})
-    _, kept = await ask(one, "POST", "/v1/conversations", metadata={"c": "d"})
+    _, held = await ask(one, "POST", "/v2/sessions", model="fake")
+    _, kept = await ask(one, "POST", "/v2/sessions", model="fake")
     await copied(one)
     await kill(one, two)
-    at = f"/v1/conversations/{held['id']}"
-    assert (await ask(two, "POST", at, metadata={"e": "f"}))[0] == 200
+    status, _ = await submit(two, session_id=held["session_id"], durable=False)
+    assert status == 202
+    await two.until(lambda: not two.orchestrator.live_tasks)
     await thaw(one)
     await copied(one)
     await see_each_other(one, two)
-    assert (await ask(one, "GET", at))[1]["metadata"] == {"e": "f"}
+    status, found = await ask(one, "GET", f"/v2/sessions/{held['session_id']}")
+    assert (status, found["turns"]) == (200, 1)
     assert state_of(one).forwarded == 1
-    status, found = await ask(two, "GET", f"/v1/conversations/{kept['id']}")
-    assert (status, found["metadata"]) == (200, {"c": "d"})
+    status, found = await ask(two, "GET", f"/v2/sessions/{kept['session_id']}")
+    assert (status, found["turns"]) == (200, 0)
     assert state_of(two).items.adopted == 1
 
 

@@ -48,7 +48,7 @@ async def test_a_slow_store_costs_time_and_nothing_else(
     sharing: Sharing, worker: FakeWorker, network: RoughNetwork
 ) -> None:
     network.delay_s = 0.3
-    slow = {"state__url": sharing.far_url, "state__lease_s": 5.0}
+    slow = {"state__url": sharing.far_url, "LEASE_S": 5.0}
     one = await sharing.member(worker, **slow, limits__each_key__requests_per_min=3)
     statuses = [(await submit(one, durable=durable))[0] for durable in (True, False) * 2]
     assert statuses == [202, 202, 202, 429]
@@ -240,7 +240,7 @@ async def test_tokens_of_a_request_that_was_not_queued_are_given_back(
     """One that the queue had no room for has used none."""
     worker = await make_worker(max_running=1)
     one = await sharing.member(
-        worker, limits__each_key__tokens_per_min=600, queue__max_waiting=0, dispatch__max_backlog=0
+        worker, limits__each_key__tokens_per_min=600, queue__max_waiting=0, MOST_BACKLOG=0
     )
     held = Plan(stall_at=1)
     worker.plan = lambda job: held
@@ -263,7 +263,7 @@ async def test_the_store_hears_of_limits_once_for_all_while_it_hangs(
     one = await sharing.member(
         worker,
         state__url=sharing.far_url,
-        state__lease_s=5.0,
+        LEASE_S=5.0,
         limits__each_key__requests_per_min=1000,
     )
     asked = 0

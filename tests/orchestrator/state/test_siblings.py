@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
+from catalog.paths import OWN_ADDRESS
 from orchestrator.batches.extension import BatchRoom
 from orchestrator.state.forwarding import FORWARDED_HEADER
 from tests.orchestrator.conftest import OPERATOR, Service
@@ -24,10 +25,12 @@ PORT = 4711
 async def two_of(
     sharing: Sharing, worker: FakeWorker, **changes: object
 ) -> tuple[Service, Service]:
-    one, two = [
-        await sharing.member(worker, port=PORT, state__own_address=f"127.0.0.1:{number}", **changes)
-        for number in (1, 2)
-    ]
+    members = []
+    for number in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(OWN_ADDRESS, f"127.0.0.1:{number}")
+            members.append(await sharing.member(worker, port=PORT, **changes))
+    one, two = members
     await see_each_other(one, two)
     return one, two
 

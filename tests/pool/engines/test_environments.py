@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from catalog.engine_entry import EngineEntry
+from catalog.engine_files import site_packages, verify_engine
 from catalog.engines import MANIFEST, EngineCatalog
 from catalog.errors import EngineUnknown, FetchFailed, MachineUnfit
 from pool.engines import environments
@@ -18,11 +19,9 @@ from pool.engines.environments import (
     environment_for,
     environment_if_made,
     prepared,
-    site_packages,
 )
 from pool.engines.recipes import PINS, Recipe, recipe_of
 from pool.engines.toolchain import Tool, Toolchain
-from pool.engines.verify import verify_engine
 from tests.support.fake_vllm import checkpoint, install
 
 BARE = Toolchain((), "", {}, 0)
@@ -99,10 +98,10 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     assert environment["VIRTUAL_ENV"] == str(folder)
 
     entry = EngineCatalog(home).get("tiny")
-    assert verify_engine(entry, home) == ""
+    assert verify_engine(entry) == ""
     module = site_packages(folder) / "tiny_engine.py"
     module.write_text(module.read_text() + "#")
-    assert verify_engine(entry, home) == "tiny_engine.py has changed"
+    assert verify_engine(entry) == "tiny_engine.py has changed"
 
     stamp = (folder / MANIFEST).stat().st_mtime_ns
     assert await provider.ensure(home) == engine

@@ -34,12 +34,12 @@ PROMPT = "What is a tide?"
 
 @pytest.fixture(scope="module", params=ENGINES, ids=str)
 def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
 ) -> Iterator[Served]:
     case: EngineCase = request.param
     if case.missing:
         pytest.skip(case.missing)
-    served = Served(case, tmp_path_factory.mktemp(case.name))
+    served = Served(case)
     yield served
     lane = served.lane()
     left = [lane.submit(served.encode(PROMPT), max_tokens=LONG) for _ in range(2 * MAX_RUNNING)]
@@ -59,9 +59,9 @@ def lane(served: Served) -> Iterator[LaneClient]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answer]:
+def expected() -> Iterator[Answer]:
     """Our own engine's answer to ``PROMPT``, with what was likely at each token."""
-    reference = Served(ENGINES[0], tmp_path_factory.mktemp("reference"))
+    reference = Served(ENGINES[0])
     yield reference.lane().run(reference.encode(PROMPT), max_tokens=400, logprobs=5)
     reference.close()
 
@@ -98,18 +98,12 @@ def _endless(served: Served) -> dict[str, object]:
     return {"max_tokens": LONG} | ({"ignore_eos": True} if goes_on else {})
 
 
-def exact(served: Served) -> None:
-    if not served.case.is_exact:
-        pytest.skip(f"{served.case} computes with other numbers than ours")
-
-
 # ── texts ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_greedy_text_is_our_own_engines(
     served: Served, lane: LaneClient, expected: Answer
 ) -> None:
-    exact(served)
     answer = lane.run(served.encode(PROMPT), max_tokens=400)
     equal = assert_same(served, answer.ids, expected)
     assert equal >= 20
@@ -192,7 +186,6 @@ def test_logprobs_are_told_for_every_token(
         assert len(one.top) == 3
         assert one.top[0] == (token, one.logprob)  # greedy
         assert one.logprob <= 0 and one.rank in (0, 1)
-    exact(served)
     for mine, ours in zip(answer.logprobs, expected.logprobs, strict=False):
         assert mine.logprob == pytest.approx(ours.logprob, abs=0.01)
 
@@ -223,7 +216,6 @@ def test_a_begun_answer_goes_on_where_it_was_left(
 ) -> None:
     if not served.card.can_continue:
         pytest.skip(f"{served.case} cannot continue an answer: its card says so")
-    exact(served)
     prompt = served.encode(PROMPT) + expected.ids[:9]
     answer = lane.run(prompt, max_tokens=20, begun=9)
     assert assert_same(served, answer.ids, expected, start=9) >= 10

@@ -20,7 +20,7 @@ from protocol import tensors as names
 from tests.support.fake_worker import tokenizer_json
 from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness
-from worker.core import Job, JobFinished, JobTokens
+from worker.core import Job, JobTokens
 from worker.errors import InvalidCall
 from worker.grammar.compiler import build_compiler
 from worker.service.call import Call, strings
@@ -131,19 +131,6 @@ def test_a_stop_string_ends_the_text_before_it(harness: Harness) -> None:
     responder.wait_final()
     assert harness.engine.cancelled == [(job, AbortCause.STOP_STRING)]
     assert "".join(texts(responder)) == "cd"
-
-
-def test_a_stop_string_may_end_with_the_last_token_allowed(harness: Harness) -> None:
-    harness.engine.on_cancel = lambda job, cause: None
-    parameters = '{"stop": "dX", "max_tokens": 3}'
-    job, responder = ask(harness, sampling_parameters=parameters, return_finish_reason=True)
-    harness.engine.emit(
-        JobTokens(job, harness.tokenizer.encode("cdX"), None),
-        JobFinished(job, FinishReason.LENGTH, None, "", 2, 3, 0, 0.0, 0.0, 0.0, 0.0, None),
-    )
-    responder.wait_final()
-    assert responder.sent[-1][names.FINISH_REASON][0] == b"stop"
-    assert "".join(texts(responder)).endswith("c")
 
 
 def test_the_stop_string_or_token_may_stay_in_the_text(harness: Harness) -> None:

@@ -510,18 +510,16 @@ def test_wk7_an_engine_that_is_not_installed_is_found_out_before_anything_is_dra
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swap_checks, "find_spec", lambda name: None)
-    target = _settings(model_path=tmp_path, engine="llamacpp")
-    with pytest.raises(EngineMissing, match=r"no xllamacpp.*tidegate engines ensure llamacpp"):
+    target = _settings(model_path=tmp_path, engine="vllm")
+    with pytest.raises(EngineMissing, match=r"not installed.*tidegate engines ensure vllm"):
         swap_checks.check(target, _settings(engine="synthetic-free"), Meter(0, 2**40))
 
 
 @pytest.mark.parametrize(
     ("engine", "files", "problem"),
     [
-        ("llamacpp", {}, "no .gguf file"),
-        ("llamacpp", {"m.gguf": b"GGUF"}, "cannot be read as GGUF"),
-        ("llamacpp", {"m-00001-of-00002.gguf": b"GGUF"}, "m-00002-of-00002.gguf is missing"),
-        ("transformers", {"config.json": b"{}"}, "model.safetensors is missing"),
+        ("torch", {"m.gguf": b"GGUF"}, "m.gguf. is in GGUF"),
+        ("torch", {"config.json": b"{}"}, "model.safetensors is missing"),
         ("vllm", {"model.safetensors": b""}, "no config.json"),
     ],
 )
@@ -541,9 +539,7 @@ def test_wk7_files_of_other_engines_are_looked_at_before_anything_is_drained(
 
 
 def test_wk7_all_parts_of_a_model_are_weighed(tmp_path: Path) -> None:
-    parts = [tmp_path / f"m-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
-    for part in parts:
-        part.write_bytes(bytes(100))
-    assert swap_checks.file_bytes(parts[0]) == 300
-    parts[1].unlink()
-    assert swap_checks.file_bytes(parts[0]) == 0
+    for i in (1, 2, 3):
+        (tmp_path / f"model-{i:05}-of-00003.safetensors").write_bytes(bytes(100))
+    assert swap_checks.file_bytes(tmp_path) == 300
+    assert swap_checks.file_bytes(tmp_path / "nothing") == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from protocol import ImageTokens, Vision, keyed_by_images
 from worker.core import Job
-from worker.engines.images import (
+from worker.engines.vllm.image_files import (
     Blind,
     blank_images,
     check_count,

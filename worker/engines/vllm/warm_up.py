@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from protocol import FinishReason, Sampling
 from worker.core import Job
-from worker.engines.images import blank_file
 from worker.engines.vllm.backend import CoreParts, VllmBackend
+from worker.engines.vllm.image_files import blank_file
 from worker.errors import BrokenCheckpoint
 
 _PROMPT = (0, 1, 2, 3)

@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
-from orchestrator.api.openai.responses.kept_items import KeptItem, item_of_output
 from orchestrator.api.openai.responses.output import ItemKind, OutputItems
-from orchestrator.api.openai.responses.replay import Pieces, pieces_of
 from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
@@ -113,10 +111,6 @@ class OutputCollector:
         output = [item.body() for item in self._items.items]
         return response(task, self.asked, status, output, reasoning_tokens=self._reasoning_tokens)
 
-    def pieces(self) -> tuple[Pieces, ...]:
-        """How the output's texts came, for a replay."""
-        return pieces_of(self._items.items)
-
     def turns(self) -> tuple[Message, ...]:
         """The turns that this response adds to the conversation."""
         items = self._items.items
@@ -126,15 +120,6 @@ class OutputCollector:
             return ()
         thoughts = [item.text for item in items if item.kind is ItemKind.REASONING] if calls else []
         return (Message("assistant", content, calls=calls, reasoning="".join(thoughts)),)
-
-    def kept_items(self) -> list[KeptItem]:
-        """The items that this response adds to a conversation that is kept."""
-        calls = {call.id for call in self._calls()}
-        return [
-            item_of_output(item)
-            for item in self._items.items
-            if (item.call_id in calls if item.kind is ItemKind.CALL else item.texts)
-        ]
 
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = []

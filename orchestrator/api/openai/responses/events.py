@@ -18,7 +18,6 @@ import msgspec
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.openai.responses.answer import OutputCollector
-from orchestrator.api.openai.responses.replay import encoded_event
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.tasks.task import Task
@@ -87,5 +86,7 @@ class ResponseEvents(OutputCollector):
         return b"".join(events)
 
     def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
-        self._events.append(encoded_event(kind, self._number, fields))
+        event = f"response.{kind}"
+        encoded = _encode({"type": event, "sequence_number": self._number, **fields})
+        self._events.append(b"event: %b\ndata: %b\n\n" % (event.encode(), encoded))
         self._number += 1

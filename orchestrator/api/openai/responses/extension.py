@@ -4,10 +4,8 @@ from types import ModuleType
 
 from aiohttp import web
 
-from orchestrator.api.openai.responses import conversations, routes
-from orchestrator.api.openai.responses.conversation_store import ConversationStore
-from orchestrator.api.openai.responses.section import ResponseSection
-from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses import routes
+from orchestrator.api.openai.responses.store import KEPT_RESPONSES, ResponseStore
 from orchestrator.extension import Core, Extension
 
 
@@ -16,15 +14,11 @@ class ResponsesRoom(Extension):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        retention = core.settings.section(ResponseSection).retention
-        self._responses = ResponseStore(core.clock, retention)
-        self._conversations = ConversationStore(core.clock, retention)
+        self._responses = ResponseStore(core.clock, KEPT_RESPONSES)
         core.sharing.keep("response", self._responses)
-        core.sharing.keep("conversation", self._conversations)
 
     def edges(self) -> tuple[ModuleType, ...]:
-        return routes, conversations
+        return (routes,)
 
     def attach(self, app: web.Application) -> None:
         app[routes.RESPONSES] = self._responses
-        app[conversations.CONVERSATIONS] = self._conversations

@@ -58,17 +58,10 @@ class Item:
     name: str = ""
     call_id: str = ""
     status: str = "in_progress"
-    skipped: int = 0
-    """Number of events before it that told of a call which then was none."""
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
-
-    @property
-    def event_count(self) -> int:
-        """Number of events that a finished item takes."""
-        return len(self.texts) + (3 if self.kind is ItemKind.CALL else 5)
 
     @property
     def place(self) -> dict[str, object]:
@@ -177,7 +170,6 @@ class OutputItems:
                     if not is_cut:  # it is text after all
                         self.items.remove(call)
                         self.say(text, [])
-                        self.items[-1].skipped = call.skipped + call.event_count
         return logprobs
 
     def say(self, text: str, logprobs: list[object]) -> None:

@@ -5,7 +5,6 @@ Additional fields are those of every other dialect (``GenerationRequest``).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
@@ -62,12 +61,6 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: Unused = NULL
 
 
-class ConversationName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A conversation, named as answers name it."""
-
-    id: str
-
-
 _text_reader: Reader[TextOptions | None] = Reader(TextOptions | None)
 
 
@@ -80,10 +73,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     previous_response_id: str | None = None
-    conversation: str | ConversationName | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
-    background: bool | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     text: msgspec.Raw = NULL
@@ -95,6 +85,9 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     chat_template_kwargs: msgspec.Raw = NULL
 
     # served in one way only
+    background: Unused = NULL
+    conversation: Unused = NULL
+    truncation: Unused = NULL
     prompt: Unused = NULL
     moderation: Unused = NULL
     context_management: Unused = NULL
@@ -127,13 +120,10 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
         return None
 
     def wants_one_piece(self) -> bool:
-        return not self.stream and not self.background
+        return not self.stream
 
     def stated_tier(self) -> str | None:
         return self.service_tier
-
-    def is_awaited(self) -> bool:
-        return super().is_awaited() and not self.background
 
     def field_names(self) -> Mapping[str, str]:
         names = {"prompt": "input", "logprobs": "top_logprobs"}
@@ -146,21 +136,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
         refuse_unserved(self, _ONLY)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
-        if self.previous_response_id and self.conversation_id():
-            raise InvalidRequest(
-                "previous_response_id and conversation name two conversations; send one of them",
-                field="previous_response_id",
-            )
-        if self.background and self.store is False:
-            raise InvalidRequest(
-                "background needs store: true, or nobody could ask for the answer",
-                field="background",
-            )
-
-    def conversation_id(self) -> str | None:
-        """The conversation that the request goes on with, if it names one."""
-        named = self.conversation
-        return (named.id if isinstance(named, ConversationName) else named) or None
 
     def stated_grammar(self) -> StatedGrammar | None:
         if len(memoryview(self.text)) > _MAX_TEXT_BYTES:
@@ -196,12 +171,8 @@ class ParsedResponses:
     tools: ToolUse | None
     template_arguments: Mapping[str, TemplateArgument]
     previous_id: str | None
-    conversation_id: str | None
     is_streamed: bool
-    is_background: bool
     is_stored: bool
-    is_truncated: bool
-    """Whether turns may be left out that the context does not hold."""
     echo: Mapping[str, object]
     """The fields of the request that the answer repeats."""
 
@@ -209,10 +180,8 @@ class ParsedResponses:
 def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
     """The fields of a request that its answer repeats; none of them keeps the whole body in
     memory."""
-    conversation = body.conversation_id()
     return {
-        "background": bool(body.background),
-        "conversation": None if conversation is None else {"id": conversation},
+        "background": False,
         "instructions": body.instructions,
         "max_output_tokens": body.token_limit(),
         "max_tool_calls": None,
@@ -226,7 +195,7 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
         "tool_choice": "auto" if body.tool_choice == NULL else body.tool_choice.copy(),
         "tools": [] if body.tools == NULL else body.tools.copy(),
         "top_logprobs": body.top_logprobs or 0,
-        "truncation": body.truncation or "disabled",
+        "truncation": "disabled",
     }
 
 
@@ -256,6 +225,21 @@ def _nothing(value: object) -> bool:
 
 _ONLY = {
     **other_forms("text.format"),
+    "background": ServedValues(
+        lambda value: value is False,
+        "responses are not made in the background; POST /v2/tasks answers at once, and with "
+        "durable: true its work outlives the process",
+    ),
+    "conversation": ServedValues(
+        _nothing,
+        "conversations are not kept by name; go on with previous_response_id, or send all of it "
+        "as input",
+    ),
+    "truncation": ServedValues(
+        lambda value: value == "disabled",
+        "nothing is left out of a conversation; leave out its oldest turns, and send truncation: "
+        "disabled",
+    ),
     "prompt": ServedValues(_nothing, "stored prompts are not served; send instructions and input"),
     "moderation": ServedValues(_nothing, "no moderation is served"),
     "context_management": ServedValues(_nothing, "nothing is compacted here", is_hint=True),

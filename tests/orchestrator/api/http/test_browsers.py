@@ -216,19 +216,6 @@ async def test_cors_for_all_without_a_key_is_no_way_to_operators_calls(
         assert "Access-Control-Allow-Credentials" not in response.headers
 
 
-async def test_credentials_are_for_named_pages_only(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(worker, http__cors_origins=UI, http__cors_credentials=True)
-    async with service.http.get("/v1/models", headers={"Origin": UI}) as response:
-        assert response.headers["Access-Control-Allow-Credentials"] == "true"
-
-
-def test_credentials_are_never_for_all() -> None:
-    with pytest.raises(InvalidSettings, match="TIDEGATE_HTTP__CORS_CREDENTIALS"):
-        load_settings(http__cors_origins="*", http__cors_credentials=True)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -137,7 +137,7 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
     await worker.until(lambda: worker.running == 1)
@@ -162,7 +162,7 @@ async def test_dl8_the_most_urgent_leaves_first(
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     for budget in (90_000, 70_000, 80_000, 60_000):
         body = TASK | {"deadline_ms": budget}
         async with service.http.post("/v2/tasks", json=body) as response:

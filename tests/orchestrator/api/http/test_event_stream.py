@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.api.http import event_stream
 from orchestrator.errors import TidegateError
+from orchestrator.retention import Retention
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed
 from protocol import AbortCause
@@ -102,7 +103,7 @@ async def test_a_client_gone_while_it_waits_in_the_queue(
 ) -> None:
     worker = await make_worker(max_running=1)
     worker.plan = lambda submit: Plan(stall_at=0)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     first = await send(service, CHAT)
     await worker.until(lambda: worker.running == 1)
     second = await send(service, CHAT)
@@ -124,7 +125,7 @@ async def test_or11_a_client_that_pauses_gets_everything_in_the_end(
 ) -> None:
     """OR-11: what it does not read yet waits for it, in order, and nobody else waits."""
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan()
-    service = await make_service(worker, streams__buffer_bytes=64 << 20)
+    service = await make_service(worker, CLIENT_BUFFER_BYTES=64 << 20)
     slow = await send(service, CHAT | {"stream": True})
     await service.until(lambda: service.outcomes() == ["met"])
     body = CHAT | {"max_tokens": 9, "stream": True}
@@ -144,7 +145,7 @@ async def test_or11_a_client_that_stays_too_slow_is_disconnected(
 ) -> None:
     """OR-11: its buffer is bounded; it is given up, its job stopped, and nobody else notices."""
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan()
-    service = await make_service(worker, streams__buffer_bytes=1 << 20)
+    service = await make_service(worker, CLIENT_BUFFER_BYTES=1 << 20)
     slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
     await service.until(lambda: service.outcomes() == ["aborted"])
     await worker.until(lambda: not worker.running)
@@ -159,7 +160,7 @@ async def test_or11_so_is_one_that_reads_nothing_for_too_long(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     worker.plan = lambda submit: LARGE
-    service = await make_service(worker, streams__buffer_bytes=64 << 20, streams__timeout_s=0.1)
+    service = await make_service(worker, CLIENT_BUFFER_BYTES=64 << 20, CLIENT_TIMEOUT_S=0.1)
     slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
     connections = service.runner.server
     assert connections is not None
@@ -176,8 +177,8 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan(step_s=0.01)
     service = await make_service(
         worker,
-        streams__buffer_bytes=64 << 20,
-        tasks__keep_bytes=10**9,
+        CLIENT_BUFFER_BYTES=64 << 20,
+        KEPT_TASKS=Retention(keep_count=1000, keep_s=600.0, keep_bytes=10**9),
     )
 
     async def follow(max_tokens: int, *, pause: bool) -> list[str]:

@@ -125,16 +125,15 @@ CLASSES: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({"priority": -3}, {}, "interactive"),
     ({"priority": 10}, {}, "batch"),
     ({}, {"x-llm-d-inference-objective": "batch"}, "batch"),
-    ({}, {"x-gateway-inference-objective": "nightly"}, "batch"),
+    ({}, {"x-gateway-inference-objective": "batch"}, "batch"),
     ({}, {"x-gateway-inference-objective": "critical"}, "interactive"),
 ]
 """What a body and a request's headers say beside the rest, and the class that is theirs."""
 
 
 async def test_dl20_service_tiers_priorities_and_objectives_are_classes(
-    make_service: MakeService, worker: FakeWorker
+    service: Service, worker: FakeWorker
 ) -> None:
-    service = await make_service(worker, queue__batch_objectives="batch, nightly")
     tasks = offered(service)
     for more, headers, expected in CLASSES:
         tier = "flex" if expected == "batch" else "default"

@@ -12,6 +12,7 @@ from orchestrator.api.http import connection
 from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.steady_loop import hurry
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -98,6 +99,7 @@ async def test_a_half_closed_client_gets_its_answer(
     client.shutdown(socket.SHUT_WR)
     if stall_at is not None:
         await worker.until(lambda: worker.running == 1)
+        hurry(4)
         await asyncio.sleep(0.4)  # longer than a hang-up may go unnoticed
         assert worker.running == 1
         plan.release.set()
@@ -122,6 +124,7 @@ async def test_a_half_closed_client_that_goes_after_all_is_noticed(
     client = await connect(service, ask(CHAT | {"stream": stream}))
     client.shutdown(socket.SHUT_WR)
     await worker.until(lambda: worker.running == 1)
+    hurry(4)
     await asyncio.sleep(0.3)
     assert worker.running == 1
     client.close()

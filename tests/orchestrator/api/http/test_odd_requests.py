@@ -258,7 +258,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (TEXT, {"suffix": "x"}, Refused("suffix")),
     (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
     (TEXT, {"add_special_tokens": False}, Refused("add_special_tokens")),
-    (RESPONSES, {"conversation": "conv_1"}, Refused("there is no conversation", 404)),
+    (RESPONSES, {"conversation": "conv_1"}, Refused("go on with previous_response_id")),
     (RESPONSES, {"previous_response_id": "resp_1"}, Refused("Previous response with id 'resp_1'")),
     (RESPONSES, {"prompt": {"id": "p"}}, Refused("prompt")),
     (

@@ -196,7 +196,7 @@ async def test_dl14_what_waits_too_long_for_a_first_token_leaves_the_queue(
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
     await worker.until(lambda: worker.running == 1)

@@ -203,7 +203,7 @@ async def test_bounds(
     worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MAX_PER_KEY", 2)
-    service = await make_service(worker, sessions__max_bytes=2000, sessions__all_bytes=3000)
+    service = await make_service(worker, SESSION_BYTES=2000, ALL_SESSIONS_BYTES=3000)
     first = await create(service)
     error = await call(service, "POST", "/v2/sessions", 400, prompt="x" * 2000)
     assert "go on in a new session" in error["message"]
@@ -220,7 +220,7 @@ async def test_bounds(
 
 
 async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker, sessions__ttl_s=0.02)
+    service = await make_service(worker, SESSION_TTL_S=0.02)
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     idle, busy = await create(service), await create(service)

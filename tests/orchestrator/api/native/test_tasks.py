@@ -337,7 +337,7 @@ async def test_or24_a_key_that_fills_the_queue_takes_no_place_from_another(
     release = Plan(stall_at=0)
     worker.plan = lambda submit: release
     keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
-    service = await make_service(worker, dispatch__max_backlog=0, queue__max_waiting=4, keys=keys)
+    service = await make_service(worker, MOST_BACKLOG=0, queue__max_waiting=4, keys=keys)
 
     async def post(key: str, **changes: object) -> tuple[int, dict[str, Any]]:
         headers = {"Authorization": f"Bearer {key}-token"}
@@ -374,7 +374,7 @@ async def test_waiting_tasks_know_their_place(
     worker = await make_worker(max_running=1)
     release = Plan(stall_at=0)
     worker.plan = lambda submit: release
-    service = await make_service(worker, dispatch__max_backlog=0, queue__max_waiting=2)
+    service = await make_service(worker, MOST_BACKLOG=0, queue__max_waiting=2)
     tasks = [await submit(service) for _ in range(3)]
     assert [task["queue_position"] for task in tasks] == [0, 0, 1]
     assert tasks[2]["predicted_start_ms"] > tasks[1]["predicted_start_ms"] > 0  # type: ignore[operator]
@@ -413,7 +413,7 @@ async def test_a_long_replay_is_not_a_slow_client(
 ) -> None:
     """What is replayed may be larger than a client's buffer: it is read at the client's pace."""
     worker.plan = lambda submit: Plan(tokens=5000, per_delta=500, text=lambda i: "x" * 1000)
-    service = await make_service(worker, streams__buffer_bytes=4096)
+    service = await make_service(worker, CLIENT_BUFFER_BYTES=4096)
     task = await submit(service)
     await service.until(lambda: service.outcomes() == ["met"])
     events = await follow(service, str(task["events_url"]))

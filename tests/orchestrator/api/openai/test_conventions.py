@@ -31,28 +31,11 @@ async def test_dl1_the_sdks_own_timeout_is_a_deadline(
     assert worker.submits[-1].budget_ms > 100_000  # between two pieces, it would be
 
 
-async def test_sdk_timeouts(make_service: MakeService, worker: FakeWorker) -> None:
-    for reads in (True, False):
-        service = await make_service(worker, deadlines__sdk_timeouts=reads)
-        for header, value, budget_ms in (
-            ("x-stainless-timeout", "20", 20_000),
-            ("x-stainless-timeout", "0", 300_000),  # cut off from less than a second
-            ("x-stainless-read-timeout", "7.5", 7_500),
-            ("x-stainless-read-timeout", "inf", 300_000),
-        ):
-            async with service.http.post(
-                "/v1/chat/completions", json=CHAT, headers={header: value}
-            ) as response:
-                assert response.status == 200
-            expected = budget_ms if reads else 300_000
-            assert 0.5 * expected < worker.submits[-1].budget_ms <= expected
-
-
 async def test_how_long_it_took_and_how_many_more_may_wait(
     make_service: MakeService, make_worker: object
 ) -> None:
     worker = await make_worker(max_running=1)  # type: ignore[operator]
-    service = await make_service(worker, queue__max_waiting=3, dispatch__max_backlog=0)
+    service = await make_service(worker, queue__max_waiting=3, MOST_BACKLOG=0)
     held = Plan(stall_at=0)
     worker.plan = lambda submit: held
     ask = [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
@@ -113,7 +96,7 @@ async def test_content_that_is_not_served(
 async def test_sdk_timeouts_of_the_other_dialect(
     make_service: MakeService, worker: FakeWorker, is_streamed: bool
 ) -> None:
-    service = await make_service(worker, deadlines__sdk_timeouts=True)
+    service = await make_service(worker)
     async with service.http.post(
         "/v1/messages", json=CHAT | {"stream": is_streamed}, headers={"x-stainless-timeout": "20"}
     ) as response:

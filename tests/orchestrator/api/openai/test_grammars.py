@@ -171,19 +171,6 @@ async def test_what_cannot_be_enforced_is_passed_over_and_named(
     )
 
 
-async def test_the_operator_may_open_objects_and_allow_white_space(
-    make_service: MakeService, able: FakeWorker
-) -> None:
-    service = await make_service(
-        able, structured_output__open_objects=True, structured_output__white_space=True
-    )
-    body = CHAT | {"guided_json": SCHEMA}
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        assert response.status == 200, await response.text()
-    grammar = able.submits[-1].grammar
-    assert grammar is not None and grammar.open_objects and grammar.spaced
-
-
 @pytest.mark.slow
 async def test_one_that_would_take_hours_is_given_up(service: Service, able: FakeWorker) -> None:
     """A thread could not be: two of these, of 2 KB, would have kept all long prompts waiting."""

@@ -1,11 +1,9 @@
 """What is kept of responses: bounded, and each key's own."""
 
-from array import array
 from contextlib import suppress
 
 import pytest
 
-from orchestrator.api.openai.responses.replay import Pieces
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.errors import NotFound
 from orchestrator.retention import Retention
@@ -84,7 +82,6 @@ def test_age_and_deletion_leave_nothing() -> None:
 
 def test_a_store_of_nothing_keeps_nothing() -> None:
     store = make_store(ManualClock(), most=0)
-    assert not store.keeps_any
     store.put("k", "1", Stored(b"{}", SAID))
     assert (len(store), store.kept_bytes) == (0, 0)
 
@@ -93,9 +90,8 @@ def test_another_orchestrator_has_the_same_response_from_its_copy() -> None:
     calls = (ToolCall("c1", "f", {"a": [1, {"b": None}]}, chars=9),)
     said = (*SAID, Message("assistant", "", calls=calls, reasoning="hm"))
     body = b'{"status": "completed", "output": []}'
-    pieces = (Pieces(2, array("I", [1, 3])),)
     here, there = make_store(ManualClock()), make_store(ManualClock())
-    here.put("k", "1", Stored(body, said, (Message("assistant", "well"),), pieces))
+    here.put("k", "1", Stored(body, said, (Message("assistant", "well"),)))
     copier = here.copier("k", "1")
     assert copier is not None and here.copier("k", "2") is None
     there.adopt("k", "1", copier())

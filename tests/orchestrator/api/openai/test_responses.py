@@ -27,7 +27,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"truncation": "some"}, "truncation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"background": True, "store": False}, "background"),
+    ({"truncation": "auto"}, "leave out its oldest turns"),
+    ({"background": True}, "POST /v2/tasks"),
+    ({"conversation": "conv_1"}, "previous_response_id"),
+    ({"conversation": {"id": "conv_1"}}, "previous_response_id"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"metadata": {"a": 1}}, "metadata"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
@@ -169,9 +172,6 @@ async def test_a_conversation_by_id(
         await sdk.responses.create(**HI, previous_response_id=second.id)
     assert unknown.value.param == "previous_response_id"
     assert unknown.value.code == "previous_response_not_found"
-    with pytest.raises(openai.NotFoundError, match="no conversation 'conv_0'") as gone:
-        await sdk.responses.create(**HI, conversation="conv_0")
-    assert (gone.value.param, gone.value.code) == ("conversation", "not_found")
     await sdk.responses.create(**HI | {"input": "go"}, previous_response_id=third.id)
     said += "<|user|>so<|end|><|assistant|>w0 w1 <|end|>"
     assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>go<|end|><|assistant|>"
@@ -227,33 +227,39 @@ async def test_responses_are_their_keys_own(worker: FakeWorker, make_service: Ma
         assert response.status == 401
 
 
-async def test_in_the_background(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
-    plan = Plan(stall_at=1, reason=FinishReason.STOP)
-    worker.plan = lambda submit: plan
-    begun = await sdk.responses.create(**HI, background=True)
-    assert begun.status in ("queued", "in_progress") and begun.background
-    await worker.until(lambda: worker.running == 1)
-    plan.release.set()
-    while (answer := await sdk.responses.retrieve(begun.id)).status != "completed":
-        assert answer.status in ("queued", "in_progress")
-    assert answer.output_text == "w0 w1 w2 w3 "
-    assert (await sdk.responses.cancel(begun.id)).status == "completed"
-
-    plan = Plan(stall_at=1)
-    begun = await sdk.responses.create(**HI, background=True)
-    assert (await sdk.responses.cancel(begun.id)).status == "cancelled"
-    assert (await sdk.responses.retrieve(begun.id)).error.code == "cancelled"
-    plan = Plan(fail_at=1)
-    begun = await sdk.responses.create(**HI, background=True)
-    while (answer := await sdk.responses.retrieve(begun.id)).status != "failed":
-        pass
-    assert answer.error.code == "engine_error"
-    plan = Plan(stall_at=1)
-    begun = await sdk.responses.create(**HI, background=True)
-    await sdk.responses.delete(begun.id)
-    with pytest.raises(openai.NotFoundError):
-        await sdk.responses.retrieve(begun.id)
+async def test_one_that_is_streamed_is_cancelled_by_its_id(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """OR-21. One that has ended stays as it is."""
+    worker.plan = lambda submit: Plan(stall_at=1)
+    async with service.http.post("/v1/responses", json=HI | {"stream": True}) as response:
+        events = read_events(response)
+        name = (await anext(events)).json()["response"]["id"]
+        assert (await sdk.responses.cancel(name)).status == "cancelled"
+        last = [event.json() async for event in events][-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
     await worker.until(lambda: not worker.running)
+    worker.plan = lambda submit: WELL
+    ended = await sdk.responses.create(**HI)
+    assert (await sdk.responses.cancel(ended.id)).status == "completed"
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.cancel("resp_0")
+
+
+async def test_what_is_not_served_says_what_is(service: Service, sdk: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="previous_response_id"):
+        await sdk.conversations.create()
+    name = (await sdk.responses.create(**HI)).id
+    with pytest.raises(openai.NotFoundError, match="keep it"):
+        await sdk.responses.input_items.list(name)
+    for query in ("stream=true", "starting_after=1"):
+        async with service.http.get(f"/v1/responses/{name}?{query}") as response:
+            error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, query.partition("=")[0])
+        assert "/v2/tasks" in error["message"]
+    async with service.http.post("/v1/messages/batches", json={}) as response:
+        error = (await response.json())["error"]
+    assert response.status == 404 and "/v1/batches" in error["message"]
 
 
 async def test_bad_input_is_told_what_was_wrong(service: Service, worker: FakeWorker) -> None:
@@ -273,6 +279,8 @@ async def test_what_changes_nothing_is_accepted(service: Service) -> None:
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"format": {"type": "text"}, "verbosity": "low"},
         "truncation": "disabled",
+        "background": False,
+        "conversation": None,
         "user": "u",
         "prompt_cache_key": "k",
         "service_tier": "auto",
@@ -314,12 +322,10 @@ async def test_deadlines_and_errors_are_those_of_every_route(
 async def test_the_sdks_timeout_is_a_deadline(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, deadlines__sdk_timeouts=True)
+    service = await make_service(worker)
     client = await asyncio.to_thread(
         lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", timeout=7)
     )
     async with client:
         await client.responses.create(**HI)
-        await client.responses.create(**HI, background=True)
-        await worker.until(lambda: len(worker.submits) == 2)
-    assert worker.submits[0].budget_ms <= 7000 < worker.submits[1].budget_ms
+    assert worker.submits[0].budget_ms <= 7000

@@ -240,7 +240,7 @@ async def test_an_engine_is_verified_beside_the_service(service: Service, home: 
 
 
 async def test_a_verification_that_runs_is_not_begun_twice(home: Path) -> None:
-    verifications = routes.Verifications(lambda: home, routes.not_verified)
+    verifications = routes.Verifications(lambda: home)
     with verifications._turn:
         asked = verifications.ask("models", "m-1")
         assert verifications.ask("models", "m-1") is asked
@@ -295,7 +295,7 @@ async def test_a_verification_that_goes_wrong_unforeseen_ends_and_can_be_asked_f
 
     await asyncio.to_thread(register, home, 1)
     monkeypatch.setattr(routes, "verify_model", broken)
-    verifications = routes.Verifications(lambda: home, routes.not_verified)
+    verifications = routes.Verifications(lambda: home)
     asked = verifications.ask("models", "m-1")
     while (seen := verifications.states["models", "m-1"]).ended_ms is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -354,7 +354,7 @@ async def test_a_verification_is_never_told_before_what_came_of_it(
 ) -> None:
     """One that ends while the catalog is read counts from the next answer on."""
     await asyncio.to_thread(register, home, 1)
-    verifications = routes.Verifications(lambda: home, routes.not_verified)
+    verifications = routes.Verifications(lambda: home)
     running = verifications.states["models", "m-1"] = routes.Verification("running", 1)
     read = ModelCatalog.models
 

@@ -50,7 +50,7 @@ async def test_who_waits_is_told_in_order_without_a_word_of_theirs(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=2)
-    service = await make_service(worker, dispatch__max_backlog=0)
+    service = await make_service(worker, MOST_BACKLOG=0)
     worker.plan = lambda submit: Plan(stall_at=0)
     for _ in range(4):
         await submit(service, deadline_ms=60_000)
@@ -133,7 +133,7 @@ async def test_no_key_no_overview_and_others_stay_unnamed(
         )
         for name in ("boss", "plain")
     }
-    service = await make_service(worker, keys=keys, dispatch__max_backlog=0)
+    service = await make_service(worker, keys=keys, MOST_BACKLOG=0)
     for path in ("/v2/overview", "/v2/overview/events"):
         async with service.http.get(path) as response:
             assert response.status == 401

@@ -72,7 +72,7 @@ def make_discovery(*listed: str) -> tuple[DiscoverySync, FakeInstances, FakeSour
         instances.add(address)
     instances.calls.clear()
     source = FakeSource()
-    discovery = DiscoverySync(instances, listed, [source], clock, read_every_s=1.0)
+    discovery = DiscoverySync(instances, listed, [source], clock)
     return discovery, instances, source, clock
 
 
@@ -88,7 +88,7 @@ async def test_what_a_source_names_comes_and_goes() -> None:
     discovery, instances, source, clock = make_discovery("a:1")
     await tell(discovery, source, "b:1", "c:1")
     await tell(discovery, source, "c:1")
-    clock.advance(3)
+    clock.advance(6)
     await discovery.remove_retired()
     assert instances.calls == ["add b:1", "add c:1", "retire b:1", "remove b:1"]
     assert sorted(instances.known) == ["a:1", "c:1"]
@@ -324,7 +324,7 @@ async def test_a_name_whose_answers_flap_moves_no_work() -> None:
         return answer
 
     name = DnsName("dns:llm:1", flap)
-    sync = DiscoverySync(instances, [], [name], clock, read_every_s=2.0)
+    sync = DiscoverySync(instances, [], [name], clock)
     both = ["10.0.0.1", "10.0.0.2"]
     unknown, late = OSError(-2, "Name or service not known"), OSError(-3, "Temporary failure")
     answers += [both, unknown, [], late, ["10.0.0.1"], both, ["10.0.0.2"], both[::-1], unknown]

@@ -224,9 +224,9 @@ def test_half_a_token_id_costs_its_own_task_only(path: Path, table: str) -> None
 def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     journal = str(tmp_path / "j.db")
     with pytest.raises(
-        InvalidSettings, match="TIDEGATE_JOURNAL__DURABLE_BY_DEFAULT: needs TIDEGATE_JOURNAL"
+        InvalidSettings, match="TIDEGATE_JOURNAL__LOSS_WINDOW_MS: needs TIDEGATE_JOURNAL"
     ):
-        load_settings(journal__durable_by_default=True)
+        load_settings(journal__loss_window_ms=1.0)
     with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL__KEEP_S: must not be below"):
         load_settings(journal__path=journal, journal__keep_s=10)
     assert load_settings(journal__path="").journal.path is None

@@ -13,6 +13,7 @@ import pytest
 from orchestrator import recovery
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
+from orchestrator.retention import Retention
 from orchestrator.tasks.journal import group_commit, reader, writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.operations import Ended
@@ -37,6 +38,8 @@ from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.steady_loop import advance
 
 SECRET = "the password is swordfish"
+
+NONE_KEPT = Retention(keep_count=0, keep_s=600.0, keep_bytes=2**27)
 
 
 @pytest.mark.parametrize("cut", range(4))
@@ -331,7 +334,7 @@ async def test_all_that_a_lost_instance_had_wait_for_it(
 async def test_a_lane_that_flaps_costs_no_try_and_a_worker_that_dies_does(
     restarts: Restarts, worker: FakeWorker, dies: bool
 ) -> None:
-    service = await restarts.start(worker, dispatch__attempts=2)
+    service = await restarts.start(worker, ATTEMPTS=2)
     worker.plan = lambda job: speaking(service, stall_at=2)
     terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
     task_id = await task_of(service, deadline_ms=60_000, **terms)
@@ -358,7 +361,7 @@ async def test_a_durable_task_that_two_workers_died_with_is_given_to_no_third(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
     """It waits until it is known that they died: with none there, there is nothing to lose."""
-    service = await restarts.start(worker, dispatch__attempts=9)
+    service = await restarts.start(worker, ATTEMPTS=9)
     worker.plan = lambda job: speaking(service, stall_at=2)
     task_id = await task_of(service, deadline_ms=600_000)
     for death in range(2):
@@ -481,7 +484,7 @@ async def test_one_that_is_forgotten_before_its_202_is_not_kept_by_its_name(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended while it was written down, and ended ones are not kept in memory."""
-    service = await restarts.start(worker, tasks__keep_count=0)
+    service = await restarts.start(worker, KEPT_TASKS=NONE_KEPT)
     go_on = hold_writes(monkeypatch)
     submitting = asyncio.create_task(submit(service, key="mine"))
     await service.until(lambda: service.outcomes() == ["met"])
@@ -497,16 +500,6 @@ async def test_without_a_journal_durable_is_an_error(service: Service) -> None:
     status, answer = await submit(service)
     assert (status, answer["error"]["field"]) == (400, "durable")
     assert "TIDEGATE_JOURNAL__PATH" in answer["error"]["message"]
-
-
-async def test_all_are_durable_where_the_operator_says_so(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    service = await restarts.start(worker, journal__durable_by_default=True)
-    _, answer = await submit(service, durable=None)
-    assert answer["durable"] is True
-    _, answer = await submit(service, durable=False)
-    assert "durable" not in answer
 
 
 async def test_an_asynchronous_journal_says_what_may_be_lost(
@@ -566,7 +559,7 @@ async def test_results_and_rows_go_when_their_time_has_come(
 ) -> None:
     monkeypatch.setattr(group_commit, "TIDY_EVERY_S", 0.02)
     service = await restarts.start(
-        worker, journal__keep_results_s=0, tasks__keep_count=0, journal__keep_s=1000
+        worker, journal__keep_results_s=0, KEPT_TASKS=NONE_KEPT, journal__keep_s=1000
     )
     task_id = await task_of(service, key="mine")
     await events_of(service, task_id)
@@ -583,7 +576,7 @@ async def test_results_and_rows_go_when_their_time_has_come(
     assert await task_of(service, key="mine") == task_id
     await restarts.die()
     again = await restarts.start(
-        worker, journal__keep_results_s=0, journal__keep_s=0, tasks__keep_count=0
+        worker, journal__keep_results_s=0, journal__keep_s=0, KEPT_TASKS=NONE_KEPT
     )
     while await asyncio.to_thread(count, "tasks"):
         pass
@@ -612,7 +605,7 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was in the file without its end, and then in memory no more: 404."""
-    service = await restarts.start(worker, tasks__keep_count=0)
+    service = await restarts.start(worker, KEPT_TASKS=NONE_KEPT)
     durable = service.orchestrator.stages.durable
     assert durable is not None
     looks, was_read, was_written = [], threading.Event(), threading.Event()

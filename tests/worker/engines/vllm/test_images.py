@@ -1,15 +1,17 @@
 """Images on the real vLLM: a tiny random model of the kind that it reads them with."""
 
 import hashlib
+import io
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from protocol import (
@@ -17,25 +19,20 @@ from protocol import (
     Code,
     Feature,
     ImageTokens,
+    Sampling,
+    Vision,
     block_hashes,
     keyed_by_images,
     prefix_salt,
 )
 from tests.support.checkpoints import make_vision_checkpoint
 from tests.support.engine import end_of, ids_of
-from tests.support.pictures import picture
-from tests.worker.engines.test_transformers import finish, greedy
-from tests.worker.engines.test_transformers_images import (
-    SIZES,
-    Model,
-    bomb,
-    engine_of,
-    scored,
-    seeing,
-)
+from tests.support.lazy import transformers
+from tests.support.pictures import bomb, picture
 from tests.worker.engines.vllm.test_families import HEADS
-from worker.core import Event
+from worker.core import Event, Job, JobTokens
 from worker.engines import load_engine
+from worker.engines.stepped import SteppedEngine
 from worker.environment import nested
 from worker.loaded import LoadedEngine
 from worker.settings import WorkerSettings
@@ -44,6 +41,87 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of others' packages
     pytest.mark.timeout(600),
 ]
+
+FAR = 1e12
+SIZES = ((40, 24), (16, 16), (64, 8))
+
+
+class Model:
+    """A model that reads images, beside the library's own way to run it."""
+
+    def __init__(self, path: Path, loaded: LoadedEngine) -> None:
+        self.path = path
+        self.loaded = loaded
+        assert loaded.card.vision is not None
+        self.vision: Vision = loaded.card.vision
+
+    def prompt(self, *sizes: tuple[int, int], text: int = 20) -> list[int]:
+        """Text with images of these sizes in it, as an orchestrator sends it."""
+        ids = [5, 6, 7]
+        for size in sizes:
+            ids += [*[self.vision.token_id] * self.vision.tokens_of(*size), 8, 9]
+        return ids + [3 + (7 * i) % 200 for i in range(text)]
+
+    def generated(
+        self, ids: Sequence[int], files: Sequence[bytes], tokens: int
+    ) -> list[tuple[int, float]]:
+        """The library's own text, greedy, with the log-probability of each token."""
+        from PIL import Image
+
+        model = transformers.AutoModelForImageTextToText.from_pretrained(
+            self.path, dtype=torch.float32
+        )
+        processor = transformers.AutoImageProcessor.from_pretrained(self.path)
+        images = [Image.open(io.BytesIO(file)) for file in files]
+        prompt = torch.tensor([list(ids)])
+        found = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            **processor(images=images, return_tensors="pt"),
+            do_sample=False,
+            max_new_tokens=tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        new: list[int] = found.sequences[0, len(ids) :].tolist()
+        scores = [step[0].log_softmax(-1) for step in found.logits]
+        return [(one, float(row[one])) for one, row in zip(new, scores, strict=True)]
+
+
+def finish(loaded: LoadedEngine, jobs: list[Job]) -> list[Event]:
+    engine = engine_of(loaded)
+    for job in jobs:
+        engine.submit(job)
+    events: list[Event] = []
+    while engine.has_work:
+        events += engine.step()
+    return events
+
+
+def greedy(ids: list[int], tokens: int = 12) -> Job:
+    return Job(ids, Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True), FAR)
+
+
+def seeing(ids: Sequence[int], files: Sequence[bytes], tokens: int = 12) -> Job:
+    sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=0)
+    return Job(ids, sampling, FAR, images=files)
+
+
+def engine_of(loaded: LoadedEngine) -> SteppedEngine:
+    assert isinstance(loaded.engine, SteppedEngine)
+    return loaded.engine
+
+
+def scored(job: Job, events: list[Event]) -> list[tuple[int, float]]:
+    """A job's tokens with their log-probabilities."""
+    told = [event for event in events if isinstance(event, JobTokens) and event.job is job]
+    return [
+        (token, one.logprob)
+        for event in told
+        for token, one in zip(event.ids, event.logprobs or (), strict=True)
+    ]
 
 
 def skip_without_eyes() -> None:
@@ -70,7 +148,7 @@ def load(path: Path, **changes: object) -> LoadedEngine:
 
 def make_llava(folder: Path) -> Path:
     """A LLaVA with its vision tower's weights named as published ones are, which vLLM expects."""
-    path = make_vision_checkpoint(folder, "llava", **HEADS)
+    path = make_vision_checkpoint(folder, **HEADS)
     weights = load_file(path / "model.safetensors")
     tower = re.compile(r"vision_tower\.(?!vision_model)")
     named = {tower.sub("vision_tower.vision_model.", name): weights[name] for name in weights}

@@ -1,0 +1,185 @@
+"""``/v1/batches``: the requests of a file, served in the background within one deadline."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.paging import page_of
+from orchestrator.api.http.responses import json_response
+from orchestrator.api.openapi.operation import PLAIN, Operation
+from orchestrator.batches.api.files import read_keep_s
+from orchestrator.batches.api.served_lines import batches_of, owner_of
+from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status, StoredBatch
+from orchestrator.batches.service import new_batch, new_id, read_window
+from orchestrator.errors import InvalidRequest
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+_MAX_PER_PAGE = 100
+_MAX_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
+_STAMPS = (
+    Status.IN_PROGRESS,
+    Status.FINALIZING,
+    Status.COMPLETED,
+    Status.FAILED,
+    Status.EXPIRED,
+    Status.CANCELLING,
+    Status.CANCELLED,
+)
+_UNSERVED = {
+    LineOutcome.EXPIRED: (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    LineOutcome.CANCELLED: (
+        "batch_cancelled",
+        "This request was not executed: its batch was cancelled.",
+    ),
+}
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True):
+    """How long the results are kept; the service's own bound (TIDEGATE_BATCHES__KEEP_S) also
+    applies."""
+
+    anchor: str
+    seconds: int
+
+
+class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of a new batch. ``completion_window``: a number and one of s m h d, at most 7d."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+_reader = Reader(BatchRequest)
+
+
+async def create(request: web.Request) -> web.Response:
+    """Create a batch of the requests in a file."""
+    batches, owner = batches_of(request), owner_of(request)
+    body = await read_body(request, _reader, _checked)
+    file = await batches.file(owner, body.input_file_id)
+    if file.purpose != "batch":
+        raise InvalidRequest(
+            f"the file's purpose is {file.purpose}, and must be batch", field="input_file_id"
+        )
+    keep_s, expires = batches.config.keep_s, body.output_expires_after
+    if expires is not None:
+        stated_s = read_keep_s(expires.anchor, expires.seconds, "output_expires_after")
+        keep_s = min(keep_s, stated_s)
+    batch = new_batch(
+        batches.shop.time,
+        id=new_id("batch_"),
+        owner=owner,
+        input_id=file.id,
+        endpoint=body.endpoint,
+        window=body.completion_window,
+        window_s=read_window(body.completion_window),
+        keep_s=keep_s,
+        metadata=body.metadata or {},
+    )
+    return json_response(shape(await batches.create(batch)))
+
+
+async def batches(request: web.Request) -> web.Response:
+    """The key's batches, the newest first."""
+    own = await batches_of(request).batches(owner_of(request))
+    return json_response(page_of(own, request.query, most=_MAX_PER_PAGE).body(shape))
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    """Show one batch, and how far it is."""
+    name = request.match_info["batch_id"]
+    return json_response(shape(await batches_of(request).batch(owner_of(request), name)))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """Cancel a batch: no more of its requests are begun; results so far are kept."""
+    name = request.match_info["batch_id"]
+    return json_response(shape(await batches_of(request).cancel(owner_of(request), name)))
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/batches", create),
+        web.get("/v1/batches", batches),
+        web.get("/v1/batches/{batch_id}", retrieve),
+        web.post("/v1/batches/{batch_id}/cancel", cancel),
+    ]
+
+
+def shape(batch: StoredBatch) -> dict[str, object]:
+    succeeded = batch.count(LineOutcome.SUCCEEDED)
+    failed = sum(batch.counts.values()) - succeeded
+    errors = [msgspec.to_builtins(error) for error in batch.errors]
+    is_over = batch.status.is_over
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": batch.input_id,
+        "completion_window": batch.window,
+        "status": batch.status.value,
+        "output_file_id": batch.output_id if is_over and succeeded else None,
+        "error_file_id": batch.errors_id if is_over and failed else None,
+        "created_at": int(batch.made.unix),
+        "expires_at": int(batch.made.unix + batch.window_s),
+        **{f"{status.value}_at": batch.times.get(status.value) for status in _STAMPS},
+        "request_counts": {"total": batch.total, "completed": succeeded, "failed": failed},
+        "metadata": batch.metadata or None,
+    }
+
+
+def entry(
+    batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
+) -> bytes:
+    """One line of the output or the error file."""
+    told: dict[str, object] = {
+        "id": f"batch_req_{batch.id.removeprefix('batch_')}_{line.number}",
+        "custom_id": line.custom_id,
+        "response": None,
+        "error": None,
+    }
+    if kind in _UNSERVED:
+        code, message = _UNSERVED[kind]
+        told["error"] = {"code": code, "message": message}
+    else:
+        assert answer is not None
+        told["response"] = {
+            "status_code": answer.status,
+            "request_id": answer.request_id,
+            "body": msgspec.Raw(answer.body),
+        }
+    return msgspec.json.encode(told) + b"\n"
+
+
+def _checked(body: BatchRequest) -> BatchRequest:
+    if body.endpoint not in ENDPOINTS:
+        raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", field="endpoint")
+    metadata = body.metadata or {}
+    if len(metadata) > _MAX_PAIRS or any(
+        len(key) > _KEY_CHARS or len(value) > _VALUE_CHARS for key, value in metadata.items()
+    ):
+        raise InvalidRequest(
+            f"metadata must have at most {_MAX_PAIRS} pairs, keys of {_KEY_CHARS} characters and "
+            f"values of {_VALUE_CHARS}",
+            field="metadata",
+        )
+    return body
+
+
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "POST /v1/batches": Operation(BatchRequest),
+    "GET /v1/batches": Operation(parameters=("limit", "after")),
+    "GET /v1/batches/{batch_id}": PLAIN,
+    "POST /v1/batches/{batch_id}/cancel": PLAIN,
+}

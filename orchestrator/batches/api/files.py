@@ -1,0 +1,192 @@
+"""``/v1/files``: what batches read and write."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from aiohttp import BodyPartReader, web
+
+from orchestrator.api.http.body import BODY_TIMEOUT_S
+from orchestrator.api.http.paging import page_of
+from orchestrator.api.http.responses import json_response
+from orchestrator.api.openapi.operation import PLAIN, Operation
+from orchestrator.batches.api.contents import stream_files
+from orchestrator.batches.api.served_lines import batches_of, owner_of
+from orchestrator.batches.records import StoredFile
+from orchestrator.batches.upload import Upload
+from orchestrator.errors import BodyTooSlow, InvalidRequest, UnsupportedMediaType
+
+PURPOSE = "batch"
+_PIECE_BYTES = 2**16
+_FIELD_BYTES = 256
+_NAME_CHARS = 256
+_MAX_PARTS = 16
+_MAX_PER_PAGE = 10_000
+_MIN_KEEP_S = 3600
+
+
+async def create(request: web.Request) -> web.Response:
+    """Upload a file of requests, one JSON object per line."""
+    batches = batches_of(request)
+    if request.content_type != "multipart/form-data":
+        raise UnsupportedMediaType(
+            "expected Content-Type: multipart/form-data with file and purpose; "
+            "with curl -F purpose=batch -F file=@requests.jsonl",
+            field="Content-Type",
+        )
+    async with batches.upload(owner_of(request)) as upload:
+        try:
+            form = await _read(request, upload)
+        except (ValueError, web.RequestPayloadError) as error:
+            if isinstance(error, InvalidRequest):
+                raise
+            raise InvalidRequest("the body is not multipart/form-data") from None
+        if form.name is None:
+            raise InvalidRequest("file is missing: send it as a part of that name", field="file")
+        if form.fields.get("purpose") != PURPOSE:
+            raise InvalidRequest(
+                "purpose must be batch: nothing else is served here", field="purpose"
+            )
+        keep_s = _keep_s(form.fields) or batches.config.keep_s
+        file = await upload.finish(form.name, PURPOSE, keep_s)
+    return json_response(shape(file))
+
+
+async def files(request: web.Request) -> web.Response:
+    """List the key's files."""
+    own = await batches_of(request).files(owner_of(request))
+    purpose = request.query.get("purpose")
+    own = [file for file in own if purpose in (None, file.purpose)]
+    if request.query.get("order") == "asc":
+        own.reverse()
+    page = page_of(own, request.query, most=_MAX_PER_PAGE, default=_MAX_PER_PAGE)
+    return json_response(page.body(shape))
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    """Show one file's description."""
+    return json_response(shape(await _named(request)))
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Delete a file."""
+    name = request.match_info["file_id"]
+    await batches_of(request).delete_file(owner_of(request), name)
+    return json_response({"id": name, "object": "file", "deleted": True})
+
+
+async def content(request: web.Request) -> web.StreamResponse:
+    """Download a file's content."""
+    file = await _named(request)
+    return await stream_files(request, [file.id], "application/jsonl", file.bytes)
+
+
+def shape(file: StoredFile) -> dict[str, object]:
+    created = int(file.made.unix)
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": created,
+        "expires_at": created + int(file.keep_s),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def read_keep_s(anchor: object, seconds: object, field: str) -> float:
+    """Seconds for which a client wants something kept, raised to the minimum. Raises
+    ``InvalidRequest``."""
+    text = str(seconds)
+    if anchor != "created_at" or not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest(
+            f"{field} must have an anchor, created_at, and whole seconds", field=field
+        )
+    return max(float(text), _MIN_KEEP_S)
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/files", create),
+        web.get("/v1/files", files),
+        web.get("/v1/files/{file_id}", retrieve),
+        web.delete("/v1/files/{file_id}", delete),
+        web.get("/v1/files/{file_id}/content", content),
+    ]
+
+
+class _Form(NamedTuple):
+    name: str | None
+    """Name of the file; None if there was no file."""
+    fields: Mapping[str, str]
+
+
+async def _read(request: web.Request, upload: Upload) -> _Form:
+    """Write the file in the body to ``upload``. Its parts may come in any order."""
+    name, fields = None, dict[str, str]()
+    reader = await request.multipart()
+    try:
+        for _ in range(_MAX_PARTS):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                part = await reader.next()
+            if part is None:
+                break
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequest("a part of the body has parts of its own")
+            if part.name == "file" and name is None:
+                name = (part.filename or "file")[:_NAME_CHARS]
+                await _store(part, upload)
+            else:
+                fields[part.name or ""] = await _text(part)
+        else:
+            raise InvalidRequest(f"the body has more than {_MAX_PARTS} parts")
+    except TimeoutError:
+        raise BodyTooSlow(f"the body stopped for {BODY_TIMEOUT_S:g} s") from None
+    return _Form(name, fields)
+
+
+async def _store(part: BodyPartReader, upload: Upload) -> None:
+    while True:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            piece = await part.read_chunk(_PIECE_BYTES)
+        if not piece:
+            return
+        await upload.write(piece)
+
+
+async def _text(part: BodyPartReader) -> str:
+    async with asyncio.timeout(BODY_TIMEOUT_S):
+        text = await part.read_chunk(_FIELD_BYTES)
+    return text.decode(errors="replace").strip()
+
+
+def _keep_s(fields: Mapping[str, str]) -> float | None:
+    """Seconds of the form's ``expires_after[…]``; None if it is not stated."""
+    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    if anchor is None and seconds is None:
+        return None
+    return read_keep_s(anchor, seconds, "expires_after")
+
+
+async def _named(request: web.Request) -> StoredFile:
+    name = request.match_info["file_id"]
+    return await batches_of(request).file(owner_of(request), name)
+
+
+FORM: Final[Mapping[str, object]] = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
+    "required": ["file", "purpose"],
+}
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "POST /v1/files": Operation(takes=FORM),
+    "GET /v1/files": Operation(parameters=("purpose", "limit", "order", "after")),
+    "GET /v1/files/{file_id}": PLAIN,
+    "DELETE /v1/files/{file_id}": PLAIN,
+    "GET /v1/files/{file_id}/content": Operation(gives=("application/jsonl",)),
+}

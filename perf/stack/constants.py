@@ -1,0 +1,39 @@
+"""Sets constants of the product for a test or a benchmark: in this process, or in one that runs
+``python -m perf.stack.constants '{"orchestrator.lanes.config.DOWN_AFTER_S": 30}' orchestrator``."""
+
+import importlib
+import json
+import runpy
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+_OURS: Final = ("clips", "orchestrator", "picker", "pool", "protocol", "worker")
+
+
+def set_constants(values: Mapping[str, object]) -> Callable[[], None]:
+    """Set constants, which are named with their modules, wherever they have been imported; returns
+    what sets them back."""
+    before: list[tuple[object, str, object]] = []
+    for path, value in values.items():
+        module, _, name = path.rpartition(".")
+        old = getattr(importlib.import_module(module), name)
+        for each in list(sys.modules.values()):
+            package = getattr(each, "__name__", "").partition(".")[0]
+            if package in _OURS and getattr(each, name, None) == old:
+                before.append((each, name, old))
+                setattr(each, name, value)
+
+    def restore() -> None:
+        for each, name, old in reversed(before):
+            setattr(each, name, old)
+
+    return restore
+
+
+if __name__ == "__main__":
+    values, module = sys.argv[1:]
+    importlib.import_module(f"{module}.__main__")
+    set_constants(json.loads(values))
+    sys.argv = [module]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

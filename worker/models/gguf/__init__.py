@@ -1,0 +1,6 @@
+"""GGUF files, llama.cpp's format: what they say of themselves, and their vocabularies.
+
+- ``file``        metadata by type; the header's reader itself is ``protocol.gguf``
+- ``vocabulary``  the vocabulary as a ``tokenizer.json``
+- ``__main__``    writes that for an orchestrator, where another server runs the model
+"""
