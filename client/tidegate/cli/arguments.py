@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -38,10 +38,11 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 class Number(click.ParamType[float | int]):
-    """A number between two bounds, ``complaint`` for one outside; whole unless told otherwise."""
+    """A number between two bounds, whole unless told otherwise; ``complaint`` for one outside, else
+    the bound that it is beyond."""
 
     def __init__(
-        self, name: str, least: float, most: float, complaint: str, *, is_whole: bool = True
+        self, name: str, least: float, most: float, complaint: str = "", *, is_whole: bool = True
     ) -> None:
         self.name = name
         self._least = least
@@ -60,7 +61,8 @@ class Number(click.ParamType[float | int]):
             number = math.nan
         if not self._least <= number <= self._most or number == math.inf:  # also catches NaN
             shown = value if self._is_whole else repr(value)
-            self.fail(f"{self._complaint}, got {shown}", param, ctx)
+            bound = f"most {self._most}" if number > self._most else f"least {self._least}"
+            self.fail(f"{self._complaint or f'must be at {bound}'}, got {shown}", param, ctx)
         return number
 
 
@@ -69,24 +71,10 @@ PROCESSES = Number(
 )
 PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
 SHARE = Number("percent", 0, 99, "must be percent from 0 to 99")
-POSITIVE = Number("number", 1, math.inf, "must be at least 1")
+POSITIVE = Number("number", 1, math.inf)
+INSTANCES = Number("number", 1, MAX_INSTANCES)
 SECONDS = Number("seconds", 0, math.inf, "must be seconds from 0 up", is_whole=False)
 TOKENS = Number("number", 1, 10_000_000, "must be tokens from 1 to 10000000")
-
-
-class Instances(Number):
-    """Number of Tritons, from 1 to ``MAX_INSTANCES``."""
-
-    def __init__(self) -> None:
-        super().__init__("number", 1, math.inf, "must be at least 1")
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | int:
-        number = super().convert(value, param, ctx)
-        if number > MAX_INSTANCES:
-            self.fail(f"must be at most {MAX_INSTANCES}, got {number}", param, ctx)
-        return number
 
 
 class DurationMs(click.ParamType[float]):
@@ -194,26 +182,16 @@ class GroupWithDefault(Group):
 
 def option(*names: str, **settings: Any) -> Callable[[_F], _F]:
     """``click.option`` with sections, which shows defaults and environment variables."""
-    return click.option(*names, cls=Option, show_default=True, **settings)
+    return click.option(*names, cls=Option, show_default=True, show_envvar=True, **settings)
 
 
 def server_options(function: _F) -> _F:
     """Add the options ``--url`` and ``--token``: which service to ask, and with which key."""
-    function = option(
-        "--token",
-        envvar="TIDEGATE_TOKEN",
-        show_envvar=True,
-        help="bearer token",
-        metavar="TOKEN",
-    )(function)
-    return option(
-        "--url",
-        default=DEFAULT_URL,
-        envvar="TIDEGATE_URL",
-        show_envvar=True,
-        metavar="URL",
-        help="the service",
-    )(function)
+    token = option("--token", envvar="TIDEGATE_TOKEN", help="bearer token", metavar="TOKEN")
+    url = option(
+        "--url", default=DEFAULT_URL, envvar="TIDEGATE_URL", metavar="URL", help="the service"
+    )
+    return url(token(function))
 
 
 def processes_option(function: _F) -> _F:
@@ -318,6 +296,11 @@ def _known(
             known = names(client)
     except (TidegateError, ValueError):
         return []
+    return offered(known, incomplete)
+
+
+def offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    """The known names that begin like what was typed, each with a word on it."""
     return [
         CompletionItem(name, help=about or None)
         for name, about in known

@@ -63,24 +63,7 @@ def completion(shell: str) -> int:
     return 0
 
 
-for command in (
-    up,
-    chat,
-    slot,
-    models,
-    engines,
-    tasks,
-    sessions,
-    top,
-    doctor,
-    quote,
-    drain,
-    swap,
-    reload,
-    serve,
-    worker,
-    picker,
-    pool,
-    completion,
-):
+_FOR_USERS = (up, chat, slot, models, engines, tasks, sessions, top, doctor, quote)
+_FOR_OPERATORS = (drain, swap, reload, serve, worker, picker, pool, completion)
+for command in (*_FOR_USERS, *_FOR_OPERATORS):
     tidegate.add_command(command)

@@ -54,13 +54,10 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     type=Path,
     metavar="PATH",
     envvar="TIDEGATE_TRITON",
-    show_envvar=True,
     help="the server that would be used",
 )
-@option(
-    "--host", default="127.0.0.1", envvar="TIDEGATE_HOST", show_envvar=True, help="to listen on"
-)
-@option("--port", type=PORT, default=8080, envvar="TIDEGATE_PORT", show_envvar=True, help="to take")
+@option("--host", default="127.0.0.1", envvar="TIDEGATE_HOST", help="to listen on")
+@option("--port", type=PORT, default=8080, envvar="TIDEGATE_PORT", help="to take")
 @json_option
 def doctor(device: str | None, triton: Path | None, host: str, port: int, as_json: bool) -> int:
     with importing(serving=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 from click.shell_completion import CompletionItem
 
-from tidegate.cli.arguments import Choice, Group, on_catalog, option
+from tidegate.cli.arguments import Choice, Group, offered, on_catalog, option
 from tidegate.cli.runtime import add_to_path, importing
 from tidegate.cli.terminal import console, duration, print_json, table
 
@@ -46,10 +46,10 @@ def engines_here(
     from catalog.paths import state_dir
 
     try:
-        known = [(entry.id, entry.version) for entry in EngineCatalog(state_dir()).entries()]
+        entries = EngineCatalog(state_dir()).entries()
     except ProvisionError:
         return []
-    return [CompletionItem(id, help=version) for id, version in known if id.startswith(incomplete)]
+    return offered(((entry.id, entry.version) for entry in entries), incomplete)
 
 
 @click.group(

@@ -15,12 +15,13 @@ from tidegate.cli.arguments import (
     GroupWithDefault,
     asks,
     json_option,
+    offered,
     on_catalog,
     option,
     server_options,
 )
 from tidegate.cli.runtime import add_to_path, importing
-from tidegate.cli.terminal import console, count, duration, print_json, table
+from tidegate.cli.terminal import console, count, duration, print_json, size, table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -62,12 +63,10 @@ def models_here(
     from catalog.paths import state_dir
 
     try:
-        known = [(entry.name, entry.state.value) for entry in ModelCatalog(state_dir()).entries()]
+        entries = ModelCatalog(state_dir()).entries()
     except ProvisionError:
         return []
-    return [
-        CompletionItem(name, help=state) for name, state in known if name.startswith(incomplete)
-    ]
+    return offered(((entry.name, entry.state.value) for entry in entries), incomplete)
 
 
 @asks()
@@ -149,8 +148,6 @@ def add(
 ) -> int:
     import asyncio
 
-    from rich.filesize import decimal as size
-
     with importing():
         from pool.artifacts import staging
         from pool.artifacts.source import Choice, Listing
@@ -186,8 +183,6 @@ def add(
 @models.command("list", help="Models on this machine.", short_help="what is on this machine")
 @on_catalog("models")
 def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
-    from rich.filesize import decimal as size
-
     entries = catalog.entries()
     if as_json:
         print_json([_described(catalog, entry) for entry in entries])
@@ -213,8 +208,6 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
 @click.argument("model", shell_complete=models_here)
 @on_catalog("models")
 def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
-    from rich.filesize import decimal as size
-
     entry = catalog.get(model)
     if as_json:
         print_json(_described(catalog, entry))
@@ -292,8 +285,6 @@ def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) 
 @option("--force", is_flag=True, help="those that are in use, too")
 @on_catalog("models")
 def remove(catalog: "ModelCatalog", model: tuple[str, ...], force: bool, as_json: bool) -> int:
-    from rich.filesize import decimal as size
-
     with importing():
         from catalog.errors import StagingFailed
         from pool.artifacts.room import users_of

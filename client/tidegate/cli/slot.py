@@ -45,8 +45,13 @@ _NOBODY = (
 )
 
 
+def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Read ``-`` here, where no loop runs that would have Ctrl-C wait."""
+    return sys.stdin.read().strip() if text == "-" and not ctx.resilient_parsing else text
+
+
 @click.command(cls=Command, help=DESCRIPTION, epilog=EPILOG, short_help="have a clip rendered")
-@click.argument("text", required=False)
+@click.argument("text", required=False, callback=_said)
 @option(
     "--out",
     type=_FILE,
@@ -128,7 +133,7 @@ def _recipe(
         if not isinstance(recipe, dict):
             raise click.UsageError(f"--recipe {file} holds no JSON object: see docs/slot.md")
     if text is not None:
-        recipe["text"] = sys.stdin.read().strip() if text == "-" else text
+        recipe["text"] = text
     for part, fields in changes.items():
         given = {name: value for name, value in fields.items() if value is not None}
         known = recipe.get(part, {})

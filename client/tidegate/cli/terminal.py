@@ -70,3 +70,9 @@ def share(value: float | None) -> str:
 
 def count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}".replace(",", " ")
+
+
+def size(bytes: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(bytes)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -180,7 +180,7 @@ class Picture:
         met = self.samples.rate("tidegate_outcomes_total", self.before, outcome="met")
         return self.earlier if met is None else (*self.earlier, met)[-_LOOKS:]
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, Any]:
         """Figures for programs. Times are milliseconds, shares 0 to 1."""
         samples = self.samples
         return {
@@ -223,68 +223,39 @@ class Picture:
     def _service(self) -> "Text":
         from rich.text import Text
 
-        samples, before = self.samples, self.before
-        rates = {
-            "offered": samples.rate("tidegate_offered_total", before),
-            "met": samples.rate("tidegate_outcomes_total", before, outcome="met"),
-            "tokens": samples.rate("tidegate_tokens_generated_total", before),
-        }
-        lines = [
-            (
-                "queue",
-                f"{count(samples.total('tidegate_queue_depth'))} waiting",
-                f"{duration(samples.total('tidegate_queue_work_ms'))} of work",
-            ),
-            (
-                "goodput",
-                f"{_rate(rates['met'])} met/s",
-                f"of {_rate(rates['offered'])} offered/s, {_rate(rates['tokens'])} tokens/s",
-            ),
-            (
-                "kept",
-                share(self._attainment()),
-                f"since it began; {share(self._waste())} of tokens wasted",
-            ),
-            *self._last_minute(),
-            (
-                "first token",
-                f"p50 {_end(samples.quantile('tidegate_ttft_ms', 0.5, before))}",
-                f"p99 {_end(samples.quantile('tidegate_ttft_ms', 0.99, before))}",
-            ),
-            (
-                "outcomes",
-                " · ".join(
-                    f"{name} {count(self._outcome(name))}"
-                    for name in _OUTCOMES
-                    if self._outcome(name) or name == "met"
-                ),
-                "",
-            ),
-        ]
+        samples, facts = self.samples, self.facts()
         text = Text()
-        trend = self.trend()
-        if len(trend) > 1:
-            lines.insert(2, ("", _sparkline(trend), f"met/s, at most {max(trend):.1f}"))
-        for title, value, rest in lines:
+
+        def line(title: str, value: str, rest: str = "") -> None:
             text.append(f"{title:<13}", style="dim")
             text.append(value, style="bold")
             text.append(f"   {rest}\n" if rest else "\n")
+
+        work = duration(samples.total("tidegate_queue_work_ms"))
+        line("queue", f"{count(samples.total('tidegate_queue_depth'))} waiting", f"{work} of work")
+        met, *rest = (_rate(facts[f"{name}_per_s"]) for name in ("met", "offered", "tokens"))
+        line("goodput", f"{met} met/s", f"of {rest[0]} offered/s, {rest[1]} tokens/s")
+        trend = self.trend()
+        if len(trend) > 1:
+            line("", _sparkline(trend), f"met/s, at most {max(trend):.1f}")
+        waste = share(self._waste())
+        line("kept", share(self._attainment()), f"since it began; {waste} of tokens wasted")
+        kept = {
+            name: samples.mean("tidegate_class_attainment", **{"class": name, "window": _WINDOW})
+            for name in samples.by("tidegate_class_attainment", "class", window=_WINDOW)
+        }
+        if kept:  # else no request has ended
+            each = " · ".join(f"{name} {share(value)}" for name, value in sorted(kept.items()))
+            line("", each, "in the last minute")
+        half, most = (
+            _end(samples.quantile("tidegate_ttft_ms", part, self.before)) for part in (0.5, 0.99)
+        )
+        line("first token", f"p50 {half}", f"p99 {most}")
+        outcomes = {name: self._outcome(name) for name in _OUTCOMES}
+        there = (f"{name} {count(n)}" for name, n in outcomes.items() if n or name == "met")
+        line("outcomes", " · ".join(there))
         text.rstrip()
         return text
-
-    def _last_minute(self) -> list[tuple[str, str, str]]:
-        """Line with the share met by class of urgency; none where no request ended."""
-        classes = self.samples.by("tidegate_class_attainment", "class", window=_WINDOW)
-        if not classes:
-            return []
-        kept = {
-            name: self.samples.mean(
-                "tidegate_class_attainment", **{"class": name, "window": _WINDOW}
-            )
-            for name in classes
-        }
-        each = " · ".join(f"{name} {share(value)}" for name, value in sorted(kept.items()))
-        return [("", each, "in the last minute")]
 
     def _instances(self) -> "RenderableType":
         columns = ["INSTANCE", "STATE", "MODEL", "DEVICE", "JOBS", "SLOTS", "TOKENS/S", "KV IN USE"]

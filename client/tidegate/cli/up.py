@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,12 +11,12 @@ import click
 from tidegate.cli import runtime
 from tidegate.cli.arguments import (
     CORS_HELP,
+    INSTANCES,
     PORT,
     POSITIVE,
     SECONDS,
     Choice,
     Command,
-    Instances,
     Words,
     option,
     processes_option,
@@ -93,145 +94,106 @@ Inference Extension. docs/gateways.md shows both sides' configuration.
 """
 
 
-def _listening(function: _F) -> _F:
-    function = option(
-        "--port",
-        type=PORT,
-        default=8080,
-        envvar="TIDEGATE_PORT",
-        show_envvar=True,
-        help="port to listen on, 0 for a free one",
-    )(function)
-    return option(
-        "--host",
-        default="127.0.0.1",
-        envvar="TIDEGATE_HOST",
-        show_envvar=True,
-        help="address to listen on",
-    )(function)
-
-
-def _worker_options(function: _F) -> _F:
-    choices: list[tuple[str, dict[str, Any]]] = [
-        (
-            "--model",
-            {
-                "type": Path,
-                "metavar": "PATH",
-                "help": "checkpoint directory, .gguf file, a name of tidegate models list, or"
-                " scripted or a .toml file for known answers (the demo model)",
-            },
-        ),
-        ("--model-name", {"metavar": "NAME", "help": "what clients call it (its directory)"}),
-        (
-            "--device",
-            {"type": Choice(["cuda", "cpu"]), "help": "never falls back to another (cuda)"},
-        ),
-        (
-            "--engine",
-            {
-                "type": Choice(_ENGINES),
-                "help": "auto: vllm on CUDA where it is installed and has the model, llamacpp for"
-                " .gguf files, else torch; synthetic: made-up tokens (auto)",
-            },
-        ),
-        ("--instances", {"type": Instances(), "default": 1, "help": "Tritons to run"}),
-        (
-            "--gpus",
-            {
-                "type": Words(),
-                "default": (),
-                "metavar": "ID,…",
-                "help": "CUDA devices, dealt out to the instances in turn (all to each)",
-            },
-        ),
-        (
-            "--tensor-parallel",
-            {
-                "type": POSITIVE,
-                "metavar": "N",
-                "help": "GPUs over which each instance splits the model; vllm only (1)",
-            },
-        ),
-        (
-            "--slot",
-            {"is_flag": True, "help": "render clips, too, in a Triton of their own (docs/slot.md)"},
-        ),
-        ("--no-llm", {"is_flag": True, "help": "no text model: clips only, with --slot"}),
-    ]
-    for name, settings in reversed(choices):
-        function = option(name, section="The model", **settings)(function)
-    return function
-
-
-def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
-    choices: list[tuple[str, dict[str, Any]]] = [
-        (
-            "--triton",
-            {
-                "type": Path,
-                "metavar": "PATH",
-                "envvar": "TIDEGATE_TRITON",
-                "show_envvar": True,
-                "help": "a server to use: the binary, or the directory above bin/",
-            },
-        ),
-        ("--triton-host", {"default": "127.0.0.1", "help": "where Triton listens"}),
-        (
-            "--triton-open",
-            {
-                "is_flag": True,
-                "help": "off loopback, let whoever reaches Triton's ports generate without a token",
-            },
-        ),
-        *(
-            (
-                f"--{name}-port",
-                {
-                    "type": PORT,
-                    "default": usual,
-                    "help": f"Triton's {name} port, 0 for a free one; the next instance's is 10 "
-                    "higher",
-                },
-            )
-            for name, usual in zip(("http", "grpc", "metrics"), ports, strict=True)
-        ),
-        (
-            "--load-timeout",
-            {
-                "type": SECONDS,
-                "default": 300.0,
-                "metavar": "S",
-                "help": "seconds that loading may take",
-            },
-        ),
-        (
-            "--drain",
-            {
-                "type": SECONDS,
-                "default": 1.0,
-                "metavar": "S",
-                "help": "seconds that running work is given at the end",
-            },
-        ),
-        ("--log-to-stderr", {"is_flag": True, "help": "logs to stderr, not to files"}),
-        (
-            "--state-file",
-            {
-                "type": Path,
-                "metavar": "PATH",
-                "help": "keep address, ports and process ids there as JSON while it serves",
-            },
-        ),
-        ("--follow-parent", {"is_flag": True, "help": "end with the process that started this"}),
-    ]
+def _options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """One decorator that adds options in this order."""
 
     def add(function: _F) -> _F:
-        for name, settings in reversed(choices):
-            function = option(name, section="Triton", **settings)(function)
+        for one in reversed(options):
+            function = one(function)
         return function
 
     return add
+
+
+_of_the_model = partial(option, section="The model")
+_worker_options = _options(
+    _of_the_model(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="checkpoint directory, .gguf file, a name of tidegate models list, or"
+        " scripted or a .toml file for known answers (the demo model)",
+    ),
+    _of_the_model("--model-name", metavar="NAME", help="what clients call it (its directory)"),
+    _of_the_model(
+        "--device", type=Choice(["cuda", "cpu"]), help="never falls back to another (cuda)"
+    ),
+    _of_the_model(
+        "--engine",
+        type=Choice(_ENGINES),
+        help="auto: vllm on CUDA where it is installed and has the model, llamacpp for"
+        " .gguf files, else torch; synthetic: made-up tokens (auto)",
+    ),
+    _of_the_model("--instances", type=INSTANCES, default=1, help="Tritons to run"),
+    _of_the_model(
+        "--gpus",
+        type=Words(),
+        default=(),
+        metavar="ID,…",
+        help="CUDA devices, dealt out to the instances in turn (all to each)",
+    ),
+    _of_the_model(
+        "--tensor-parallel",
+        type=POSITIVE,
+        metavar="N",
+        help="GPUs over which each instance splits the model; vllm only (1)",
+    ),
+    _of_the_model(
+        "--slot", is_flag=True, help="render clips, too, in a Triton of their own (docs/slot.md)"
+    ),
+    _of_the_model("--no-llm", is_flag=True, help="no text model: clips only, with --slot"),
+)
+
+_of_triton = partial(option, section="Triton")
+
+
+def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
+    return _options(
+        _of_triton(
+            "--triton",
+            type=Path,
+            metavar="PATH",
+            envvar="TIDEGATE_TRITON",
+            help="a server to use: the binary, or the directory above bin/",
+        ),
+        _of_triton("--triton-host", default="127.0.0.1", help="where Triton listens"),
+        _of_triton(
+            "--triton-open",
+            is_flag=True,
+            help="off loopback, let whoever reaches Triton's ports generate without a token",
+        ),
+        *(
+            _of_triton(
+                f"--{name}-port",
+                type=PORT,
+                default=usual,
+                help=f"Triton's {name} port, 0 for a free one; the next instance's is 10 higher",
+            )
+            for name, usual in zip(("http", "grpc", "metrics"), ports, strict=True)
+        ),
+        _of_triton(
+            "--load-timeout",
+            type=SECONDS,
+            default=300.0,
+            metavar="S",
+            help="seconds that loading may take",
+        ),
+        _of_triton(
+            "--drain",
+            type=SECONDS,
+            default=1.0,
+            metavar="S",
+            help="seconds that running work is given at the end",
+        ),
+        _of_triton("--log-to-stderr", is_flag=True, help="logs to stderr, not to files"),
+        _of_triton(
+            "--state-file",
+            type=Path,
+            metavar="PATH",
+            help="keep address, ports and process ids there as JSON while it serves",
+        ),
+        _of_triton("--follow-parent", is_flag=True, help="end with the process that started this"),
+    )
 
 
 @click.command(
@@ -240,7 +202,14 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
     epilog=UP_EPILOG,
     short_help="start everything on this machine",
 )
-@_listening
+@option("--host", default="127.0.0.1", envvar="TIDEGATE_HOST", help="address to listen on")
+@option(
+    "--port",
+    type=PORT,
+    default=8080,
+    envvar="TIDEGATE_PORT",
+    help="port to listen on, 0 for a free one",
+)
 @option("--cors-origins", metavar="ORIGIN,…", help=CORS_HELP)
 @processes_option
 @_worker_options
