@@ -300,7 +300,7 @@ def _known(
 
 
 def offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Those of the known names, each with a word on it, that begin so."""
+    """Completions among names that are known, each with a word on it."""
     return [
         CompletionItem(name, help=about or None)
         for name, about in known
