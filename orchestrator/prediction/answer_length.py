@@ -125,24 +125,6 @@ class LengthCurve:
         """−log of the share of answers that are longer than each edge, rising; the first is 0."""
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
-    @classmethod
-    def through(cls, lengths: Sequence[float]) -> "LengthCurve":
-        """A curve of which ``left(0, cap)`` gives about these lengths. Equal ones at their end are
-        the cap of answers that do not end before it."""
-        own = [length for length in lengths if length < lengths[-1]]
-        if len(own) == len(lengths) - 1:
-            own.append(lengths[-1])
-        places, shares = [0.0, *own], [1.0, *_LASTING[: len(own)]]
-        lasting = [1.0]
-        for edge in _EDGES:
-            at = bisect_left(places, edge)
-            if at == len(places):
-                lasting.append(shares[-1])
-                continue
-            part = (edge - places[at - 1]) / (places[at] - places[at - 1])
-            lasting.append(shares[at - 1] + part * (shares[at] - shares[at - 1]))
-        return cls(lasting)
-
     def left(self, made: int, cap: int) -> tuple[float, ...]:
         """Tokens still to come after ``made``, as equally likely quantiles in rising order.
 

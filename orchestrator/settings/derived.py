@@ -23,7 +23,7 @@ def journal_terms(settings: Settings) -> JournalTerms:
 
 
 def feasibility_config(settings: Settings) -> FeasibilityConfig:
-    """Which work is refused as infeasible."""
+    """How work is refused as infeasible."""
     admission = settings.admission
     return FeasibilityConfig(
         mode=admission.mode, refusal_cap=admission.refusal_cap, sample=REFUSAL_SAMPLE

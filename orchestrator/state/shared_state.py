@@ -118,7 +118,7 @@ class SharedState(Sharing):
         self.members.on_lapsed.append(call)
 
     def describe(self) -> dict[str, object] | None:
-        """As ``/health`` shows it. ``process``: which of the processes at this port answers, and
+        """The fields of ``/health``. ``process``: which of the processes at this port answers, and
         ``processes`` how many there are; the queue and the loads are those of this one."""
         described: dict[str, object] = {
             "members": self.members.alive,

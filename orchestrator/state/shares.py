@@ -41,8 +41,8 @@ from orchestrator.tasks.task import Task
 
 INSTANCES_EACH, MEMBERS_EACH = 40, 4
 """Numbers to which a large fleet is divided: an orchestrator has at least so many instances of a
-model, and an instance is for at least so many orchestrators. In the simulation (``perf.sim.fleet``)
-half as many of both kept about as many deadlines, more of both fewer."""
+model, and an instance is for at least so many orchestrators. In a simulation (``perf/sim/fleet`` of
+commit 108c2fb0) half as many of both kept about as many deadlines, more of both fewer."""
 INSTANCES_AT_ONCE = 128
 """Most instances of which one command to the store tells, so that none holds the others up for
 long."""

@@ -15,7 +15,7 @@ _PROMPT: Final = "Once upon a time"
 _MAX_TOKENS: Final = 4
 _RETRY_S: Final = 0.1
 _UNSERVED: Final = {"batch_expired": "expired", "batch_cancelled": "canceled"}
-"""Kinds of entries by their error code."""
+"""Kinds of entries by the error code of OpenAI's API."""
 AWAY: Final = (aiohttp.ClientError, TimeoutError)
 """Errors that a client sees of a service that is down."""
 
@@ -68,11 +68,11 @@ class Sent:
     def done(self) -> int:
         """Number of lines that had an entry at the last look."""
         counts = self.state.get("request_counts", {})
-        return sum(n for kind, n in counts.items() if kind != "total")
+        return sum(n for kind, n in counts.items() if kind not in ("total", "processing"))
 
     @property
     def status(self) -> str:
-        return str(self.state.get("status") or "sent")
+        return str(self.state.get("status", "sent"))
 
     @property
     def is_over(self) -> bool:
@@ -98,11 +98,9 @@ class Sent:
             self._fault(f"it ended as {self.status}: {self.state.get('errors')}")
 
     def _counts(self) -> dict[str, int]:
-        return {
-            "total": self.order.lines,
-            "completed": self.entries["succeeded"],
-            "failed": sum(self.entries[kind] for kind in ("errored", "canceled", "expired")),
-        }
+        succeeded = self.entries["succeeded"]
+        failed = self.entries.total() - succeeded
+        return {"total": self.order.lines, "completed": succeeded, "failed": failed}
 
     def _ends(self) -> set[str]:
         if "canceled" in self.order.may_end:
@@ -209,19 +207,14 @@ class BatchClient:
 
 
 def _kind(entry: dict[str, Any]) -> str:
-    """Kind of an entry."""
     if entry["response"] is None:
         return _UNSERVED.get(entry["error"]["code"], str(entry["error"]))
     status = entry["response"]["status_code"]
     return {200: "succeeded", 400: "errored"}.get(status, str(status))
 
 
-def _bodies(order: BatchOrder) -> Iterator[tuple[str, dict[str, Any]]]:
-    for custom_id, kind in order.ids().items():
-        yield custom_id, request_body(-1 if kind == "errored" else _MAX_TOKENS)
-
-
 def _lines(order: BatchOrder) -> Iterator[bytes]:
-    for custom_id, body in _bodies(order):
+    for custom_id, kind in order.ids().items():
+        body = request_body(-1 if kind == "errored" else _MAX_TOKENS)
         line = {"custom_id": custom_id, "method": "POST", "url": _URL, "body": body}
         yield json.dumps(line).encode() + b"\n"

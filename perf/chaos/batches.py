@@ -1,9 +1,8 @@
 """``python -m perf.chaos.batches``: one batch of many lines on the real stack, whose orchestrator
-is killed again and again: while it checks the lines, serves them, starts, starts on a full disk,
-and closes the batch's files. Meanwhile somebody else sends small batches, which
-are cancelled as an orchestrator comes back, or expire; and a third client asks for short texts.
-
-Then a batch of a fifth as many lines is served by one process, whose memory must not grow.
+is killed again and again: while it checks the lines, serves them, starts, and closes the batch's
+files (OR-20). Meanwhile somebody else sends small batches, which are cancelled as an orchestrator
+comes back, or expire. Then a batch of a fifth as many lines is served by one process, whose memory
+must not grow.
 
 Exits with 1 unless every line of every batch has exactly one entry, of the right kind and in the
 right file, what is told of a batch is what its files hold, and both outlive one more kill.
@@ -18,44 +17,32 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import aiohttp
 
 from catalog.errors import StartFailed
-from perf.chaos import disk
-from perf.chaos.batch_checks import AWAY, BatchClient, BatchOrder, Sent, request_body
+from perf.chaos.batch_checks import BatchClient, BatchOrder, Sent
 from perf.chaos.world import READY_S, alive, orchestrating
-from perf.load.cpu import process_cpu_s
 from perf.load.usage import Usage
 from perf.report.command import begin, new_console, new_parser, status_of
-from perf.report.stats import median, percentile
 from perf.stack.stack import StackSpec, tritons
 from pool.units.orchestrator import OrchestratorProcess
 
-MANY, FEW, LIVE = "many", "few", "live"
-"""Keys: of the large batch, of the small ones, and of the client of short texts."""
+MANY, FEW = "many", "few"
+"""Keys: of the large batch, and of the small ones."""
 MAX_GROWTH: Final = 0.05
 """Largest growth of resident memory, as a share, from the second tenth of the lines to the last
 that one process serves."""
-_DISK_MIB: Final = 512
 _LOOK_EVERY_S: Final = 0.25
-_ASK_EVERY_S: Final = 0.2
-_ALONE_S: Final = 5.0
-"""Seconds for which the client of short texts first has the service to itself."""
 _PARTS: Final = 10
 _CALM_SHARE: Final = 0.2
 """Lines of the batch that nobody disturbs, as a share of those of the killed one."""
 _START_S: Final = 2.5
 """Seconds after a start within which the process may be killed again: it has read what there was
 and goes on by then."""
-_FULL_EVERY: Final = 4
-"""One in so many of the kills while lines are served meets a full disk."""
-_FULL_S: Final = 1.0
 _NEXT_KILL_S: Final = 30.0
 """Seconds for which a batch waits at most to be cancelled as the orchestrator comes back from a
 kill."""
@@ -89,21 +76,16 @@ class Memory:
 
 @dataclass(slots=True)
 class BatchFindings:
-    """Findings of a run. Times in seconds or, where named so, ms."""
+    """Findings of a run."""
 
     lines: int
     """Lines of the batch under kills."""
     kills: Counter[str] = field(default_factory=Counter)
     """Number of kills, by what the orchestrator was doing."""
-    full_disks: int = 0
     killed_s: float = 0.0
     calm_s: float = 0.0
-    cpu_ms_per_line: float = 0.0
-    """Time of the orchestrator's processor for each line, without kills."""
     killed: Memory = field(default_factory=Memory)
     calm: Memory = field(default_factory=Memory)
-    alone_ms: list[float] = field(default_factory=list)
-    beside_ms: list[float] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -122,19 +104,11 @@ class BatchFindings:
 class Killer:
     """Kills an orchestrator and starts it again."""
 
-    def __init__(
-        self, process: OrchestratorProcess, found: BatchFindings, small_disk: Path | None
-    ) -> None:
+    def __init__(self, process: OrchestratorProcess, found: BatchFindings) -> None:
         self._process = process
         self._found = found
-        self._disk = small_disk
         self.is_back = asyncio.Event()
         """Set for a moment by each start that follows a kill."""
-
-    @property
-    def has_disk(self) -> bool:
-        """Whether the batches are on a disk that may be filled."""
-        return self._disk is not None
 
     async def strike(self, moment: str, again_s: Sequence[float] = ()) -> None:
         """Kill the orchestrator, and once more that many seconds after each start."""
@@ -149,17 +123,6 @@ class Killer:
         self.is_back.clear()
         await self._process.wait_ready(READY_S)
 
-    async def strike_on_full_disk(self) -> None:
-        """Fill the disk under the batches, kill the orchestrator then, and start it; there is room
-        again only after that."""
-        assert self._disk is not None
-        await asyncio.to_thread(disk.fill, self._disk)
-        self._found.full_disks += 1
-        await asyncio.sleep(_FULL_S)
-        freeing = asyncio.create_task(self._free())
-        await self.strike("serving, disk full")
-        await freeing
-
     async def _start_and_kill(self, seconds: float) -> None:
         await self._process.stop(0.0)
         starting = asyncio.create_task(self._process.start())
@@ -169,11 +132,6 @@ class Killer:
         self._kill("starting or going on")
         with suppress(StartFailed):
             await starting
-
-    async def _free(self) -> None:
-        assert self._disk is not None
-        await asyncio.sleep(_START_S)
-        await asyncio.to_thread(disk.free, self._disk)
 
     def _kill(self, moment: str) -> None:
         os.kill(alive(self._process.pid), signal.SIGKILL)
@@ -189,38 +147,27 @@ class BatchRun:
         http: aiohttp.ClientSession,
         found: BatchFindings,
         rng: random.Random,
-        small_disk: Path | None = None,
     ) -> None:
         self._process = process
-        self._http = http
         self._client = BatchClient(http, process.url)
         self._found = found
         self._rng = rng
-        self._killer = Killer(process, found, small_disk)
+        self._killer = Killer(process, found)
 
     async def play(self, kills: int, others: int) -> None:
-        """Have a batch served under ``kills`` and beside ``others``, then one without either."""
-        found = self._found
-        await self._ask(found.alone_ms, time.monotonic() + _ALONE_S)
-        begun = time.monotonic()
-        beside = [
-            asyncio.create_task(self._ask(found.beside_ms, float("inf"))),
-            asyncio.create_task(self._send_others(others)),
-        ]
+        """Have a batch served under ``kills`` and among ``others``, then one without either."""
+        found, begun = self._found, time.monotonic()
+        beside = asyncio.create_task(self._send_others(others))
         try:
             await self._under_kills(kills)
-            await beside[1]
+            await beside
         finally:
-            for task in beside:
-                task.cancel()
+            beside.cancel()
         found.killed_s = time.monotonic() - begun
-        begun, cpu_s = time.monotonic(), process_cpu_s(alive(self._process.pid))
-        await self._until_over(
-            await self._send(BatchOrder("calm", found.calm_lines, MANY)), found.calm
-        )
+        begun = time.monotonic()
+        calm = await self._send(BatchOrder("calm", found.calm_lines, MANY))
+        await self._until_over(calm, found.calm)
         found.calm_s = time.monotonic() - begun
-        cpu_s = process_cpu_s(alive(self._process.pid)) - cpu_s
-        found.cpu_ms_per_line = 1000 * cpu_s / found.calm_lines
         await self._read_twice()
         found.close()
 
@@ -232,13 +179,10 @@ class BatchRun:
         if first:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
             await killer.strike("checking", again(rng, first - 1))
-        for number, (at, again_s) in enumerate(due, 1):
+        for at, again_s in due:
             await self._until_over(sent, self._found.killed, at)
             await asyncio.sleep(rng.uniform(0.0, _LOOK_EVERY_S))
-            if killer.has_disk and not again_s and number % _FULL_EVERY == 0:
-                await killer.strike_on_full_disk()
-            else:
-                await killer.strike("serving", again_s)
+            await killer.strike("serving", again_s)
         if last:
             await self._until_over(sent, self._found.killed, sent.order.lines - 1)
             await killer.strike("closing its files", again(rng, last - 1))
@@ -250,9 +194,8 @@ class BatchRun:
         for number in range(count):
             kind, ends, window = _KINDS[number % len(_KINDS)]
             name = f"other-{number}-{kind}"
-            sent = await self._send(
-                BatchOrder(name, size, FEW, window, refused_every=10, may_end=ends)
-            )
+            order = BatchOrder(name, size, FEW, window, refused_every=10, may_end=ends)
+            sent = await self._send(order)
             if kind == "cancelled":
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_NEXT_KILL_S):
@@ -285,20 +228,6 @@ class BatchRun:
             if await self._client.read(sent) != digest:
                 self._found.faults.append(f"{sent.order.name}: a kill has changed its results")
 
-    async def _ask(self, waited_ms: list[float], until: float) -> None:
-        """Be an interactive client: time one short request after the other, into ``waited_ms``."""
-        headers = {"Authorization": f"Bearer {LIVE}"}
-        while time.monotonic() < until:
-            begun = time.monotonic()
-            with suppress(*AWAY):
-                async with self._http.post(
-                    f"{self._process.url}/v1/completions", json=request_body(), headers=headers
-                ) as response:
-                    response.raise_for_status()
-                    await response.read()
-                waited_ms.append(1000 * (time.monotonic() - begun))
-            await asyncio.sleep(_ASK_EVERY_S)
-
 
 def again(rng: random.Random, count: int) -> list[float]:
     """Seconds after ``count`` starts in a row at which the process is killed again."""
@@ -318,14 +247,7 @@ def strikes(rng: random.Random, kills: int, lines: int) -> Iterator[tuple[int, l
 
 def keys() -> str:
     """``TIDEGATE_KEYS`` for the clients of a run."""
-    return json.dumps({name: {"token": name} for name in (MANY, FEW, LIVE)})
-
-
-def _told(waited_ms: list[float]) -> dict[str, float]:
-    if not waited_ms:
-        return {}
-    p50, p99 = median(waited_ms), percentile(waited_ms, 99)
-    return {"requests": len(waited_ms), "p50_ms": round(p50, 1), "p99_ms": round(p99, 1)}
+    return json.dumps({name: {"token": name} for name in (MANY, FEW)})
 
 
 def facts_of(found: BatchFindings) -> dict[str, Any]:
@@ -336,62 +258,41 @@ def facts_of(found: BatchFindings) -> dict[str, Any]:
         "calm_lines": found.calm_lines,
         "kills": found.kills.total(),
         "kills_by_moment": dict(found.kills),
-        "full_disks": found.full_disks,
         "batches": len(found.sent),
         "entries": dict(entries),
         "missing": sum(sent.missing for sent in found.sent),
         "doubled": sum(sent.doubled for sent in found.sent),
         "seconds": round(found.killed_s, 1),
         "lines_per_s": round(found.calm_lines / found.calm_s, 1),
-        "cpu_ms_per_line": round(found.cpu_ms_per_line, 2),
         "killed_memory_mib": found.killed.by_tenths(found.lines),
         "calm_memory_mib": found.calm.by_tenths(found.calm_lines),
         "calm_growth_percent": round(100 * found.calm.growth(found.calm_lines), 2),
-        "live_alone": _told(found.alone_ms),
-        "live_beside": _told(found.beside_ms),
         "faults": found.faults,
     }
 
 
-@contextmanager
-def allowed_disk() -> Iterator[tuple[Path | None, str]]:
-    """A small disk that may be filled, or None and why this machine allows none."""
-    with TemporaryDirectory(prefix="tidegate-batches-") as folder, ExitStack() as stack:
-        try:
-            stack.enter_context(disk.small_disk(Path(folder), _DISK_MIB))
-        except disk.NoDisk as error:
-            yield None, f"full disk: {error}"
-        else:
-            yield Path(folder), ""
-
-
-async def _main(small_disk: Path | None, skipped: str) -> int:
+async def _main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--others", type=int, default=12, help="small batches beside it")
+    parser.add_argument("--others", type=int, default=12, help="small batches meanwhile")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos.batches", *sys.argv[1:])
     found, console = BatchFindings(args.lines), new_console()
-    if skipped:
-        console.print(f"skipped: {skipped}", markup=False, style="yellow")
-    disks = {} if small_disk is None else {0: small_disk}
     async with (
         tritons(StackSpec("synthetic-free"), 1) as (triton,),
-        orchestrating([[triton.grpc_address]], {"TIDEGATE_KEYS": keys()}, disks) as ((process,), _),
+        orchestrating([[triton.grpc_address]], {"TIDEGATE_KEYS": keys()}) as ((process,), _),
         aiohttp.ClientSession() as http,
     ):
-        run = BatchRun(process, http, found, random.Random(args.seed), small_disk)
+        run = BatchRun(process, http, found, random.Random(args.seed))
         await run.play(args.kills, args.others)
     facts = facts_of(found)
     for what, value in facts.items():
         console.print(f"{what}: {value}", markup=False)
-    recording.save(recording.facts() | {"skipped": skipped} | facts)
+    recording.save(recording.facts() | facts)
     return int(bool(found.faults))
 
 
 if __name__ == "__main__":
-    with allowed_disk() as (small_disk, skipped):
-        status = status_of(_main(small_disk, skipped))
-    sys.exit(status)
+    sys.exit(status_of(_main()))

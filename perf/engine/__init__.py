@@ -9,7 +9,4 @@
 - ``bandwidth``      how fast this machine reads memory
 - ``gpu``            every check and measurement that needs a GPU: ``python -m perf.engine.gpu``
 - ``gpu_parts``      its sections that run an engine; ``attention`` the kernels, ``timing`` events
-- ``flashinfer_decodes``  another's kernels beside ours
-- ``occupancy``      registers and shared memory of our kernels, ``compiled_kernels``
-- ``engines``        several side by side (``--engine``): ``contestants``, each in a ``child``
 """

@@ -1,12 +1,10 @@
 """``make bench-engine``: the engine by itself, on random weights of a real shape made on the spot.
 
-    python -m perf.engine --engine torch vllm
     python -m perf.engine [--quick] [--only PART …] [--shape NAME] [--json PATH]
                                 [--device cpu|cuda] [--set NAME=VALUE …]
 
 Medians with their spread; what is compared is measured in turns, in one process. ``--set`` changes
-a worker setting, for example ``quantize=int8`` or ``kv.blocks=64``. ``--engine NAME …`` compares
-engines on the demo model instead; what is not installed is skipped. The exit status is 1 when a
+a worker setting, for example ``quantize=int8`` or ``kv.blocks=64``. The exit status is 1 when a
 part failed.
 """
 
@@ -21,8 +19,6 @@ from rich.console import Console
 
 from perf import SEED
 from perf.engine.checkpoints import SHAPES, make_checkpoint
-from perf.engine.contestants import CONTESTANTS
-from perf.engine.engines import compare
 from perf.engine.parts import PARTS, Amount, EngineBench
 from perf.engine.rig import EngineRig, run_beside
 from perf.report.bundle import BenchResult, Bundle
@@ -60,20 +56,11 @@ def run_all(args: argparse.Namespace, recording: Recording, console: Console) ->
     return recording.bundle(results, card, quick=args.quick)
 
 
-def compare_all(args: argparse.Namespace, recording: Recording, console: Console) -> Bundle:
-    """Several engines, in turns."""
-    console.print(f"{', '.join(args.engine)} on the demo model, in turns …", style="dim")
-    repeats, tokens = (2, 32) if args.quick else (5, 64)
-    results, card = compare(args.engine, args.device, repeats=repeats, new_tokens=tokens)
-    return recording.bundle(results, card, quick=args.quick)
-
-
 def main(command: Sequence[str]) -> int:
     """Run, print, save."""
     parser = new_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a small shape, few samples")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")
-    parser.add_argument("--engine", nargs="+", choices=list(CONTESTANTS), metavar="NAME")
     parser.add_argument("--shape", choices=list(SHAPES), help="0.5b; small with --quick")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
@@ -81,7 +68,7 @@ def main(command: Sequence[str]) -> int:
     args = parser.parse_args(command)
     recording = begin(parser, args, "perf.engine", *command, seed=SEED)
     console = new_console()
-    bundle = (compare_all if args.engine else run_all)(args, recording, console)
+    bundle = run_all(args, recording, console)
     show(bundle, console)
     recording.save(bundle)
     return int(any(each.failed for each in bundle.results))

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from perf.engine.flashinfer_decodes import FlashInferDecodes
 from perf.engine.timing import copy_gb_per_s, replayed_ms, timed_ms
 from perf.report.rows import Report
 from worker.attention import AttentionBackend, KVPool
@@ -26,14 +26,6 @@ BACKENDS: Final[dict[str, Build]] = {
     "reference": lambda pool, heads, windows: ReferenceAttention(pool, heads, windows=windows),
     # Last, since it may compile for minutes.
     "flashinfer": lambda pool, heads, windows: FlashInferAttention(pool, heads, windows=windows),
-}
-_OWN_DECODES: Final[dict[str, Build]] = {
-    "flashinfer's decode wrapper": lambda pool, heads, _: FlashInferDecodes(
-        pool, heads, tensor_cores=False
-    ),
-    "flashinfer's decode wrapper, tensor cores": lambda pool, heads, _: FlashInferDecodes(
-        pool, heads, tensor_cores=True
-    ),
 }
 
 
@@ -61,7 +53,7 @@ _PAGE: Final = 16
 _SMALL: Final = (_Case("decode 3 x 40", (40,) * 3), _Case("chunk 20 of 40", (), ((20, 40),)))
 
 
-def ceilings(report: Report, device: torch.device, *, tiny: bool) -> None:
+def ceilings(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
     """Measure the device's limits, which everything else is held against."""
     nbytes = 2**20 if tiny else 4 * 2**30
     report.attempt(
@@ -80,7 +72,7 @@ def ceilings(report: Report, device: torch.device, *, tiny: bool) -> None:
     report.attempt("bf16 product", multiply)
 
 
-def attention(report: Report, device: torch.device, *, tiny: bool) -> None:
+def attention(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
     """Every backend against float64 on shapes of all kinds, then its speed on large ones."""
     for name, backend in BACKENDS.items():
         if tiny and name != "reference":
@@ -100,31 +92,6 @@ def attention(report: Report, device: torch.device, *, tiny: bool) -> None:
                 what,
                 lambda w=what, b=backend, c=case: _fast(  # type: ignore[misc]
                     report, device, w, b, c, tiny=tiny
-                ),
-            )
-        if name == "flashinfer":
-            _own_decodes(report, device)
-
-
-def _own_decodes(report: Report, device: torch.device) -> None:
-    """FlashInfer's decodes on what ours are timed on, planned once."""
-    for title, build in _OWN_DECODES.items():
-
-        def right(title: str = title, build: Build = build) -> None:
-            pool = _pool(device, torch.bfloat16, 1, 256, 8, 128)
-            trial = make_trial(pool, 32, [1, 16, 40, 900, 901], (), np.random.default_rng(3))
-            error = error_of(build(pool, 32, ()), 0, trial, exact(pool, 0, trial))
-            report.add(f"{title}: error", error, "", "relative to float64")
-
-        report.attempt(f"{title}: error", right)
-        for case in _LARGE:
-            if case.chunks:
-                continue
-            what = f"{title}: {case.name}"
-            report.attempt(
-                what,
-                lambda w=what, b=build, c=case: _fast(  # type: ignore[misc]
-                    report, device, w, b, c, tiny=False
                 ),
             )
 

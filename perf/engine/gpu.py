@@ -23,16 +23,10 @@ from perf.report.rows import Report, Row, line, read_rows, table
 
 SECTIONS: Final = {
     "tokens": 80.0,
-    "copies": 30.0,
-    "swap": 90.0,
-    "draws": 60.0,
     "attention": 130.0,
     "engine": 200.0,
-    "long": 100.0,
     "loader": 130.0,
     "ceilings": 40.0,
-    "vllm": 240.0,
-    "adapter": 300.0,
     "lost": 60.0,
 }
 """Sections with the most seconds that each may take, when all of the budget is left: first what is
@@ -129,15 +123,8 @@ def _section_in_child(
         return [row], False
     file = scratch / f"{name}.jsonl"
     file.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "perf.engine.gpu",
-        "--section",
-        name,
-        "--device",
-        options.device,
-    ]
+    command = [sys.executable, "-m", "perf.engine.gpu", "--section", name]
+    command += ["--device", options.device]
     command += ["--rows", str(file), "--scratch", str(scratch), "--limit-s", str(limit_s)]
     command += ["--tiny"] if options.tiny else []
     started = time.monotonic()
@@ -164,38 +151,16 @@ def _run_section(options: argparse.Namespace) -> None:
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
     scratch = Path(options.scratch)
-    # Each section imports what it needs, so that a missing package costs one of them only.
-    if options.section in ("ceilings", "attention"):
-        from perf.engine import attention
-
-        on_kernels = {
-            "ceilings": attention.ceilings,
-            "attention": attention.attention,
-        }
-        on_kernels[options.section](report, device, tiny=options.tiny)
-        return
-    from perf.engine import (
-        gpu_adapter,
-        gpu_copies,
-        gpu_draws,
-        gpu_long,
-        gpu_lost,
-        gpu_parts,
-        gpu_swap,
-        gpu_vllm,
-    )
+    # Not before: these need torch.
+    from perf.engine import attention, gpu_lost, gpu_parts
 
     run = {
-        "draws": gpu_draws.draws,
-        "long": gpu_long.long,
+        "ceilings": attention.ceilings,
+        "attention": attention.attention,
         "lost": gpu_lost.lost,
         "tokens": gpu_parts.tokens,
         "loader": gpu_parts.loader,
         "engine": gpu_parts.engine,
-        "swap": gpu_swap.swap,
-        "copies": gpu_copies.copies,
-        "vllm": gpu_vllm.vllm,
-        "adapter": gpu_adapter.adapter,
     }[options.section]
     run(report, device, scratch, tiny=options.tiny)
 

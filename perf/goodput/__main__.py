@@ -115,47 +115,16 @@ class Scene(NamedTuple):
     def __str__(self) -> str:
         return f"{self.trace}, deadlines: {self.manner}"
 
-    def cell(
-        self,
-        policy: Policy,
-        load: float,
-        turns: Sequence[Turn],
-        counted: Scrape,
-        seconds: float,
-    ) -> Cell:
-        """Cell of the requests of some windows; ``counted`` is what the service counted meanwhile,
-        in ``seconds``. Would-be refusals that were let in to learn from and were met are false
-        refusals."""
+    def cell(self, policy: Policy, load: float, turns: Sequence[Turn], counted: Scrape) -> Cell:
+        """Cell of the requests of some windows; ``counted`` is what the service counted meanwhile.
+        Would-be refusals that were let in to learn from and were met are false refusals."""
         key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
         name = f"{self.trace}, {self.manner}, {load:g} ×"
-
-        def figure(of: str, label: str, unit: str, value: float) -> Figure:
-            text = f"{name}, {policy.label}: {label}"
-            return Figure.of(f"{key}.{of}", text, unit, [value], better="neither")
-
         more = []
         if sampled := counted.total(_SAMPLES):
             met = counted.total(_SAMPLES, result="met")
             label = f"{name}, {policy.label}: false among refusals sampled"
             more.append(Figure.of(f"{key}.false_refusals", label, "", [met / sampled]))
-        busy_s = counted.total("tidegate_worker_busy_ms_total") / 1000
-        if steps := counted.total("tidegate_worker_steps_total"):
-            prompt_tokens = counted.total("tidegate_prompt_tokens_computed_total")
-            more += [
-                figure(
-                    "busy", "share of the time in steps, summed over engines", "", busy_s / seconds
-                ),
-                figure("step_ms", "mean step", "ms", 1000 * busy_s / steps),
-                figure(
-                    "step_prompt_tokens", "prompt tokens a step", "tokens", prompt_tokens / steps
-                ),
-                figure(
-                    "prompt_tokens_per_s",
-                    "prompt tokens computed",
-                    "tokens/s",
-                    prompt_tokens / seconds,
-                ),
-            ]
         return Cell(key, name, policy.label, turns, rate_key="goodput_per_s", more=more)
 
 
@@ -287,7 +256,7 @@ class _Contest:
     async def cells(self, factor: float, capacity: float) -> list[Cell]:
         """Windows of all policies at one load, another policy first in each turn."""
         size, policies = self.choices.size, self.choices.policies
-        found: dict[str, list[_Window]] = {policy.name: [] for policy in policies}
+        found: dict[str, list[tuple[Turn, Scrape]]] = {policy.name: [] for policy in policies}
         for number in range(size.turns):
             first = number % len(policies)
             for policy in policies[first:] + policies[:first]:
@@ -302,28 +271,18 @@ class _Contest:
             self.scene.cell(
                 policy,
                 factor,
-                [window.turn for window in found[policy.name]],
-                Scrape.sum_of([window.counted for window in found[policy.name]]),
-                sum(window.seconds for window in found[policy.name]),
+                [turn for turn, _ in found[policy.name]],
+                Scrape.sum_of([counted for _, counted in found[policy.name]]),
             )
             for policy in policies
         ]
 
-    async def _window(self, front: Front, asks: list[StreamRequest]) -> "_Window":
-        size, begun = self.choices.size, time.monotonic()
+    async def _window(self, front: Front, asks: list[StreamRequest]) -> tuple[Turn, Scrape]:
+        """Requests of one policy, and what the service counted meanwhile."""
         before = await scrape(HOST, front.service.port)
         results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
         counted = Scrape.between(before, await scrape(HOST, front.service.port))
-        turn = Turn.of(asks, results, size.warm_s, size.window_s)
-        return _Window(turn, counted, time.monotonic() - begun)
-
-
-class _Window(NamedTuple):
-    """Requests of one policy, and what the service counted meanwhile, in ``seconds``."""
-
-    turn: Turn
-    counted: Scrape
-    seconds: float
+        return Turn.of(asks, results, self.choices.size.warm_s, self.choices.size.window_s), counted
 
 
 def _patience_s(ask: StreamRequest) -> float:
@@ -377,49 +336,19 @@ def _written(choices: Choices, answers: float | None) -> Iterator[Choices]:
 
 def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="two loads, with windows shorter than many deadlines: that it works, not how well",
-    )
-    parser.add_argument(
-        "--trace",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="with Azure's columns; may be given again; without one, log-normal requests",
-    )
-    parser.add_argument(
-        "--arrivals", choices=("poisson", "trace"), help="the trace's own where there is one"
-    )
-    parser.add_argument(
-        "--model",
-        type=Path,
-        help="on our engine: a checkpoint, or a shape of perf.engine.checkpoints; wants a --trace",
-    )
-    parser.add_argument(
-        "--answers", type=float, metavar="TOKENS", help="mean length, of a --model that is a shape"
-    )
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="of the --model (cuda)"
-    )
-    parser.add_argument(
-        "--deadlines",
-        nargs="+",
-        choices=[manner.value for manner in Manner],
-        default=[],
-        metavar="MANNER",
-        help="proportional to the answers (the default without --model), constant, or for parts",
-    )
-    parser.add_argument(
-        "--policies", nargs="+", choices=[p.name for p in EVERY], default=[], metavar="NAME"
-    )
-    parser.add_argument("--loads", nargs="+", type=float, default=[], metavar="FACTOR")
-    parser.add_argument("--seconds", type=float, metavar="S", help="of each window")
-    parser.add_argument(
-        "--turns", type=int, default=1, help="windows of each policy at each load, in turns (1)"
-    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="two loads, short windows: that it works")
+    add("--trace", action="append", default=[], type=Path, metavar="FILE", help="Azure's columns")
+    add("--arrivals", choices=("poisson", "trace"), help="the trace's own where there is one")
+    add("--model", type=Path, help="a checkpoint, or a shape of perf.engine.checkpoints")
+    add("--answers", type=float, metavar="TOKENS", help="mean length, of a shape")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="of the --model (cuda)")
+    manners = [manner.value for manner in Manner]
+    add("--deadlines", nargs="+", choices=manners, default=[], metavar="MANNER")
+    add("--policies", nargs="+", choices=[p.name for p in EVERY], default=[], metavar="NAME")
+    add("--loads", nargs="+", type=float, default=[], metavar="FACTOR")
+    add("--seconds", type=float, metavar="S", help="of each window")
+    add("--turns", type=int, default=1, help="windows of each policy at each load, in turns (1)")
     return parser
 
 

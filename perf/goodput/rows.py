@@ -42,13 +42,13 @@ from perf.load.drive import completion
 from perf.load.lane import open_lane
 from perf.load.open_loop import StreamRequest
 from perf.load.outcomes import Cell, Turn, show_cells
+from perf.load.words import QUESTIONS, THINGS
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
 from protocol import ModelCard
-from tools.demo_model import words
 from worker.runner.synthetic import length_ids
 
 SLOTS, FEWER = 64, 16
@@ -113,11 +113,11 @@ def _ids_body(request: CellRequest, card: ModelCard) -> dict[str, object]:
 
 def _chat_body(request: CellRequest, model: str, rng: random.Random) -> dict[str, object]:
     is_fact = request.answer_tokens < FACT_TOKENS
-    text = rng.choice(words.FACTS)[0] if is_fact else story(rng)
+    text = rng.choice(QUESTIONS) if is_fact else story(rng)
     if request.prompt_tokens > 1000:
         # New ones each time, whatever the seed: no policy may find in a worker's cache what was
         # computed for the one before it.
-        pages = _FRESH.choices(words.THINGS, k=int(_WORDS_PER_TOKEN * request.prompt_tokens))
+        pages = _FRESH.choices(THINGS, k=int(_WORDS_PER_TOKEN * request.prompt_tokens))
         text = f"{' '.join(pages)}. {text}"
     return chat(model, text, max_tokens=CAP_TOKENS, seed=rng.randrange(2**31))
 

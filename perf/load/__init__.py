@@ -8,7 +8,7 @@
 - ``workload``     sizes of requests, drawn
 - ``trace``        requests as a real service got them
 - ``chats``        stories and facts for the demo model, which ends them itself
-- ``agents``       the client's example of an agent, with slow tools
+- ``words``        what these are about
 - ``cells``        mixed requests on which the best number of rows depends
 - ``askers``       clients that are refused here and go there, and hear every part of a text
 - ``outcomes``     what became of requests, as clients judge it: turns and cells

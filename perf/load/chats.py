@@ -7,15 +7,13 @@ import random
 from typing import Final
 
 from perf.load.open_loop import StreamRequest
-from tools.demo_model import words
-from tools.demo_model.grammar import articles
+from perf.load.words import THINGS, WHO, articles
 
 PATH: Final = "/v1/chat/completions"
 PATIENCE_S: Final = (1.0, 3.0, 8.0)
 """Deadlines of the clients of ``stories`` in seconds; each kind is a third of them."""
 MAX_TOKENS: Final = 512
 """Cap that every story states, as a careful client does; most are told in some 170 tokens."""
-_WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
 
 
 def chat(model: str, text: str, **more: object) -> dict[str, object]:
@@ -32,7 +30,7 @@ def chat(model: str, text: str, **more: object) -> dict[str, object]:
 
 def story(rng: random.Random) -> str:
     """Message that is answered by a story of some 170 tokens."""
-    return articles(f"Tell me a story about a {rng.choice(_WHO)} and a {rng.choice(words.THINGS)}.")
+    return articles(f"Tell me a story about a {rng.choice(WHO)} and a {rng.choice(THINGS)}.")
 
 
 def stories(per_s: float, seconds: float, seed: int, model: str) -> list[StreamRequest]:

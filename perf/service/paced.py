@@ -1,13 +1,11 @@
 """64 streams of 50 tokens/s: what calm, steady traffic costs, and how evenly it arrives.
 
 The engine is ``synthetic-paced`` with a step of 20 ms, so every stream should hear something every
-20 ms. Gaps are taken at the client, between its reads; CPU is that of the orchestrator's process,
-and beside it what the kernel alone takes for so many writes (``stack.bare_writes``).
+20 ms. Gaps are taken at the client, between its reads; CPU is that of the orchestrator's process.
 """
 
 from perf.load.drive import Windows, completion, rates, stream, us_per_token
 from perf.report.bundle import Figure
-from perf.stack.bare_writes import bare_writes
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
 
@@ -32,7 +30,6 @@ async def run(context: Context) -> list[Figure]:
     return [
         of("paced.tokens_per_s", "relayed", "tokens/s", rates(measured), better="higher"),
         of("paced.cpu_us_per_token", "orchestrator CPU", "µs/token", cpu),
-        await bare_writes("paced", STREAMS, STEP_MS / 1000),
         *(
             of(f"paced.gap_p{percent}_ms", f"gap between tokens, p{percent}", "ms", by_window)
             for percent, by_window in gaps_ms.items()

@@ -6,15 +6,12 @@ OpenAI chunks; every token is accounted for. ``synthetic-free`` makes several to
 what piles up while a frame is on its way travels in the next one, so a write carries several
 events: how many is a figure of its own. ``relay-single`` is the same with an engine that makes one
 token per step and stream, 10 000 steps per second, so that only what piles up shares a write.
-Beside it stands what the kernel alone takes for such writes (``stack.bare_writes``), in the same
-run.
 
 The baseline (``stack.baseline``) serves the same stream in the same run with one ``json.dumps`` and
 one write per token, from tokens that cost nothing.
 """
 
 import re
-from statistics import median
 
 from perf.load.closed_loop import LoadResult
 from perf.load.connection import HOST, HttpConnection
@@ -29,7 +26,6 @@ from perf.load.drive import (
     us_per_token,
 )
 from perf.report.bundle import Figure
-from perf.stack.bare_writes import bare_writes
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec, server
 
@@ -78,9 +74,7 @@ async def run_single(context: Context) -> list[Figure]:
     stack = await context.stack(spec)
     frames = await _frames(stack.port)
     result = await flood(FloodTarget(stack.port, stack.pids()), Windows(1.0, 1.5, 7))
-    figures = _figures("relay_single", result, await _frames(stack.port) - frames)
-    step_s = CLIENTS / median(rates(result))
-    return [*figures, await bare_writes("relay_single", CLIENTS, step_s)]
+    return _figures("relay_single", result, await _frames(stack.port) - frames)
 
 
 def _figures(prefix: str, result: LoadResult, frames: float) -> list[Figure]:

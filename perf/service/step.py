@@ -1,169 +1,155 @@
-"""Cost of a step for a worker beside its arithmetic, by part, for 1 to 256 rows.
+"""Cost of a step for a worker: engine, emitter and lane as a worker has them, for 1 and 64 rows.
 
-First on one thread without Triton (``perf.engine.step_cost``): the engine that makes its tokens up,
-and the demo model on the CPU. Then the whole of a worker's process behind a real Triton: one lane,
-all rows on it, a step of 10 ms; that adds the two threads, their wake-ups, the interpreter's lock
-between them, and Triton's sender and its ``is_cancelled``.
-
-The gate is a ratio: what a row costs, and what a step does, in turns of a plain Python loop that is
-timed between the samples.
+Stepped on one thread with a lane that leads nowhere, without Triton; the engine makes its tokens
+up. The gate is a ratio: what a row costs, and what a step does, in turns of a plain Python loop
+that is timed between the samples.
 """
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, thread_time_ns
+from typing import Any, Final
 
-from perf.engine.step_cost import (
-    ROWS,
-    StepCost,
-    beside_arithmetic,
-    measure,
-    per_row,
-)
-from perf.load.cpu import process_cpu_s
-from perf.load.lane import open_lane
+from catalog.paths import DEMO_CHECKPOINT
+from perf.engine.runs import greedy
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from perf.stack.stack import StackSpec
+from protocol import AbortCause, Code
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.runner.synthetic import CYCLE_WORDS, FreeRunner
-from worker.settings import EngineName, WorkerSettings
+from worker.service.emitter import Emitter
+from worker.service.lane import Lane, LaneJob
+from worker.settings import WorkerSettings
+from worker.text import TextStream
 
-_DEMO = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
-_QUICK_ROWS = (1, 64)
-_STEP_MS = 10.0
-_WARM_S, _WINDOW_S, _WINDOWS = 0.5, 0.5, 3
-_TURNS = 64
+_FEW, _MANY = 1, 64
+_SAMPLES: Final = 9
+_BATCH: Final = 32
+"""Steps of a sample: as many as take a block of KV or two, so that each holds the same work."""
+_WARM_STEPS, _PROMPT, _TURNS = 8, 4, 64
+
+
+@dataclass(slots=True)
+class StepCost:
+    """Microseconds of CPU per step, and of a turn of a plain Python loop just before, by sample."""
+
+    cpu: list[float] = field(default_factory=list)
+    yardstick: list[float] = field(default_factory=list)
+
+
+class NoResponder:
+    """Takes every response."""
+
+    def send(self, tensors: Any, *, final: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+    def fail(self, code: Code, message: str) -> None:
+        raise RuntimeError(f"{code}: {message}")
+
+    def is_cancelled(self) -> bool:
+        return False
 
 
 async def run(context: Context) -> list[Figure]:
-    rows, samples = (_QUICK_ROWS, 7) if context.quick else (ROWS, 9)
-    made_up = await asyncio.to_thread(costs_of, "synthetic-free", rows, samples)
-    figures = [*_gates(made_up), *_figures("synthetic", made_up)]
-    if not context.quick:
-        figures += _figures("demo", await asyncio.to_thread(costs_of, "torch", rows, samples))
-    return figures
+    return await asyncio.to_thread(_figures)
 
 
-def costs_of(engine_name: EngineName, rows: Sequence[int], samples: int) -> list[StepCost]:
-    """Step costs of an engine with the demo model on the CPU, one for each number of rows."""
+def _figures() -> list[Figure]:
     settings = WorkerSettings(
-        model_path=_DEMO,
+        model_path=DEMO_CHECKPOINT,
         device="cpu",
-        engine=engine_name,
-        max_running=max(rows),
-        max_step_tokens=2 * max(rows),
+        engine="synthetic-free",
+        max_running=_MANY,
+        max_step_tokens=2 * _MANY,
     )
     loaded = build_engine(settings)
     engine = loaded.engine
     assert isinstance(engine, Engine)
-    if engine_name != "torch":
-        words = loaded.tokenizer.plain_words(CYCLE_WORDS)
-        engine.executor.runner = FreeRunner(words, tokens_per_step=1)
+    words = loaded.tokenizer.plain_words(CYCLE_WORDS)
+    engine.executor.runner = FreeRunner(words, tokens_per_step=1)
     try:
-        return [measure(engine, loaded.tokenizer.stream, count, samples) for count in rows]
+        few, many = (measure(engine, loaded.tokenizer.stream, n, _SAMPLES) for n in (_FEW, _MANY))
     finally:
         engine.stop()
-
-
-def _gates(costs: list[StepCost]) -> list[Figure]:
-    few, many = min(costs, key=_rows_of), max(costs, key=_rows_of)
-    each = zip(per_row(costs, lambda cost: cost.cpu), many.yardstick, strict=True)
-    alone = zip(few.cpu, few.yardstick, strict=True)
+    row = [(more - less) / (_MANY - _FEW) for less, more in zip(few.cpu, many.cpu, strict=True)]
     of = Figure.of
     return [
         of(
             "step.row_ratio",
             "one row of a step ÷ one turn of a plain loop",
             "",
-            [us / turn_us for us, turn_us in each],
+            [us / turn for us, turn in zip(row, many.yardstick, strict=True)],
             tolerance=1.8,
         ),
         of(
             "step.step_ratio",
             f"step of one row ÷ {_TURNS} turns of a plain loop",
             "",
-            [us / turn_us / _TURNS for us, turn_us in alone],
+            [us / turn / _TURNS for us, turn in zip(few.cpu, few.yardstick, strict=True)],
             tolerance=2.0,
         ),
+        of("step.row_us", "one row more, CPU", "µs", row),
+        of("step.one_us", "a step of one row, CPU", "µs", few.cpu),
     ]
 
 
-def _rows_of(cost: StepCost) -> int:
-    return cost.rows
+def measure(engine: Engine, streams: Callable[[], TextStream], rows: int, samples: int) -> StepCost:
+    """Measure steps of an engine that is not started and has nothing to do; leaves it so."""
+    emitter = Emitter(engine, heartbeat_s=1.0, clock=monotonic)
+    lane = Lane("bench", NoResponder())
+    emitter.open_lane(lane)
+    steps = samples * _BATCH + 2 * _WARM_STEPS + rows  # a prompt may take a step of its own
+    jobs = []
+    for handle in range(rows):
+        job = greedy([10 + handle % 100] * _PROMPT, steps)
+        emitter.job_replies[job] = LaneJob(lane, handle, job, streams(), NoResponder())
+        engine.submit(job)
+        jobs.append(job)
+
+    def step() -> None:
+        emitter.sink(engine.step())
+        emitter.cycle()
+
+    while len(engine.scheduler.running) < rows or engine.scheduler.waiting:
+        step()
+    for _ in range(_WARM_STEPS):
+        step()
+    cost = StepCost()
+    yardstick_us()  # the first one is slow
+    for _ in range(samples):
+        cost.yardstick.append(yardstick_us())
+        begun = thread_time_ns()
+        for _ in range(_BATCH):
+            step()
+        cost.cpu.append((thread_time_ns() - begun) / 1e3 / _BATCH)
+    for job in jobs:
+        engine.cancel(job, AbortCause.CANCEL)
+    while engine.scheduler.has_work:
+        step()
+    return cost
 
 
-def _figures(engine: str, costs: list[StepCost]) -> list[Figure]:
-    of = Figure.of
-    figures = [
-        of(
-            f"step.{engine}.own.per_row_us",
-            f"{engine}: one row more, its own",
-            "µs",
-            per_row(costs, beside_arithmetic),
-        ),
-    ]
-    for cost in costs:
-        at = f"step.{engine}.r{cost.rows}"
-        rows = f"{cost.rows} row{'s' if cost.rows > 1 else ''}"
-        figures += [
-            of(f"{at}.cpu_us", f"{engine}, {rows}: all, CPU", "µs/step", cost.cpu),
-            of(
-                f"{at}.own_us",
-                f"{engine}, {rows}: beside the arithmetic",
-                "µs/step",
-                beside_arithmetic(cost),
-            ),
-            *(
-                of(f"{at}.{part}", f"    {part}", "µs/step", times)
-                for part, times in cost.parts.items()
-            ),
-        ]
-    return figures
+def yardstick_us() -> float:
+    """Microseconds of a turn of a loop that does what a step does for a row: attributes, calls,
+    objects."""
+    begun = thread_time_ns()
+    known: dict[_Thing, list[int]] = {}
+    for thing in _THINGS:
+        if thing.is_due(1):
+            known[thing] = [thing.number]
+    return (thread_time_ns() - begun) / 1e3 / len(_THINGS)
 
 
-async def run_behind_triton(context: Context) -> list[Figure]:
-    spec = StackSpec(
-        "synthetic-paced", device=context.device, step_ms=_STEP_MS, max_running=max(ROWS)
-    )
-    stack = await context.stack(spec)
-    worker = stack.pids()["worker"]
-    figures = []
-    steps = round((_WARM_S + (_WINDOWS + 2) * _WINDOW_S) * 1e3 / _STEP_MS)
-    async with open_lane(stack.grpc_address) as lane:
-        for rows in ROWS:
-            jobs = [lane.submit(10 * steps) for _ in range(rows)]
-            await asyncio.gather(*(job.first_token for job in jobs))
-            await asyncio.sleep(_WARM_S)
-            per_step = []
-            for _ in range(_WINDOWS):
-                cpu, tokens = process_cpu_s(worker), sum(job.token_count for job in jobs)
-                await asyncio.sleep(_WINDOW_S)
-                cpu = process_cpu_s(worker) - cpu
-                tokens = sum(job.token_count for job in jobs) - tokens
-                per_step.append(cpu * 1e6 * rows / tokens)
-            for job in jobs:
-                lane.cancel(job)
-            await asyncio.gather(*(job.ended for job in jobs))
-            name = f"{rows} row{'s' if rows > 1 else ''}: worker CPU"
-            figures += [
-                Figure.of(f"step_triton.r{rows}.step_us", name, "µs/step", per_step),
-                Figure.of(
-                    f"step_triton.r{rows}.token_us",
-                    name,
-                    "µs/token",
-                    [us / rows for us in per_step],
-                ),
-            ]
-    return figures
+class _Thing:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def is_due(self, now: int) -> bool:
+        return self.number + now > 0
 
 
-BENCH = Bench("step", "what a step costs beside its arithmetic, by part", run, limit_s=200)
-TRITON = Bench(
-    "step-triton",
-    f"the same behind Triton, as a whole: one lane, steps of {_STEP_MS:g} ms",
-    run_behind_triton,
-    limit_s=90,
-    in_quick=False,
-)
+_THINGS: Final = [_Thing(number) for number in range(4096)]
+BENCH = Bench("step", "what a step costs a worker, beside a plain loop", run, limit_s=60)

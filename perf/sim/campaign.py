@@ -14,11 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
-from pathlib import Path
-
-import msgspec
 
 from perf.goodput.policies import FIXED_ROWS
 from perf.report.bundle import Better, Figure
@@ -26,7 +22,7 @@ from perf.report.stats import median
 from perf.sim.arrivals import SimArrival
 from perf.sim.rivals.fleet import RivalFleet
 from perf.sim.rivals.policies import RIVALS
-from perf.sim.scenes import SimScene
+from perf.sim.scenes import UNBOUNDED, SimScene
 from perf.sim.simulate import simulate
 from protocol import Outcome
 
@@ -63,7 +59,8 @@ class RowsPolicy:
         return LABELS[self.name] + ("" if self.rows is None else f", {self.rows} rows")
 
 
-class CellRun(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CellRun:
     """Figures of one run; shares are 0 to 1. ``focus`` is NaN where a cell has none."""
 
     goodput: float
@@ -82,10 +79,6 @@ class CellSpec:
     policy: RowsPolicy
     seed: int
     seconds: float
-
-    @property
-    def key(self) -> str:
-        return f"{self.scene.key} {self.policy.key} seed {self.seed}, {self.seconds:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +150,7 @@ def run_cell(spec: CellSpec) -> CellRun:
 
 def _run_ours(spec: CellSpec, arrivals: list[SimArrival]) -> list[_Fate]:
     policy, fleet = spec.policy, spec.scene.engine.fleet
-    settings = {"QUEUE__MAX_WAITING": "-1", **_SETTINGS.get(policy.name, {})}
+    settings = UNBOUNDED | dict(_SETTINGS.get(policy.name, {}))
     if policy.rows is not None:
         settings |= FIXED_ROWS
         fleet = spec.scene.engine.with_rows(policy.rows).fleet
@@ -177,30 +170,6 @@ def _run_rival(spec: CellSpec, arrivals: list[SimArrival]) -> list[_Fate]:
     _, rival = RIVALS[spec.policy.name]
     fleet = RivalFleet(engine.fleet.spec, engine.fleet.count, rival(engine.machine), spec.seed)
     return [_Fate(job.arrival, job.met, job.made) for job in fleet.run(arrivals)]
-
-
-class SavedRuns:
-    """Runs of earlier campaigns, in a file: rivals do not change while ours are worked on."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._runs: dict[str, CellRun] = {}
-        if path is not None and path.exists():
-            self._runs = msgspec.json.decode(path.read_bytes(), type=dict[str, CellRun])
-
-    def __contains__(self, spec: CellSpec) -> bool:
-        return spec.key in self._runs
-
-    def __getitem__(self, spec: CellSpec) -> CellRun:
-        return self._runs[spec.key]
-
-    def put(self, spec: CellSpec, run: CellRun) -> None:
-        self._runs[spec.key] = run
-
-    def save(self) -> None:
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_bytes(msgspec.json.encode(self._runs))
 
 
 def policies_of(names: Iterable[str], rows: Sequence[int], scene: SimScene) -> list[RowsPolicy]:
@@ -229,36 +198,17 @@ def run_campaign(
     seeds: Sequence[int],
     seconds: float,
     processes: int,
-    saved: SavedRuns,
 ) -> Iterable[SimCell]:
-    """Run all cells; yields each as it is done.
-
-    ``only`` are policies to run, by name or key (``ours@16``); of the others, what ``saved`` has is
-    shown beside them.
-    """
-    make = partial(_specs, seeds=seeds, seconds=seconds)
-    cells = []
-    wanted = []
-    for scene in scenes:
-        for policy in policies_of(LABELS, rows, scene):
-            specs = make(scene, policy)
-            if {policy.name, policy.key} & set(only):
-                wanted += specs
-            elif not all(spec in saved for spec in specs):
-                continue
-            cells.append((scene, policy))
+    """Run all cells; yields each as it is done. ``only`` are policies, by name or key
+    (``ours@16``)."""
+    cells = [
+        (scene, policy)
+        for scene in scenes
+        for policy in policies_of(LABELS, rows, scene)
+        if {policy.name, policy.key} & set(only)
+    ]
+    specs = [CellSpec(scene, policy, seed, seconds) for scene, policy in cells for seed in seeds]
     with ProcessPoolExecutor(processes) as pool:
-        runs = zip(wanted, pool.map(run_cell, wanted), strict=True)
+        runs = pool.map(run_cell, specs)
         for scene, policy in cells:
-            specs = make(scene, policy)
-            if {policy.name, policy.key} & set(only):
-                for spec, run in islice(runs, len(specs)):
-                    saved.put(spec, run)
-            yield SimCell(scene, policy, tuple(saved[spec] for spec in specs))
-    saved.save()
-
-
-def _specs(
-    scene: SimScene, policy: RowsPolicy, *, seeds: Sequence[int], seconds: float
-) -> list[CellSpec]:
-    return [CellSpec(scene, policy, seed, seconds) for seed in seeds]
+            yield SimCell(scene, policy, tuple(islice(runs, len(seeds))))

@@ -1,10 +1,10 @@
-"""Plots: of a campaign, goodput by load, for every trace and manner of deadlines; of quotes, the
-share met by the chance that was quoted."""
+"""Plots, as PNG: of a campaign, goodput by load, for every trace and manner of deadlines; of
+quotes, the share met by the chance that was told."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +58,8 @@ _TITLES = {
 """Titles by manner."""
 
 
-def draw(cells: Sequence[PlotPoint], stem: Path) -> list[Path]:
-    """Write ``stem``.png and ``stem``.svg; returns their paths.
+def draw(cells: Sequence[PlotPoint], stem: Path) -> None:
+    """Write ``stem``.png.
 
     A row of panels for each trace and its arrivals, a column for each manner. Goodput is in units
     of the capacity, so that panels share one scale.
@@ -100,7 +100,7 @@ def draw(cells: Sequence[PlotPoint], stem: Path) -> list[Path]:
         ncols=max(2, min(3, round(size[0] / 3))),
         frameon=False,
     )
-    return _saved(figure, stem)
+    _save(figure, stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ class ChancePoint:
     most: float
 
 
-def draw_reliability(panels: Mapping[str, Sequence[ChancePoint]], stem: Path) -> list[Path]:
-    """Write ``stem``.png and ``stem``.svg: a reliability diagram for each title, a colour for each
-    load. A chance that means what it says lies on the diagonal. Returns their paths."""
+def draw_reliability(panels: Mapping[str, Sequence[ChancePoint]], stem: Path) -> None:
+    """Write ``stem``.png: a reliability diagram for each title, a color for each load. A chance
+    that means what it says lies on the diagonal."""
     figure = _new_figure(4.6 * len(panels), 4.8)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     loads = sorted({point.load for points in panels.values() for point in points})
@@ -147,10 +147,7 @@ def draw_reliability(panels: Mapping[str, Sequence[ChancePoint]], stem: Path) ->
         axes.set_xlabel("chance that was told")
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.02, 1.02)
-        axes.grid(color="#dddddd", lw=0.7)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        _plain(axes, "both")
     row[0].set_ylabel("share met")
     figure.legend(
         *row[0].get_legend_handles_labels(),
@@ -158,7 +155,7 @@ def draw_reliability(panels: Mapping[str, Sequence[ChancePoint]], stem: Path) ->
         ncols=len(loads),
         frameon=False,
     )
-    return _saved(figure, stem)
+    _save(figure, stem)
 
 
 def _new_figure(width: float, height: float) -> "Figure":
@@ -166,20 +163,22 @@ def _new_figure(width: float, height: float) -> "Figure":
     import matplotlib
 
     matplotlib.use("Agg")
-    # Text stays text, and the same figures draw the same file.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tidegate"})
     matplotlib.rcParams.update({"font.size": 11, "axes.edgecolor": _INK, "text.color": _INK})
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _saved(figure: "Figure", stem: Path) -> list[Path]:
-    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+def _save(figure: "Figure", stem: Path) -> None:
     stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(paths[0], dpi=150, metadata={"Software": ""})
-    figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    figure.savefig(stem.with_suffix(".png"), dpi=150, metadata={"Software": ""})
+
+
+def _plain(axes: "Axes", grid: Literal["both", "y"]) -> None:
+    axes.grid(axis=grid, color="#dddddd", lw=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 def _styles(policies: Sequence[str]) -> dict[str, _Style]:
@@ -221,8 +220,5 @@ def _panel(axes: "Axes", cells: Sequence[PlotPoint], styles: dict[str, _Style]) 
             label=own[0].label,
             zorder={OURS: 4, CEILING: 3}.get(policy, 2),
         )
-    axes.grid(axis="y", color="#dddddd", lw=0.7)
-    axes.set_axisbelow(True)
     axes.tick_params(labelsize=10)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    _plain(axes, "y")

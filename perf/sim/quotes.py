@@ -1,4 +1,4 @@
-"""``python -m perf.sim.quotes``: what quotes said, beside what became of it, in virtual time.
+"""What quotes said, beside what became of it (DL-21).
 
 Half facts, half stories of which nobody says how long they will be (``perf.load.cells``), bursts
 among them, on one instance with 64 slots, from half of its capacity to twice as much. Every client
@@ -9,40 +9,28 @@ asks for a quote. Then
 - three in ten reserve the earliest deadline with 50, 90 or 99 %, and send the request with it;
 - one in ten has no such thing as a quote, and takes what others would take: that percentile of the
   latest hundred answers' times.
-
-    python -m perf.sim.quotes [--loads 0.5 1 1.5 2] [--seconds 120] [--seeds 3] [--json PATH]
-                              [--plot STEM]
-    python -m perf.sim.quotes --plot STEM --of perf/results/sim-quotes.json
-
-draws what was told against what became of it; the second draws what was recorded.
 """
 
+import argparse
 import random
-import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Final, NamedTuple
-
-import msgspec
-from rich.console import Console
-from rich.table import Table
+from typing import Any, Final, NamedTuple
 
 from orchestrator.prediction.quotes import BROKEN
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from perf.load.cells import mixes
-from perf.report.bundle import BenchResult, Bundle, Figure
-from perf.report.command import begin, new_console, new_parser, result
+from perf.report.bundle import Figure
 from perf.report.stats import percentile
 from perf.sim import plot
 from perf.sim.arrivals import SimArrival
 from perf.sim.replay.loop import VirtualClock
-from perf.sim.scenes import CAPACITY_PER_S, ENGINES, Drawn
+from perf.sim.scenes import CAPACITY_PER_S, ENGINES, UNBOUNDED, Drawn
 from perf.sim.simulate import Driver, SimResult, new_job, simulate
+from perf.sim.study import Case
 
-LOADS: Final = (0.5, 1.0, 1.5, 2.0)
 DEADLINES_MS: Final = (300.0, 500.0, 800.0, 1200.0, 2000.0, 3000.0, 5000.0)
 BINS: Final = ((0.0, 0.1), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01))
 WARM_S: Final = 20.0
@@ -50,7 +38,6 @@ WARM_S: Final = 20.0
 _RESERVE_SHARE, _GUESS_SHARE = 0.3, 0.1
 _HOLD_S: Final = 1.0
 _LATEST: Final = 100
-_SETTINGS: Final = {"QUEUE__MAX_WAITING": "-1"}
 
 
 class QuotedRequest(NamedTuple):
@@ -97,7 +84,7 @@ class QuotingDriver(Driver):
         self._open.append(result)
         result.arrival = replace(arrival, deadline_ms=told.within_ms)
         deadline = Deadline(self.clock.now() + told.within_ms / 1000, unix_ms)
-        await self.offer(replace(job, deadline=deadline, correlation_id=name), prompt, result)
+        await self.ask(replace(job, deadline=deadline, correlation_id=name), prompt, result)
 
     def _percentile_ms(self, q: float) -> float:
         for one in self._open:
@@ -113,16 +100,14 @@ def told_under(load: float, seconds: float, seed: int) -> list[QuotedRequest]:
     streams = tuple(replace(each, deadlines_ms=DEADLINES_MS) for each in mix.streams)
     drivers: list[QuotingDriver] = []
 
-    def new_driver(
-        orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
-    ) -> QuotingDriver:
-        drivers.append(QuotingDriver(orchestrator, clock, states_deadline))
+    def new_driver(*given: Any) -> QuotingDriver:
+        drivers.append(QuotingDriver(*given))
         return drivers[-1]
 
     simulate(
         Drawn(replace(mix, streams=streams)).arrivals(WARM_S + seconds, seed),
         ENGINES["64"].fleet,
-        _SETTINGS,
+        UNBOUNDED,
         seed=seed,
         linger_s=10.0,
         new_driver=new_driver,
@@ -156,36 +141,19 @@ def figures_of(load: float, runs: Sequence[Sequence[QuotedRequest]]) -> list[Fig
     return found
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--loads", nargs="+", type=float, default=LOADS, metavar="TIMES")
-    parser.add_argument("--seconds", type=float, default=120.0, metavar="S")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N")
-    parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
-    parser.add_argument("--of", type=Path, metavar="BUNDLE", help="measure nothing, draw these")
-    args = parser.parse_args(argv)
-    if args.of is not None:
-        if args.plot is None:
-            parser.error("--of needs --plot, which says where to draw")
-        recorded = msgspec.json.decode(args.of.read_bytes(), type=Bundle)
-        plot.draw_reliability(diagram_of(recorded.figures()), args.plot)
-        return 0
-    recording, console = begin(parser, args, "perf.sim.quotes", *argv, seed=1), new_console()
-    results: list[BenchResult] = []
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(loads=[0.5, 1.0, 1.5, 2.0])
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """A case for each load."""
     for load in args.loads:
-        with result(
-            results, f"quotes-{load:g}x", f"quotes at {load:g} times the capacity"
-        ) as found:
-            runs = [told_under(load, args.seconds, seed) for seed in range(1, args.seeds + 1)]
-            found += figures_of(load, runs)
-            show(load, found, console)
-        if results[-1].failed:
-            console.print(results[-1].failed, style="red")
-    recording.save(recording.bundle(results))
-    if args.plot is not None:
-        measured = {figure.key: figure for one in results for figure in one.figures}
-        plot.draw_reliability(diagram_of(measured), args.plot)
-    return 1 if any(one.failed for one in results) else 0
+
+        def figures(load: float = load) -> list[Figure]:
+            seeds = range(1, args.seeds + 1)
+            return figures_of(load, [told_under(load, args.seconds or 120.0, n) for n in seeds])
+
+        yield Case(f"quotes-{load:g}x", f"quotes at {load:g} times the capacity", figures)
 
 
 def diagram_of(figures: Mapping[str, Figure]) -> dict[str, list[plot.ChancePoint]]:
@@ -205,17 +173,6 @@ def diagram_of(figures: Mapping[str, Figure]) -> dict[str, list[plot.ChancePoint
             )
         )
     return found
-
-
-def show(load: float, figures: Sequence[Figure], console: Console) -> None:
-    table = Table(title=f"{load:g} times the capacity", title_justify="left")
-    for name in ("figure", "median", "lowest", "highest"):
-        table.add_column(name, justify="left" if name == "figure" else "right")
-    for one in figures:
-        spelled = "{:.0f} ms" if one.unit else "{:.3f}"
-        row = (spelled.format(value) for value in (one.median, one.low, one.high))
-        table.add_row(one.label, *row)
-    console.print(table)
 
 
 def _of(run: Sequence[QuotedRequest], how: str, level: float) -> list[QuotedRequest]:
@@ -241,7 +198,3 @@ def _error(run: Sequence[QuotedRequest]) -> float:
             mean = sum(one.chance for one in told) / len(told)
             off += len(told) * abs(_met_share(told) - mean)
     return off / max(1, len(quoted))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

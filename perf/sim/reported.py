@@ -1,7 +1,5 @@
 """Reports to clients beside what comes of them: starts, retries, deadlines, fits, ends (DL-16).
 
-    python -m perf.sim.reported [--seconds 60] [--seeds N] [--scenes NAME …]
-
 The load is mixed: stated and open lengths, ``error``, ``partial`` and ``fit``, some with deadlines
 that nobody could keep. Whoever is refused as infeasible comes back with the deadline that it was
 told. Frames from workers take a while to the orchestrator, and its answers to the clients.
@@ -10,27 +8,27 @@ Figures are of all seeds together, with the lowest and highest of a seed; ``n`` 
 of.
 """
 
+import argparse
 import asyncio
 import math
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from orchestrator.errors import DeadlineInfeasible, QueueFull, TidegateError
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from perf.load.workload import Sizes
-from perf.report.bundle import BenchResult, Better, Figure
-from perf.report.command import begin, new_console, new_parser, result
+from perf.report.bundle import Better, Figure
 from perf.report.stats import percentile
-from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
-from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from perf.sim.replay.loop import VirtualClock
 from perf.sim.replay.worker import SimWorker, WorkerSpec
-from perf.sim.scenes import STEP_COST
-from perf.sim.simulate import Fleet, new_job, new_orchestrator
-from protocol import Delta, OnDeadline, Outcome
+from perf.sim.scenes import FLEET, SPEED, STEP_COST, capacity_per_s
+from perf.sim.simulate import Driver, Fleet, SimResult, WorkerEvent, new_job, simulate
+from perf.sim.study import Case
+from protocol import OnDeadline, Outcome
 from worker.runner.synthetic import StepCost
 
 WAY_BACK_S = 0.002
@@ -109,23 +107,27 @@ class MachinePace:
     most: float = 1.0
     """Factor by which steps are longer at most; each half second has another."""
 
-    async def follow(self, workers: Sequence[SimWorker], rng: random.Random) -> None:
-        """Make the workers' steps as long as the pace says, for good."""
-        usual = workers[0].runner.cost
+    def events(self, usual: StepCost, until_s: float) -> dict[float, WorkerEvent]:
+        """What happens to the workers, by time, until that one."""
 
-        def take(factor: float) -> None:
-            for worker in workers:
-                worker.runner.cost = StepCost(
-                    factor * usual.step_s, factor * usual.row_s, factor * usual.prompt_token_s
-                )
+        def take(factor: float) -> WorkerEvent:
+            cost = StepCost(
+                factor * usual.step_s, factor * usual.row_s, factor * usual.prompt_token_s
+            )
 
+            def happen(workers: list[SimWorker]) -> None:
+                for worker in workers:
+                    worker.runner.cost = cost
+
+            return happen
+
+        found, at_s, rng = {self.slow_s: take(1.0)}, self.slow_s, random.Random(0)
         if self.slow_s:
-            take(_SLOW)
-            await asyncio.sleep(self.slow_s)
-        take(1.0)
-        while self.most > 1.0:
-            take(rng.uniform(1.0, self.most))
-            await asyncio.sleep(_ANOTHER_PACE_S)
+            found[0.0] = take(_SLOW)
+        while self.most > 1.0 and at_s < until_s:
+            found[at_s] = take(rng.uniform(1.0, self.most))
+            at_s += _ANOTHER_PACE_S
+        return found
 
 
 ALONE: Final = MachinePace()
@@ -176,126 +178,108 @@ def measure(
 
     The load goes on for a while after what is counted: what is reported is of a load that goes on.
     """
-    return run_quietly(
-        lambda loop: _measure(
-            loop, list(arrivals), fleet, settings, random.Random(seed), warm_s, cool_s, pace
-        )
+    arrivals, fleet = (
+        list(arrivals),
+        replace(fleet, spec=replace(fleet.spec, way_back_s=WAY_BACK_S)),
     )
+    end_s = arrivals[-1].at_s
+    drivers: list[AskingDriver] = []
+
+    def new_driver(*given: Any) -> AskingDriver:
+        driver = AskingDriver(*given)
+        driver.counted_s = (warm_s, end_s - cool_s)
+        driver.floor_ms = 1000 * fleet.spec.min_start_s
+        driver.rng = random.Random(seed)
+        drivers.append(driver)
+        return driver
+
+    simulate(
+        arrivals,
+        fleet,
+        settings,
+        seed=seed,
+        events=pace.events(fleet.spec.cost, end_s + _LINGER_S),
+        linger_s=_LINGER_S,
+        new_driver=new_driver,
+    )
+    return drivers[0].reported
 
 
-async def _measure(
-    loop: VirtualLoop,
-    arrivals: list[SimArrival],
-    fleet: Fleet,
-    settings: Mapping[str, str],
-    rng: random.Random,
-    warm_s: float,
-    cool_s: float,
-    pace: MachinePace,
-) -> Reported:
-    clock = VirtualClock(loop)
-    fleet = replace(fleet, spec=replace(fleet.spec, way_back_s=WAY_BACK_S))
-    parts, workers = new_orchestrator(fleet, clock, settings, rng)
-    orchestrator = parts.orchestrator
-    parts.lifecycle.start()
-    pacing = asyncio.ensure_future(pace.follow(workers, random.Random(0)))
-    reported = Reported()
-    counts_until = arrivals[-1].at_s - cool_s
-    running: set[asyncio.Task[None]] = set()
+class AskingDriver(Driver):
+    """Submits arrivals as clients that go by what they are told: who is refused comes again."""
 
-    def spawn(arrival: SimArrival, again: DeadlineInfeasible | None = None) -> None:
-        task = asyncio.ensure_future(client(arrival, again))
-        running.add(task)
-        task.add_done_callback(running.discard)
+    floor_ms = 0.0
+    """With less than that left nothing starts at a worker, however short (DL-3)."""
+    counted_s = (0.0, math.inf)
 
-    async def client(arrival: SimArrival, again: DeadlineInfeasible | None) -> None:
-        now = clock.now()
-        counts = warm_s <= now < counts_until
+    def __init__(
+        self, orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
+    ) -> None:
+        super().__init__(orchestrator, clock, states_deadline)
+        self.reported = Reported()
+        self.rng = random.Random(0)
+        self._starts_ms: dict[Task, float] = {}
+
+    def accepted(self, task: Task) -> None:
+        self._starts_ms[task] = self.orchestrator.predicted_start_ms(task)
+
+    async def submit(self, arrival: SimArrival, result: SimResult, name: str) -> None:
+        await self._ask_once(arrival, result, None)
+
+    async def _ask_once(
+        self, arrival: SimArrival, result: SimResult, again: DeadlineInfeasible | None
+    ) -> None:
+        """Ask; ``again``: with the deadline that this refusal named."""
+        now, reported, clock = self.clock.now(), self.reported, self.clock
+        counts = self.counted_s[0] <= now < self.counted_s[1]
         job, prompt = new_job(arrival, now, arrival.deadline_ms)
         unix_ms = round(1000 * clock.unix() + arrival.deadline_ms)
         job = replace(job, deadline=replace(job.deadline, unix_ms=unix_ms))
-        listener = _EndListener()
-        try:
-            task = await orchestrator.submit(job, prompt, [listener])
-        except DeadlineInfeasible as error:
-            refused(arrival, again, error, counts)
-            return
-        except QueueFull as error:
-            while orchestrator.queue.full:  # noqa: ASYNC110 - the queue has no event for it
+        task = await self.ask(job, prompt, result)
+        took_ms = 1000 * (clock.now() - now)
+        if isinstance(task, QueueFull):
+            while self.orchestrator.queue.full:  # noqa: ASYNC110 - the queue has no event for it
                 await asyncio.sleep(_POLL_S)
             if counts:
-                reported.retries.append(Pair(error.retry_after_ms, 1000 * (clock.now() - now)))
+                reported.retries.append(Pair(task.retry_after_ms, 1000 * (clock.now() - now)))
             return
-        except TidegateError:
-            return
-        start_ms = orchestrator.predicted_start_ms(task)
-        await listener.is_over.wait()
-        ending = task.ending
-        assert ending is not None
-        if task.marks.dispatched and counts:
-            start = Pair(start_ms, 1000 * (task.marks.dispatched - now))
-            if max(start) >= _SHORT_MS:
+        error = task if isinstance(task, TidegateError) else task.ending and task.ending.error
+        if isinstance(task, Task):
+            start = Pair(self._starts_ms.pop(task), 1000 * (task.marks.dispatched - now))
+            if task.marks.dispatched and counts and max(start) >= _SHORT_MS:
                 reported.starts.append(start)
-        took_ms = 1000 * (clock.now() - now) + rng.uniform(0.0, CLIENT_MS)
-        if isinstance(ending.error, DeadlineInfeasible):
-            refused(arrival, again, ending.error, counts)
-            return
-        if again is not None and counts and ending.outcome is not Outcome.FAILED:
-            if ending.outcome is Outcome.MET:
-                reported.deadlines_kept += 1
-                # With less than a worker's floor left nothing starts, however short (DL-3).
-                floor_ms = 1000 * fleet.spec.min_start_s
-                reported.deadlines.append(Pair(arrival.deadline_ms, max(floor_ms, took_ms)))
-                finish_ms = again.details["predicted_finish_ms"]
-                assert isinstance(finish_ms, float)
-                reported.finishes.append(Pair(finish_ms, took_ms))
-            else:
+            took_ms += self.rng.uniform(0.0, CLIENT_MS)
+        if isinstance(error, DeadlineInfeasible):
+            if again is not None:
+                reported.deadlines_lost += counts
+                return
+            at = error.details["earliest_feasible_deadline"]
+            assert isinstance(at, int)
+            later = replace(arrival, deadline_ms=at - 1000 * clock.unix())
+            self.spawn(self._ask_once(later, SimResult(later), error))
+        elif isinstance(task, Task) and counts:
+            self._count(arrival, again, task, took_ms)
+
+    def _count(
+        self, arrival: SimArrival, again: DeadlineInfeasible | None, task: Task, took_ms: float
+    ) -> None:
+        reported, ending = self.reported, task.ending
+        assert ending is not None
+        if again is not None and ending.outcome is not Outcome.FAILED:
+            if ending.outcome is not Outcome.MET:
                 reported.deadlines_lost += 1
-        elif counts and arrival.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
+                return
+            reported.deadlines_kept += 1
+            reported.deadlines.append(Pair(arrival.deadline_ms, max(self.floor_ms, took_ms)))
+            finish_ms = again.details["predicted_finish_ms"]
+            assert isinstance(finish_ms, float)
+            reported.finishes.append(Pair(finish_ms, took_ms))
+        elif arrival.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
             is_cut = ending.outcome is Outcome.PARTIAL
             if is_cut or task.fitted_tokens == task.completion_tokens:
                 reported.partial_left.append(arrival.deadline_ms - took_ms)
             if task.fitted_tokens is not None:
                 reported.fits.append(Pair(arrival.deadline_ms, took_ms))
-
-    def refused(
-        arrival: SimArrival,
-        again: DeadlineInfeasible | None,
-        error: DeadlineInfeasible,
-        counts: bool,
-    ) -> None:
-        if again is not None:
-            reported.deadlines_lost += counts
-            return
-        at = error.details["earliest_feasible_deadline"]
-        assert isinstance(at, int)
-        left_ms = at - 1000 * clock.unix()
-        spawn(replace(arrival, deadline_ms=left_ms), error)
-
-    for arrival in arrivals:
-        loop.call_at(arrival.at_s, spawn, arrival)
-    await asyncio.sleep(arrivals[-1].at_s + _LINGER_S - clock.now())
-    await parts.lifecycle.drain(0.0)
-    await parts.lifecycle.close()
-    for task in (pacing, *running):
-        task.cancel()
-    return reported
-
-
-class _EndListener:
-    """Records a task's end."""
-
-    def __init__(self) -> None:
-        self.is_over = asyncio.Event()
-
-    def started(self, task: Task) -> None:
-        """Ignore the start: the task's marks have it."""
-
-    def tokens(self, task: Task, delta: Delta) -> None:
-        """Ignore the tokens: the task's count has them."""
-
-    def ended(self, task: Task) -> None:
-        self.is_over.set()
 
 
 FEW_LONG = Fleet(WorkerSpec(STEP_COST, 2, kv_tokens=4096), count=1)
@@ -356,67 +340,56 @@ def pooled(runs: Iterable[Reported]) -> Reported:
 class _Report(NamedTuple):
     """Value of a run's reports, and the number of things that it is of."""
 
-    key: str
     label: str
     value: Callable[[Reported], float]
     number: Callable[[Reported], int]
-    better: Better
+    better: Better = "neither"
 
 
 def _fits(reported: Reported) -> int:
     return len(reported.fits)
 
 
-_REPORTS: Final = (
-    _Report("fit_use", "fit: share of its time used", lambda r: r.fit_use, _fits, "higher"),
-    _Report("fit_use_p10", "fit: used by nine in ten", lambda r: r.fit_use_p10, _fits, "higher"),
-    _Report("fits_late", "fit: share late", lambda r: r.fits_late, _fits, "lower"),
-    _Report(
-        "partials_in_time",
+_REPORTS: Final = {
+    "fit_use": _Report("fit: share of its time used", lambda r: r.fit_use, _fits, "higher"),
+    "fit_use_p10": _Report("fit: used by nine in ten", lambda r: r.fit_use_p10, _fits, "higher"),
+    "fits_late": _Report("fit: share late", lambda r: r.fits_late, _fits, "lower"),
+    "partials_in_time": _Report(
         "partial: share in time",
         lambda r: r.partials_in_time,
         lambda r: len(r.partial_left),
         "higher",
     ),
-    _Report(
-        "deadlines_kept",
+    "deadlines_kept": _Report(
         "deadlines that were named: share kept",
         lambda r: r.kept,
         lambda r: r.deadlines_kept + r.deadlines_lost,
         "higher",
     ),
-    _Report(
-        "deadlines",
+    "deadlines": _Report(
         "deadlines that were named, over what it took",
         lambda r: median_ratio(r.deadlines),
         lambda r: len(r.deadlines),
-        "neither",
     ),
-    _Report(
-        "starts",
-        "starts: told over real",
-        lambda r: median_ratio(r.starts),
-        lambda r: len(r.starts),
-        "neither",
+    "starts": _Report(
+        "starts: told over real", lambda r: median_ratio(r.starts), lambda r: len(r.starts)
     ),
-    _Report(
-        "retries",
+    "retries": _Report(
         "Retry-After over the time until there is room",
         lambda r: median_ratio(r.retries),
         lambda r: len(r.retries),
-        "neither",
     ),
-)
+}
 
 
 def figures_of(name: str, runs: Sequence[Reported]) -> Iterator[Figure]:
     """Figures of a scene: of all runs together, from the lowest run's to the highest's."""
     whole = pooled(runs)
-    for report in _REPORTS:
+    for key, report in _REPORTS.items():
         by_run = [report.value(run) for run in runs if report.number(run)]
         if by_run:
             yield Figure(
-                key=f"{name}.{report.key}",
+                key=f"{name}.{key}",
                 label=report.label,
                 unit="",
                 median=report.value(whole),
@@ -428,29 +401,19 @@ def figures_of(name: str, runs: Sequence[Reported]) -> Iterator[Figure]:
             )
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = new_parser(__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenes", nargs="+", choices=list(SCENES), default=list(SCENES))
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of load")
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="from 1 on")
-    args = parser.parse_args(argv)
-    recording, console = begin(parser, args, "perf.sim.reported", *argv, seed=1), new_console()
+    parser.set_defaults(seeds=5)
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """A case for each scene."""
     capacity = capacity_per_s(MIXED, FLEET, 1)
-    results: list[BenchResult] = []
     for name in args.scenes:
-        scene = SCENES[name]
-        with result(results, name, f"{name}: {scene.what}") as figures:
+
+        def figures(name: str = name) -> Iterator[Figure]:
             seeds = range(1, args.seeds + 1)
-            figures += figures_of(
-                name, [scene.measure(capacity, args.seconds, seed) for seed in seeds]
-            )
-        console.print(results[-1].what, results[-1].failed, style="bold")
-        for one in figures:
-            spread = f"({one.low:.3f} … {one.high:.3f})"
-            console.print(f"{one.label}: {one.median:.3f} {spread}, of {one.n}")
-    recording.save(recording.bundle(results))
-    return 1 if any(one.failed for one in results) else 0
+            runs = [SCENES[name].measure(capacity, args.seconds or 60.0, seed) for seed in seeds]
+            return figures_of(name, runs)
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        yield Case(name, f"{name}: {SCENES[name].what}", figures)

@@ -4,10 +4,9 @@ request."""
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.build import Components
 from orchestrator.errors import TidegateError
 from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
@@ -16,8 +15,9 @@ from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
 from perf.sim.arrivals import SimArrival
 from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from perf.sim.replay.service import VirtualInstance, new_service, virtual_card
+from perf.sim.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
 from perf.sim.replay.worker import SimWorker, WorkerSpec
+from perf.sim.sharing import share_slots
 from protocol import Delta, Outcome, Sampling
 
 MODEL = "sim"
@@ -72,6 +72,10 @@ class Fleet:
     count: int = 2
     context_tokens: int = 4096
     block_tokens: int = 16
+    orchestrators: int = 1
+    """Orchestrators in front of all instances; each arrival's ``door`` says which one gets it."""
+    shares_slots: bool = True
+    """Whether several orchestrators divide each instance's slots (``sharing``)."""
 
 
 WorkerEvent = Callable[[list[SimWorker]], None]
@@ -107,40 +111,61 @@ def simulate(
 
     async def run(loop: VirtualLoop) -> SimRun:
         clock = VirtualClock(loop)
-        parts, workers = new_orchestrator(fleet, clock, settings, random.Random(seed))
-        orchestrator = parts.orchestrator
-        parts.lifecycle.start()
-        driver = (new_driver or Driver)(orchestrator, clock, states_deadline)
+        rng = random.Random(seed)
+        first = new_orchestrator(fleet, clock, settings, rng)
+        services = [first]
+        for _ in range(1, fleet.orchestrators):
+            services.append(new_orchestrator(fleet, clock, settings, rng, first.workers))
+        workers, orchestrator = list(first.workers.values()), first.parts.orchestrator
+        results: list[SimResult] = []
+        drivers = []
+        for service in services:
+            service.parts.lifecycle.start()
+            driver = (new_driver or Driver)(service.parts.orchestrator, clock, states_deadline)
+            driver.results = results
+            drivers.append(driver)
+        if len(services) > 1 and fleet.shares_slots:
+            share_slots(loop, [service.parts.orchestrator for service in services])
         if kept is not None:
             orchestrator.refusals.in_sample = lambda task: task.correlation_id == _KEPT
         for number, arrival in enumerate(arrivals):
+            driver = drivers[arrival.door]
             loop.call_at(arrival.at_s, driver.arrive, arrival, _KEPT if number == kept else "")
         for at_s, event in (events or {}).items():
             loop.call_at(at_s, event, workers)
         every_s = _LOOK_EVERY_S if watch is None else _WATCH_EVERY_S
         # A timer may be a nanosecond early: what is left then would never pass.
-        while (left_s := end_s - clock.now()) > 1e-6 and not driver.all_ended(len(arrivals)):
+        while (left_s := end_s - clock.now()) > 1e-6 and not (
+            len(results) == len(arrivals) and not any(each.clients for each in drivers)
+        ):
             await asyncio.sleep(min(every_s, left_s))
             if watch is not None:
                 watch(orchestrator, clock.now())
-        await parts.lifecycle.drain(0.0)
-        await parts.lifecycle.close()
-        return SimRun(driver.results, end_s - linger_s, orchestrator, workers)
+        for service in services:
+            await service.parts.lifecycle.drain(0.0)
+            await service.parts.lifecycle.close()
+        for each in drivers:
+            each.stop()
+        return SimRun(results, end_s - linger_s, orchestrator, workers)
 
     return run_quietly(run)
 
 
 def new_orchestrator(
-    fleet: Fleet, clock: VirtualClock, settings: Mapping[str, str], rng: random.Random
-) -> tuple[Components, list[SimWorker]]:
-    """An orchestrator that has not started yet, and the workers that it is in front of."""
+    fleet: Fleet,
+    clock: VirtualClock,
+    settings: Mapping[str, str],
+    rng: random.Random,
+    workers: dict[str, SimWorker] | None = None,
+) -> VirtualService:
+    """An orchestrator that has not started yet, in front of new workers or of these."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
     card = virtual_card(MODEL, fleet.spec, fleet.context_tokens, fleet.block_tokens)
     machine = VirtualInstance(fleet.spec, card)
     values = {"instances": ",".join(addresses), "telemetry__log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
-    service = new_service(dict.fromkeys(addresses, machine), clock, load_settings(**values), rng)
-    return service.parts, list(service.workers.values())
+    machines = dict.fromkeys(addresses, machine)
+    return new_service(machines, clock, load_settings(**values), rng, workers)
 
 
 def new_job(arrival: SimArrival, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
@@ -179,33 +204,49 @@ class Driver:
         self.orchestrator = orchestrator
         self.clock = clock
         self._states_deadline = states_deadline
-        self._submitting: set[object] = set()
+        self.clients: set[asyncio.Task[None]] = set()
+        """Clients that are not done."""
 
     def arrive(self, arrival: SimArrival, name: str) -> None:
         result = SimResult(arrival)
         self.results.append(result)
-        task = asyncio.ensure_future(self.submit(arrival, result, name))
-        self._submitting.add(task)
-        task.add_done_callback(self._submitting.discard)
+        self.spawn(self.submit(arrival, result, name))
 
-    def all_ended(self, count: int) -> bool:
-        """Whether ``count`` arrivals have come, and each has its end."""
-        return len(self.results) == count and all(result.endings for result in self.results)
+    def spawn(self, client: Coroutine[object, object, None]) -> None:
+        """Have a client do what it does; the simulation lasts until all are done."""
+        task = asyncio.ensure_future(client)
+        self.clients.add(task)
+        task.add_done_callback(self.clients.discard)
 
     async def submit(self, arrival: SimArrival, result: SimResult, name: str) -> None:
         """Submit one arrival; ``name`` is its correlation id."""
         budget_ms = arrival.deadline_ms if self._states_deadline else _FOREVER_MS
         job, prompt = new_job(arrival, self.clock.now(), budget_ms)
-        await self.offer(replace(job, correlation_id=name), prompt, result)
+        await self.ask(replace(job, correlation_id=name), prompt, result)
 
-    async def offer(self, job: Job, prompt: tuple[int, ...], result: SimResult) -> None:
-        """Offer a job to the orchestrator; a refusal is its result."""
+    def accepted(self, task: Task) -> None:
+        """Hear of a task that has just been accepted."""
+
+    def stop(self) -> None:
+        """End the clients that are still there."""
+        for task in list(self.clients):
+            task.cancel()
+
+    async def ask(
+        self, job: Job, prompt: tuple[int, ...], result: SimResult
+    ) -> Task | TidegateError:
+        """The task of a job, with its end; or the error with which it was refused at once."""
+        listener = ResultListener(result)
         try:
-            await self.orchestrator.submit(job, prompt, [ResultListener(result)])
+            task = await self.orchestrator.submit(job, prompt, [listener])
         except TidegateError as error:
             result.outcome, result.code = Outcome.REFUSED, error.code
             result.ended_s = self.clock.now()
             result.endings += 1
+            return error
+        self.accepted(task)
+        await listener.is_over.wait()
+        return task
 
 
 class ResultListener:
@@ -213,6 +254,7 @@ class ResultListener:
 
     def __init__(self, result: SimResult) -> None:
         self._result = result
+        self.is_over = asyncio.Event()
 
     def started(self, task: Task) -> None:
         """Ignore the start: the task's marks have it."""
@@ -234,3 +276,4 @@ class ResultListener:
         result.part_missed = ending.missed_part not in (None, Part.WHOLE)
         result.fitted = task.fitted_tokens is not None
         result.endings += 1
+        self.is_over.set()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from clips.render.settings import RenderSettings
-from orchestrator.settings import Settings
+from orchestrator.settings import whole_settings
 from worker.environment import names_of, variable_of
 from worker.settings import WorkerSettings
 
@@ -59,7 +59,7 @@ def services(file: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_variables_are_settings(file: str) -> None:
-    known = {variable_of("TIDEGATE_", name) for name in names_of(Settings)}
+    known = {variable_of("TIDEGATE_", name) for name in names_of(whole_settings())}
     known |= {variable_of("TIDEGATE_WORKER__", name) for name in names_of(WorkerSettings)}
     known |= {variable_of("TIDEGATE_SLOT__", name) for name in names_of(RenderSettings)}
     for name, service in services(file).items():

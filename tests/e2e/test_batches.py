@@ -6,7 +6,6 @@ import random
 import aiohttp
 import pytest
 
-from perf.chaos import batches
 from perf.chaos.batches import BatchFindings, BatchRun, keys
 from perf.chaos.world import orchestrating
 from tests.e2e.conftest import Stack
@@ -16,10 +15,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 @pytest.mark.usefixtures("idle_afterwards")
 async def test_no_line_is_lost_or_doubled_though_the_orchestrator_is_killed(
-    paced: Stack, monkeypatch: pytest.MonkeyPatch
+    paced: Stack,
 ) -> None:
-    monkeypatch.setattr(batches, "_ALONE_S", 0.0)
-    monkeypatch.setattr(batches, "_ASK_EVERY_S", 1.0)
     found = BatchFindings(200)
     async with (
         orchestrating([[paced.triton.grpc]], {"TIDEGATE_KEYS": keys()}) as ((process,), _),

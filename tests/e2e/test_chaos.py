@@ -6,9 +6,9 @@ import pytest
 from perf.chaos import checks, fleet
 from perf.chaos.__main__ import play
 from perf.chaos.clients import KINDS, Ledger
-from perf.chaos.faults import kills, triton_kills
+from perf.chaos.faults import ROLLING_RESTART, kills, triton_kills
 from perf.chaos.gates import Gate
-from perf.chaos.world import World, orchestrating
+from perf.chaos.world import World, orchestrating, running
 from perf.stack.stack import StackSpec
 from perf.stack.store import store_program
 from tests.e2e.conftest import Stack
@@ -58,3 +58,18 @@ async def test_or17_a_fleet_ends_each_durable_task_once_whoever_is_killed() -> N
     assert ledger.faults == []
     assert len(rows) == 3
     assert stored["tasks"] > 0 and stored["open"] == stored["unknown"] == 0
+
+
+async def test_or14_an_upgrade_of_everything_under_load_is_noticed_by_nobody() -> None:
+    """Both orchestrators, then both Tritons, are drained and started again one by one."""
+    ledger = Ledger()
+    async with running(StackSpec("synthetic-paced", deterministic=True)) as world:
+        (row,) = await play(world, [ROLLING_RESTART], ledger, seed=1, per_kind=1)
+        pids = world.pids()
+        for process in world.orchestrators:
+            await process.stop(5.0)
+        facts = checks.read_journals(world.journals, ledger)
+    checks.judge_leaks(pids, ledger)
+    assert ledger.faults == []
+    assert facts.outcomes == {"met": len(ledger.durable_ids)}
+    assert sum(row.met.values()) > len(KINDS)

@@ -143,7 +143,7 @@ def with_a_journal(demo: Stack, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def with_slots(slots: Triton) -> Iterator[Orchestrator]:
-    yield from _started(Orchestrator(slots.grpc))
+    yield from _started(Orchestrator(slots.grpc, slots__serve=True))
 
 
 def _started(orchestrator: Orchestrator) -> Iterator[Orchestrator]:

@@ -25,7 +25,9 @@ SHORT = RECIPE | {"text": "Hi.", "video": {"fps": 6, "size": 64}}
 
 @pytest.fixture(scope="module")
 def front(slots: Triton) -> Iterator[Orchestrator]:
-    orchestrator = Orchestrator(slots.grpc, **{"clips.dispatch.service.MOST_WAITING": 200})
+    orchestrator = Orchestrator(
+        slots.grpc, slots__serve=True, **{"clips.dispatch.service.MOST_WAITING": 200}
+    )
     orchestrator.start()
     try:
         yield orchestrator

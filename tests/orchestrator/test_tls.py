@@ -61,7 +61,7 @@ async def test_lanes_clips_and_swaps_go_over_it(
     worker.slots = FakeClips()
     worker.can_load("other")
     tls = as_client(made, made.client if mutual else None)
-    service = await serving(await make_service(worker, lanes__tls=tls))
+    service = await serving(await make_service(worker, lanes__tls=tls, slots__serve=True))
     assert await outcome_of(service) == "met"
     assert (await until_ended(service, await submit(service)))["outcome"] == "met"
     path = f"/v2/instances/{worker.address}/swap"

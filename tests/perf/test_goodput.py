@@ -57,13 +57,7 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         "unanswered": 1,
     }
     assert (turn.met_per_s, turn.attainment(), turn.waste, turn.refused) == (2.0, 0.2, 0.6, 0.2)
-    for name, value in (
-        ("worker_steps", 20.0),
-        ("worker_busy_ms", 400.0),
-        ("prompt_tokens_computed", 1000.0),
-    ):
-        samples[f"tidegate_{name}_total", frozenset()] = value
-    cell = SCENE.cell(OURS, 2.0, [turn], Scrape(samples), 0.5)
+    cell = SCENE.cell(OURS, 2.0, [turn], Scrape(samples))
     figures = {figure.key: figure for figure in cell.figures()}
     goodput = figures["conversation.constant.2x.ours.goodput_per_s"]
     assert goodput.low <= goodput.median == 2.0 <= goodput.high
@@ -73,10 +67,6 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         ("ttft_p50_ms", 40.0),
         ("late_send_ms", 5.0),
         ("false_refusals", 0.25),
-        ("busy", 0.8),
-        ("step_ms", 20.0),
-        ("step_prompt_tokens", 50.0),
-        ("prompt_tokens_per_s", 2000.0),
     ):
         assert figures[f"conversation.constant.2x.ours.{name}"].median == pytest.approx(value)
 
@@ -303,11 +293,8 @@ def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path)
         for load in (1.0, 2.0)
         for policy in ("ours", "known", "fifo", "edf", "jitserve", "qoserve", "slos-serve")
     ]
-    png, svg = sim_plot.draw(cells, tmp_path / "deep" / "plot")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    text = svg.read_text()
-    for cell in cells:
-        assert cell.label in text and cell.trace in text
+    sim_plot.draw(cells, tmp_path / "deep" / "plot")
+    assert (tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")
     sim_plot.draw(cells[:1], tmp_path / "one")
     with pytest.raises(ValueError, match="styles"):
         sim_plot.draw([replace(cells[0], policy=str(i)) for i in range(7)], tmp_path / "many")

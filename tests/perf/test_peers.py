@@ -6,10 +6,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from aiohttp import web
 from rich.console import Console
@@ -20,8 +18,8 @@ from perf.load.drive import completion, overhead_events
 from perf.load.open_loop import HUNG_UP, OpenLoopPlan, Result, StreamRequest
 from perf.load.outcomes import Turn, is_met, is_refused, show_cells
 from perf.peers import __main__ as program
-from perf.peers import conformance, goodput, mock, speed
-from perf.peers.installs import LITELLM, ROUTER, VLLM, Peer
+from perf.peers import goodput, mock, speed
+from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.peers.servers import Served
 from perf.report.bundle import read
 from perf.report.command import Skip
@@ -29,8 +27,6 @@ from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack import offer
 from perf.stack.stream_server import serve
-from tools.conformance.report import Report
-from tools.conformance.rules import Finding, Verdict
 
 SILENT = Console(quiet=True)
 
@@ -188,7 +184,7 @@ async def test_the_mock_sends_one_event_per_token(step_ms: float) -> None:
 
 
 def test_pins_name_every_package_and_no_index() -> None:
-    for peer in (VLLM, ROUTER, LITELLM):
+    for peer in (VLLM, ROUTER):
         assert str(peer) == f"{peer.label} {peer.version}"
         for line in peer.pins.read_text().splitlines():
             assert line.startswith("#") or line.count("==") == 1
@@ -203,42 +199,6 @@ async def test_what_cannot_be_installed_is_skipped_by_name(tmp_path: Path) -> No
     fails = "import sys; sys.exit('ERROR: No matching distribution')"
     with pytest.raises(Skip, match=r"Some Peer 1\.2 cannot be installed here: ERROR: No matching"):
         await peer._run([sys.executable, "-I", "-S", "-c", fails])
-
-
-def test_a_report_goes_into_the_bundle_without_its_address(tmp_path: Path) -> None:
-    @asynccontextmanager
-    async def start() -> AsyncIterator[conformance.Address]:
-        yield conformance.Address(1)
-
-    some = conformance.Contender("some", "Some server", start, lambda: "1.2")
-    met = Finding("overload.met", Verdict.PASS, "60 % of 9 requests", {"met": 0.6})
-    report = Report(
-        version="0.1.0",
-        created="2026-01-01T00:00:00+00:00",
-        url="http://127.0.0.1:1/v1",
-        model="demo",
-        deadline="hang-up",
-        server="a server",
-        pace={},
-        requests=9,
-        seconds=1.0,
-        findings=[met, Finding("expiry.stream", Verdict.NOT_APPLICABLE, "never told")],
-    )
-    run = program.Comparison(program.QUICK, install=False, console=SILENT)
-    run.reports["some"] = some.told(report)
-    path = tmp_path / "conformance.json"
-    recording = Recording.begin(["perf.peers"], path, allow_dirty=True)
-    recording.save(program.bundle_of(run, recording, quick=True))
-    told = msgspec.json.decode(path.read_bytes())["reports"]["some"]
-    assert (told["label"], told["package_version"], told["counts"]["pass"]) == (
-        "Some server",
-        "1.2",
-        1,
-    )
-    assert "127.0.0.1" not in path.read_text()
-    (figure,) = some.figures(report)
-    assert (figure.key, figure.median) == ("conformance.some.overload.met", 0.6)
-    assert read(path).quick
 
 
 async def test_a_run_without_peers_is_a_bundle_that_says_so(

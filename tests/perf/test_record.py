@@ -1,6 +1,5 @@
 """One command records every bundle that a document shows (PF-6, PF-9)."""
 
-import asyncio
 import io
 import re
 import sys
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from perf import record
 from perf.figures import DOCUMENTS
-from perf.record import TABLE, Entry, record_all, seconds_of
+from perf.record import TABLE, Entry, record_all
 from perf.report.bundle import BenchResult, read, save
 from perf.report.recording import RESULTS, ROOT
 from tests.perf.test_bundle import bundle
@@ -37,24 +36,17 @@ def test_pf9_the_table_has_what_documents_show_and_nothing_recorded_is_without_a
     recorded = {path.name for path in (ROOT / RESULTS).iterdir()}
     assert recorded <= {path.name for entry in TABLE for path in entry.files}
     assert len(set(names)) == len(names)
-    assert seconds_of([entry for entry in TABLE if entry.on in ("", "avx2")]) <= 175 * 60
 
 
 def test_a_dry_run_prints_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["record", "--dry-run", "--only", "chaos", "swap-cpu", "soak"])
+    monkeypatch.setattr(sys, "argv", ["record", "--dry-run", "--only", "soak", "chaos"])
     assert record.main() == 0
-    assert capsys.readouterr().out.splitlines()[:3] == [
-        "swap-cpu, about 65 s: python -m perf.swap",
-        "soak, about 3660 s, 2 at once: python -m perf.chaos --soak 3600",
-        "chaos, about 200 s, 2 at once: python -m perf.chaos --engine synthetic-paced --clients 2",
+    assert capsys.readouterr().out.splitlines() == [
+        "chaos: python -m perf.chaos --engine synthetic-paced --clients 2",
+        "soak: python -m perf.chaos --soak 3600",
     ]
-
-
-def test_what_runs_beside_others_takes_half_the_time() -> None:
-    alone, beside = Entry("a", "m", "", 10), Entry("b", "m", "", 4, beside=True)
-    assert seconds_of([alone, alone, beside, beside, beside]) == 28
 
 
 def test_a_failed_one_is_told_and_the_others_are_recorded(
@@ -74,13 +66,10 @@ def test_a_failed_one_is_told_and_the_others_are_recorded(
     save(bundle(commit="2" * 40), tmp_path / "moved")
     for name in ("fails", "skips", "moved"):
         save(bundle(), results / f"{name}.json")
-    entries = [
-        Entry(name, "bench", name, 1, beside=name != "fails")
-        for name in ("fails", "skips", "moved", "whole")
-    ]
+    entries = [Entry(name, f"bench {name}") for name in ("fails", "skips", "moved", "whole")]
     output = io.StringIO()
     console = Console(file=output, width=300)
-    assert asyncio.run(record_all(entries, COMMIT, tmp_path, console)) == 1
+    assert record_all(entries, COMMIT, tmp_path, console) == 1
     told = output.getvalue()
     assert "not recorded: exit status 1: no such thing (build/record/fails/log.txt)" in told
     assert "not recorded: part: not installed" in told

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Priority
 from perf.goodput.policies import OURS, UNPREDICTED
-from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.arrivals import SimArrival
 from perf.sim.replay.worker import WorkerSpec
+from perf.sim.scenes import FLEET
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.summary import Summary
 from protocol import OnDeadline, Outcome
-from tests.perf.sim_load import SCENARIO, SEED
+from tests.perf.sim_load import SCENARIO, SEED, run_policy
 from worker.runner.synthetic import StepCost
 
 # ── the situations ───────────────────────────────────────────────────────────────────────

@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
-from perf.sim.__main__ import FLEET
 from perf.sim.arrivals import SimArrival
 from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from perf.sim.scenes import FLEET
 from perf.sim.simulate import new_job, new_orchestrator
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ def test_a_tasks_forecast_goes_by_the_kind_of_its_prompt() -> None:
     arrival = SimArrival(0.0, 40, 400, 1, 60_000.0, "", Priority.INTERACTIVE)
 
     async def usual(loop: VirtualLoop) -> list[int]:
-        parts, _ = new_orchestrator(FLEET, VirtualClock(loop), {}, random.Random(1))
+        parts = new_orchestrator(FLEET, VirtualClock(loop), {}, random.Random(1)).parts
         parts.lifecycle.start()
         foretold = [0, 0]
         for turn in range(12):

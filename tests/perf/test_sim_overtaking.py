@@ -30,8 +30,7 @@ def urgent(at_s: float, deadline_ms: float = 3000.0, tenant: str = "a") -> SimAr
 
 def run(arrivals: Sequence[SimArrival], fleet: Fleet) -> SimRun:
     """No refusal is sampled: each verdict is the service's own."""
-    settings = {"ADMISSION__REFUSAL_SAMPLE": "0"}
-    return simulate(sorted(arrivals, key=lambda a: a.at_s), fleet, settings, seed=SEED)
+    return simulate(sorted(arrivals, key=lambda a: a.at_s), fleet, {}, seed=SEED, kept=-1)
 
 
 def urgent_ones(ended: SimRun) -> list[SimResult]:

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from perf.report.bundle import BenchResult, Figure
+from perf.report.bundle import Figure
 from perf.sim import quotes
-from perf.sim.plot import ChancePoint
-from tests.perf.test_bundle import bundle
+from perf.sim.plot import ChancePoint, draw_reliability
 
 FIGURES = [
     Figure.of(key, "", unit, samples)
@@ -36,11 +34,7 @@ def test_the_diagram_has_the_share_met_of_each_chance_that_was_told() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_recorded_can_be_drawn(tmp_path: Path) -> None:
-    recorded = bundle(results=[BenchResult("quotes-1.5x", "quotes", 1.0, FIGURES)])
-    file = tmp_path / "recorded.json"
-    file.write_bytes(msgspec.json.encode(recorded))
-    assert quotes.main(["--plot", str(tmp_path / "quotes"), "--of", str(file)]) == 0
+def test_what_was_told_can_be_drawn(tmp_path: Path) -> None:
+    diagram = quotes.diagram_of({figure.key: figure for figure in FIGURES})
+    draw_reliability(diagram, tmp_path / "quotes")
     assert (tmp_path / "quotes.png").stat().st_size > 1000
-    with pytest.raises(SystemExit):
-        quotes.main(["--of", str(file)])

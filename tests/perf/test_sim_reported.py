@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from perf.load.trace import TraceLoad, TraceRow
-from perf.sim.__main__ import FLEET, SPEED
 from perf.sim.arrivals import Scenario, trace_arrivals
 from perf.sim.counterfactual import false_refusals
 from perf.sim.reported import (
@@ -22,6 +21,7 @@ from perf.sim.reported import (
     mixed,
     pooled,
 )
+from perf.sim.scenes import FLEET, SPEED
 from perf.sim.simulate import simulate
 from perf.sim.summary import calibration
 

@@ -38,7 +38,7 @@ def met(seed: int) -> tuple[int, int]:
         for i in range(round(SECONDS))
     ]
     arrivals.sort(key=lambda one: one.at_s)
-    ended = simulate(arrivals, FLEET, {"ADMISSION__REFUSAL_SAMPLE": "0"}, seed=seed)
+    ended = simulate(arrivals, FLEET, {}, seed=seed, kept=-1)
     results = [one for one in ended.results if one.arrival.at_s > WARM_S and one.met]
     long = sum(one.arrival.prompt_tokens == 1500 for one in results)
     return len(results) - long, long

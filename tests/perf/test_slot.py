@@ -7,10 +7,9 @@ import torch
 
 from clips.plan.recipe import read_recipe
 from clips.render.check import KEYFRAMES
-from perf.slot import copies
-from perf.slot.copies import Counting
-from perf.slot.naive import NaivePipeline, development_stages
-from perf.slot.rig import SPEC, SlotRig, recipe_of
+from perf.clips.naive import NaivePipeline, development_stages
+from perf.clips.rig import SPEC, recipe_of
+from tests.support.clip_copies import Counting, copied_between_stages
 
 
 @pytest.mark.slow
@@ -45,8 +44,7 @@ async def test_between_stages_nothing_but_the_keyframes_is_copied() -> None:
     """SL-3: views of the buffers, from recipe to clip."""
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    found = {figure.key: figure.median for figure in await copies.run(SlotRig(quick=True))}
-    keyframes_kb = KEYFRAMES * 3 * SPEC.size**2 / 1000
-    assert found["copies.ours.copied"] == pytest.approx(keyframes_kb)
-    assert found["copies.ours.allocated"] == 0
-    assert found["copies.naive.copied"] > found["copies.video_bytes"]
+    ours, naive, frames_bytes = await copied_between_stages()
+    assert ours["copied"] == KEYFRAMES * 3 * SPEC.size**2
+    assert ours["allocated"] == 0
+    assert naive["copied"] > frames_bytes

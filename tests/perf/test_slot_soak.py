@@ -3,9 +3,9 @@
 import random
 from itertools import islice
 
+from perf.clips.client import ClipRequest, Reply
+from perf.clips.soak import SlotSoak, Visit, figures, judge_answers, judge_growth, visits
 from perf.load.usage import Looks, Usage
-from perf.slot.client import ClipRequest, Reply
-from perf.slot.soak import SlotSoak, Visit, figures, judge_answers, judge_growth, visits
 
 CLIP = {"event": "result", "seconds": 1.0, "frames": 6, "fps": 6, "size": 64, "given_up": []}
 

@@ -7,7 +7,6 @@ import pytest
 from perf.load.closed_loop import ClosedLoopPlan, LoadError
 from perf.load.connection import HOST, HttpConnection, HttpError
 from perf.load.drive import Windows, apply, completion, overhead_events, stream
-from perf.stack import bare_writes
 from perf.stack.stack import server
 
 
@@ -54,9 +53,3 @@ async def test_a_kept_alive_connection_answers_again_and_again() -> None:
         connection.send("GET", "/nowhere")
         with pytest.raises(HttpError, match="404"):
             await connection.answer()
-
-
-async def test_a_write_costs_its_thread_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bare_writes, "_ROUND_S", 0.01)
-    figure = await bare_writes.bare_writes("relay", clients=2, step_s=0.001)
-    assert figure.key == "relay.bare_write_us" and figure.n == 5 and figure.median > 0

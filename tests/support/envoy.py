@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.stack.proxies import ENVOY
+from tests.support.proxies import ENVOY
 
 BINARY = ENVOY.run[0] if ENVOY.is_here else None
 """The binary; None where it is not installed."""

@@ -35,7 +35,7 @@ class Tiling:
 
 _DECODES: Final = Tiling(lines=16, keys=64, warps=4, stages=2, at_once=5, least_tiles=2)
 """16 lines are the fewest that the matrix units multiply. Chosen, as those below, as the fastest of
-several on an H100; ``perf.engine.occupancy`` says what they take of it."""
+several on an H100; ``tests/worker/attention`` says what they take of it."""
 _CHUNKS: Final = Tiling(lines=64, keys=64, warps=4, stages=2, at_once=2, least_tiles=16)
 LARGE_CHUNKS: Final = Tiling(lines=128, keys=128, warps=8, stages=3, at_once=1, least_tiles=8)
 _LARGE_CHUNKS_BYTES: Final = 200 * 1024

@@ -8,7 +8,13 @@ from typing import Final
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
+from orchestrator.prediction.answer_length import (
+    QUANTILES,
+    STATED,
+    AnswerLengths,
+    LengthCurve,
+    LengthKey,
+)
 from orchestrator.prediction.forecaster import length_key
 from orchestrator.prediction.step_learner import LEARNT_STEPS, StepsLearnt
 from orchestrator.prediction.step_model import StepModel
@@ -36,6 +42,21 @@ class SettingsAsTold(Settings):
         return (init_settings,)
 
 
+class CurveAsTold(LengthCurve):
+    """A distribution of which nothing is known but equally likely lengths, in rising order."""
+
+    __slots__ = ("_lengths",)
+
+    def __init__(self, lengths: Sequence[float]) -> None:
+        super().__init__((1.0,))
+        self._lengths = lengths
+
+    def _left(self, made: int, cap: int) -> tuple[float, ...]:
+        beyond = [length for length in self._lengths if length > made] or [float(cap)]
+        chosen = (beyond[number * len(beyond) // QUANTILES] for number in range(QUANTILES))
+        return tuple(max(1.0, min(length, cap) - made) for length in chosen)
+
+
 class LengthsAsKnown(AnswerLengths):
     """Lengths of answers as they were expected when each request came; nothing is learnt."""
 
@@ -49,7 +70,7 @@ class LengthsAsKnown(AnswerLengths):
         if left:
             curve = self._curves.get(left)
             if curve is None:
-                curve = self._curves[left] = LengthCurve.through(left)
+                curve = self._curves[left] = CurveAsTold(left)
             self._told[length_key(task)] = curve
 
     def curve(self, key: LengthKey) -> LengthCurve:
@@ -96,7 +117,7 @@ def length_of(request: RecordedRequest) -> int:
     if known is not None:
         return max(1, known)
     most = request.max_tokens
-    curve = LengthCurve.through(request.left) if request.left else STATED
+    curve = CurveAsTold(request.left) if request.left else STATED
     made = min(request.tokens, most - 1)
     return max(1, min(most, made + round(curve.quantile(0.5, made, most))))
 

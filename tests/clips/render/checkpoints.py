@@ -12,9 +12,22 @@ from safetensors.torch import save_file
 
 from clips.render.stages.liveportrait.networks import Sizes
 from clips.render.stages.liveportrait.weights import FILES, make_networks
-from perf.slot.random_models import TINY_FACE
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+TINY_FACE = Sizes(
+    keypoints=5,
+    picture=64,
+    expansion=4,
+    depth=4,
+    volume=4,
+    residual_blocks=1,
+    motion_depths=(1, 1, 1, 1),
+    motion_widths=(8, 8, 8, 8),
+    flow_expansion=4,
+    flow_blocks=2,
+    flow_most=16,
+    middle_blocks=1,
+)
 
 
 def save_bpe_tokenizer(folder: Path, length: int) -> int:

@@ -275,7 +275,7 @@ async def test_a_template_that_cannot_be_read_leaves_plain_prompts(
 async def test_an_error_in_band_costs_one_job_only(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, dispatch__attempts=1)  # each pause takes seconds
+    service = await make_service(worker, ATTEMPTS=1)  # each pause takes seconds
     plans = [Plan(stall_at=1), Plan(in_band_error="unavailable")]
     worker.plan = lambda submit: plans[min(1, len(worker.submits) - 1)]
     async with service.http.post("/v2/tasks", json=TASK) as response:

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.instances.instance import Instance
 from orchestrator.lanes import StreamLane
+from orchestrator.lanes.config import RENEW_AFTER_BYTES
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, make_card, saying_goodbye
 
@@ -288,7 +289,7 @@ async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
     await worker.until(lambda: worker.running == 1)
     (first,) = instance.lanes
     assert isinstance(first, StreamLane) and not first.is_exhausted
-    first._config = first._config.model_copy(update={"renew_after_mib": 0})
+    first._carried_bytes = RENEW_AFTER_BYTES
     await service.until(lambda: first.is_relieved)
     assert (first.load, len(instance.lanes)) == (1, 2)
     for _ in range(3):

@@ -14,14 +14,14 @@ import pytest
 import yaml
 from h2.errors import ErrorCodes
 
-from perf.stack import proxies
-from perf.stack.proxies import CADDY, ENVOY, HAPROXY, KINDS, Certificate, Kind
 from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support import proxies
 from tests.support.certificates import certificates
 from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.h2_client import Exchange, H2Client
+from tests.support.proxies import CADDY, ENVOY, HAPROXY, KINDS, Certificate, Kind
 
 pytestmark = pytest.mark.slow
 

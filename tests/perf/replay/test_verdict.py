@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from orchestrator.recorder import Recorder
-from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.replay.again import Replayer
-from perf.sim.replay.recording import Recorded, RecordedRequest, Recording
+from perf.sim.replay.recording import Recorded, RecordedLoad, RecordedRequest
 from perf.sim.replay.verdict import Alone, Findings, Tried, find
+from perf.sim.scenes import FLEET, SPEED, UNBOUNDED
 from perf.sim.simulate import Fleet, simulate
 from protocol import Outcome
 from tests.perf.sim_load import SEED
@@ -57,7 +57,7 @@ class RecordedRun:
         found = [one for one in self.recorded.requests if one.is_miss and one.arrived > WARM_S]
         return found[:: max(1, -(-len(found) // most))]
 
-    def around(self, request: RecordedRequest) -> Recording:
+    def around(self, request: RecordedRequest) -> RecordedLoad:
         return self.recorded.around(request)
 
     def is_met(self, request: RecordedRequest, tried: Tried) -> bool | None:

@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch
 
-from perf.engine.occupancy import attention_launches, usage_of
+from tests.support.compiled_kernels import attention_launches, usage_of
 
 pytestmark = pytest.mark.slow
 
@@ -40,11 +40,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decodes_and_chunks_compile(
     dtype: torch.dtype, shared: int, dim: int, capability: int
 ) -> None:
-    launches, _ = attention_launches(dtype, dim, shared, is_large=capability == 90)
+    launches = attention_launches(dtype, dim, shared, is_large=capability == 90)
     calls = {name: len(launch.calls) for name, launch in launches.items()}
     assert calls == {"attend": 3, "combine": 2, "share_out": 1}
     for kernel, spills in zip(launches["attend"].compiled(capability), (0, 64, 0), strict=True):
-        usage = usage_of(kernel, "attend", "")
+        usage = usage_of(kernel)
         assert usage.shared_bytes <= SHARED_BYTES[capability]
         # The tiles of chunks take every register that there is, and a few more.
         assert usage.spilled_bytes <= spills
@@ -54,4 +54,4 @@ def test_decodes_and_chunks_compile(
         assert re.search(r"cp\.async\.cg|ld\.global\S*v4", ptx), "keys are read in small pieces"
     for name in ("combine", "share_out"):
         for kernel in launches[name].compiled(capability):
-            assert usage_of(kernel, name, "").spilled_bytes == 0
+            assert usage_of(kernel).spilled_bytes == 0

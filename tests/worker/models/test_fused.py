@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.engine.compiled_kernels import Launch
-from perf.engine.occupancy import usage_of
+from tests.support.compiled_kernels import Launch, usage_of
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.models.fused import (
     _kernels,
@@ -124,4 +123,4 @@ def test_they_compile_for_a_gpu_that_is_not_here(
     launch_gate(Recording, torch.zeros(2, 2 * 14336, dtype=dtype))  # type: ignore[arg-type]
     for launch in launches:
         (kernel,) = launch.compiled(90)
-        assert usage_of(kernel, "", "").spilled_bytes == 0
+        assert usage_of(kernel).spilled_bytes == 0

@@ -13,8 +13,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from perf.engine.compiled_kernels import Launch
-from perf.engine.occupancy import usage_of
+from tests.support.compiled_kernels import Launch, usage_of
 from worker.sampling import triton_draws
 
 pytestmark = pytest.mark.slow
@@ -28,7 +27,7 @@ def test_it_compiles(vocabulary: int, tmp_path: Path, monkeypatch: pytest.Monkey
     chosen = torch.zeros(2, dtype=torch.int64)
     triton_draws.draw_rows(torch.zeros(2, vocabulary), chosen, torch.zeros(5, 2))
     (kernel,) = launch.compiled(90)
-    usage = usage_of(kernel, "draw", "")
+    usage = usage_of(kernel)
     assert usage.shared_bytes < 48 * 1024
     assert usage.spilled_bytes <= 64  # its 512 threads have every register that there is
     # Rows that begin at a multiple of 16 bytes are read that much at a time.

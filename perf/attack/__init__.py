@@ -1,1 +1,0 @@
-"""Attacks from outside on a running service, and what must hold after each."""

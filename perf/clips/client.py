@@ -1,0 +1,183 @@
+"""One recipe and its outcome, by plain ``tritonclient``."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, Self
+
+import aiohttp
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from perf.clips.naive_server import FACTS
+from perf.clips.stack import MODEL
+
+Recipe = Mapping[str, Any]
+HUNG_UP: Final = "hung_up"
+"""Code of a clip whose client had waited until its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRequest:
+    """Request of a client, and when it loses interest."""
+
+    recipe: Recipe | bytes
+    deadline_s: float = 60.0
+    degrade: bool = False
+    outputs: str = "mp4"
+    cancel_in: str = ""
+    """Stage after whose first event the client cancels."""
+    drop: bool = False
+    """Whether the client closes the connection instead of cancelling."""
+
+    @property
+    def data(self) -> bytes:
+        return self.recipe if isinstance(self.recipe, bytes) else json.dumps(self.recipe).encode()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "deadline_ms": round(1000 * self.deadline_s),
+            "on_deadline": "degrade" if self.degrade else "error",
+            "outputs": self.outputs,
+        }
+
+
+@dataclass(slots=True)
+class Reply:
+    """Answer to a request. ``facts`` is the result's event; times are on ``time.monotonic``."""
+
+    asked_at: float
+    began_at: float = 0.0
+    """Time when its first stage said something; 0 if none did."""
+    ended_at: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    """Number of bytes of each tensor that came."""
+    error: str = ""
+    is_cancelled: bool = False
+
+    @property
+    def is_clip(self) -> bool:
+        return self.facts.get("event") == "result"
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_at - self.asked_at
+
+    @property
+    def code(self) -> str:
+        """Outcome in a word: ``result``, ``cancelled``, or the error's code."""
+        if self.is_cancelled:
+            return "cancelled"
+        return "result" if self.is_clip else self.error.partition(":")[0]
+
+
+class Client(Protocol):
+    """Client of a server that renders clips."""
+
+    async def render(self, ask: ClipRequest) -> Reply:
+        """Have a clip rendered; never raises for what the server answers."""
+
+
+class SlotClient:
+    """Client with a connection to Triton."""
+
+    def __init__(self, address: str) -> None:
+        self._client = triton.InferenceServerClient(address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def render(self, ask: ClipRequest) -> Reply:
+        """Have a clip rendered; never raises for what the server answers."""
+        given = triton.InferInput("recipe", [1], "BYTES")
+        given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": MODEL, "inputs": [given], "parameters": ask.parameters}
+
+        reply = Reply(time.monotonic())
+        # The stream's own end is not waited for: the last answer says that it is the last.
+        responses = self._client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
+        try:
+            async for result, error in responses:
+                reply.ended_at = time.monotonic()
+                if error is not None:
+                    reply.error = _words(error)
+                    break
+                event = json.loads(result.as_numpy("event")[0])
+                if event["event"] == "stage":
+                    reply.began_at = reply.began_at or reply.ended_at
+                    if event["stage"] == ask.cancel_in:
+                        reply.is_cancelled = True
+                        break
+                    continue
+                reply.facts = event
+                for output in result.get_response().outputs:
+                    if output.name != "event":
+                        reply.bytes[output.name] = result.as_numpy(output.name).nbytes
+                if event["event"] == "result":
+                    break
+        except InferenceServerException as error:
+            reply.error, reply.ended_at = _words(error), time.monotonic()
+        finally:
+            if ask.drop:
+                await self._client.close()
+            else:
+                responses.cancel()
+        return reply
+
+
+def _words(error: InferenceServerException) -> str:
+    return str(error.message())
+
+
+class NaiveClient:
+    """Client with a connection pool to ``naive_server``; who does not get a clip in time hangs
+    up."""
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/clips"
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def render(self, ask: ClipRequest) -> Reply:
+        """Have a clip rendered; never raises for what the server answers."""
+        reply = Reply(time.monotonic())
+        patience = aiohttp.ClientTimeout(ask.deadline_s)
+        try:
+            async with self._session.post(self._url, data=ask.data, timeout=patience) as answer:
+                clip = await answer.read()
+                if answer.status == 200:
+                    reply.facts = json.loads(answer.headers[FACTS])
+                    reply.bytes = {"mp4": len(clip)}
+                else:
+                    reply.error = f"invalid_request: {clip.decode()}"
+        except TimeoutError:
+            reply.error = f"{HUNG_UP}: nothing came in time"
+        reply.ended_at = time.monotonic()
+        return reply
+
+
+async def render(address: str, ask: ClipRequest) -> Reply:
+    """Have ``ask`` rendered on a connection of its own."""
+    async with SlotClient(address) as client:
+        return await client.render(ask)
+
+
+async def render_all(address: str, asks: list[ClipRequest]) -> list[Reply]:
+    """Have all of ``asks`` rendered at once, on one connection."""
+    async with SlotClient(address) as client:
+        return await asyncio.gather(*(client.render(ask) for ask in asks))

@@ -1,0 +1,215 @@
+"""Clips for an hour, among cancels, dropped connections, bad recipes and short deadlines: does
+anything grow, and is every answer still the right one at its end?
+
+Arrivals are paced, so that the run measures time and not throughput: it may run beside other work.
+Clips are small. What is taken is looked at between clips, every few seconds, and told by tenths of
+the run; the first tenth is where caches and buffers fill, growth is counted from the second on.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perf.clips.client import ClipRequest, Reply, render, render_all
+from perf.clips.stack import SlotServer, SlotSpec, serving
+from perf.load.usage import PARTS, Looks, Usage
+from perf.report.bundle import Figure
+
+SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
+GAP_S: Final = 10.0
+"""Mean seconds between arrivals."""
+_SERVER: Final = "server"
+"""Name of Triton with all of its processes among the looks."""
+_WARM_UP: Final = 4
+_PATIENCE_S: Final = 120.0
+_CLIPS: Final = 100
+MAX_MIB_PER_100: Final = 100.0
+_FEW: Final = {"rss_mib": 8.0, "shm_mib": 1.0, "fds": 8.0, "threads": 4.0, "processes": 0.0}
+"""Growth that says nothing where it is less than this."""
+_MOMENT_S: Final = 0.05
+_ROUNDED: Final = 0.02
+"""Share of a frame by which lengths may be off: seconds are told in milliseconds."""
+_TEXTS: Final = (
+    "Hi.",
+    "Good morning to everybody.",
+    "The tide turns at six; be there on time, or wait for the next.",
+    "Guten Morgen, liebe Leute.",
+)
+_PROMPTS: Final = (
+    "a friendly host",
+    "a friendly host, red hair, forest background",
+    "an old man with a grey beard and glasses",
+)
+_BAD: Final[tuple[Any, ...]] = (
+    b"{",
+    {"schema": "2.0", "text": "Hi."},
+    {"schema": "1.0", "text": "Hi.", "video": {"fps": 99}},
+    {"schema": "1.0", "text": "Hi.", "voice": {"name": "nobody-at-all"}},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One arrival: what is asked, and which codes are right answers to it."""
+
+    kind: str
+    ask: ClipRequest
+    right: frozenset[str]
+
+
+@dataclass(slots=True)
+class SlotSoak:
+    """Findings of a soak."""
+
+    replies: list[tuple[float, Visit, Reply]] = field(default_factory=list)
+    looks: Looks = field(default_factory=Looks)
+    faults: list[str] = field(default_factory=list)
+
+
+def visits(draw: random.Random) -> Iterator[Visit]:
+    """Arrivals without end: seven of ten are clips, the others are wrong or hang up."""
+    while True:
+        recipe = {
+            "schema": "1.0",
+            "text": draw.choice(_TEXTS),
+            "portrait": {"prompt": draw.choice(_PROMPTS), "seed": draw.randrange(3)},
+            "video": {"fps": draw.choice((6, 12, 24)), "size": draw.choice((64, 96))},
+        }
+        outputs = draw.choice(("mp4", "mp4,wav,png", "video,audio,actor"))
+        kind = draw.choices(
+            ("clip", "cancelled", "dropped", "bad recipe", "short deadline", "may give less"),
+            (70, 10, 4, 6, 5, 5),
+        )[0]
+        stage = draw.choice(("audio", "image", "video", "clip"))
+        ended = frozenset({"result", "cancelled"})
+        late = frozenset({"result", "deadline_exceeded"})
+        match kind:
+            case "clip":
+                yield Visit(
+                    kind, ClipRequest(recipe, _PATIENCE_S, outputs=outputs), frozenset({"result"})
+                )
+            case "cancelled" | "dropped":
+                drop = kind == "dropped"
+                ask = ClipRequest(recipe, _PATIENCE_S, outputs=outputs, cancel_in=stage, drop=drop)
+                yield Visit(kind, ask, ended)
+            case "bad recipe":
+                bad = draw.choice(_BAD)
+                yield Visit(kind, ClipRequest(bad), frozenset({"invalid_request"}))
+            case _:
+                deadline_s = draw.uniform(0.32, 2.0)
+                degrade = kind == "may give less"
+                yield Visit(kind, ClipRequest(recipe, deadline_s, degrade, outputs), late)
+
+
+async def soak(server: SlotServer, seconds: float, seed: int = 1) -> SlotSoak:
+    """Send arrivals for ``seconds``; what is under way then is waited for."""
+    draw, found = random.Random(seed), SlotSoak()
+    source = visits(draw)
+    recipe = {"schema": "1.0", "text": _TEXTS[2], "video": {"fps": 24, "size": 96}}
+    largest = ClipRequest(recipe, _PATIENCE_S, outputs="mp4,wav,png,video,audio,actor")
+    for _ in range(_WARM_UP):  # in all of the buffers
+        await render_all(server.grpc_address, [largest] * SPEC.slots)
+    begun = time.monotonic()
+    looking = found.looks.looking(lambda: {_SERVER: Usage.of(server.pid)})
+    async with looking, asyncio.TaskGroup() as group:
+        while time.monotonic() - begun < seconds:
+            group.create_task(_visit(server, begun, next(source), found))
+            await asyncio.sleep(min(draw.expovariate(1 / GAP_S), 5 * GAP_S))
+    judge_answers(found)
+    return found
+
+
+async def _visit(server: SlotServer, begun: float, visit: Visit, found: SlotSoak) -> None:
+    at = time.monotonic() - begun
+    reply = await render(server.grpc_address, visit.ask)
+    found.replies.append((at, visit, reply))
+
+
+def judge_answers(found: SlotSoak) -> None:
+    """Check that codes are right, and a clip the same each time that the same is asked, but for a
+    moment: eSpeak says the same text up to 13 ms longer or shorter."""
+    seen: dict[str, tuple[float, int, int]] = {}
+    for at, visit, reply in found.replies:
+        if reply.code not in visit.right:
+            found.faults.append(f"at {at:.0f} s, {visit.kind}: {reply.error or reply.code}")
+        if visit.kind != "clip" or not reply.is_clip:
+            continue
+        facts, outputs = reply.facts, visit.ask.outputs
+        if set(reply.bytes) != set(outputs.split(",")):
+            found.faults.append(f"at {at:.0f} s: {sorted(reply.bytes)} for {outputs}")
+        seconds, fps, size = clip = (facts["seconds"], facts["fps"], facts["size"])
+        before = seen.setdefault(visit.ask.data.decode(), clip)
+        is_same = abs(seconds - before[0]) <= _MOMENT_S and (fps, size) == before[1:]
+        more = facts["frames"] - seconds * fps  # the picture never ends before the sound
+        is_whole = -_ROUNDED <= more <= 1 + _ROUNDED and not facts["given_up"]
+        if not is_same or not is_whole:
+            what = f"{clip}, {facts['frames']} frames, given up {facts['given_up']}"
+            found.faults.append(f"at {at:.0f} s: {what} where it was {before}")
+
+
+def growth(found: SlotSoak) -> Mapping[str, tuple[float, float]]:
+    """Medians of each measure of usage: in the second tenth and in the last."""
+    return {name: found.looks.growth(_SERVER, name) for name in _FEW}
+
+
+def judge_growth(found: SlotSoak) -> None:
+    """Add a fault for whatever has grown: memory beyond what SL-3 allows for so many clips, and
+    anything else at all."""
+    clips = sum(reply.is_clip for _, _, reply in found.replies)
+    for name, (before, after) in growth(found).items():
+        allowed = _FEW[name]
+        if name == "rss_mib":
+            allowed = max(allowed, MAX_MIB_PER_100 * clips / _CLIPS)
+        if after - before > allowed:
+            found.faults.append(f"{name} grew from {before:.1f} to {after:.1f}")
+
+
+def figures(found: SlotSoak) -> list[Figure]:
+    """Figures of the run by tenths, then of all of it."""
+    labels = {
+        "rss_mib": ("resident memory", "MiB"),
+        "shm_mib": ("of it in /dev/shm", "MiB"),
+        "fds": ("open files", ""),
+        "threads": ("threads", ""),
+        "processes": ("processes", ""),
+    }
+    made = []
+    for name, (label, unit) in labels.items():
+        for number in range(PARTS):
+            tenth = found.looks.tenth(_SERVER, number)
+            values = [float(getattr(usage, name)) for usage in tenth]
+            key = f"soak.{name}.{number + 1}"
+            made.append(Figure.of(key, f"{label}, tenth {number + 1}", unit, values))
+    for name, (before, after) in growth(found).items():
+        label, unit = labels[name]
+        label = f"{label}: growth from the second tenth to the last"
+        made.append(Figure.of(f"soak.{name}.growth", label, unit, [after - before]))
+    clips = [reply for _, visit, reply in found.replies if visit.kind == "clip" and reply.is_clip]
+    made.append(Figure.of("soak.seconds", "length", "s", [found.looks.seconds]))
+    made.append(Figure.of("soak.arrivals", "arrivals", "", [len(found.replies)]))
+    made.append(Figure.of("soak.faults", "wrong answers and growth", "", [len(found.faults)]))
+    codes = Counter((visit.kind, reply.code) for _, visit, reply in found.replies)
+    for (kind, code), count in sorted(codes.items()):
+        made.append(Figure.of(f"soak.{kind}.{code}", f"{kind}: {code}", "", [count]))
+    if clips:
+        half = len(clips) // 2
+        latencies = [1000 * reply.latency_s for reply in clips]
+        of = Figure.of
+        made.append(of("soak.clip_ms", "a clip", "ms", latencies, spread="p5–p95"))
+        for part, when in ((latencies[:half], "first"), (latencies[half:], "second")):
+            if part:
+                label = f"a clip, {when} half of the run"
+                made.append(of(f"soak.clip_ms.{when}", label, "ms", part, spread="p5–p95"))
+    return made
+
+
+async def run(seconds: float, seed: int = 1) -> tuple[list[Figure], list[str], str]:
+    """Soak a server of its own; returns figures, faults and Triton's version."""
+    async with serving(SPEC, "slot-soak") as server:
+        found = await soak(server, seconds, seed)
+        judge_growth(found)
+        return figures(found), found.faults, server.triton_version

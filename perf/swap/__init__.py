@@ -1,1 +1,0 @@
-"""Benchmark of swaps: the cost of giving a worker another model."""

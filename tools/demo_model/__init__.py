@@ -1,1 +1,0 @@
-"""Code that made the demo checkpoint; it is only in the repository, in no wheel and no image."""
