@@ -22,6 +22,9 @@ MAX_CONNECTIONS = 64
 """Most connections at a time: with every open file taken by clients no journal could be opened."""
 CLOSE_S = 0.2
 """Longest wait for an answer that is being written when the start fails, in seconds."""
+LEAVE_S = 0.5
+"""Time in which a connection can still ask once another server has the port, in seconds: half of
+what OR-26 allows."""
 _RETRY_AFTER_S = "1"
 _STARTING = b'{"status":"starting"}'
 PROBES = {
@@ -64,20 +67,23 @@ class _Starting(web.Server):
     """A server for few connections at a time: the oldest are closed for new ones."""
 
     is_over = False
-    """Whether another server has the port, so that a connection ends with its answer."""
-
-    def leave(self) -> None:
-        """End each connection once what it has asked is answered."""
-        self.is_over = True
-        for connection in self.connections:
-            connection.close()
+    """Whether another server has the port."""
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if self.is_over:
-            handler.force_close()
+            self._close_soon(handler)
         for older in self.connections[:-MAX_CONNECTIONS]:
             older.force_close()
+
+    def leave(self) -> None:
+        """End all connections, each of which may have asked something that is not read yet."""
+        self.is_over = True
+        for connection in self.connections:
+            self._close_soon(connection)
+
+    def _close_soon(self, connection: RequestHandler) -> None:
+        self._loop.call_later(LEAVE_S, connection.force_close)
 
 
 async def _answer(request: web.BaseRequest) -> web.Response:

@@ -1,8 +1,14 @@
 """What the port says while the journal is read, and to how many at a time (OR-14)."""
 
 import asyncio
+import gc
+import socket
 from itertools import islice
 
+import pytest
+from aiohttp import web
+
+from orchestrator.api.http.accepting import Port, PortSite
 from orchestrator.api.starting import MAX_CONNECTIONS, saying_that_it_starts
 from pool.process.http_get import get
 from pool.process.ports import free_ports
@@ -22,3 +28,71 @@ async def test_a_crowd_takes_no_more_files_than_a_few() -> None:
     await asyncio.gather(*ends)
     for _, writer in crowd:
         writer.close()
+
+
+ASKED = b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n"
+PASSES = 8
+"""Passes of the loop after which the port is handed over or closed, at most. A connection is
+accepted, attached, read and answered within fewer."""
+
+
+def hear(client: socket.socket) -> str:
+    """What a client gets within two seconds: a status, ``closed``, or nothing."""
+    with client:
+        client.settimeout(2.0)
+        try:
+            head = client.recv(200)
+        except ConnectionResetError:
+            return "closed"
+        except TimeoutError:
+            return "nothing"
+        return head.split()[1].decode() if head else "closed"
+
+
+async def connected(port: Port) -> socket.socket:
+    client = socket.socket()
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, port.sockets[0].getsockname()[:2])
+    return client
+
+
+async def asked_just_now(port: Port, passes: int) -> socket.socket:
+    client = await connected(port)
+    client.send(ASKED)
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    return client
+
+
+@pytest.mark.parametrize("passes", range(PASSES))
+async def test_or26_a_start_that_fails_answers_or_closes_each_connection(passes: int) -> None:
+    """And does not wait for a client that says nothing."""
+    async with asyncio.timeout(10.0):
+        async with saying_that_it_starts("127.0.0.1", 0) as port:
+            silent = await connected(port)
+            client = await asked_just_now(port, passes)
+        with silent:
+            assert await asyncio.to_thread(hear, client) in ("503", "closed")
+
+
+async def served(request: web.Request) -> web.Response:
+    return web.Response(text="served")
+
+
+@pytest.mark.parametrize("passes", range(PASSES))
+async def test_or26_no_connection_is_lost_between_two_servers(passes: int) -> None:
+    """A client that asks while the service takes the port over is answered by one of the two,
+    though what is alive is frozen for the collector meanwhile."""
+    app = web.Application()
+    app.router.add_get("/health/ready", served)
+    runner = web.AppRunner(app, shutdown_timeout=0.2)
+    await runner.setup()
+    async with asyncio.timeout(10.0), saying_that_it_starts("127.0.0.1", 0) as port:
+        client = await asked_just_now(port, passes)
+        await PortSite(runner, port).start()
+        gc.freeze()
+        assert await asyncio.to_thread(hear, client) in ("503", "200", "closed")
+        last = await asked_just_now(port, passes)
+        await runner.cleanup()
+        assert await asyncio.to_thread(hear, last) in ("200", "closed")
+    gc.unfreeze()
