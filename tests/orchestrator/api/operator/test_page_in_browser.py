@@ -117,23 +117,6 @@ async def test_a_refusal_says_why_and_what_would_do(
     assert service.outcomes() == ["refused", "met"]
 
 
-async def test_a_miss_can_be_asked_about(
-    devtools: str, service: Service, worker: FakeWorker
-) -> None:
-    stalls(worker, 2)
-    async with page(devtools, service) as tab:
-        await tab.js("document.querySelector('#max-tokens').value = 400")
-        await set_deadline(tab, 0.3)
-        await tab.click("#send")
-        assert await ended(tab) == "missed"
-        await tab.click("#reason button")
-        await tab.until("document.querySelector('#reason span')")
-        said = await tab.text("#reason span")
-        assert said.startswith("It had 300 ms: ")
-        # The worker stood still, which no replay knows of.
-        assert "Replayed, it is met: what kept it from that is not in what is recorded" in said
-
-
 async def test_cut_to_fit_says_so(devtools: str, service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(tokens=130, reason=FinishReason.DEADLINE)
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
