@@ -1,6 +1,7 @@
 """Types and options that the commands' arguments share; their errors say what was expected."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -53,7 +54,25 @@ PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
 SHARE = Number("percent", 0, 99, "must be percent from 0 to 99")
 POSITIVE = Number("number", 1, math.inf, "must be at least 1")
 SECONDS = Number("seconds", 0, math.inf, "must be seconds from 0 up", is_whole=False)
-RATE = Number("rate", 1e-6, math.inf, "must be a number above 0", is_whole=False)
+TOKENS = Number("number", 1, 10_000_000, "must be tokens from 1 to 10000000")
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
+_UNIT_MS = {"ms": 1.0, "s": 1000.0, "": 1000.0, "m": 60_000.0}
+
+
+class DurationMs(click.ParamType[float]):
+    """A time such as ``500ms``, ``2s``, ``1.5m``, or a number of seconds, as milliseconds."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = _DURATION.fullmatch(str(value).strip())
+        ms = float(found[1]) * _UNIT_MS[found[2]] if found else 0.0
+        if not 0 < ms < 1e10:
+            self.fail(f"expected a time such as 2s, 500ms or 1.5m, got {value!r}", param, ctx)
+        return ms
 
 
 class Instances(Number):

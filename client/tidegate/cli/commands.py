@@ -10,7 +10,6 @@ from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.picker import picker
-from tidegate.cli.plan import plan
 from tidegate.cli.pool import pool
 from tidegate.cli.quote import quote
 from tidegate.cli.serve import serve
@@ -78,7 +77,6 @@ for command in (
     sessions,
     top,
     doctor,
-    plan,
     quote,
     explain,
     drain,

@@ -4,10 +4,17 @@ import sys
 
 import click
 
-from tidegate.cli.arguments import Choice, Command, json_option, option, server_options
+from tidegate.cli.arguments import (
+    TOKENS,
+    Choice,
+    Command,
+    DurationMs,
+    json_option,
+    option,
+    server_options,
+)
 from tidegate.cli.interrupt import importing
 from tidegate.cli.lists import ask
-from tidegate.cli.plan import TOKENS, DurationMs
 
 DESCRIPTION = """\
 The chance that a request is in time, by deadline, before it is sent.
