@@ -53,9 +53,9 @@ if TYPE_CHECKING:
         ToolTimeout,
         Unavailable,
     )
+    from tidegate.following import Stream
     from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
-    from tidegate.quotes import Quote, QuotedChance, Reservation
-    from tidegate.requests import Message, Prompt, TaskOptions
+    from tidegate.requests import Message, Prompt, Quote, QuotedChance, Reservation, TaskOptions
     from tidegate.results import (
         Budget,
         End,
@@ -87,9 +87,7 @@ if TYPE_CHECKING:
         SlotStatus,
         SlotSubmitted,
     )
-    from tidegate.streams import Stream
-    from tidegate.sync import SyncClient, SyncSession
-    from tidegate.sync_calls import SyncStream
+    from tidegate.sync import SyncClient, SyncSession, SyncStream
     from tidegate.tools import (
         ToolDeadline,
         meta_deadline,
@@ -106,13 +104,11 @@ _MODULES: Final = (
     "requests",
     "retries",
     "listings",
-    "quotes",
     "sessions",
     "slots",
     "chats",
-    "streams",
+    "following",
     "client",
-    "sync_calls",
     "sync",
 )
 """Modules that define the public names, the quickest to import first."""

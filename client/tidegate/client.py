@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
 
-from tidegate.catalog import Catalog
 from tidegate.chats import (
     ChatAnswer,
     ChatDelta,
@@ -19,11 +18,10 @@ from tidegate.chats import (
 )
 from tidegate.deadlines import Deadline, block_seconds, to_seconds
 from tidegate.errors import ProtocolError, error_class
-from tidegate.following import Feed, Follower, owned
+from tidegate.following import Feed, Follower, Position, Stream, owned
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
-from tidegate.operating import Operating
-from tidegate.quotes import Quote, quote_body
-from tidegate.requests import Message, Prompt, TaskOptions, task_body
+from tidegate.operating import Catalog, Operating
+from tidegate.requests import Message, Prompt, Quote, TaskOptions, quote_body, task_body
 from tidegate.results import (
     EVENT_TYPES,
     End,
@@ -37,7 +35,6 @@ from tidegate.results import (
 from tidegate.retries import Retries
 from tidegate.sessions import Sessions
 from tidegate.slots import Slots
-from tidegate.streams import Position, Stream
 from tidegate.transport import Call, Transport, due
 
 __all__ = ["DEFAULT_BASE_URL", "Client", "Deadline", "Message", "Prompt", "TaskOptions"]

@@ -1,18 +1,17 @@
-"""Events of tasks and slots as they come, across connections that break."""
+"""Streams of events, of tasks and slots as they come, across connections that break."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 
 from tidegate import _clock
 from tidegate.errors import ApiError, NotFound, ProtocolError, StreamLost, TidegateError
 from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
-from tidegate.streams import Position
 from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport
 
 if TYPE_CHECKING:
@@ -25,6 +24,51 @@ _jitter = Random()
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
+
+
+class Position:
+    """How far a stream has been read: the id of the last event."""
+
+    def __init__(self, last_event_id: str = "") -> None:
+        self.last_event_id = last_event_id
+
+
+class Stream(Generic[_T]):
+    """A stream to iterate over, within ``async with`` where the loop may be left early::
+
+        async with client.stream("Once upon a time") as events:
+            async for event in events:
+                ...
+
+    Leaving the block, ``aclose()`` and cancelling the coroutine that reads it cancel the work on
+    the server, too.
+    """
+
+    def __init__(self, events: AsyncGenerator[_T, None], position: Position | None = None) -> None:
+        self._events = events
+        self._position = position or Position()
+
+    @property
+    def last_event_id(self) -> str:
+        """Id of the last event read here: ``Client.events`` goes on after it, in another program
+        too. Empty before the first event, and for chats."""
+        return self._position.last_event_id
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _T:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        """Stop reading; work that nobody reads is cancelled."""
+        await self._events.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from urllib.parse import quote
 import msgspec
 
 from tidegate.errors import TidegateError
+from tidegate.following import Stream
 from tidegate.requests import Kind, Message, Prompt, TaskOptions, kind_of, prompt_fields
 from tidegate.results import Event, Generation
-from tidegate.streams import Stream
 from tidegate.transport import Call, Transport, due
 
 if TYPE_CHECKING:

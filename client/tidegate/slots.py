@@ -17,9 +17,8 @@ import msgspec
 
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ProtocolError, error_class
-from tidegate.following import Feed, Follower, owned
+from tidegate.following import Feed, Follower, Position, Stream, owned
 from tidegate.results import TaskError
-from tidegate.streams import Position, Stream
 from tidegate.transport import Call, Transport, due
 
 _PATH = "/v2/slots"

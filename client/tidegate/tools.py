@@ -173,24 +173,17 @@ def timeout_meta() -> dict[str, Any]:
     return {} if left_s is None else {TIMEOUT_META_KEY: _ms(left_s)}
 
 
-def stated_timeout_s(meta: object) -> float | None:
-    """Seconds that an MCP request's ``_meta`` states; None where it states none. Raises
-    ``ValueError`` for what is no time."""
+def meta_deadline(meta: Mapping[str, Any] | None) -> AbstractContextManager[object]:
+    """A block for ``with`` in a tool of an MCP server: its calls share what the request's ``_meta``
+    says is left for it. Raises ``ValueError`` for what is no time."""
     if not isinstance(meta, Mapping) or TIMEOUT_META_KEY not in meta:
-        return None
+        return nullcontext()
     stated = meta[TIMEOUT_META_KEY]
     if isinstance(stated, bool) or not isinstance(stated, int | float) or not math.isfinite(stated):
         raise ValueError(
             f'"{TIMEOUT_META_KEY}" in _meta is a number, the ms that are left, got {stated!r}'
         )
-    return stated / 1000
-
-
-def meta_deadline(meta: Mapping[str, Any] | None) -> AbstractContextManager[object]:
-    """A block for ``with`` in a tool of an MCP server: its calls share what the request's ``_meta``
-    says is left for it. Raises ``ValueError`` for what is no time."""
-    stated_s = stated_timeout_s(meta)
-    return nullcontext() if stated_s is None else deadline(stated_s)
+    return deadline(stated / 1000)
 
 
 def _ms(seconds: float) -> int:

@@ -125,6 +125,12 @@ class Instance:
         return None if self.encoder is None else self.encoder.card
 
     @property
+    def has_said(self) -> bool:
+        """Whether it is known what it serves: a model, none, or one that cannot be used."""
+        is_absent = self.state is InstanceState.ABSENT
+        return self.encoder is not None or is_absent or bool(self.fault) or self.removed
+
+    @property
     def chat_fault(self) -> str:
         """Why it takes plain prompts only; empty if it takes chats, or has no card yet."""
         return "" if self.encoder is None else self.encoder.chat_fault

@@ -51,8 +51,9 @@ class ServedModels:
     def resolve(self, model: str) -> PromptEncoder:
         """The encoder of the model of that name, or of the only one if the name is empty.
 
-        Raises ``NotReady`` while no instance has sent a usable card, ``InvalidRequest`` if no name
-        is given and several are served, otherwise ``ModelNotFound``.
+        Raises ``NotReady`` while no instance has sent a usable card, or one that has not said yet
+        what it serves may serve that model; ``InvalidRequest`` if no name is given and several are
+        served, otherwise ``ModelNotFound``.
         """
         known, adapted = self._known()
         if not known:
@@ -68,6 +69,12 @@ class ServedModels:
         if not model:
             raise InvalidRequest(
                 f"model is required: several are served, name one: {names}", field="model"
+            )
+        silent = sorted(one.address for one in self._registry if not one.has_said)
+        if silent:
+            raise NotReady(
+                f"the model {model[:128]!r} is not served yet, and may be once {len(silent)} more "
+                f"instances have said what they serve; until then there are: {names}"
             )
         raise ModelNotFound(
             f"the model {model[:128]!r} is not served here; available: {names}", field="model"

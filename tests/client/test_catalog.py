@@ -15,7 +15,7 @@ async def test_models_are_listed_shown_and_verified(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    monkeypatch.setattr("tidegate.catalog._PAGE", 2)
+    monkeypatch.setattr("tidegate.operating._PAGE", 2)
     await asyncio.to_thread(register, tmp_path, 2, 3, 4)
     entry = await asyncio.to_thread(register_whole, tmp_path)
     async with Client(service.url, token=OPERATORS_KEY) as client:

@@ -154,6 +154,9 @@ class Group(_KeepsLines, click.Group):
 
     command_class = Command
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"no_args_is_help": False} | settings)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # not while a shell asks what could come
             ctx.fail("the following arguments are required: COMMAND")

@@ -44,7 +44,6 @@ Print a script that completes commands and options in your shell.
     cls=Group,
     help=DESCRIPTION,
     epilog=EPILOG,
-    no_args_is_help=False,
     context_settings={"max_content_width": 100},
 )
 @click.version_option(package_name="tidegate", prog_name="tidegate")

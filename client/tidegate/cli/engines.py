@@ -52,9 +52,7 @@ def engines_here(
     return offered(((entry.id, entry.version) for entry in entries), incomplete)
 
 
-@click.group(
-    cls=Group, help=DESCRIPTION, short_help="what runs the devicels", no_args_is_help=False
-)
+@click.group(cls=Group, help=DESCRIPTION, short_help="what runs the models")
 def engines() -> None:
     pass
 

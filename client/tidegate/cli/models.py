@@ -109,7 +109,6 @@ def _of_service(name: str, context: int | None, instances: "Sequence[Instance]")
     help=DESCRIPTION,
     short_help="what is served, and what is here",
     invoke_without_command=True,
-    no_args_is_help=False,
 )
 @server_options
 @json_option

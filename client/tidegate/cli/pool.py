@@ -46,7 +46,6 @@ _MAYBE_FILE = click.argument(
     cls=Group,
     help=DESCRIPTION,
     short_help="keep a machine's instances as a file says",
-    no_args_is_help=False,
 )
 def pool() -> None:
     pass

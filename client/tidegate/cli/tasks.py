@@ -124,9 +124,7 @@ def _percent(chance: float) -> str:
     return f"{100 * chance:.0f} %"
 
 
-@click.group(
-    cls=Group, help=TASKS_DESCRIPTION, short_help="what it works on", no_args_is_help=False
-)
+@click.group(cls=Group, help=TASKS_DESCRIPTION, short_help="what it works on")
 def tasks() -> None:
     pass
 
@@ -230,9 +228,7 @@ async def cancel_tasks(client: "Client", task: tuple[str, ...], as_json: bool) -
     return 0
 
 
-@click.group(
-    cls=Group, help=SESSIONS_DESCRIPTION, short_help="conversations", no_args_is_help=False
-)
+@click.group(cls=Group, help=SESSIONS_DESCRIPTION, short_help="conversations")
 def sessions() -> None:
     pass
 

@@ -17,7 +17,6 @@ from orchestrator.errors import (
     DeadlineExceeded,
     InstanceLost,
     InvalidRequest,
-    ModelNotFound,
     TidegateError,
     Unauthenticated,
     Unavailable,
@@ -34,10 +33,6 @@ class HasBatches(Protocol):
 
 
 BATCHES = web.AppKey("batches", HasBatches)
-
-FIRST_CARDS_S = 60.0
-"""How long after its start the service may still not know which models its instances serve."""
-_ASK_AGAIN_S = 1.0
 
 Entry = Callable[[StoredBatch, BatchLine, LineOutcome, LineResult | None], bytes]
 """Renders a line's result for its client to read (``batches.shop.Server.entry``)."""
@@ -75,7 +70,6 @@ class BatchLines:
         self._app = app
         self._batches = batches
         self._entry = entry
-        self._began = app[ORCHESTRATOR].clock.now()
 
     def entry(
         self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
@@ -134,16 +128,7 @@ class BatchLines:
         """Seconds until a retry makes sense; None for an error that a retry would not change."""
         if isinstance(error, Unavailable) and error.retryable:
             return error.retry_after_ms / 1000
-        if isinstance(error, ModelNotFound) and self._is_beginning():
-            return _ASK_AGAIN_S
         return None
-
-    def _is_beginning(self) -> bool:
-        """Whether an instance that has not been reached yet might serve what no other one does."""
-        orchestrator = self._app[ORCHESTRATOR]
-        if orchestrator.clock.now() > self._began + FIRST_CARDS_S:
-            return False
-        return any(instance.card is None for instance in orchestrator.registry)
 
 
 def _withdrawn() -> Unauthenticated:

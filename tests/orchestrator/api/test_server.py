@@ -221,3 +221,24 @@ async def test_health_says_draining_of_an_instance_that_an_operator_drained(
         service.parts.health.refresh()
         async with service.http.get("/health") as response:
             assert (await response.json())["instances"][0]["draining"] is draining
+
+
+async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
+    worker: FakeWorker, make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """Until each configured instance has said what it serves; then what nobody serves is 404."""
+    late = await make_worker(model="late")
+    port = int(late.address.rpartition(":")[2])
+    await late.stop()
+    service = await make_service(worker, late)
+    body = {"model": "late", "prompt": "a", "max_tokens": 1}
+    async with service.http.post("/v1/completions", json=body) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "not_ready")
+        assert int(response.headers["Retry-After"]) >= 1
+    async with service.http.post("/v1/completions", json=body | {"model": "fake"}) as response:
+        assert response.status == 200
+    await make_worker(model="late", port=port)
+    await service.until(lambda: all(one.ready for one in service.orchestrator.registry))
+    for model, status in (("late", 200), ("nobody's", 404)):
+        async with service.http.post("/v1/completions", json=body | {"model": model}) as response:
+            assert response.status == status
