@@ -239,8 +239,8 @@ class Batches:
             )
         if len(own) >= MAX_BATCHES_PER_KEY:
             raise RateLimited(
-                f"{len(own)} batches of this key are kept, which is the most (they go after "
-                "TIDEGATE_BATCHES__KEEP_S)",
+                f"{len(own)} batches of this key are kept, which is the most (they go seven "
+                "days after their ends)",
                 retryable=False,
             )
         await self.shop.disk(self.shop.folder.save, batch)

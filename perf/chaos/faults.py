@@ -22,7 +22,7 @@ from worker.runner.simulated_device import DeviceFault
 
 LONG_S = 4.0
 """Seconds for which a process stands still so that its peers give it up
-(``TIDEGATE_LANES__DOWN_AFTER_S``)."""
+(``orchestrator.lanes.config.DOWN_AFTER_S``)."""
 SHORT_S = 0.7
 """Seconds for which a process stands still so that its peers do not give it up."""
 CUT_S = 5.0
@@ -33,7 +33,7 @@ LEAVES_S = 20.0
 by itself, and what a machine takes that is busy with all the rest."""
 FLAPS = 2
 """How often lanes open and are shut again while tasks are being taken on: less often than a task is
-sent to an instance that does not finish it (``TIDEGATE_DISPATCH__ATTEMPTS``)."""
+sent to an instance that does not finish it (``orchestrator.dispatch.retry.ATTEMPTS``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,11 +58,11 @@ async def running(spec: StackSpec, program: str) -> AsyncIterator[FleetWorld]:
         async with store_server(program, Path(folder)) as store, tritons(spec, 2) as instances:
             env = {
                 "TIDEGATE_STATE__URL": store.url,
-                "TIDEGATE_STATE__LEASE_S": str(LEASE_S),
                 "TIDEGATE_JOURNAL__PATH": "",
             }
+            constants = {"orchestrator.state.connection.LEASE_S": LEASE_S}
             addresses = [[one.grpc_address for one in instances]] * ORCHESTRATORS
-            async with orchestrating(addresses, env) as (orchestrators, _):
+            async with orchestrating(addresses, env, constants=constants) as (orchestrators, _):
                 yield FleetWorld(World(instances, orchestrators, ()), store)
 
 

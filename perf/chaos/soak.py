@@ -35,13 +35,12 @@ BUSY_BAD_EVERY_S: Final = 0.5
 """Mean pause in seconds between two requests of a bad client in the first tenth."""
 MAX_GROWTH: Final = 0.01
 """Largest growth of resident memory, as a share, from the second tenth to the last."""
-_ENV: Final = {
-    "TIDEGATE_TASKS__KEEP_COUNT": "100",
-    "TIDEGATE_TASKS__KEEP_S": "60",
-    "TIDEGATE_LANES__RENEW_AFTER_MIB": "2",
+_CONSTANTS: Final = {
+    "orchestrator.build.KEPT_TASKS": {"keep_count": 100, "keep_s": 60.0},
+    "orchestrator.lanes.config.RENEW_AFTER_BYTES": 2 * 2**20,
     # A soak may run beside other work; a process that waits for its turn is not dead.
-    "TIDEGATE_LANES__SUSPECT_AFTER_S": "10",
-    "TIDEGATE_LANES__DOWN_AFTER_S": "30",
+    "orchestrator.lanes.config.SUSPECT_AFTER_S": 10.0,
+    "orchestrator.lanes.config.DOWN_AFTER_S": 30.0,
 }
 _COUNTS: Final = {"fds": 2, "threads": 2}
 """Growth allowed: more than this from the quietest moment of the second tenth to that of the last
@@ -66,7 +65,10 @@ async def run(seconds: float, seed: int) -> Soak:
     found = Soak(ledger)
     async with (
         tritons(SPEC, 1) as instances,
-        orchestrating([[instances[0].grpc_address]], _ENV) as (orchestrators, journals),
+        orchestrating([[instances[0].grpc_address]], constants=_CONSTANTS) as (
+            orchestrators,
+            journals,
+        ),
     ):
         world = World(instances, orchestrators, journals)
         pids = world.pids()

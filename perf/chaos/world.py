@@ -10,6 +10,7 @@ from typing import cast
 from catalog.paths import state_dir
 from perf.chaos.gates import Gate
 from perf.load.connection import HOST
+from perf.stack.constants import with_constants
 from perf.stack.stack import StackSpec, tritons
 from pool.process.ports import free_ports
 from pool.units.orchestrator import OrchestratorProcess
@@ -71,9 +72,11 @@ async def orchestrating(
     addresses: Sequence[Sequence[str]],
     env: Mapping[str, str] | None = None,
     disks: Mapping[int, Path] | None = None,
+    constants: Mapping[str, object] | None = None,
 ) -> AsyncIterator[tuple[list[OrchestratorProcess], list[Path]]]:
     """Start an orchestrator in front of each of ``addresses``, ready, with a journal of its own;
-    ``env`` are more ``TIDEGATE_…``, ``disks`` say where journals lie by orchestrator."""
+    ``env`` are more ``TIDEGATE_…``, ``disks`` say where journals lie by orchestrator, ``constants``
+    are set in the processes (``perf.stack.constants``)."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-chaos-")))
         journals = [
@@ -94,6 +97,7 @@ async def orchestrating(
                     **(env or {}),
                 },
                 log=state_dir() / "perf" / f"chaos-orchestrator-{number}.log",
+                command=with_constants(constants or {}),
             )
             stack.push_async_callback(process.stop, 0.0)
             await process.start()

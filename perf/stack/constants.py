@@ -8,16 +8,20 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from pydantic import BaseModel
+
 _OURS: Final = ("clips", "orchestrator", "picker", "pool", "protocol", "worker")
 
 
 def set_constants(values: Mapping[str, object]) -> Callable[[], None]:
-    """Set constants, which are named with their modules, wherever they have been imported; returns
-    what sets them back."""
+    """Set constants, which are named with their modules, wherever they have been imported; some
+    fields alone of one that has fields. Returns what sets them back."""
     before: list[tuple[object, str, object]] = []
     for path, value in values.items():
         module, _, name = path.rpartition(".")
         old = getattr(importlib.import_module(module), name)
+        if isinstance(old, BaseModel) and isinstance(value, Mapping):
+            value = old.model_copy(update=dict(value))
         for each in list(sys.modules.values()):
             package = getattr(each, "__name__", "").partition(".")[0]
             if package in _OURS and getattr(each, name, None) == old:
@@ -29,6 +33,13 @@ def set_constants(values: Mapping[str, object]) -> Callable[[], None]:
             setattr(each, name, old)
 
     return restore
+
+
+def with_constants(values: Mapping[str, object]) -> tuple[str, ...]:
+    """The command of an orchestrator with these constants."""
+    if not values:
+        return (sys.executable, "-P", "-m", "orchestrator")
+    return (sys.executable, "-m", "perf.stack.constants", json.dumps(dict(values)), "orchestrator")
 
 
 if __name__ == "__main__":

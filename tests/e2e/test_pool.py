@@ -38,9 +38,7 @@ class Pool:
     def ask_for(self, *names: str) -> None:
         """Have these in the file."""
         text = f'[pool]\nhome = "{self.folder / "home"}"\ndrain_s = 5\n'
-        # Those who are killed close their connections; for silence a busy machine is no reason.
         text += "[orchestrator]\nport = 0\n"
-        text += "settings = { dispatch.retry_share = 1.0, lanes.down_after_s = 60 }\n"
         for name in names:
             text += f'[[instances]]\nname = "{name}"\nmodel = "demo"\nengine = "synthetic-paced"\n'
         new = self.file.with_suffix(".new")

@@ -1,11 +1,9 @@
 """A real Triton with our worker, and a real orchestrator in front, for tests that need both."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -19,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from orchestrator.tls import Tls
+from perf.stack.constants import with_constants
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
 from pool.units.triton import TritonInstance
@@ -136,12 +135,9 @@ class Orchestrator:
         return self._process.pid
 
     def start(self, patience_s: float = PATIENCE_S) -> None:
-        command = ["orchestrator"]
-        if self._constants:
-            command = ["perf.stack.constants", json.dumps(self._constants), *command]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *command], env=self._env, stdout=log, stderr=log
+                with_constants(self._constants), env=self._env, stdout=log, stderr=log
             )
         ready = "/health/ready"
         eventually(lambda: self.status(ready) == 200, "the orchestrator to be ready", patience_s)

@@ -42,7 +42,7 @@ _UNSERVED = {
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
-    """How long the results are kept; the service's own bound (TIDEGATE_BATCHES__KEEP_S) also
+    """How long the results are kept; the service's own bound also
     applies."""
 
     anchor: str

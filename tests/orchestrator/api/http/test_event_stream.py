@@ -8,7 +8,6 @@ import pytest
 
 from orchestrator.api.http import event_stream
 from orchestrator.errors import TidegateError
-from orchestrator.retention import Retention
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed
 from protocol import AbortCause
@@ -178,7 +177,7 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
     service = await make_service(
         worker,
         CLIENT_BUFFER_BYTES=64 << 20,
-        KEPT_TASKS=Retention(keep_count=1000, keep_s=600.0, keep_bytes=10**9),
+        KEPT_TASKS={"keep_bytes": 10**9},
     )
 
     async def follow(max_tokens: int, *, pause: bool) -> list[str]:

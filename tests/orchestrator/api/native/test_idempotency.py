@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from orchestrator.api.native.routes import SUBMISSIONS
-from orchestrator.retention import Retention
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -74,9 +73,7 @@ async def test_keys_are_their_tokens_own(make_service: MakeService, worker: Fake
 async def test_a_key_is_known_for_as_long_as_its_task(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    service = await make_service(
-        worker, KEPT_TASKS=Retention(keep_count=1, keep_s=600.0, keep_bytes=2**27)
-    )
+    service = await make_service(worker, KEPT_TASKS={"keep_count": 1})
     held = Plan(stall_at=1)
     plans = [held, Plan(), Plan()]
     worker.plan = lambda submit: plans[min(len(worker.submits) - 1, 2)]
@@ -93,9 +90,7 @@ async def test_a_key_is_known_for_as_long_as_its_task(
 async def test_a_task_that_is_forgotten_by_its_age_is_not_named_again(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    service = await make_service(
-        worker, KEPT_TASKS=Retention(keep_count=1000, keep_s=100, keep_bytes=2**27)
-    )
+    service = await make_service(worker, KEPT_TASKS={"keep_s": 100})
     first, _ = await submit(service, "a")
     await service.until(lambda: service.outcomes() == ["met"])
     service.leap(101)  # nobody asks for any task meanwhile

@@ -13,7 +13,6 @@ import pytest
 from orchestrator import recovery
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
-from orchestrator.retention import Retention
 from orchestrator.tasks.journal import group_commit, reader, writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.operations import Ended
@@ -39,7 +38,7 @@ from tests.support.steady_loop import advance
 
 SECRET = "the password is swordfish"
 
-NONE_KEPT = Retention(keep_count=0, keep_s=600.0, keep_bytes=2**27)
+NONE_KEPT = {"keep_count": 0}
 
 
 @pytest.mark.parametrize("cut", range(4))
