@@ -335,7 +335,7 @@ def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> No
     assert main(["chat", "--first-token-ms", "200", "--token-gap-ms", "50"]) == 3
     assert given == [
         ("http://h:1", None, "secret", 500, None, None, None),
-        ("http://127.0.0.1:8080", None, "secret", None, 200, 50),
+        ("http://127.0.0.1:8080", None, "secret", None, 200, 50, None),
     ]
 
 
