@@ -27,7 +27,6 @@ from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import LaneConfig, name_of
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.settings.picker import PickerSettings
-from orchestrator.settings.renamed import RENAMED
 from orchestrator.settings.sections import (
     ANY_ORIGIN,
     AdmissionSettings,
@@ -222,7 +221,7 @@ class Settings(BaseSettings):
 def load_settings(**overrides: object) -> Settings:
     """Settings from all sources; ``overrides``, with names such as ``queue__max_waiting``, win.
     Raises ``InvalidSettings``."""
-    lines = unknown_variables(Settings, renamed=RENAMED, others=_OTHER_VARIABLES)
+    lines = unknown_variables(Settings, _OTHER_VARIABLES)
     file = os.environ.get(CONFIG_VARIABLE)
     if file is not None and not Path(file).is_file():
         lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")
@@ -233,7 +232,7 @@ def load_settings(**overrides: object) -> Settings:
     except SettingsError as error:
         lines = lines or [unreadable(Settings, error)]
     except ValidationError as error:
-        lines += explained(Settings, error, RENAMED)
+        lines += explained(Settings, error)
     except (ValueError, OSError) as error:  # tidegate.toml is not TOML, or cannot be read
         raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
     raise InvalidSettings("\n".join(lines))

@@ -26,7 +26,7 @@ from tidegate.cli.options import LaunchOptions
 from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
-from worker.settings import PREFIX, RENAMED, WorkerSettings
+from worker.settings import PREFIX, WorkerSettings
 
 if TYPE_CHECKING:
     from tidegate.cli.several import Sharing
@@ -106,7 +106,7 @@ def run(args: LaunchOptions) -> int:
 
 def _environment_problem() -> str | None:
     """What is wrong with the worker's variables: names that it does not have; else None."""
-    lines = unknown_variables(WorkerSettings, renamed=RENAMED)
+    lines = unknown_variables(WorkerSettings)
     return "\n".join(lines) if lines else None
 
 
