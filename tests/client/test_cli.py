@@ -103,7 +103,7 @@ def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
     monkeypatch.setenv("TIDEGATE_WORKER__DEVIC", "cpu")
     assert main(["up", "--device", "cpu"]) == command.EXIT_FAILED
     said = capsys.readouterr().err
-    assert "TIDEGATE_WORKER_KV_BLOCKS: this setting is now TIDEGATE_WORKER__KV__BLOCKS" in said
+    assert "_KV_BLOCKS: not a setting; did you mean TIDEGATE_WORKER__KV__BLOCKS?" in said
     assert "TIDEGATE_WORKER__DEVIC: not a setting; did you mean TIDEGATE_WORKER__DEVICE?" in said
     assert launched == []
 

@@ -29,7 +29,7 @@ from pool.units.store import find_store
 from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
-from worker.settings import PREFIX, RENAMED, WorkerSettings
+from worker.settings import PREFIX, WorkerSettings
 
 if TYPE_CHECKING:
     from orchestrator.settings import Settings
@@ -145,7 +145,7 @@ def run(args: LaunchOptions) -> int:
 
 def _environment_problem() -> str | None:
     """What is wrong with the worker's variables: names that it does not have; else None."""
-    lines = unknown_variables(WorkerSettings, renamed=RENAMED)
+    lines = unknown_variables(WorkerSettings)
     return "\n".join(lines) if lines else None
 
 
