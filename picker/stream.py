@@ -37,15 +37,17 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry.log import fields, service_log
 from picker.answer import AnswerReader
 from picker.asked import read_asked
-from picker.ext_proc import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED
-from picker.picker import EndpointPicker, Picked
-from picker.replies import (
+from picker.ext_proc import (
+    BUFFERED,
+    BUFFERED_PARTIAL,
+    FULL_DUPLEX_STREAMED,
     NAMESPACE,
     chosen,
     go_on,
     pass_body,
     refused,
 )
+from picker.picker import EndpointPicker, Picked
 from picker.section import PickerSection
 
 MOST_BODY_BYTES: Final = 4 * 2**20
