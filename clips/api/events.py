@@ -12,8 +12,7 @@ from operator import attrgetter
 
 from clips.dispatch.job import OUTPUTS
 from clips.dispatch.task import ClipTask, Progress
-from orchestrator.api.native.errors import error_object
-from orchestrator.api.native.events import NumberedEvents
+from orchestrator.api.native.events import NumberedEvents, error_object
 from orchestrator.api.native.listing import standing
 from orchestrator.tasks.ending import Ending
 

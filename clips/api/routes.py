@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from clips.api.events import ClipEvents, described, ended, outputs_of
+from clips.api.files import send_file
 from clips.api.types import ClipBody
 from clips.dispatch.job import MODEL, OUTPUTS, ClipJob
 from clips.dispatch.service import Clips
@@ -20,10 +21,8 @@ from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
-from orchestrator.api.http.files import send_file
 from orchestrator.api.http.responses import deadline_headers, json_response
-from orchestrator.api.native.errors import error_object
-from orchestrator.api.native.events import read_last_event_id
+from orchestrator.api.native.events import error_object, read_last_event_id
 from orchestrator.api.native.listing import listed
 from orchestrator.api.native.routes import read_idempotency_key
 from orchestrator.api.openapi.operation import EVENTS, PLAIN, Operation
