@@ -22,6 +22,7 @@ from clips.dispatch.job import MODEL, OUTPUTS, ClipJob
 from clips.dispatch.service import Clips
 from clips.dispatch.task import ClipTask, Progress
 from clips.dispatch.wire import EVENT, RECIPE
+from clips.files import send_file
 from clips.plan.recipe import MAJOR, MAX_TEXT, MINOR, RecipeError, read_recipe
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
@@ -29,10 +30,8 @@ from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
-from orchestrator.api.http.files import send_file
 from orchestrator.api.http.responses import deadline_headers, json_response
-from orchestrator.api.native.errors import error_object
-from orchestrator.api.native.events import NumberedEvents, read_last_event_id
+from orchestrator.api.native.events import NumberedEvents, error_object, read_last_event_id
 from orchestrator.api.native.listing import listed, standing
 from orchestrator.api.native.routes import read_idempotency_key
 from orchestrator.api.openapi.operation import EVENTS, PLAIN, Operation

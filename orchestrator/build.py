@@ -52,7 +52,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.start_times import StartTimes
-from orchestrator.prompts import EncodingStage
+from orchestrator.prompts.stage import EncodingStage
 from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import TaskQueue

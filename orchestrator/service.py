@@ -31,9 +31,9 @@ from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.quotes import Quote
-from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
+from orchestrator.prompts.stage import EncodingStage, Steps
 from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sharing import Sharing

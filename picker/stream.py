@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
-from orchestrator.api.http.body_budget import ALL_BODIES_BYTES
+from orchestrator.api.http.body import ALL_BODIES_BYTES
 from orchestrator.api.http.context import Context, Dialect, context_of
 from orchestrator.clock import Clock, instant
 from orchestrator.errors import BodyTooLarge, NoCapacity, TidegateError

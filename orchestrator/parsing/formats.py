@@ -70,8 +70,7 @@ class OutputFormat:
     reasoning: Tags | None = None
     """Tags that the model thinks in; None if it does not think in tags."""
     names_first: bool = False
-    """Whether a call in Mistral's format is a name and then its arguments, rather than one
-    object."""
+    """Whether a call in Mistral's format is a name and then its arguments."""
     in_fences: bool = False
     """Whether arguments in DeepSeek's format stand in a fenced block, as in V3 and R1."""
 
@@ -92,8 +91,7 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class FormatConfig:
-    """The operator's choice for all models: ``auto`` follows their templates, ``none`` disables
-    it."""
+    """The operator's choice: ``auto`` follows the models' templates, ``none`` disables it."""
 
     tool_calls: str = "auto"
     reasoning: str = "auto"

@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable
 
 from orchestrator.parsing.calls import CallReader, Schemas
-from orchestrator.parsing.json_call import WHITESPACE
-from orchestrator.parsing.marked_call import MarkedCall
+from orchestrator.parsing.json_call import WHITESPACE, MarkedCall
 from orchestrator.parsing.markers import begun, first_of, has_too_much_space
 from orchestrator.parsing.pieces import Content, Piece, Reasoning
 
@@ -43,8 +42,7 @@ _BEGUN = re.compile(
 
 
 class HarmonyCall(MarkedCall):
-    """Reads the arguments of a call whose header has named the tool; none at all are an empty
-    object."""
+    """Reads the arguments of a call whose tool is known; none at all are an empty object."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

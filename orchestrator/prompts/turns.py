@@ -16,7 +16,17 @@ from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Chat, Message, Prompt, said_by
 from orchestrator.tasks.tools import JsonObject, ToolCall
 
+MESSAGE_CHARS = 256
+"""Characters that a message counts more than its own, where a rendered text is bounded."""
 _SHORT = 9
+
+
+class BadTemplate(ValueError):
+    """A chat template that cannot be read; the message says why."""
+
+
+class Refused(ValueError):
+    """Messages that a chat template cannot or will not render; the message says why."""
 
 
 class Text(NamedTuple):
@@ -74,10 +84,8 @@ def images_of(prompt: Prompt) -> list[Image]:
 
 
 def turns_of(messages: Sequence[Message], *, in_parts: bool = False) -> list[dict[str, object]]:
-    """Messages in the form that templates take. Fields that a turn has no use for are absent.
-
-    ``in_parts``: the content of each is a list of parts, for templates that show images.
-    """
+    """Messages in the form that templates take, without empty fields. ``in_parts``: the content of
+    each is a list of parts, for templates that show images."""
     return [_turn(message, in_parts) for message in messages]
 
 
@@ -88,8 +96,7 @@ def with_end(message: Message, end: str) -> Message:
 
 
 def with_short_ids(chat: Chat) -> Chat:
-    """A copy of a chat with short ids of calls: Mistral's templates only take nine letters and
-    digits."""
+    """A copy with short ids of calls: Mistral's templates only take nine letters and digits."""
     if not any(message.calls or message.call_id for message in chat.messages):
         return chat
     messages = tuple(
@@ -112,8 +119,8 @@ def _short_id(call_id: str) -> str:
 
 
 def without_later_systems(chat: Chat) -> Chat:
-    """A copy of a chat where system turns after the beginning are the user's, joined with those
-    beside them; for templates that refuse them."""
+    """A copy of a chat where system turns after the beginning are the user's, joined with their
+    neighbors; for templates that refuse them."""
     messages = chat.messages
     first = next((at for at, m in enumerate(messages) if m.role != "system"), len(messages))
     if all(message.role != "system" for message in messages[first:]):

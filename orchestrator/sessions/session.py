@@ -15,8 +15,7 @@ from orchestrator.tasks.task import Task
 SESSION_BYTES = 1024
 MESSAGE_BYTES = 80
 TOKEN_BYTES = 40
-"""Memory in bytes that a session takes beside its text, each message beside its own, and a
-token."""
+"""Bytes that a session takes on top of its text, a message on top of its own, a token."""
 
 
 class HistoryForm(StrEnum):
@@ -51,8 +50,7 @@ class Session:
     def __init__(
         self, session_id: str, number: int, key: str, model: str, idle_keep_s: float
     ) -> None:
-        """``number`` counts the key's sessions, so that they can be listed in order; ``key`` is a
-        fingerprint."""
+        """``number`` counts the key's sessions in order; ``key`` is a fingerprint."""
         self.id = session_id
         self.number = number
         self.key = key
@@ -77,8 +75,7 @@ class Session:
         return kind_of(self.history) if self.history else None
 
     def joined(self, prompt: Prompt) -> History:
-        """The history followed by ``prompt``. Raises ``InvalidRequest`` where their forms
-        differ."""
+        """The history and ``prompt``. Raises ``InvalidRequest`` where their forms differ."""
         if isinstance(prompt, Chat):
             prompt = prompt.messages
         if not self.history:
@@ -94,8 +91,7 @@ class Session:
 
 
 class SessionCopy(msgspec.Struct, frozen=True, array_like=True):
-    """The copy of a session, by which another orchestrator has it. Of the three forms of a history
-    one is filled in."""
+    """A session as another orchestrator gets it. One of the three histories is filled in."""
 
     model: str
     idle_keep_s: float

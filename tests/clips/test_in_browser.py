@@ -189,7 +189,7 @@ async def test_without_the_model_there_is_no_tab_and_it_says_what_to_do(
 
 
 async def test_an_instance_that_renders_clips_alone_is_well(
-    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
+    devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:
     """It serves no text, and is neither red on the board nor counted as an instance for text."""
     worker.is_slots_only = True

@@ -5,7 +5,7 @@ A schema's own text goes to the worker as it came: it may be long, and nobody el
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -60,7 +60,7 @@ class _ResponseFormat(msgspec.Struct):
     type: str
     json_schema: _JsonSchema | None = None
     schema: msgspec.Raw = NULL
-    """llama.cpp's place for the schema, beside ``json_object``."""
+    """llama.cpp's place for the schema, next to ``json_object``."""
     format: Unused = NULL
     structures: Unused = NULL
     triggers: Unused = NULL
@@ -80,20 +80,14 @@ class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     whitespace_pattern: None = None
 
 
-class _Read(NamedTuple):
-    format: Reader[_ResponseFormat]
-    outputs: Reader[_StructuredOutputs]
-
-
-_READ = _Read(
-    Reader(_ResponseFormat),
-    Reader(_StructuredOutputs),
-)
+_format_reader = Reader(_ResponseFormat)
+_outputs_reader = Reader(_StructuredOutputs)
+_strings = Reader(str)
 
 
 def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
     """The grammar of OpenAI's ``response_format``; None for text. Raises ``InvalidRequest``."""
-    stated = _decode(field, value, _READ.format)
+    stated = _decode(field, value, _format_reader)
     if stated.type == "text":
         return None
     if stated.type == "json_schema":
@@ -125,7 +119,7 @@ def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar
 def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
     if _text(value).startswith('"'):
         value = msgspec.Raw(_decode(field, value, _strings).encode())
-    stated = _decode(field, value, _READ.outputs)
+    stated = _decode(field, value, _outputs_reader)
     found: list[Grammar] = []
     if stated.json != NULL:
         found.append(json_schema(field, stated.json, None))
@@ -178,7 +172,6 @@ def _unfit(field: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: {why}", field=field)
 
 
-_strings = Reader(str)
 _READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
     "response_format": response_format,
     "structured_outputs": _structured_outputs,

@@ -90,8 +90,7 @@ async def add_echo(
 
 
 async def own_form(ids: Sequence[int], task: Task, top: int, tokens: TokenTexts) -> msgspec.Raw:
-    """vLLM's ``prompt_logprobs``: for each token, by id, its own log-probability and the likeliest
-    ones."""
+    """vLLM's ``prompt_logprobs``: for each token, by id, its own and the likeliest ones."""
     return await _in_turns(_own_form(ids, task.prompt_logprobs, top, tokens.token))
 
 

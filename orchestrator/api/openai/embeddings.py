@@ -68,8 +68,7 @@ _ONLY = {
 
 
 class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Body of an embedding request, with at most 128 inputs; what is about generated text is
-    refused."""
+    """An embedding request, with at most 128 inputs; fields about generated text are refused."""
 
     default_max_tokens: ClassVar[int | None] = 1
 
@@ -189,8 +188,7 @@ def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedCompleti
 
 
 async def _entry(index: int, task: Task, as_bytes: bool) -> msgspec.Raw:
-    """One of many entries. Yields to the event loop before each: 128 vectors of 4096 numbers take
-    65 ms."""
+    """One of many entries. Yields first: 128 vectors of 4096 numbers take 65 ms."""
     await asyncio.sleep(0)
     assert task.ending is not None
     data = task.ending.embedding

@@ -10,12 +10,11 @@ from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, listed_aliases, served_name
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
-from orchestrator.api.http.model_names import listed_aliases, served_name
+from orchestrator.api.http.finding import cancel
 from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
 from orchestrator.api.http.responses import (
     deadline_headers,
@@ -278,8 +277,7 @@ class _Text(Transcript):
 
 
 def _kept(choices: Choices, texts: Sequence[Transcript]) -> list[int]:
-    """The choices that the client gets: the likeliest of each prompt, if it asks for the best; else
-    all."""
+    """The choices that the client gets: each prompt's likeliest, if it asks for the best."""
     n, best = choices.request.n, choices.request.options.best
     if best is None:
         return list(range(choices.count))
@@ -298,9 +296,8 @@ def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
 
 
 def _model(request: web.Request, name: str) -> dict[str, object]:
-    """A model with the fields that vLLM adds, among them the context's length that clients read,
-    and our own: how it writes tool calls and its thinking, and whether it is loaded. Only name and
-    size are known of one that is not."""
+    """A model with vLLM's fields, such as the context's length, and ours: how it writes tool calls
+    and thinking, and whether it is loaded. Of one that is not, only name and size are known."""
     orchestrator = request.app[ORCHESTRATOR]
     demand = orchestrator.stages.demand
     state, loadable = demand.states().get(name, "loaded"), demand.loadable().get(name)

@@ -1,5 +1,4 @@
-"""``/admin``: control of the process itself, for operators (OR-14); of all processes where several
-share the port."""
+"""``/admin``: control of the process, or of all that share the port, for operators (OR-14)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from aiohttp import web
 
 from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.elsewhere import told_by_siblings
+from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import read_grace_s
 from orchestrator.lifecycle import Lifecycle

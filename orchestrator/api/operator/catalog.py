@@ -26,7 +26,6 @@ from catalog.engines import EngineCatalog
 from catalog.errors import ProvisionError
 from catalog.model_entry import ModelEntry, ModelState
 from catalog.models import ModelCatalog
-from catalog.paths import state_dir
 from catalog.shared_file import now_ms
 from catalog.verify import verify_model
 from orchestrator.api.http.responses import json_response
@@ -49,8 +48,7 @@ _FOLDERS: Final = re.compile(r"(?<![\w./:-])/(?:[^\s/]+/)*(?=[^\s/])")
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """A verification, with the state ``waiting``, ``running``, ``passed`` or ``failed``. Times are
-    Unix milliseconds."""
+    """A verification: ``waiting``, ``running``, ``passed`` or ``failed``. Times in Unix ms."""
 
     state: str
     asked_ms: int
@@ -181,11 +179,6 @@ class Catalogs:
 CATALOGS = web.AppKey("catalogs", Catalogs)
 
 
-def catalogs() -> Catalogs:
-    """Catalogs of the state directory, which is looked up each time."""
-    return Catalogs(state_dir, Verifications(state_dir))
-
-
 async def models(request: web.Request) -> web.Response:
     """List the models on the orchestrator's machine, oldest first, a page at a time."""
     return await _page(request)
@@ -252,11 +245,8 @@ async def _read(listing: Callable[[], _Listing]) -> _Listing:
 
 
 def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.Response:
-    """An answer with the headers that let a client ask again only for changes; 304 if there are
-    none.
-
-    ``changed_ms`` is None where the answer changes independently of the catalog.
-    """
+    """An answer with the headers that let a client ask again only for changes (then 304).
+    ``changed_ms`` is None where it changes independently of the catalog."""
     body = msgspec.json.encode(told)
     tag = hashlib.sha256(body).hexdigest()[:32]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
@@ -268,8 +258,7 @@ def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.R
 
 
 def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
-    """Whether the client has this answer, by RFC 9110: a tag takes precedence, a date counts only
-    without one."""
+    """Whether the client has this answer (RFC 9110): a date counts only without a tag."""
     tags = request.if_none_match
     if tags is not None:
         return any(each.value in (tag, "*") for each in tags)
