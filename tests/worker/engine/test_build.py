@@ -67,7 +67,9 @@ def test_digests_follow_what_changes_results(tiny: Path) -> None:
 
 @pytest.mark.parametrize("name", ["synthetic-free", "synthetic-paced"])
 def test_synthetic_engines_speak_words(tiny: Path, name: EngineName) -> None:
-    loaded = build_engine(settings(tiny, engine=name, device="cuda", synthetic__step_ms=0.01))
+    loaded = build_engine(
+        settings(tiny, engine=name, device="cuda", engine_args={"step_ms": "0.01"})
+    )
     assert loaded.card.engine == name
     engine = loaded.engine
     assert isinstance(engine, Engine)
@@ -83,7 +85,7 @@ def test_synthetic_engines_speak_words(tiny: Path, name: EngineName) -> None:
 
 def test_the_pool_is_sized_by_need_and_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def blocks(**changes: object) -> int:
-        values = {"max_running": 4, "kv__block_tokens": 16} | changes
+        values = {"max_running": 4} | changes
         return build_engine(settings(tiny, **values)).engine.stats().kv_blocks_total
 
     block_bytes, context = 3 * 16 * 2 * 2 * 8 * 4, 128 // 16
@@ -171,12 +173,11 @@ def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
     monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
     monkeypatch.setattr(precision, "blocks_fit", lambda dtype: True)
     assert chosen() is torch.bfloat16, "our products widen it, or AMX multiplies it"
-    assert chosen(weights="onednn") is chosen(quantize="int8") is torch.float32
+    assert chosen(quantize="int8") is torch.float32
     monkeypatch.setattr(precision, "blocks_fit", lambda dtype: False)
     assert chosen() is torch.float32, "it does not compile"
     monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
     assert chosen() is torch.float32, "for a small model oneDNN's calls cost more than it gains"
-    assert chosen(weights="mapped") is torch.bfloat16
     monkeypatch.setattr(precision, "SMALL_BYTES", 0)
     assert chosen() is torch.bfloat16
     assert chosen(dtype="float32") is torch.float32
@@ -184,7 +185,7 @@ def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
     assert chosen() is torch.float32
     monkeypatch.setattr(precision, "blocks_fit", lambda dtype: True)
     assert chosen() is torch.bfloat16
-    assert chosen(weights="onednn") is chosen(quantize="int8") is torch.float32
+    assert chosen(quantize="int8") is torch.float32
 
 
 def test_threads_by_setting_environment_and_size(
@@ -195,7 +196,6 @@ def test_threads_by_setting_environment_and_size(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = read_config(tiny)
     precision.set_threads(settings(tiny), config)
-    precision.set_threads(settings(tiny, cpu_threads=3), config)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     precision.set_threads(settings(tiny), config)
     monkeypatch.setattr(precision, "SMALL_BYTES", 0)

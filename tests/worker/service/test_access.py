@@ -21,6 +21,7 @@ from protocol import (
 from protocol.tensors import LANE_MESSAGE, TEXT_INPUT
 from tests.support.triton_calls import FakeEngine, FakeResponder, plain_call
 from tests.worker.service.conftest import Harness, serving
+from worker.service import drain
 from worker.service.call import Call, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
@@ -98,10 +99,11 @@ def test_a_plain_request_shows_the_token_that_is_asked(tokenizer: Tokenizer, sho
 
 
 def test_a_drain_that_nobody_follows_is_taken_back(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message must not take a worker out of service for good."""
-    with serving(tokenizer, drain_hold_s=0.05) as harness:
+    monkeypatch.setattr(drain, "HOLD_S", 0.05)
+    with serving(tokenizer) as harness:
         harness.send(Drain(0.0)).wait_final()
         harness.lane.wait_final()
         responder = _lane_again(harness)

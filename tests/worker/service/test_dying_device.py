@@ -38,9 +38,7 @@ class Dying:
     def __init__(self, tokenizer: Tokenizer, file: Path) -> None:
         self.ended = threading.Event()
         self._file = file
-        settings = WorkerSettings(
-            model_path=Path("unused"), heartbeat_ms=50, step_timeout_s=HANGS_AFTER_S
-        )
+        settings = WorkerSettings(model_path=Path("unused"))
         bench = Bench(blocks=RUN * TOKENS, context_tokens=2 * TOKENS, max_running=RUN)
         self.device = SimulatedDevice(file)
         runner = PacedRunner([7], StepCost(0.02), device=self.device)
