@@ -31,6 +31,7 @@ from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
 from orchestrator.instances.monitor import InstanceMonitor
+from orchestrator.instances.needed import NEED, Need
 from orchestrator.instances.registry import LaneMaker, Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import LaneFactory
@@ -227,6 +228,9 @@ def build(
     orchestrator.on_ended.append(recorder.ended)
     metrics.watch(queue, QUEUE)
     metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
+    need = Need(registry, queue, clock)
+    orchestrator.on_ended.append(need.ended)
+    metrics.watch(need, NEED)
     sharing.follow(orchestrator.runs, metrics)
     recovery = None
     if store is not None and durable is not None:

@@ -80,19 +80,6 @@ class SwapState(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class InstancePace(msgspec.Struct, frozen=True):
-    """Measured times of an instance's steps, in ms: each takes ``base_ms``, ``row_ms`` for each
-    running row, and ``prompt_token_ms`` for each of at most ``step_tokens`` prompt tokens, all
-    ``ratio`` times. ``slots`` rows run at most."""
-
-    slots: int
-    step_tokens: int
-    base_ms: float
-    row_ms: float
-    prompt_token_ms: float
-    ratio: float = 1.0
-
-
 class InstancePrediction(msgspec.Struct, frozen=True):
     """What predictions for an instance rest on: steps since its pace last changed, finished jobs,
     and how many times the usual time 2 % of them exceed (``spread``)."""
@@ -100,8 +87,6 @@ class InstancePrediction(msgspec.Struct, frozen=True):
     steps: int = 0
     jobs: int = 0
     spread: float = 0.0
-    pace: InstancePace | None = None
-    """Measured times; unset where the service is too old to tell."""
 
 
 class Instance(msgspec.Struct, frozen=True):

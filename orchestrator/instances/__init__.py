@@ -8,5 +8,6 @@
 - ``breaker``        takes out an instance that fails; says what a job's end counts as
 - ``concurrency``    how many jobs to have in flight there
 - ``prefix_index``   which instance holds which KV blocks
+- ``needed``         how many the present load needs
 - ``metrics``
 """

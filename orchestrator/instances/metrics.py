@@ -16,6 +16,14 @@ def _each(read: Callable[[Instance], float]) -> _Read:
     return lambda registry: (((instance.address,), read(instance)) for instance in registry)
 
 
+def _serving(read: Callable[[Instance], float]) -> _Read:
+    """Read a metric from each instance that serves text. Others, such as one that renders clips
+    alone, are none for those who count or scale instances."""
+    return lambda registry: (
+        ((instance.address,), read(instance)) for instance in registry if instance.card is not None
+    )
+
+
 def _reported(read: Callable[[WorkerStats], float]) -> _Read:
     """Read a metric from the statistics of each instance that has reported."""
     return lambda registry: (
@@ -101,7 +109,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "instance_slots",
         "jobs",
         "Jobs that can run there at once (OR-6)",
-        _each(lambda instance: instance.concurrency.fitting),
+        _serving(lambda instance: instance.concurrency.fitting),
         ("instance",),
     ),
     Row(
@@ -109,7 +117,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "instance_rows",
         "jobs",
         "Jobs that should run there at once, for the most to be in time",
-        _each(lambda instance: instance.concurrency.slots),
+        _serving(lambda instance: instance.concurrency.slots),
         ("instance",),
     ),
     Row(

@@ -25,7 +25,6 @@ OURS: Final = "ours"
 WARM_UP: Final = 10
 """Number of clips to warm up: as many as predictions want, and more."""
 TEXT: Final = "Good morning to everybody, the tide turns at six."
-LONG_TEXT: Final = "The tide turns at six; be there on time, or wait for the next one. " * 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,5 +6,5 @@
 - ``scrape``         counters of ``/metrics`` before and after
 - ``baseline``       a plain relay without lanes
 - ``emitter``        the orchestrator's own event streams without Triton
-- ``other_servers``  servers of other kinds, on ``stream_server``: tokens that cost next to nothing
+- ``store``          a Redis or Valkey
 """

@@ -16,8 +16,7 @@ from perf.load.connection import HOST
 from perf.stack.constants import repository_with
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
-from pool.units.orchestrator import Address, OrchestratorProcess
-from pool.units.store import StoreProcess, find_store
+from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
 from protocol.tensors import MODEL_NAME
 from worker.settings import EngineName
@@ -43,22 +42,16 @@ class StackSpec:
     """Blocks of the worker's KV pool; 0 leaves the number to the worker."""
     deterministic: bool = False
     """Whether a job gets the same tokens whatever runs beside it."""
-    queue_size: int = 100
-    """Most requests in the orchestrator's queue."""
     model: Path = DEMO_CHECKPOINT
     model_name: str = "demo"
     with_health_port: bool = False
     """Whether the orchestrator answers health checks on a port of their own too."""
-    journal_path: str = ""
-    """File in which the orchestrator writes durable tasks down; empty for none."""
     slow_file: str = ""
     """File that slows the engine's steps while it is there (``worker.runner.synthetic_args``)."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the worker's environment."""
     constants: Mapping[str, object] = field(default_factory=dict)
     """Constants of the worker (``perf.stack.constants``)."""
-    lane_token: str = ""
-    """Secret of Triton and the orchestrator for lanes; a benchmark's own lanes know none."""
 
     @property
     def _is_made_up(self) -> bool:
@@ -126,17 +119,10 @@ class Stack:
 async def running(spec: StackSpec) -> AsyncIterator[Stack]:
     """Run a stack during the body. Raises ``ProvisionError`` when it cannot be started."""
     health_port = free_ports(1)[0] if spec.with_health_port else 0
+    env = {"TIDEGATE_HEALTH__PORT": str(health_port)} if health_port else {}
     async with (
         tritons(spec, 1) as (worker,),
-        orchestrating(
-            [worker.grpc_address],
-            {
-                "TIDEGATE_QUEUE__MAX_WAITING": str(spec.queue_size),
-                "TIDEGATE_LANES__TOKEN": spec.lane_token,
-                **({"TIDEGATE_JOURNAL__PATH": spec.journal_path} if spec.journal_path else {}),
-                **({"TIDEGATE_HEALTH__PORT": str(health_port)} if health_port else {}),
-            },
-        ) as orchestrator,
+        orchestrating([worker.grpc_address], env) as orchestrator,
     ):
         yield Stack(worker, orchestrator, find_triton(None, state_dir()).version, health_port)
 
@@ -151,7 +137,6 @@ async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInsta
                     f"triton-{number}",
                     MODEL_NAME,
                     spec.worker_env(),
-                    spec.lane_token,
                     spec.constants,
                 )
             )
@@ -164,7 +149,6 @@ async def triton(
     name: str,
     model: str,
     env: Mapping[str, str],
-    lane_token: str = "",
     constants: Mapping[str, object] | None = None,
 ) -> AsyncIterator[TritonInstance]:
     """Run a Triton that serves ``model`` of our repository, with these ``constants``; ``name`` is
@@ -177,9 +161,7 @@ async def triton(
         instance = TritonInstance(
             name,
             find_triton(None, state_dir()),
-            TritonSpec(
-                repository, (model,), env=env, load_timeout_s=_LOAD_S, lane_token=lane_token
-            ),
+            TritonSpec(repository, (model,), env=env, load_timeout_s=_LOAD_S),
             TritonPorts(*free_ports(3)),
             log=state_dir() / "perf" / f"{name}.log",
         )
@@ -207,45 +189,6 @@ async def orchestrating(
         yield process
     finally:
         await process.stop(0.0)
-
-
-@asynccontextmanager
-async def at_one_port(
-    addresses: Sequence[str], count: int
-) -> AsyncIterator[tuple[int, dict[str, int]]]:
-    """Run ``count`` orchestrators at one port in front of ``addresses``, several over a store of
-    their own; gives the port, and the process ids by name. Raises ``ProvisionError``."""
-    if count == 1:
-        async with orchestrating(addresses, {}, "alone") as process:
-            assert process.pid is not None
-            yield process.port, {"orchestrator": process.pid}
-        return
-    port, *own_ports = free_ports(1 + count)
-    with tempfile.TemporaryDirectory(prefix="tidegate-perf-") as folder:
-        store = StoreProcess(find_store(), Path(folder), log=state_dir() / "perf" / "store.log")
-        env = {
-            "TIDEGATE_INSTANCES": ",".join(addresses),
-            "TIDEGATE_TOKEN": "",
-            "TIDEGATE_STATE__URL": store.url,
-        }
-        processes = []
-        for number, own_port in enumerate(own_ports):
-            log = state_dir() / "perf" / f"orchestrator-{number}.log"
-            process = OrchestratorProcess(HOST, port, env, log=log)
-            process.share_port(number, Address(HOST, own_port))
-            processes.append(process)
-        try:
-            await store.start()
-            for each in processes:
-                await each.start()
-            for each in processes:
-                await each.wait_ready(_READY_S)
-            pids = {store.name: store.pid, **{each.name: each.pid for each in processes}}
-            yield port, {name: pid for name, pid in pids.items() if pid is not None}
-        finally:
-            for each in processes:
-                await each.stop(0.0)
-            await store.stop(0.0)
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ from tidegate.cli import doctor
 from tidegate.cli.top import Samples
 
 QUIET = """\
-tidegate_utilization 0.2
+tidegate_instances_needed{model="m",process="a:1"} 1
+tidegate_instances_needed{model="m",process="b:1"} 1
 tidegate_instance_slots{instance="a:1"} 8
 tidegate_instance_slots{instance="b:1"} 8
 tidegate_http_responses_total{route="/v1/chat/completions",status="200"} 1000
@@ -30,16 +31,16 @@ def judged(text: str) -> tuple[Verdict, str, str]:
 
 def test_an_idle_one_may_have_fewer() -> None:
     verdict, found, advice = judged(QUIET)
-    assert verdict is Verdict.OK and "20.0 % of the slots of 2 are taken" in found
-    assert advice.startswith("one instance less would do")
+    assert verdict is Verdict.OK and "the present load needs 1 of 2" in found
+    assert advice.startswith("1 would do")
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ('tidegate_instance_slots{instance="b:1"} 8\n', ""),  # the only one
-        ("utilization 0.2", "utilization 0.4"),
-        ('le="10"} 990', 'le="10"} 900'),
+        ('process="b:1"} 1', 'process="b:1"} 2'),  # which has more waiting
+        ('model="m",process="b:1"', 'model="n",process="b:1"'),
         ('status="200"} 1000', 'status="200"} 10'),  # says nothing yet
     ],
 )
@@ -52,7 +53,7 @@ def test_one_that_is_needed_stays(old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("utilization 0.2", "utilization 0.85", "85.0 % of slots are taken"),
+        ('process="a:1"} 1', 'process="a:1"} 3', "the present load needs 3, and there are 2"),
         ('status="200"} 1000', 'status="503"} 1000', "100.0 % of answers were 503"),
         ('total_ms_bucket{le="1000"}', 'total_ms_bucket{le="5000"}', "took more than 3.0 s"),
         (
@@ -65,7 +66,7 @@ def test_one_that_is_needed_stays(old: str, new: str) -> None:
 def test_reasons_to_add_one(old: str, new: str, said: str) -> None:
     assert old in QUIET
     verdict, found, advice = judged(QUIET.replace(old, new))
-    assert verdict is Verdict.WARN and said in found and advice == "add an instance"
+    assert verdict is Verdict.WARN and said in found and advice == "add 1"
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_the_doctor_asks_who_listens_there(port: int, capsys: pytest.CaptureFixt
 
     main(["doctor", "--device", "cpu", "--port", str(port), "--json"])
     findings = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert findings["instances"]["advice"].startswith("one instance less")
+    assert findings["instances"]["advice"].startswith("1 would do")
 
 
 def test_nobody_there_is_no_finding() -> None:

@@ -186,3 +186,17 @@ async def test_without_the_model_there_is_no_tab_and_it_says_what_to_do(
         await tab.until("!document.querySelector('#clips-absent').hidden")
         assert "tidegate up --slot" in await tab.text("#clips-absent")
         assert complaints(tab, service) == []
+
+
+async def test_an_instance_that_renders_clips_alone_is_well(
+    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
+) -> None:
+    """It serves no text, and is neither red on the board nor counted as an instance for text."""
+    worker.is_slots_only = True
+    service = await serving(await make_service(worker, slots__serve=True, wait=False))
+    async with open_tab(devtools, f"{service.url}/#board") as tab:
+        await tab.until("document.querySelector('.instance .state')?.textContent === 'clips'")
+        state = await tab.js("document.querySelector('.instance .state').dataset.state")
+        assert state == "ready"
+        assert "unknown model" not in await tab.text(".instance")
+    assert not service.metric("tidegate_instance_slots", instance=worker.address)

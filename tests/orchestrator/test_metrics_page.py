@@ -45,6 +45,7 @@ REQUIRED = (  # every metric that the requirements name, by what asks for it
     ("PF-4", "tidegate_http_responses"),
     ("PF-4", "tidegate_instance_health_failures"),
     ("PF-4", "tidegate_kv_disk_failures"),
+    ("PF-7", "tidegate_instances_needed"),
 )
 
 

@@ -26,7 +26,6 @@ from perf.report.command import Skip
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack import offer
-from perf.stack.stream_server import serve
 
 SILENT = Console(quiet=True)
 
@@ -172,7 +171,7 @@ async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
 
 @pytest.mark.parametrize("step_ms", [0.0, 1.0])
 async def test_the_mock_sends_one_event_per_token(step_ms: float) -> None:
-    async with await serve(0, step_ms, mock.ClientConnection) as server:
+    async with await mock.serve(0, step_ms) as server:
         port = server.sockets[0].getsockname()[1]
         for _ in range(2):
             assert await overhead_events(port, completion("demo", 7)) == 3

@@ -113,7 +113,7 @@ def configure(
             kind.upstream.format(host=HOST, port=port_here): kind.upstream.format(
                 host=upstream.partition(":")[0], port=upstream.partition(":")[2]
             )
-            for port_here, upstream in zip((8080, 8081), upstreams, strict=True)
+            for port_here, upstream in zip((8080, 8082), upstreams, strict=True)
         },
         **(more or {}),
     }.items():

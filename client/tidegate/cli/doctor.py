@@ -34,15 +34,13 @@ exit status: 0 it can serve (warnings cost speed or features), 1 something keeps
 """
 
 _TIMEOUT_S = 2.0
-_BUSY, _UNAVAILABLE, _MISSED_BY_QUEUE = 0.80, 0.05, 0.005
-_SLOW_MS, _SHORT_WAIT_MS = 3000.0, 50.0
+_UNAVAILABLE, _MISSED_BY_QUEUE = 0.05, 0.005
+_SLOW_MS = 3000.0
 _WAIT_SHARE = 0.25
 """Share of an answer's time that waiting may take."""
-_IDLE = 0.6
-"""Share of slots that one instance less may have taken."""
 _ENOUGH = 100
 """Least number of answers that say something."""
-_ADVICE = "add an instance"
+_NEEDED = "tidegate_instances_needed"
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -110,7 +108,7 @@ def look(host: str, port: int) -> "Finding | None":
     except (OSError, ValueError):  # urllib's own errors are OSErrors
         return None
     samples = Samples.parse(text, at=0.0)
-    return judge(samples) if "tidegate_utilization" in samples.values else None
+    return judge(samples) if _NEEDED in samples.values else None
 
 
 def judge(samples: Samples) -> "Finding":
@@ -119,27 +117,23 @@ def judge(samples: Samples) -> "Finding":
 
     answers = samples.total("tidegate_http_responses_total") or 0.0
     instances = len(samples.by("tidegate_instance_slots", "instance"))
-    busy = samples.total("tidegate_utilization") or 0.0
-    reasons = _reasons_to_add(samples, answers, busy)
-    taken = f"{share(busy)} of the slots of {instances} are taken"
+    # Several processes at one port each tell of all instances.
+    needed = round(sum(samples.most(_NEEDED, "model").values()))
+    found = f"the present load needs {needed} of {instances}"
+    reasons = _reasons_to_add(samples, answers)
+    if needed > instances:
+        reasons.insert(0, f"the present load needs {needed}, and there are {instances}")
     if reasons:
-        return Finding("instances", Verdict.WARN, "; ".join(reasons), _ADVICE)
-    wait_ms = samples.quantile("tidegate_queue_ms", 0.95) or 0.0
-    if (
-        instances > 1
-        and answers >= _ENOUGH
-        and wait_ms < _SHORT_WAIT_MS
-        and busy * instances / (instances - 1) < _IDLE
-    ):
-        advice = "one instance less would do, if it has not been busier than now"
-        return Finding("instances", Verdict.OK, f"{taken}, and next to nothing waited", advice)
-    return Finding("instances", Verdict.OK, taken)
+        advice = f"add {max(1, needed - instances)}"
+        return Finding("instances", Verdict.WARN, "; ".join(reasons), advice)
+    if needed < instances and answers >= _ENOUGH:
+        advice = f"{needed} would do, if it has not been busier than now"
+        return Finding("instances", Verdict.OK, found, advice)
+    return Finding("instances", Verdict.OK, found)
 
 
-def _reasons_to_add(samples: Samples, answers: float, busy: float) -> list[str]:
-    reasons = []
-    if busy > _BUSY:
-        reasons.append(f"{share(busy)} of slots are taken")
+def _reasons_to_add(samples: Samples, answers: float) -> list[str]:
+    reasons: list[str] = []
     if answers < _ENOUGH:
         return reasons
     unavailable = sum(

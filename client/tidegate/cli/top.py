@@ -125,6 +125,14 @@ class Samples:
             sums[key] = sums.get(key, 0.0) + value
         return sums
 
+    def most(self, name: str, label: str) -> dict[str, float]:
+        """Largest values by the values of ``label``."""
+        most: dict[str, float] = {}
+        for labels, value in self._of(name, {}):
+            key = labels.get(label, "")
+            most[key] = max(value, most.get(key, value))
+        return most
+
     def mean(self, name: str, **labels: str) -> float | None:
         """Mean of all series with these labels; None where there is none. For a share that several
         processes at one port tell, each of its own requests."""

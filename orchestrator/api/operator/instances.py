@@ -260,14 +260,6 @@ def _pace(instance: Instance) -> dict[str, object]:
             "steps": model.steps,
             "jobs": model.jobs,
             "spread": round(model.high / model.mid, 2),
-            "pace": {
-                "slots": model.slots,
-                "step_tokens": model.step_tokens,
-                "base_ms": round(model.base_ms, 4),
-                "row_ms": round(model.row_ms, 4),
-                "prompt_token_ms": round(model.prompt_token_ms, 6),
-                "ratio": round(model.mid, 3),
-            },
         },
     }
 

@@ -115,19 +115,22 @@ def test_a_drain_that_nobody_follows_is_taken_back(
 def test_a_worker_that_stops_stays_drained() -> None:
     engine, now = FakeEngine(), 0.0
     emitter = Emitter(engine, heartbeat_s=1.0, clock=lambda: now)
-    drainer = Drainer(engine, emitter, lambda: now, hold_s=1.0)
+    drainer = Drainer(engine, emitter, lambda: now)
     drainer.begin(0.0, FakeResponder())
     drainer.begin(0.0, None)
     for _ in range(3):
-        now += 10.0
+        now += 10 * drain.HOLD_S
         drainer.advance()
         assert emitter.draining
 
 
-def test_who_drains_again_has_as_long_again_to_stop_the_worker() -> None:
+def test_who_drains_again_has_as_long_again_to_stop_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain, "HOLD_S", 10.0)
     engine, now = FakeEngine(), 0.0
     emitter = Emitter(engine, heartbeat_s=1.0, clock=lambda: now)
-    drainer = Drainer(engine, emitter, lambda: now, hold_s=10.0)
+    drainer = Drainer(engine, emitter, lambda: now)
     drainer.begin(0.0, FakeResponder())
     drainer.advance()
     now = 9.0

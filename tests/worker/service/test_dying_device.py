@@ -78,6 +78,7 @@ class Dying:
 @pytest.fixture
 def dying(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
     monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
+    monkeypatch.setattr(failure, "STEP_TIMEOUT_S", HANGS_AFTER_S)
     dying = Dying(tokenizer, tmp_path / "fault")
     yield dying
     dying.close()

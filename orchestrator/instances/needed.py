@@ -1,0 +1,115 @@
+"""How many instances the present load needs for its deadlines to be met: for scalers (PF-7).
+
+What runs keeps the slots that it has, since as much comes after it. What waits needs time on an
+engine before its deadlines beside that: for each deadline, all that waits and is due by then, over
+the time until then. Both together may take ``TARGET`` of the instances' time. While more than
+``MOST_LOST`` of the requests are lost to waiting or for want of room, one more is needed than there
+are, whatever the rest says.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from orchestrator.clock import Clock
+from orchestrator.instances.registry import Registry
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.misses import MissStage, blame
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.windows import SlidingWindow
+from orchestrator.telemetry.metrics import Row, Samples
+from protocol import Code, Outcome
+
+TARGET = 0.8
+MOST_LOST = 0.05
+LOST_WINDOW_S = 60.0
+FEW_ENDED = 20
+"""Requests that must have ended for their losses to say anything."""
+SOON_MS = 1000.0
+"""Time until a deadline below which no new instance would help: it counts as so much."""
+
+
+class WaitingWork(NamedTuple):
+    """What a waiting task will take of an engine's time, and the time until its deadline."""
+
+    work_ms: float
+    left_ms: float
+
+
+def instances_needed(
+    up: int, busy: float, waiting: Iterable[WaitingWork], lost: float = 0.0
+) -> int:
+    """Instances that keep the deadlines of what runs on ``up`` of them and of what waits.
+
+    ``busy``: the slots taken, as a number of whole instances. ``lost``: share (0 to 1) of the
+    latest requests that were lost to waiting or for want of room.
+    """
+    backlog = due_ms = 0.0
+    for work_ms, left_ms in sorted(waiting, key=lambda one: one.left_ms):
+        due_ms += work_ms
+        backlog = max(backlog, due_ms / max(SOON_MS, left_ms))
+    needed = math.ceil((busy + backlog) / TARGET - 1e-9)
+    return max(1, needed, up + 1 if lost > MOST_LOST else 0)
+
+
+class Need:
+    """Reads the need of each model that instances serve. ``ended`` hears of each task's end."""
+
+    def __init__(self, registry: Registry, queue: TaskQueue[Task], clock: Clock) -> None:
+        self._registry = registry
+        self._queue = queue
+        self._clock = clock
+        self._kept = SlidingWindow(LOST_WINDOW_S, clock.now())
+
+    def ended(self, task: Task) -> None:
+        """Count a task that has ended."""
+        outcome = Outcome.MISSED if _is_lost(task) else Outcome.MET
+        self._kept.count((task.job.priority, task.model), outcome, self._clock.now())
+
+    def by_model(self) -> Samples:
+        """The need of each model, by its name."""
+        now, registry = self._clock.now(), self._registry
+        waiting: dict[str, list[WaitingWork]] = {i.card.model: [] for i in registry if i.card}
+        for task in self._queue.tasks():
+            # What has no chance any more gets no better by more instances.
+            if task.model in waiting and not task.is_background:
+                work = WaitingWork(task.work_ms, task.deadline.left_ms(now))
+                waiting[task.model].append(work)
+        totals = self._kept.totals(now)
+        for model, tasks in waiting.items():
+            up = [i for i in registry if i.is_up and i.card is not None and i.card.model == model]
+            busy = sum(min(1.0, i.load / i.concurrency.slots) for i in up)
+            # Other orchestrators have as much waiting for their part of the slots.
+            slots = sum(i.concurrency.slots for i in up)
+            part = sum(i.own_slots for i in up if i.is_ours) / slots if slots else 0.0
+            tallies = [tally for (_, name), tally in totals.items() if name == model]
+            ended = sum(tally.ended for tally in tallies)
+            lost = 1 - sum(tally.met for tally in tallies) / ended if ended >= FEW_ENDED else 0.0
+            scaled = (WaitingWork(one.work_ms / (part or 1.0), one.left_ms) for one in tasks)
+            yield (model,), instances_needed(len(up), busy, scaled, lost)
+
+
+def _is_lost(task: Task) -> bool:
+    """Whether a task that has ended was lost to waiting, or for want of room."""
+    ending = task.ending
+    if ending is None:
+        return False
+    if ending.outcome is Outcome.MISSED:
+        return blame(task, ending) is MissStage.QUEUE
+    code = ending.error.code if ending.error is not None else None
+    return code in (Code.QUEUE_FULL, Code.NO_CAPACITY) or (
+        code is Code.DEADLINE_INFEASIBLE and task.marks.queued > 0  # on arrival none would help
+    )
+
+
+NEED: tuple[Row[Need], ...] = (
+    Row(
+        "gauge",
+        "instances_needed",
+        "instances",
+        "Instances that the present load needs for its deadlines to be met, by what runs, what "
+        "waits and what is lost to waiting (PF-7)",
+        Need.by_model,
+        ("model",),
+    ),
+)

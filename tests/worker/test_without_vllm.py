@@ -1,0 +1,45 @@
+"""OR-28: the worker does without vLLM's engine, and nothing else of it names that room."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.test_layers import ROOT
+
+PROBE = """
+from worker.engines import load_engine
+from worker.settings import WorkerSettings
+
+settings = WorkerSettings(model_path={demo!r}, device="cpu", engine="synthetic-free")
+loaded = load_engine(settings)
+print(loaded.card.model)
+try:
+    load_engine(settings.model_copy(update={{"engine": "vllm"}}))
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+
+
+def test_the_worker_starts_without_vllms_engine(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("vllm", "checkpoint")
+    for package in ("protocol", "worker"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    code = PROBE.format(demo=str(ROOT / "worker/demo_model/checkpoint"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "worker.engines.vllm"
+
+
+def test_no_module_imports_vllms_engine() -> None:
+    named = re.compile(r"^\s*(?:from|import) worker\.engines\.vllm\b", re.M)
+    files = [
+        file for top in ("worker", "pool", "orchestrator") for file in (ROOT / top).rglob("*.py")
+    ]
+    room = ROOT / "worker/engines/vllm"
+    assert not [
+        file for file in files if room not in file.parents and named.search(file.read_text("utf-8"))
+    ]
