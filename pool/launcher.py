@@ -47,9 +47,9 @@ from pool.supervise import Supervised, Unit
 from pool.units.orchestrator import Address, OrchestratorProcess
 from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
+from worker.settings import SHARED_BY
 
 _PORT_ATTEMPTS = 5
-_INSTANCES = "TIDEGATE_WORKER__INSTANCES"
 
 
 class Launcher:
@@ -314,7 +314,7 @@ class Launcher:
             server.models,
             host=spec.triton_host,
             load_timeout_s=spec.load_timeout_s,
-            env={_INSTANCES: str(spec.instances), **spec.worker_env, **gpu},
+            env={SHARED_BY: str(spec.instances), **spec.worker_env, **gpu},
             lane_token=self._lane_token,
             tls=spec.tls,
         )

@@ -47,11 +47,9 @@ _GIVEN_ELSEWHERE = {
     "model_name": "model_name",
     "engine": "engine",
     "device": "devices",
-    "instances": "count",
     "memory.hard_gib": "memory_gib",
     "lane_token": "the environment variable TIDEGATE_LANES__TOKEN",
     "plain.token": "the environment variable TIDEGATE_WORKER__PLAIN__TOKEN",
-    "legacy_stub": "nothing: the Triton that is found says so",
 }
 """Settings of a worker that the pool sets, each with the place where it is given instead."""
 _ON_ONE_GPU = frozenset({"torch"})

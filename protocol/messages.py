@@ -159,7 +159,7 @@ class Drain(msgspec.Struct, tag="drain", frozen=True, omit_defaults=True):
     """Refuses new work, lets jobs finish for ``grace_ms``, ends the rest, closes all lanes.
 
     Needs no lane: whoever stops a worker sends it, since an open lane keeps Triton from stopping.
-    A worker that is not stopped then takes work again after its ``drain_hold_s``.
+    A worker that is not stopped then takes work again after ``drain.HOLD_S``.
     """
 
     grace_ms: float

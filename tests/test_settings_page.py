@@ -1,4 +1,4 @@
-"""docs/settings.md is the page of every setting that users need, and is up to date."""
+"""docs/settings.md is the page of every setting, and is up to date."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings
 
 from clips.render.settings import RenderSettings
 from orchestrator.settings import KeySettings, whole_settings
-from worker.environment import HIDDEN, section_of
+from worker.environment import section_of
 from worker.settings import WorkerSettings
 
 _PAGE = """\
@@ -35,8 +35,7 @@ Every setting of the orchestrator, of its workers and of the slot model. Written
 
 A value that does not fit, or a name that no setting has, stops the start with a line that says
 which. Codes in brackets name the promise that a setting belongs to. All of them are there since
-{since}, the first version. Settings that only benchmarks, tests and experts in trouble need are
-left out; they stand marked `HIDDEN` beside the others in the code.
+{since}, the first version.
 
 ## The orchestrator
 
@@ -101,11 +100,9 @@ def page() -> str:
 
 
 def rows_of(kind: type[BaseModel], above: str = "") -> Iterator[SettingRow]:
-    """Every setting of ``kind`` that users need, those of its sections included."""
+    """Every setting of ``kind``, those of its sections included."""
     said = docstrings(kind)
     for name, field in kind.model_fields.items():
-        if HIDDEN in field.metadata:
-            continue
         section = section_of(field.annotation)
         may_be_absent = section is not field.annotation
         if section is not None and not may_be_absent:

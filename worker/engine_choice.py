@@ -102,9 +102,7 @@ def _only_ours(settings: WorkerSettings) -> str:
     asked = {
         "deterministic": settings.deterministic,
         "kv.disk_path": settings.kv.disk_path is not None,
-        "pooling": settings.pooling != "auto",
         "quantize": settings.quantize != "none",
-        "attention": settings.attention != "auto",
     }
     name = next((name for name, is_asked in asked.items() if is_asked), "")
     if name:

@@ -25,7 +25,7 @@ S = TypeVar("S", bound=BaseSettings)
 DELIMITER: Final = "__"
 """Stands for a dot of a setting's name in the environment."""
 _PAGE: Final = Path(__file__).parents[1] / "docs" / "settings.md"
-"""Page with all settings that users need, in a checkout."""
+"""Page with all settings, in a checkout."""
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
 _FIELD = re.compile(r'field "(\w+)"')
@@ -36,14 +36,6 @@ class Section(BaseModel):
     """Settings that belong together: a table of ``tidegate.toml``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Hidden:
-    """Marks a setting that only benchmarks, tests and experts in trouble need: ``docs/settings.md``
-    leaves it out."""
-
-
-HIDDEN: Final = Hidden()
 
 
 def _by_commas(value: object) -> object:

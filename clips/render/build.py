@@ -28,6 +28,7 @@ from clips.render.memory import (
 from clips.render.pipeline import ClipPipeline, PipelineConfig, nominal_times
 from clips.render.reporter import ClipReporter
 from clips.render.settings import RenderSettings
+from clips.render.stage_runner import NICE
 from clips.render.stages.providers import load_providers
 from clips.render.worker import ClipWorker
 from worker.errors import RequestError
@@ -45,8 +46,6 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     """Build the clip worker. Raises ``LoadError``, ``MemoryLimitExceeded``, ``ValueError``."""
     began = time.monotonic()
     device = open_device(settings.device)
-    if settings.cpu_threads:
-        torch.set_num_threads(settings.cpu_threads)
     limits = MemoryLimits.of(settings.memory.hard_gib)
     cap_memory(device, limits.hard_bytes)
     encode.check_encoder()
@@ -73,7 +72,7 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
         meter = CudaMemory(device.index or 0)
     guard = clip_guard(meter, limits)
     guard.check(plan.bytes - meter.used_bytes(), "the residency plan")
-    config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, settings.nice)
+    config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, NICE)
     probe = probe_of(device, _PROBE_S)
     check_device = None if probe is None else probe.check
     pipeline = ClipPipeline(providers, nominal_times(), guard, device, config, check_device)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Final
 
 from clips.render.buffers import BufferPool, Lease
 from clips.render.errors import OutOfTime
@@ -21,6 +22,10 @@ class _Waiting:
     """Latest start, on ``time.monotonic``, that lets the clip be finished in time."""
     number: int
     lease: "asyncio.Future[Lease]" = field(compare=False)
+
+
+MOST_WAITING: Final = 64
+"""Clips that may wait for a place in the pool before new ones are refused."""
 
 
 class ClipQueue:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from clips.plan.budgets import Stage, StageTimes, quantile
 from clips.render.buffers import BufferPool
 from clips.render.memory import Resident
-from clips.render.queue import ClipQueue
+from clips.render.queue import MOST_WAITING, ClipQueue
 from clips.render.settings import RenderSettings
 from clips.state import AbortState, ClipsState, ResidentState, StageState
 from worker.memory import MemoryGuard
@@ -70,7 +70,7 @@ class ClipReporter:
             slots_total=pool.slots,
             slots_free=pool.free,
             waiting=queue.waiting,
-            max_waiting=settings.max_waiting,
+            max_waiting=MOST_WAITING,
             free_in_s=queue.free_in_s(),
             stages={stage: self._stage(stage) for stage in Stage},
             providers={stage.value: tuple(names) for stage, names in self._times.items()},

@@ -1,6 +1,6 @@
 """Settings of the slot model, read once from the environment (``TIDEGATE_SLOT__…``)."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -16,7 +16,6 @@ from clips.render.stages.options import (
 )
 from worker.environment import (
     DELIMITER,
-    HIDDEN,
     EnvironmentSettings,
     Section,
     read_environment,
@@ -55,16 +54,8 @@ class RenderSettings(EnvironmentSettings):
     """Most seconds of a clip."""
     slots: int = Field(default=2, ge=1, le=64)
     """Clips under way at once, each with its own buffers: one's speech overlaps another's video."""
-    max_waiting: Annotated[int, HIDDEN] = Field(default=64, ge=0)
-    """Clips that may wait for one of the ``slots`` before new ones are refused."""
-    buffer_s: Annotated[float, HIDDEN] = Field(default=BUFFER_S, ge=0)
+    buffer_s: float = Field(default=BUFFER_S, ge=0)
     """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
-    cpu_threads: Annotated[int, HIDDEN] = Field(default=0, ge=0)
-    """Threads of a stage on the CPU; 0: torch's own choice."""
-    nice: Annotated[int, HIDDEN] = Field(default=10, ge=0, le=19)
-    """Niceness of threads that render on the CPU, or encode, so that text goes first; 0: none."""
-    legacy_stub: Annotated[bool, HIDDEN] = False
-    """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
 
     memory: ClipMemorySettings = ClipMemorySettings()
     kokoro: KokoroSettings = KokoroSettings()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ from worker.errors import MemoryLimitExceeded, RequestError
 from worker.memory import MemoryGuard
 from worker.priority import lower_priority
 
+NICE: Final = 10
+"""Niceness of threads that render on the CPU, or encode, so that text goes first."""
 T = TypeVar("T")
 Progress = Callable[[float], None]
 """Called on the stage's thread with the share of the stage that is done, 0 to 1."""

@@ -24,10 +24,11 @@ from clips.render.clip import Clip, Unfinished
 from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
 from clips.render.pipeline import ClipPipeline
 from clips.render.prediction import HOPED, LEAST
-from clips.render.queue import ClipQueue, QueueFull
+from clips.render.queue import MOST_WAITING, ClipQueue, QueueFull
 from clips.render.reporter import AbortTimes, ClipReporter
 from clips.render.request import RenderRequest, parse_clip
 from clips.render.settings import RenderSettings
+from clips.render.stage_runner import NICE
 from clips.state import STATE_EVERY_S
 from protocol import Code
 from worker.errors import DeviceLost, MemoryLimitExceeded, RequestError, ResponderLost
@@ -80,14 +81,12 @@ class ClipWorker:
         self._has_lost_device = False
         self._pipeline = pipeline
         self._pool = pool
-        self._queue = ClipQueue(pool, settings.max_waiting)
+        self._queue = ClipQueue(pool, MOST_WAITING)
         self._settings = settings
         self._reporter = reporter
         self._aborts = AbortTimes()
         self._encoder, self._previews = (
-            ThreadPoolExecutor(
-                1, f"slot {what}", initializer=lower_priority, initargs=(settings.nice,)
-            )
+            ThreadPoolExecutor(1, f"slot {what}", initializer=lower_priority, initargs=(NICE,))
             for what in ("encoder", "previews")
         )
         self._tasks: set[asyncio.Task[None]] = set()

@@ -3,7 +3,7 @@
 from orchestrator.prediction.feasibility import REFUSAL_SAMPLE, FeasibilityConfig
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.file import JournalConfig
-from orchestrator.tasks.journal.terms import JournalTerms
+from orchestrator.tasks.journal.terms import KEEP_OUTCOMES_S, JournalTerms
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
@@ -18,7 +18,7 @@ def journal_terms(settings: Settings) -> JournalTerms:
     return JournalTerms(
         window_ms=journal.loss_window_ms,
         keep_results_s=journal.keep_results_s,
-        keep_s=journal.keep_s,
+        keep_s=KEEP_OUTCOMES_S,
     )
 
 

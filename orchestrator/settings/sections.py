@@ -18,6 +18,7 @@ from orchestrator.admission.rate_limits import Limits
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
+from orchestrator.tasks.journal.terms import KEEP_OUTCOMES_S
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import Names, Section
 
@@ -283,21 +284,14 @@ class JournalSettings(Section):
     loss_window_ms: float = Field(default=0.0, ge=0, le=10_000)
     """Window of recent work that may be lost with the process: tasks are promised before they are
     on the disk, and the answer says how much may be lost. 0: a task is on the disk first."""
-    keep_results_s: float = Field(default=86_400.0, ge=0)
-    """How long a durable task's text is kept after its end, for whoever asks for it then."""
-    keep_s: float = Field(default=7 * 86_400.0, ge=0)
-    """How long a durable task's outcome and ``Idempotency-Key`` are kept after its end."""
+    keep_results_s: float = Field(default=86_400.0, ge=0, le=KEEP_OUTCOMES_S)
+    """How long a durable task's text is kept after its end, for whoever asks for it then;
+    its outcome is kept for a week."""
 
     @field_validator("path", mode="before")
     @classmethod
     def _check_path(cls, value: object) -> object:
         return None if value == "" else value
-
-    @model_validator(mode="after")
-    def _check_times(self) -> "JournalSettings":
-        if self.keep_s < self.keep_results_s:
-            raise ValueError("keep_s: must not be below keep_results_s")
-        return self
 
 
 class ShutdownSettings(Section):

@@ -40,7 +40,7 @@ class World:
     """Small disk that an orchestrator's journal is on, by orchestrator, where it is on one."""
     fault_file: Path = Path("/nonexistent")
     """File that says what becomes of workers with the paced synthetic engine
-    (``WorkerSettings.synthetic.slow_file``)."""
+    (``worker.runner.synthetic_args``)."""
 
     def pids(self) -> set[int]:
         """Process ids of everything that runs now."""
@@ -112,10 +112,10 @@ async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> A
     """Run two of each. Raises ``ProvisionError`` when one cannot be started."""
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         file = Path(folder) / "fault"
-        env = {"TIDEGATE_WORKER__SYNTHETIC__SLOW_FILE": str(file)}
         if spec.engine == "synthetic-paced":
-            env["TIDEGATE_WORKER__STEP_TIMEOUT_S"] = str(STEP_TIMEOUT_S)
-        async with tritons(replace(spec, more={**spec.more, **env}), 2) as instances:
+            constants = {"worker.service.failure.STEP_TIMEOUT_S": STEP_TIMEOUT_S}
+            spec = replace(spec, slow_file=str(file), constants=constants)
+        async with tritons(spec, 2) as instances:
             targets = [one.grpc_address for one in instances]
             async with (
                 Gate(targets) as first,

@@ -12,7 +12,11 @@ from perf.load.usage import cpu_s
 from perf.stack.stack import server
 
 SPEC: Final = SlotSpec(
-    size=128, seconds=6.0, buffer_s=0.2, nice=0, more={"TIDEGATE_SLOT__CPU_THREADS": "1"}
+    size=128,
+    seconds=6.0,
+    buffer_s=0.2,
+    more={"OMP_NUM_THREADS": "1"},
+    constants={"clips.render.stage_runner.NICE": 0},  # clips want the cores as much as anybody
 )
 """Settings of ours: as eager as the naive ones. One thread for each stage, for the naive ones too:
 torch's own choice is a thread for each core, and on cores that have other work too these wait for

@@ -25,9 +25,8 @@ class SlotSpec:
     """Greatest length of a clip, in seconds."""
     slots: int = 2
     buffer_s: float = 0.3
-    max_waiting: int = 64
-    nice: int = 10
-    """Niceness of threads that render; 0: clips want the cores as much as anybody."""
+    constants: Mapping[str, object] = field(default_factory=dict)
+    """Constants of the model (``perf.stack.constants``)."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the environment, by their whole names."""
 
@@ -38,8 +37,6 @@ class SlotSpec:
             "SECONDS": self.seconds,
             "SLOTS": self.slots,
             "BUFFER_S": self.buffer_s,
-            "MAX_WAITING": self.max_waiting,
-            "NICE": self.nice,
         }
         return {f"TIDEGATE_SLOT__{name}": str(value) for name, value in stated.items()} | dict(
             self.more
@@ -70,5 +67,5 @@ class SlotServer:
 @asynccontextmanager
 async def serving(spec: SlotSpec, name: str = "slot") -> AsyncIterator[SlotServer]:
     """Run a Triton with the slot model during the body. Raises ``ProvisionError``."""
-    async with triton(name, MODEL, spec.env()) as instance:
+    async with triton(name, MODEL, spec.env(), constants=spec.constants) as instance:
         yield SlotServer(instance, find_triton(None, state_dir()).version)

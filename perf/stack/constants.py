@@ -3,13 +3,26 @@
 
 import importlib
 import json
-import runpy
+import shutil
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel
 
+from catalog.paths import MODEL_REPOSITORY
+
+_FIRST: Final = """\
+import os
+import sys
+
+sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+
+from perf.stack.constants import set_constants
+
+set_constants({values!r})
+"""
 _OURS: Final = ("clips", "orchestrator", "picker", "pool", "protocol", "worker")
 
 
@@ -35,6 +48,14 @@ def set_constants(values: Mapping[str, object]) -> Callable[[], None]:
     return restore
 
 
+def repository_with(values: Mapping[str, object], folder: Path) -> Path:
+    """Our model repository, written into ``folder``, whose models run with these constants."""
+    shutil.copytree(MODEL_REPOSITORY, folder, dirs_exist_ok=True)
+    for model in folder.glob("*/1/model.py"):
+        model.write_text(_FIRST.format(values=dict(values)) + model.read_text())
+    return folder
+
+
 def with_constants(values: Mapping[str, object]) -> tuple[str, ...]:
     """The command of an orchestrator with these constants."""
     if not values:
@@ -43,8 +64,8 @@ def with_constants(values: Mapping[str, object]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    values, module = sys.argv[1:]
-    importlib.import_module(f"{module}.__main__")
-    set_constants(json.loads(values))
+    constants, module = sys.argv[1:]
+    imported = importlib.import_module(f"{module}.__main__")
+    set_constants(json.loads(constants))
     sys.argv = [module]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(imported.main())

@@ -1,6 +1,8 @@
 """Stacks for benchmarks: servers started on free loopback ports and ended with the benchmark."""
 
+import json
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ import msgspec
 
 from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from perf.load.connection import HOST
+from perf.stack.constants import repository_with
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
 from pool.units.orchestrator import OrchestratorProcess
@@ -43,8 +46,25 @@ class StackSpec:
     model_name: str = "demo"
     with_health_port: bool = False
     """Whether the orchestrator answers health checks on a port of their own too."""
+    slow_file: str = ""
+    """File that slows the engine's steps while it is there (``worker.runner.synthetic_args``)."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the worker's environment."""
+    constants: Mapping[str, object] = field(default_factory=dict)
+    """Constants of the worker (``perf.stack.constants``)."""
+
+    @property
+    def _is_made_up(self) -> bool:
+        return self.engine.startswith("synthetic")
+
+    def _arguments(self) -> str:
+        stated = {
+            "step_ms": self.step_ms,
+            "row_ms": self.row_ms,
+            "prompt_token_ms": self.prompt_token_ms,
+            "lengths": self.lengths,
+        }
+        return json.dumps(stated | ({"slow_file": self.slow_file} if self.slow_file else {}))
 
     def worker_env(self) -> dict[str, str]:
         return {
@@ -52,10 +72,7 @@ class StackSpec:
             "TIDEGATE_WORKER__MODEL_NAME": self.model_name,
             "TIDEGATE_WORKER__ENGINE": self.engine,
             "TIDEGATE_WORKER__DEVICE": self.device,
-            "TIDEGATE_WORKER__SYNTHETIC__STEP_MS": str(self.step_ms),
-            "TIDEGATE_WORKER__SYNTHETIC__ROW_MS": str(self.row_ms),
-            "TIDEGATE_WORKER__SYNTHETIC__PROMPT_TOKEN_MS": str(self.prompt_token_ms),
-            "TIDEGATE_WORKER__SYNTHETIC__LENGTHS": self.lengths,
+            **({"TIDEGATE_WORKER__ENGINE_ARGS": self._arguments()} if self._is_made_up else {}),
             **({"TIDEGATE_WORKER__DETERMINISTIC": "true"} if self.deterministic else {}),
             "TIDEGATE_WORKER__MAX_RUNNING": str(self.max_running),
             "TIDEGATE_WORKER__KV__BLOCKS": str(self.kv_blocks),
@@ -116,30 +133,43 @@ async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInsta
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
-                triton(f"triton-{number}", MODEL_NAME, spec.worker_env())
+                triton(
+                    f"triton-{number}",
+                    MODEL_NAME,
+                    spec.worker_env(),
+                    spec.constants,
+                )
             )
             for number in range(count)
         ]
 
 
 @asynccontextmanager
-async def triton(name: str, model: str, env: Mapping[str, str]) -> AsyncIterator[TritonInstance]:
-    """Run a Triton that serves ``model`` of our repository; ``name`` is that of its log, too.
+async def triton(
+    name: str,
+    model: str,
+    env: Mapping[str, str],
+    constants: Mapping[str, object] | None = None,
+) -> AsyncIterator[TritonInstance]:
+    """Run a Triton that serves ``model`` of our repository, with these ``constants``; ``name`` is
+    that of its log, too.
 
     Raises ``ProvisionError`` when it cannot be started.
     """
-    instance = TritonInstance(
-        name,
-        find_triton(None, state_dir()),
-        TritonSpec(MODEL_REPOSITORY, (model,), env=env, load_timeout_s=_LOAD_S),
-        TritonPorts(*free_ports(3)),
-        log=state_dir() / "perf" / f"{name}.log",
-    )
-    try:
-        await instance.start()
-        yield instance
-    finally:
-        await instance.stop(0.0)
+    with tempfile.TemporaryDirectory(prefix="tidegate-models-") as folder:
+        repository = repository_with(constants, Path(folder)) if constants else MODEL_REPOSITORY
+        instance = TritonInstance(
+            name,
+            find_triton(None, state_dir()),
+            TritonSpec(repository, (model,), env=env, load_timeout_s=_LOAD_S),
+            TritonPorts(*free_ports(3)),
+            log=state_dir() / "perf" / f"{name}.log",
+        )
+        try:
+            await instance.start()
+            yield instance
+        finally:
+            await instance.stop(0.0)
 
 
 @asynccontextmanager

@@ -173,8 +173,7 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
             **(spec.env or {}),
             "LD_LIBRARY_PATH": _path_list(*install.library_path, before="LD_LIBRARY_PATH"),
             "PYTHONUNBUFFERED": "1",
-            "TIDEGATE_WORKER__LEGACY_STUB": "1" if install.legacy_stub else None,
-            "TIDEGATE_SLOT__LEGACY_STUB": "1" if install.legacy_stub else None,
+            "TIDEGATE_LEGACY_STUB": "1" if install.legacy_stub else None,
             **({"TIDEGATE_WORKER__LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
         }
     )

@@ -21,6 +21,7 @@ from pool.process.ports import free_ports, host_port, is_free, require_free
 from pool.supervise import Keeping, first_of
 from pool.units.triton import TritonInstance
 from protocol.gguf import is_gguf
+from worker.settings import SHARED_BY
 
 _DEMO = "demo"
 LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
@@ -137,7 +138,7 @@ class PoolTriton(TritonInstance):
                 raise StartFailed(str(error)) from error
             return env | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         # Not part of the digest: how many share the memory is no reason to start an instance anew.
-        return env | {"TIDEGATE_WORKER__INSTANCES": str(max(1, self._host.sharing()))}
+        return env | {SHARED_BY: str(max(1, self._host.sharing()))}
 
     @staticmethod
     def _is_split(engine: str, model: Path) -> bool:

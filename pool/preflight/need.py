@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.settings import BLOCK_TOKENS
+
 GIB = 2**30
 CUDA_CONTEXT_BYTES = GIB // 2
 """Bytes that a process on a GPU takes before it has done anything: driver, kernels, workspaces."""
@@ -34,7 +36,7 @@ class MemoryNeed:
 
 def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> MemoryNeed:
     """The need of a checkpoint folder or a .gguf file under a worker's ``settings`` (``dtype``,
-    ``kv.blocks``, ``kv.block_tokens``). Made-up tokens (``engine = synthetic-…``) need no weights.
+    ``kv.blocks``). Made-up tokens (``engine = synthetic-…``) need no weights.
 
     KV is as ``kv.blocks`` says, else one whole context: the worker takes more if there is more.
     """
@@ -87,8 +89,7 @@ def _kv_bytes(
     head_dim = _number(config, "head_dim") or hidden // heads
     kv_heads = _number(config, "num_key_value_heads") or heads
     blocks = _number(settings, "kv.blocks")
-    per_block = _number(settings, "kv.block_tokens") or 16
-    tokens = blocks * per_block if blocks else context
+    tokens = blocks * BLOCK_TOKENS if blocks else context
     return 2 * layers * kv_heads * head_dim * tokens * max(value_bytes, 2)
 
 

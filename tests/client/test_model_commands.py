@@ -138,7 +138,8 @@ def test_up_gives_the_answers_of_a_script(
         assert spec.worker_env["TIDEGATE_WORKER__ENGINE"] == "synthetic-scripted"
         assert spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"] == str(DEMO_CHECKPOINT)
         assert spec.worker_env["TIDEGATE_WORKER__MODEL_NAME"] == name
-        assert spec.worker_env.get("TIDEGATE_WORKER__SCRIPT") == script
+        told = spec.worker_env.get("TIDEGATE_WORKER__ENGINE_ARGS")
+        assert told == (json.dumps({"script": script}) if script else None)
     (tmp_path / "mine.toml").write_text("[[answers]]\n")
     assert main(["up", "--model", "mine.toml"]) == 1
     assert "answers[0] says nothing" in capsys.readouterr().err

@@ -97,9 +97,11 @@ def slots() -> Iterator[Triton]:
     """The slot model on the CPU, without a text model beside it."""
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    sizes = {"size": 96, "seconds": 6, "buffer_s": 0.2, "slots": 2, "max_waiting": 200}
+    sizes = {"size": 96, "seconds": 6, "buffer_s": 0.2, "slots": 2}
     # Unlocked, so that a client may have tensors in its own shared memory.
-    triton = Triton(model="slot", is_locked=False, **sizes)
+    triton = Triton(
+        model="slot", is_locked=False, **sizes, **{"clips.render.queue.MOST_WAITING": 200}
+    )
     try:
         triton.start()
         yield triton

@@ -48,7 +48,11 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     slow = tmp_path_factory.mktemp("device") / "slow"
-    dies = Triton(engine="synthetic-paced", synthetic__slow_file=slow, step_timeout_s=2)
+    dies = Triton(
+        engine="synthetic-paced",
+        engine_args=f"slow_file={slow}",
+        **{"worker.service.failure.STEP_TIMEOUT_S": 2.0},
+    )
     well = Triton(engine="synthetic-paced")
     try:
         well.start()

@@ -32,7 +32,10 @@ BODY = {"model": "demo", "prompt": "Once", "max_tokens": 3}
 def guarded() -> Iterator[Stack]:
     """A service whose Triton asks for tokens."""
     triton = Triton(
-        engine="synthetic-paced", lane_token=TOKEN, plain__token="plain", drain_hold_s=1.0
+        engine="synthetic-paced",
+        lane_token=TOKEN,
+        plain__token="plain",
+        **{"worker.service.drain.HOLD_S": 1.0},
     )
     yield from stack_of(triton, lanes__token=TOKEN)
 

@@ -125,7 +125,7 @@ async def test_wk6_a_conversation_goes_on_after_triton_was_restarted(tmp_path: P
     if disk.free < 0.21 * disk.total:
         pytest.skip("a fifth of this disk must stay free, so nothing is saved on it")
     ids = [7 + i % 90 for i in range(100)]
-    triton = Triton(kv__disk_path=tmp_path, attention="reference")
+    triton = Triton(kv__disk_path=tmp_path)
     try:
         with running(triton):
             async with TestLane(triton.grpc) as lane:

@@ -14,6 +14,7 @@ from tests.e2e.conftest import Stack
 from tests.e2e.test_plain import stream, text_of
 from tests.support.sse import events_of
 from tests.support.stack import DEVICE
+from tests.support.worker_constants import constants_among
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
 from worker.loaded import LoadedEngine
@@ -29,8 +30,9 @@ def library(demo: Stack) -> Iterator[tuple[LoadedEngine, "queue.Queue[list[Event
     """With the attention that the worker found to be the fastest: in bfloat16 others give other
     tokens, and on a busy machine another one may win."""
     attention = re.findall(r"attention runs on (\w+)", demo.triton.log.read_text())[-1]
-    settings = WorkerSettings(model_path=DEMO_CHECKPOINT, device=DEVICE, attention=attention)
-    loaded = build_engine(settings)
+    settings = WorkerSettings(model_path=DEMO_CHECKPOINT, device=DEVICE)
+    with constants_among({"attention": attention}):
+        loaded = build_engine(settings)
     events: queue.Queue[list[Event]] = queue.Queue()
     loaded.engine.start(events.put)
     yield loaded, events

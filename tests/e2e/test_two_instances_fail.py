@@ -75,7 +75,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     slow, listed = folder / "slow", folder / "instances"
     paced = {"engine": "synthetic-paced", "min_start_budget_ms": 20}
-    first, second = Triton(**paced, synthetic__slow_file=slow), Triton(**paced)
+    first, second = Triton(**paced, engine_args=f"slow_file={slow}"), Triton(**paced)
     try:
         with ThreadPoolExecutor(2) as starters:
             list(starters.map(Triton.start, (first, second)))

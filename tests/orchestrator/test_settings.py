@@ -48,7 +48,9 @@ def test_a_journal_by_default_is_only_for_where_nothing_is_said_of_one(
     assert load_settings().journal.path is None
 
 
-@pytest.mark.parametrize("asked", [{}, {"journal__keep_s": 1e6}, {"journal__loss_window_ms": 1.0}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"journal__keep_results_s": 9.0}, {"journal__loss_window_ms": 1.0}]
+)
 async def test_a_journal_by_default_that_cannot_be_opened_is_done_without(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:

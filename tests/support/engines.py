@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
+from perf.stack.constants import set_constants
 from protocol import (
     PROTOCOL_VERSION,
     Cancel,
@@ -73,13 +74,14 @@ class Served:
             "device": "cpu",
             "dtype": "float32",
             "max_running": MAX_RUNNING,
-            "heartbeat_ms": 20,
             "min_start_budget_ms": 1,
-            "drain_hold_s": 0.1,
         } | dict(case.settings)
         settings = WorkerSettings(**nested(values))
         if case.name == "vllm" and is_interpreted():
             run_as_on_cuda(settings)
+        self._restore = set_constants(
+            {"worker.service.worker.HEARTBEAT_S": 0.02, "worker.service.drain.HOLD_S": 0.1}
+        )
         self.loaded: LoadedEngine = load_engine(settings)
         self.card = self.loaded.card
         self.worker = Worker(self.loaded, settings)
@@ -121,6 +123,7 @@ class Served:
 
     def close(self) -> None:
         self.worker.close()
+        self._restore()
 
 
 class LaneRefused(Exception):

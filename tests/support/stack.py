@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from orchestrator.tls import Tls
-from perf.stack.constants import with_constants
+from perf.stack.constants import repository_with, with_constants
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
 from pool.units.triton import TritonInstance
@@ -49,8 +51,8 @@ class LoopThread:
 
 
 class Triton:
-    """One real Triton with our ``llm`` model; ``worker`` are its settings, with
-    ``__`` for each dot of a name.
+    """One real Triton with our ``llm`` model; ``worker`` are its settings, with ``__`` for each dot
+    of a name, and constants, which are named with their modules.
 
     With ``model="slot"`` it has that one, and they are its.
     """
@@ -71,6 +73,11 @@ class Triton:
         if model == MODEL_NAME:
             settings |= {"model_path": DEMO_CHECKPOINT, "model_name": "demo"}
         prefix = "TIDEGATE_WORKER" if model == MODEL_NAME else f"TIDEGATE_{model.upper()}"
+        constants = {name: worker.pop(name) for name in list(worker) if "." in name}
+        if constants:
+            folder = tempfile.TemporaryDirectory(prefix="tidegate-models-")
+            repository = repository_with(constants, Path(folder.name))
+            weakref.finalize(self, folder.cleanup)
         env = {f"{prefix}__{k.upper()}": str(v) for k, v in (settings | worker).items()}
         env |= {name: value for name, value in (environment or {}).items() if value is not None}
         spec = TritonSpec(

@@ -24,8 +24,6 @@ def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch
         "kv.prefix_cache": "false",
         "memory.hard_gib": "2.5",
         "plain.token": "secret",
-        "plain.default_deadline_s": "7",
-        "synthetic.lengths": "prompt",
     }
     for name, value in stated.items():
         monkeypatch.setenv(variable(name), value)
@@ -33,19 +31,17 @@ def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch
     settings = read_settings()
     assert settings.device == "cpu"
     assert (settings.kv.blocks, settings.kv.disk_path) == (64, Path("/kv"))
-    assert not settings.kv.prefix_cache and settings.kv.block_tokens == 16
+    assert not settings.kv.prefix_cache
     assert settings.memory.hard_gib == 2.5
     assert settings.plain.token is not None
     assert settings.plain.token.get_secret_value() == "secret"
-    assert settings.plain.default_deadline_s == 7
-    assert settings.synthetic.lengths == "prompt"
 
 
 def test_a_section_may_be_one_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_WORKER__KV", json.dumps({"blocks": 3, "session_share": 0.1}))
+    monkeypatch.setenv("TIDEGATE_WORKER__KV", json.dumps({"blocks": 3, "disk_bytes": 9}))
     monkeypatch.setenv("TIDEGATE_WORKER__KV__BLOCKS", "4")
     kv = read_settings().kv
-    assert (kv.blocks, kv.session_share) == (4, 0.1)
+    assert (kv.blocks, kv.disk_bytes) == (4, 9)
 
 
 def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +54,10 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "128")
     monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", "/a, /b,/a")
-    monkeypatch.setenv("TIDEGATE_SLOT__FLUX__TEXT", "cpu")
     settings = slot.read_clip_settings()
     assert settings.size == 128
     assert settings.models.clip.folders == ("/a", "/b")
-    assert settings.models.flux.text == "cpu" and settings.models.flux.precision == "nf4"
+    assert settings.models.flux.precision == "nf4"
 
 
 def test_the_slot_models_limits_are_11_and_11_and_a_half_gb() -> None:
@@ -141,7 +136,7 @@ def test_what_kubernetes_adds_for_a_service_of_that_name_is_no_mistake(
 
 def test_names_are_those_of_sections_and_settings() -> None:
     names, settings = list(names_of(WorkerSettings)), fields_of(WorkerSettings)
-    assert set(names) - settings.keys() == {"kv", "memory", "plain", "synthetic"}
+    assert set(names) - settings.keys() == {"kv", "memory", "plain"}
     assert len(set(names)) == len(names)
 
 

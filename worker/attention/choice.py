@@ -106,7 +106,7 @@ def _fixed(
     if setting in ("reference", "numba", "flashinfer") and deterministic:
         raise ValueError(
             f"deterministic mode cannot use the {setting} attention, whose results depend on the"
-            " batch; set TIDEGATE_WORKER__ATTENTION=auto"
+            " batch"
         )
     if setting != "auto":
         return setting
@@ -218,10 +218,7 @@ def _told(one: Tried) -> str:
 
 
 def _refusal(name: AttentionName, problem: str) -> str:
-    return (
-        f"attention backend {name!r} cannot be used: {problem};"
-        " set TIDEGATE_WORKER__ATTENTION=auto or name another one"
-    )
+    return f"attention backend {name!r} cannot be used: {problem}"
 
 
 def _sentence(error: Exception) -> str:

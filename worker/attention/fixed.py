@@ -37,7 +37,7 @@ class FixedAttention:
         if SPAN_TOKENS % pool.block_tokens:
             raise ValueError(
                 f"deterministic mode needs blocks that divide {SPAN_TOKENS} tokens, not blocks of"
-                f" {pool.block_tokens}; set TIDEGATE_WORKER__KV__BLOCK_TOKENS to 16"
+                f" {pool.block_tokens}"
             )
         self._pool = pool
         self._shared = num_heads // pool.kv_heads

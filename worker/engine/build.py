@@ -25,10 +25,11 @@ from worker.runner.out_of_memory import StepMemory
 from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
 from worker.runner.scripted import build_scripted_runner
 from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner
+from worker.runner.synthetic_args import synthetic_args
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import MAX_WAITING, SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.settings import WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
 
 
@@ -65,22 +66,12 @@ def _check(settings: WorkerSettings) -> None:
             "TIDEGATE_WORKER__KV__DISK_PATH keeps what the prefix cache holds, and that is off; set"
             " TIDEGATE_WORKER__KV__PREFIX_CACHE=true or name no path"
         )
-    if settings.quantize != "none" and settings.weights == "mapped":
-        raise ValueError(
-            "mapped weights stay as they are in the files; set TIDEGATE_WORKER__QUANTIZE=none or"
-            " TIDEGATE_WORKER__WEIGHTS=packed"
-        )
 
 
 def _script(settings: WorkerSettings) -> Script | None:
     """The script of ``synthetic-scripted``, None for any other engine. Raises ``ValueError``."""
     if settings.engine == "synthetic-scripted":
-        return read_script(settings.script or DEFAULT_SCRIPT)
-    if settings.script is not None:
-        raise ValueError(
-            "TIDEGATE_WORKER__SCRIPT is for scripted answers; set"
-            " TIDEGATE_WORKER__ENGINE=synthetic-scripted or name no script"
-        )
+        return read_script(synthetic_args(settings).script or DEFAULT_SCRIPT)
     return None
 
 
@@ -103,20 +94,18 @@ def _build(
     limits = SchedulerConfig(
         vocab_size=config.vocab_size,
         context_tokens=config.context_tokens,
-        block_tokens=settings.kv.block_tokens,
+        block_tokens=BLOCK_TOKENS,
         max_running=settings.max_running,
         max_waiting=MAX_WAITING,
         max_step_tokens=settings.max_step_tokens,
         min_start_budget_s=settings.min_start_budget_ms / 1e3,
         prefix_cache=settings.kv.prefix_cache,
-        session_share=settings.kv.session_share,
     )
     path = settings.model_path
     with timing.timed("tokenizer"):
         tokenizer = Tokenizer.from_directory(
             path,
             config.eos_token_ids,
-            special_in_prompts=settings.plain.special_tokens,
         )
     eos = end_tokens(path, config, tokenizer)
     compiling: Future[GrammarCompiler | None] | None = None
@@ -168,7 +157,7 @@ def _build(
         total_ms / 1e3,
         settings.engine,
         built.blocks,
-        settings.kv.block_tokens,
+        BLOCK_TOKENS,
         card.context_tokens,
         timing,
     )

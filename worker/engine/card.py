@@ -13,7 +13,7 @@ from worker.log import model_log
 from worker.models.folder import model_name
 from worker.models.generation import read_sampling_defaults
 from worker.scheduler.config import MAX_WAITING
-from worker.settings import WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
 
 
@@ -52,13 +52,10 @@ def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[in
 
 def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
     """Sampling for requests that state none; logged, since it changes what clients get."""
-    if settings.generation_config == "none":
-        return SamplingDefaults()
     defaults = read_sampling_defaults(settings.model_path)
     if defaults != SamplingDefaults():
         model_log.info(
-            "where requests do not say, sampling is that of generation_config.json (%s);"
-            " TIDEGATE_WORKER__GENERATION_CONFIG=none turns that off",
+            "where requests do not say, sampling is that of generation_config.json (%s)",
             ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(defaults).items()),
         )
     return defaults
@@ -68,8 +65,6 @@ def pooling_of(settings: WorkerSettings) -> Pooling | None:
     """How embeddings are made; None for an engine without a model."""
     if settings.engine != "torch":
         return None
-    if settings.pooling != "auto":
-        return Pooling(settings.pooling)
     try:
         stated = json.loads((settings.model_path / "1_Pooling" / "config.json").read_text("utf-8"))
         is_mean = stated.get("pooling_mode_mean_tokens") is True
@@ -103,7 +98,7 @@ def model_card(
         special_tokens=tokenizer.special_tokens,
         bos_token_id=tokenizer.bos_token_id if bos is None else bos,
         eos_token_ids=eos_token_ids,
-        block_tokens=settings.kv.block_tokens,
+        block_tokens=BLOCK_TOKENS,
         hash_salt=bytes.fromhex(model_digest),
         engine=settings.engine,
         engine_version=version_of("tidegate"),

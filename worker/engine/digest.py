@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from worker.runner.base import BuiltRunner
-from worker.settings import WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
 
 RESULT_CODE: Final = (
     "engine",
@@ -35,11 +35,10 @@ def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
-        "weights": settings.weights,
         "quantize": settings.quantize,
         "attention": built.attention,
         "arithmetic": built.arithmetic,
-        "block_tokens": settings.kv.block_tokens,
+        "block_tokens": BLOCK_TOKENS,
         "deterministic": settings.deterministic,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,

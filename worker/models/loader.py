@@ -4,7 +4,6 @@
 
     CPU    read (several threads) ─▶ staging, one parameter each ─▶ blocks | packed | turned |
                                                                             dense | int8
-           mapped: views of the files, nothing is copied
     CUDA   read (several threads) ─▶ pinned ring ─▶ side stream ─▶ fused tensors   (cuda_loader)
 
 The largest parameters are loaded first and alone, while little else is in memory, then layer by
@@ -48,15 +47,13 @@ _READERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of weights on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
+    """Layout of weights on the CPU; see ``WorkerSettings.quantize``.
 
-    ``onednn``: never in blocks of our own. ``small``: the caches hold much of the weights, so that
-    what a call costs counts. ``measured``: in the layout whose products are the fastest
-    here, which may differ from one worker to the next; else in the first that the CPU can have.
+    ``small``: the caches hold much of the weights, so that what a call costs counts. ``measured``:
+    in the layout whose products are the fastest here, which may differ from one worker to the next;
+    else in the first that the CPU can have.
     """
 
-    mapped: bool = False
-    onednn: bool = False
     int8: bool = False
     small: bool = False
     measured: bool = False
@@ -106,8 +103,6 @@ def load_weights(
             return _assembled(
                 parameters, load_on_cuda(checkpoint, parameters, dtype, device), dtype
             )
-        if layout.mapped:
-            return _map(checkpoint, parameters, dtype)
         with returning_large_blocks():
             return _CPULoader(checkpoint, dtype, _format(layout, dtype, parameters)).load(
                 parameters
@@ -123,7 +118,7 @@ def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Paramet
         # with AVX-512).
         return TurnedFormat()
     formats: dict[str, Format] = {}
-    if not layout.onednn and blocks_fit(dtype):
+    if blocks_fit(dtype):
         formats["blocks"] = BlockedFormat()
         if fastest_form(dtype) == Form.BFLOAT16 and has_dots():
             formats["blocks by vdpbf16ps"] = BlockedFormat(Form.DOTS)
@@ -197,33 +192,6 @@ class _CPULoader:
                 self._checkpoint.read_into(part, raw)
                 rows.copy_(raw)
         return stacked
-
-
-def _map(
-    checkpoint: Checkpoint, parameters: Mapping[str, Parameter], dtype: torch.dtype
-) -> Weights:
-    """Weights as views of the files. Raises ``UnsupportedModel`` if types differ."""
-    for parameter in parameters.values():
-        for part in parameter.parts:
-            if checkpoint[part].dtype != dtype:
-                raise UnsupportedModel(
-                    f"{checkpoint.path}: {part.name} is saved as {checkpoint[part].dtype} and"
-                    f" cannot be mapped as {dtype}; set TIDEGATE_WORKER__DTYPE=auto or"
-                    " TIDEGATE_WORKER__WEIGHTS=packed"
-                )
-    form = DenseFormat()
-    weights = Weights(form.least_rows, form.tile_rows, dtype, dtype)
-    for name, parameter in parameters.items():
-        parts = [checkpoint.mapped(part) for part in parameter.parts]
-        match parameter.kind:
-            case Kind.LINEAR:
-                bias = [checkpoint.mapped(part) for part in parameter.bias]
-                weights.linears[name] = form.linear(parts, torch.cat(bias) if bias else None)
-            case Kind.GATED:
-                weights.linears[name] = form.gated(parts)
-            case Kind.TENSOR | Kind.EMBEDDING:
-                (weights.tensors[name],) = parts
-    return weights
 
 
 def _assembled(

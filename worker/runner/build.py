@@ -1,9 +1,11 @@
 """Builds a torch runner: device, type, weights, KV pool, threads."""
 
+from typing import Final
+
 import torch
 
 from worker.attention import KVPool
-from worker.attention.choice import choose_attention
+from worker.attention.choice import AttentionSetting, choose_attention
 from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.block_products import may_use_amx
 from worker.cpu_kernels.compiled import compiler_problem, give_up, toolchain
@@ -34,7 +36,10 @@ from worker.runner.precision import choose_dtype, is_small, set_threads
 from worker.runner.profile import largest_step_bytes
 from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling.sampler import Sampler
-from worker.settings import WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
+
+ATTENTION: Final[AttentionSetting] = "auto"
+"""Attention backend: the fastest that is exact enough, measured at load. Tests name one."""
 
 
 def build_torch_runner(
@@ -57,8 +62,6 @@ def build_torch_runner(
             _compile_loops()
         dtype = choose_dtype(settings, config, device)
     layout = Layout(
-        mapped=settings.weights == "mapped",
-        onednn=settings.weights == "onednn",
         int8=settings.quantize == "int8",
         # Packed layers sum in one order whatever the number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
@@ -67,8 +70,8 @@ def build_torch_runner(
     with timing.timed("model_load"):
         model = load_model(settings.model_path, config, dtype, device, layout)
 
-    bytes_each = block_bytes(config, settings.kv.block_tokens, dtype.itemsize)
-    blocks_per_job = -(-config.context_tokens // settings.kv.block_tokens)
+    bytes_each = block_bytes(config, BLOCK_TOKENS, dtype.itemsize)
+    blocks_per_job = -(-config.context_tokens // BLOCK_TOKENS)
     wanted = settings.max_running * blocks_per_job
     guard = _open_guard(settings, device)
     context_bytes = blocks_per_job * bytes_each
@@ -92,7 +95,7 @@ def build_torch_runner(
             "the KV pool holds %d tokens, less than the model's context of %d: longer texts are"
             " refused. It has %.2f GiB of the memory that was free; for the whole context set"
             " TIDEGATE_WORKER__KV__BLOCKS=%d (%.2f GiB)",
-            blocks * settings.kv.block_tokens,
+            blocks * BLOCK_TOKENS,
             config.context_tokens,
             blocks * bytes_each / GIB,
             blocks_per_job,
@@ -101,9 +104,9 @@ def build_torch_runner(
     on_cuda = device.type == "cuda"
     # On CUDA one block more than is ever allocated: recorded decodes use it for padding rows.
     with timing.timed("kv_pool"):
-        pool = _allocate_pool(config, settings.kv.block_tokens, blocks + on_cuda, dtype, device)
+        pool = _allocate_pool(config, BLOCK_TOKENS, blocks + on_cuda, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
-    max_tokens = max_blocks * settings.kv.block_tokens
+    max_tokens = max_blocks * BLOCK_TOKENS
     with timing.timed("attention_choice"):
         forward, attention = _forward(settings, config, model, pool, max_tokens)
     sampler = Sampler(
@@ -113,7 +116,7 @@ def build_torch_runner(
         vocab_size=config.vocab_size,
         max_tokens=max_tokens,
     )
-    slots = SlotLimits(settings.kv.block_tokens, settings.max_running, max_blocks)
+    slots = SlotLimits(BLOCK_TOKENS, settings.max_running, max_blocks)
     if on_cuda:
         with timing.timed("warm_up"):
             runner: TorchRunner = build_cuda_runner(
@@ -152,7 +155,7 @@ def _forward(
 ) -> tuple[Forward, str]:
     """The forward pass, and the name of its attention."""
     attention = choose_attention(
-        settings.attention,
+        ATTENTION,
         pool,
         config.num_heads,
         windows=config.windows,
@@ -163,7 +166,7 @@ def _forward(
     tiled = TiledForward(model, attention.backend)
     tiled.check(
         vocab_size=config.vocab_size,
-        block_tokens=settings.kv.block_tokens,
+        block_tokens=BLOCK_TOKENS,
         max_tokens=min(config.context_tokens, max_tokens),
         device=pool.device,
     )

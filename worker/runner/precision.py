@@ -30,34 +30,32 @@ def choose_dtype(
     """The type asked for; ``auto`` is the checkpoint's own wherever that is fast.
 
     On a CPU that is bfloat16 where our own products read it in blocks (CPUs with AVX-512 or AMX),
-    and where the CPU has instructions for it and the caches do not hold the model; mapped weights
-    stay what they are. Everything else is float32 there. Measured without
-    instructions for bfloat16 (two cores, Intel with AVX-512, a 0.5B model, whole engine), beside
-    float32: 2.2 times the tokens at one row, 1.9 at 8, 1.4 at 32, and 0.9 in a prompt of 512.
+    and where the CPU has instructions for it and the caches do not hold the model. Everything else
+    is float32 there. Measured without instructions for bfloat16 (two cores, Intel with AVX-512, a
+    0.5B model, whole engine), beside float32: 2.2 times the tokens at one row, 1.9 at 8, 1.4 at 32,
+    and 0.9 in a prompt of 512.
     """
     if settings.dtype != "auto":
         return _DTYPES[settings.dtype]
     own = _DTYPES[config.dtype]
-    if device.type == "cuda" or settings.weights == "mapped":
+    if device.type == "cuda":
         return own
     if own != torch.bfloat16:
         return torch.float32
-    has_products = settings.weights == "packed" and settings.quantize == "none"
+    has_products = settings.quantize == "none"
     has_instructions = has_bfloat16() and not is_small(config)
     fast = has_instructions or (has_products and blocks_fit(own))
     return own if fast else torch.float32
 
 
 def set_threads(settings: WorkerSettings, config: ModelConfig) -> None:
-    """Set this process's threads; ``OMP_NUM_THREADS`` decides where the setting does not."""
+    """Set this process's threads, unless ``OMP_NUM_THREADS`` does."""
     use_threads(settings, small=is_small(config))
 
 
 def use_threads(settings: WorkerSettings, *, small: bool) -> None:
     """Set this process's threads for a model that is ``small``, so that one is enough, or not."""
-    if settings.cpu_threads:
-        torch.set_num_threads(settings.cpu_threads)
-    elif "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" not in os.environ:
         # Set in both cases, since the model before this one may have been a small one.
         torch.set_num_threads(1 if small else _THREADS)
 

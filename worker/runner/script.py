@@ -89,8 +89,7 @@ def read_script(path: Path) -> Script:
         return Script(path.read_bytes(), str(path))
     except OSError as error:
         raise ValueError(
-            f"{path}: the script cannot be read ({error.strerror}); TIDEGATE_WORKER__SCRIPT names"
-            " a TOML file"
+            f"{path}: the script cannot be read ({error.strerror}); name a TOML file"
         ) from error
 
 

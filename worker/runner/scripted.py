@@ -17,7 +17,7 @@ from worker.runner.script import Script
 from worker.runner.synthetic import certain, read_prompt
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
-from worker.settings import WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
 
 _TOKENS_PER_STEP: Final = 8
@@ -161,9 +161,7 @@ def build_scripted_runner(
     runner = ScriptedRunner(
         script, tokenizer, eos_token_ids, vocab_size=vocab_size, slots=settings.max_running
     )
-    blocks = settings.kv.blocks or _WHOLE_CONTEXTS * -(
-        -script.context_tokens // settings.kv.block_tokens
-    )
+    blocks = settings.kv.blocks or _WHOLE_CONTEXTS * -(-script.context_tokens // BLOCK_TOKENS)
     return BuiltRunner(runner, blocks, "none", "none")
 
 

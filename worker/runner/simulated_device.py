@@ -1,6 +1,6 @@
 """The device under the paced synthetic engine, which fails as a GPU does once it is told to.
 
-Tests and ``perf.chaos`` tell it by a file (``WorkerSettings.synthetic.slow_file``)::
+Tests and ``perf.chaos`` tell it by a file (``slow_file`` of ``SyntheticArgs``)::
 
     10            each step takes ten times as long, for as long as the file says so
     lost 4711     in process 4711 every launch fails, as after an illegal access; for good

@@ -18,9 +18,10 @@ from worker.core import Clock
 from worker.runner.base import BuiltRunner, Runner
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.simulated_device import SimulatedDevice
+from worker.runner.synthetic_args import synthetic_args
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
-from worker.settings import WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
 
 _FREE_TOKENS_PER_STEP = 8
 """Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
@@ -190,11 +191,12 @@ def build_synthetic_runner(
             f"{settings.model_path}: the tokenizer has no plain words for a synthetic engine"
         )
     end_id = None
-    if settings.synthetic.lengths == "prompt":
+    args = synthetic_args(settings)
+    if args.lengths == "prompt":
         if not eos:
             raise ValueError(
                 f"{settings.model_path}: no end token for "
-                "TIDEGATE_WORKER__SYNTHETIC__LENGTHS=prompt; name one in its config.json or set cap"
+                "lengths=prompt; name one in its config.json or say cap"
             )
         end_id = eos[0]
     runner: Runner
@@ -202,14 +204,14 @@ def build_synthetic_runner(
         runner = FreeRunner(words, end_id=end_id)
     else:
         cost = StepCost(
-            settings.synthetic.step_ms / 1e3,
-            settings.synthetic.row_ms / 1e3,
-            settings.synthetic.prompt_token_ms / 1e3,
-            settings.synthetic.prompt_step_ms / 1e3,
+            args.step_ms / 1e3,
+            args.row_ms / 1e3,
+            args.prompt_token_ms / 1e3,
+            args.prompt_step_ms / 1e3,
         )
-        device = SimulatedDevice(settings.synthetic.slow_file, clock)
+        device = SimulatedDevice(args.slow_file, clock)
         runner = PacedRunner(words, cost, end_id=end_id, device=device, clock=clock)
-    blocks_per_job = -(-context_tokens // settings.kv.block_tokens)
+    blocks_per_job = -(-context_tokens // BLOCK_TOKENS)
     blocks = settings.kv.blocks or settings.max_running * blocks_per_job
     return BuiltRunner(runner, blocks, "none", "none")
 

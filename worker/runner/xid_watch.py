@@ -12,6 +12,7 @@ from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.runner.device_probe import DeviceProbe, probe_of
 from worker.runner.simulated_device import SimulatedDevice
+from worker.runner.synthetic_args import synthetic_args
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ class XidWatch:
 
 def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
     """A function that says why a loaded engine's GPU is lost; "" while it is not known to be."""
-    if settings.engine == "synthetic-paced" and settings.synthetic.slow_file is not None:
-        device = SimulatedDevice(settings.synthetic.slow_file)
+    is_paced = settings.engine == "synthetic-paced"
+    if is_paced and (slow_file := synthetic_args(settings).slow_file) is not None:
+        device = SimulatedDevice(slow_file)
         simulated = XidWatch(device.next_xid, DeviceProbe(device.answer))
         return lambda: simulated.fault
     if settings.computes_on_gpu:

@@ -4,7 +4,7 @@
 
     serving ──Drain──▶ jobs end, lanes close ──▶ drained ──stopped──▶ gone
        ▲                                            │
-       └────────── nobody stopped it for hold_s ────┘
+       └────────── nobody stopped it for HOLD_S ────┘
 
 A swap of models drains too, but keeps the lanes; ``release`` ends that.
 
@@ -13,6 +13,7 @@ them elsewhere. By the time left, which each report has, it moves those that can
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from protocol import AbortCause
 from worker.core import Clock, EngineService
@@ -21,6 +22,10 @@ from worker.service.call import Responder
 from worker.service.emitter import Emitter
 from worker.service.lane import LaneJob
 
+HOLD_S: Final = 30.0
+"""Seconds after a drain in which a worker that is not stopped accepts work again: whoever drained
+it did not mean to stop it, or cannot any more."""
+
 
 class Drainer:
     """Announces the drain, waits for running jobs, ends the rest, closes every lane.
@@ -28,16 +33,13 @@ class Drainer:
     Runs on the emitter's thread, once per cycle.
     """
 
-    def __init__(
-        self, engine: EngineService, emitter: Emitter, clock: Clock, *, hold_s: float
-    ) -> None:
+    def __init__(self, engine: EngineService, emitter: Emitter, clock: Clock) -> None:
         self.engine = engine
         """The engine whose jobs are drained."""
         self.is_swapping = False
         """Whether it drains for a swap of models: lanes stay, and more may be opened."""
         self._emitter = emitter
         self._clock = clock
-        self._hold_s = hold_s
         self._began_at = 0.0
         self._drained_at: float | None = None
         self._stops = False
@@ -121,9 +123,9 @@ class Drainer:
             self._drained_at = now
             took_ms = 1000 * (now - self._began_at)
             service_log.info("drained: graceful_shutdown_duration_ms=%.0f", took_ms)
-        elif not (self._stops or self.is_swapping) and now - self._drained_at >= self._hold_s:
+        elif not (self._stops or self.is_swapping) and now - self._drained_at >= HOLD_S:
             service_log.warning(
-                "drained %.0f s ago and not stopped since: accepting work again", self._hold_s
+                "drained %.0f s ago and not stopped since: accepting work again", HOLD_S
             )
             self._drained_at = None
             self._emitter.draining = False

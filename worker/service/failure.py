@@ -27,6 +27,10 @@ TIMES_USUAL: Final = 50.0
 TIMES_UNKNOWN: Final = 10.0
 """While nothing is measured, a step has not hung before it took this many times the setting, since
 a first step may compile something."""
+STEP_TIMEOUT_S: Final = 60.0
+"""A step of the engine that takes longer than this, and than 50 times the usual, counts as hung:
+the process ends, so that its supervisor starts it again. While no step has been measured, the limit
+is ten times as long."""
 STUCK_SHARE: Final = 1 / 6
 """Share of the time to hang after which senders of work are told that a step is stuck."""
 STUCK_ON_GPU_S: Final = 1.0
@@ -42,7 +46,7 @@ class StepWatch:
     """Measures how long an engine has been in one step, by regular looks at it."""
 
     def __init__(self, timeout_s: float, clock: Clock, *, on_gpu: bool = False) -> None:
-        """``timeout_s``: see ``WorkerSettings.step_timeout_s``; 0: no step ever counts as hung."""
+        """``timeout_s``: as ``STEP_TIMEOUT_S``; 0: no step ever counts as hung."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_gpu = on_gpu
@@ -105,7 +109,7 @@ class FailureWatch:
         self._clock = clock
         self._die = die
         self._device_fault = device_fault
-        self._step = StepWatch(settings.step_timeout_s, clock, on_gpu=settings.computes_on_gpu)
+        self._step = StepWatch(STEP_TIMEOUT_S, clock, on_gpu=settings.computes_on_gpu)
         self._what = ""
         self._noticed_at: float | None = None
         self._is_over = False

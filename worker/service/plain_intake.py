@@ -6,6 +6,7 @@ It has a thread of its own, so that a long prompt does not delay a lane.
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from protocol import InvalidSampling, OnDeadline, excerpt
 from protocol.tensors import PARAM_TOKEN
@@ -22,6 +23,9 @@ from worker.settings import WorkerSettings
 
 WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request parameter {PARAM_TOKEN}"
 
+DEFAULT_DEADLINE_S: Final = 300.0
+"""Deadline of plain requests that state none, in seconds from their arrival."""
+
 
 class PlainIntake:
     """Takes one worker's plain requests; ``accept`` is called on Triton's request thread."""
@@ -35,7 +39,6 @@ class PlainIntake:
     ) -> None:
         """``serving`` returns the model that is served now."""
         self._serving = serving
-        self._default_deadline_ms = 1000 * settings.plain.default_deadline_s
         self._emitter = emitter
         self._clock = clock
         self._token = Secret(settings.plain.token, "a plain request was", clock)
@@ -67,7 +70,7 @@ class PlainIntake:
         card, tokenizer = serving.card, serving.tokenizer
         request = parse_plain(
             call,
-            default_deadline_ms=self._default_deadline_ms,
+            default_deadline_ms=1000 * DEFAULT_DEADLINE_S,
             unix_ms=time.time() * 1000,
             vocab_size=card.vocab_size,
             defaults=card.sampling_defaults,

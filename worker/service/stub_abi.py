@@ -20,13 +20,16 @@ frees by the descriptor. Twins are never freed.
 
 import ctypes
 import importlib
+import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+LEGACY_STUB: Final = "TIDEGATE_LEGACY_STUB"
+"""Variable by which the launcher says that Triton's stub was built for numpy 1."""
 # slots of numpy's C API table, fixed by its ABI
 _SLOTS = 320
 _DESCR_FROM_TYPE = 45
@@ -58,8 +61,8 @@ _originals: dict[int, int] = {}
 
 
 def is_needed() -> bool:
-    """Whether this numpy is one that such a stub cannot read."""
-    return int(np.__version__.split(".")[0]) >= 2
+    """Whether this stub is such a one, and this numpy one that it cannot read."""
+    return os.environ.get(LEGACY_STUB) == "1" and int(np.__version__.split(".")[0]) >= 2
 
 
 def outgoing(array: NDArray[Any]) -> NDArray[Any]:

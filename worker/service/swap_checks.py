@@ -15,20 +15,14 @@ from worker.memory import GIB
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import model_name, why_unservable
 from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory, block_bytes
-from worker.settings import WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
 
 _OF_THE_PROCESS = frozenset(
     {
         "adapters",
-        "drain_hold_s",
-        "heartbeat_ms",
-        "instances",
         "lane_token",
-        "legacy_stub",
         "models",
-        "plain.default_deadline_s",
         "plain.token",
-        "step_timeout_s",
     }
 )
 """Settings of the process, which no swap changes."""
@@ -159,12 +153,12 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
     is_sized = not target.computes_on_gpu or pool > 0
     # The hard limit is for all of a pool, even where it has yet to fill.
     fits = is_sized and peak <= free and (not hard or used + whole <= hard)
-    return Checked(fits and target.swap_beside == "auto")
+    return Checked(fits)
 
 
 def weight_bytes(settings: WorkerSettings) -> int:
     """Approximate bytes that a model's weights will take in memory."""
-    if not _computes(settings) or (settings.device == "cpu" and settings.weights == "mapped"):
+    if not _computes(settings):
         return 0
     stored = file_bytes(settings.model_path)
     if settings.engine != "torch":
@@ -187,7 +181,7 @@ def pool_bytes_of(settings: WorkerSettings) -> int:
     except (OSError, ValueError):  # to be told by whoever loads it
         return 0
     number_bytes = _number_bytes(settings, config)
-    return settings.kv.blocks * block_bytes(config, settings.kv.block_tokens, number_bytes)
+    return settings.kv.blocks * block_bytes(config, BLOCK_TOKENS, number_bytes)
 
 
 def _number_bytes(settings: WorkerSettings, config: ModelConfig) -> int:

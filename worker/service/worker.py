@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -61,6 +62,8 @@ from worker.service.serving import Serving
 from worker.service.swap import Swapper
 from worker.settings import WorkerSettings
 
+HEARTBEAT_S: Final = 0.25
+"""A lane with nothing to report gets an empty frame, a heartbeat, this often (OR-6)."""
 STOP_GRACE_S = 2.0
 """Seconds that ``close`` waits for aborted jobs to be answered."""
 MAX_DRAIN_MS = 24 * 3_600_000.0
@@ -92,11 +95,11 @@ class Worker:
         self._lanes: dict[str, Lane] = {}
         self._emitter = Emitter(
             loaded.engine,
-            heartbeat_s=settings.heartbeat_ms / 1000,
+            heartbeat_s=HEARTBEAT_S,
             clock=clock,
             load_ms=loaded.load_ms,
         )
-        self._drainer = Drainer(loaded.engine, self._emitter, clock, hold_s=settings.drain_hold_s)
+        self._drainer = Drainer(loaded.engine, self._emitter, clock)
         self._lane_token = Secret(settings.lane_token, "a lane, a drain or a swap was", clock)
         self._swapper = Swapper(loaded, settings, self._emitter, self._drainer, clock, load, die)
         self._failure = FailureWatch(

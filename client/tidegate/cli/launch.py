@@ -3,6 +3,7 @@
 Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worker``.
 """
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from pool.engines.triton import TritonPorts
 from pool.preflight.slot import check_slot
 from pool.spec import SLOT_MODEL, LaunchSpec
 from pool.units.store import find_store
+from worker.engine_args import read_engine_args
 from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
@@ -50,7 +52,7 @@ _MODEL_NAME = "TIDEGATE_WORKER__MODEL_NAME"
 _DEVICE = "TIDEGATE_WORKER__DEVICE"
 _ENGINE = "TIDEGATE_WORKER__ENGINE"
 _TENSOR_PARALLEL = "TIDEGATE_WORKER__TENSOR_PARALLEL"
-_SCRIPT = "TIDEGATE_WORKER__SCRIPT"
+_ENGINE_ARGS = "TIDEGATE_WORKER__ENGINE_ARGS"
 _SLOT = "TIDEGATE_SLOT__"
 _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
@@ -152,11 +154,12 @@ def _environment_problem() -> str | None:
 def _model_problem(worker_env: Mapping[str, str]) -> str | None:
     """Reason why a named model cannot be served, found before anything is started; else None."""
     path = Path(worker_env[_MODEL_PATH])
-    if worker_env.get(_ENGINE) == SCRIPTED_ENGINE and _SCRIPT in worker_env:
+    script = worker_env.get(_ENGINE_ARGS, "") if worker_env.get(_ENGINE) == SCRIPTED_ENGINE else ""
+    if script:
         from worker.runner.script import read_script
 
         try:
-            read_script(Path(worker_env[_SCRIPT]))
+            read_script(Path(read_engine_args(script).get("script", "")))
         except ValueError as error:
             return str(error)
     if worker_env.get(_ENGINE) == "llamacpp":
@@ -266,7 +269,7 @@ def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:
     if not is_file and (asked != Path(SCRIPTED_MODEL_NAME) or path.exists()):
         return env
     named = {_MODEL_PATH: str(DEMO_CHECKPOINT), _ENGINE: SCRIPTED_ENGINE}
-    script = {_SCRIPT: str(path)} if is_file else {}
+    script = {_ENGINE_ARGS: json.dumps({"script": str(path)})} if is_file else {}
     return {_MODEL_NAME: path.stem} | env | named | script
 
 

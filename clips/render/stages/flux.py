@@ -23,7 +23,7 @@ from clips.render.stages.pace import Pace
 from worker.errors import LoadError
 
 FluxPrecision = Literal["fp32", "bf16", "fp8", "nf4"]
-TextPlace = Literal["offload", "resident", "cpu"]
+TextPlace = Literal["offload", "resident"]
 
 SETTING = "TIDEGATE_SLOT__FLUX__FOLDER"
 FRAMING = (
@@ -58,7 +58,8 @@ class FluxOptions:
     precision: FluxPrecision = "nf4"
     """Precision of the transformer; everything else is bf16 (fp32 with ``fp32``)."""
     text: TextPlace = "offload"
-    """Place of the text encoders: on the device, resident or layer by layer, or on the CPU."""
+    """Place of the text encoders: on the device, or in host memory, from which they pass through
+    the device layer by layer."""
     steps: int = _STEPS
     least_size: int = _MIN_SIZE
 
@@ -87,7 +88,6 @@ class FluxPortrait:
         self._texts = texts
         # On the CPU every place is the same.
         self._text_place: TextPlace = options.text if device.type == "cuda" else "resident"
-        self._text_device = torch.device("cpu") if self._text_place == "cpu" else device
         _place_texts(texts, device, self._text_place)
         pictures.set_progress_bar_config(disable=True)
         self._prompts: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
@@ -162,7 +162,7 @@ class FluxPortrait:
         """A prompt's embeddings on the device: T5's for each token, CLIP's for the whole."""
         if prompt not in self._prompts:
             words, pooled, _ = self._texts.encode_prompt(
-                prompt, None, device=self._text_device, max_sequence_length=_MAX_TOKENS
+                prompt, None, device=self._device, max_sequence_length=_MAX_TOKENS
             )
             self._prompts[prompt] = words.to(self._device), pooled.to(self._device)
             if len(self._prompts) > _KEPT_PROMPTS:
@@ -255,7 +255,7 @@ def _place_texts(texts: Any, device: torch.device, place: TextPlace) -> None:
         encoder.requires_grad_(False)
         if place == "resident":
             encoder.to(device)
-        elif place == "offload":
+        else:
             from diffusers.hooks import apply_group_offloading
 
             apply_group_offloading(

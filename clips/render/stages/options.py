@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from clips.render.stages.checkpoint import Precision
-from clips.render.stages.flux import FluxPrecision, TextPlace
-from worker.environment import HIDDEN, Names, Section
+from clips.render.stages.flux import FluxPrecision
+from worker.environment import Names, Section
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -33,9 +33,6 @@ class FluxSettings(Section):
     """Folder with its weights; empty for none."""
     precision: FluxPrecision = "nf4"
     """Precision of its transformer."""
-    text: Annotated[TextPlace, HIDDEN] = "offload"
-    """Place of its text encoders: in host memory, passing through the device layer by layer
-    (``offload``), on the device (``resident``), or on the ``cpu``, where they run."""
 
 
 class LivePortraitSettings(Section):
@@ -43,7 +40,7 @@ class LivePortraitSettings(Section):
 
     folder: str = ""
     """Folder with its weights; empty for none."""
-    precision: Annotated[Precision, HIDDEN] = "fp16"
+    precision: Precision = "fp16"
     """Precision of its networks, keypoints aside."""
 
 
@@ -53,7 +50,7 @@ class ClipSettings(Section):
     folders: DistinctNames = ()
     """Folders with the weights of two models, separated by a comma: the one that weighs 0.4, then
     the one that weighs 0.6."""
-    precision: Annotated[Precision, HIDDEN] = "fp16"
+    precision: Precision = "fp16"
     """Precision of both models."""
 
 

@@ -38,7 +38,7 @@ PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]]
     "flux": lambda device, options: FluxPortrait.load(
         device,
         options.flux.folder,
-        FluxOptions(options.flux.precision, options.flux.text),
+        FluxOptions(options.flux.precision),
     ),
 }
 VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {

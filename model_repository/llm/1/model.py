@@ -21,6 +21,7 @@ from worker.engines import load_engine
 from worker.log import configure_logging
 from worker.runner.xid_watch import gpu_fault_of
 from worker.service import stub_abi
+from worker.service.failure import STEP_TIMEOUT_S
 from worker.service.process_guard import ProcessGuard
 from worker.service.shared_memory import restrict_shared_memory
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
@@ -32,7 +33,7 @@ SWITCH_INTERVAL_S = 0.0005
 of 5 ms each would wait that long for the other, which is most of a decode step."""
 
 GUARD_TIMES = 2
-"""A process in which nothing runs is ended after this many times ``step_timeout_s``."""
+"""A process in which nothing runs is ended after this many times ``STEP_TIMEOUT_S``."""
 
 
 class TritonPythonModel:
@@ -45,10 +46,10 @@ class TritonPythonModel:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settings = read_settings()
         self._outgoing: Outgoing = lambda array: array
-        if settings.legacy_stub and stub_abi.is_needed():
+        if stub_abi.is_needed():
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
-        guard = ProcessGuard(GUARD_TIMES * settings.step_timeout_s, time.monotonic)
+        guard = ProcessGuard(GUARD_TIMES * STEP_TIMEOUT_S, time.monotonic)
         loaded = load_engine(settings)
         self._service = Worker(loaded, settings, guard=guard, device_fault=gpu_fault_of(settings))
         # Loaded objects stay: traversing them would stop all jobs for 50 to 270 ms per collection.

@@ -29,7 +29,7 @@ class TritonPythonModel:
         restrict_shared_memory()
         settings = read_clip_settings()
         self._outgoing: Outgoing = lambda array: array
-        if settings.legacy_stub and stub_abi.is_needed():
+        if stub_abi.is_needed():
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
         self._worker: ClipWorker = build_clips(settings)

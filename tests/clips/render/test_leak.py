@@ -45,9 +45,7 @@ def _taken() -> int:
 def test_a_hundred_clips_grow_by_less_than_100_mb() -> None:
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    settings = RenderSettings(
-        device="cpu", size=64, seconds=1, slots=2, buffer_s=0, cpu_threads=1, nice=0
-    )
+    settings = RenderSettings(device="cpu", size=64, seconds=1, slots=2, buffer_s=0)
     worker = build_clips(settings)
     worker.start()
     try:

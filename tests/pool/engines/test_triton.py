@@ -174,5 +174,5 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env["LD_LIBRARY_PATH"] == "/l1:/l2:/theirs"
     assert env["PATH"].startswith(f"{Path(sys.executable).parent}:")
     assert env["TIDEGATE_WORKER__DEVICE"] == "cpu"
-    assert env["TIDEGATE_WORKER__LEGACY_STUB"] == "1"
+    assert env["TIDEGATE_LEGACY_STUB"] == "1"
     assert env.get("VIRTUAL_ENV") == (sys.prefix if sys.prefix != sys.base_prefix else None)

@@ -50,7 +50,7 @@ async def test_gpus_are_named_by_uuid_since_cuda_may_count_otherwise(tmp_path: P
     made._group = ("1",)
     env = await made._env(Path("/model"))
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("GPU-1", "PCI_BUS_ID")
-    assert "TIDEGATE_WORKER__INSTANCES" not in env, "each has a GPU of its own"
+    assert "TIDEGATE_SHARED_BY" not in env, "each has a GPU of its own"
 
 
 async def test_over_a_group_of_gpus_the_model_is_split(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_over_a_group_of_gpus_the_model_is_split(tmp_path: Path) -> None:
 
 async def test_on_the_cpu_it_is_told_how_many_share_the_memory(tmp_path: Path) -> None:
     env = await unit(tmp_path, InstanceSpec("a", "demo", settings=SETTINGS))._env(Path("/model"))
-    assert env["TIDEGATE_WORKER__INSTANCES"] == "3"
+    assert env["TIDEGATE_SHARED_BY"] == "3"
     assert env["TIDEGATE_WORKER__MODEL_NAME"] == "demo"
     named = InstanceSpec("a", "demo", settings=SETTINGS | {"TIDEGATE_WORKER__MODEL_NAME": "mine"})
     assert (await unit(tmp_path, named)._env(Path("/m")))["TIDEGATE_WORKER__MODEL_NAME"] == "mine"

@@ -36,8 +36,6 @@ def test_kv_is_one_context_or_what_is_asked_for(tmp_path: Path) -> None:
     model, per_token = checkpoint(tmp_path), 2 * 2 * 2 * 8 * 2
     assert need_of(model, {}, on_gpu=True).kv == 1000 * per_token
     assert need_of(model, {"kv.blocks": 7}, on_gpu=True).kv == 7 * 16 * per_token
-    both = {"kv.blocks": 7, "kv.block_tokens": 32}
-    assert need_of(model, both, on_gpu=True).kv == 7 * 32 * per_token
 
 
 def test_a_text_models_shape_may_be_one_level_deeper(tmp_path: Path) -> None:

@@ -134,9 +134,7 @@ def test_a_named_backend_that_cannot_run_is_refused(
     pool: KVPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "FlashInferAttention", lambda *args, windows: no_compiler(*args))
-    with pytest.raises(
-        ValueError, match=r"'flashinfer' cannot be used: .*no compiler; set TIDEGATE_WORKER__ATT"
-    ):
+    with pytest.raises(ValueError, match=r"'flashinfer' cannot be used: .*no compiler"):
         choose_attention("flashinfer", pool, pool.kv_heads)
 
 

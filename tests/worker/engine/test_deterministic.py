@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from protocol import Sampling, TokenLogprob
 from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import ids_of
+from tests.support.worker_constants import constants_among
 from worker.attention import PackedBatch
 from worker.core import Event, Job, JobPaused, JobTokens
 from worker.engine.build import build_engine
@@ -32,8 +33,9 @@ def build(path: Path = DEMO, *, device: str = "cpu", **changes: object) -> Engin
     if device == "cpu":  # the default depends on the CPU
         values["dtype"] = "float32"
     values |= changes
-    settings = WorkerSettings(model_path=path, device=device, **nested(values))
-    engine = build_engine(settings).engine
+    with constants_among(values) as stated:
+        settings = WorkerSettings(model_path=path, device=device, **nested(stated))
+        engine = build_engine(settings).engine
     assert isinstance(engine, Engine)
     return engine
 
@@ -89,7 +91,7 @@ def alone() -> Iterator[list[Answer]]:
     "limits",
     [
         {},
-        {"max_running": 3, "max_step_tokens": 7, "kv__block_tokens": 4, "kv__blocks": 200},
+        {"max_running": 3, "max_step_tokens": 7, "block_tokens": 4, "kv__blocks": 200},
     ],
     ids=["full batch", "in small chunks, other blocks, smaller pool"],
 )
@@ -197,8 +199,8 @@ def test_the_mode_is_part_of_the_engine_s_digest() -> None:
 
 
 def test_blocks_that_do_not_divide_a_span_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="BLOCK_TOKENS"):
-        build(make_checkpoint(tmp_path), kv__block_tokens=24)
+    with pytest.raises(ValueError, match="blocks"):
+        build(make_checkpoint(tmp_path), block_tokens=24)
 
 
 def test_a_machine_that_cannot_is_found_out(

@@ -64,5 +64,4 @@ def test_how_is_what_the_setting_or_the_checkpoint_says(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     assert pooling() is Pooling.MEAN
-    assert pooling(pooling="last") is Pooling.LAST
     assert pooling(engine="synthetic-free") is None

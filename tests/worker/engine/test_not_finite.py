@@ -45,7 +45,7 @@ BACKENDS: list[dict[str, object]] = [
     {"attention": "reference"},
     {"attention": "numba"},
     {"attention": "numba", "dtype": "bfloat16"},
-    {"deterministic": True, "kv__block_tokens": 16},
+    {"deterministic": True, "block_tokens": 16},
 ]
 
 
@@ -73,7 +73,7 @@ def test_whoever_has_the_blocks_next_is_spared(poisoned: Path, settings: dict[st
     """0 times NaN is NaN: what is masked must be finite all the same."""
     expected = ids_of(job := greedy(prompt(21), 30), run(build(poisoned, **settings), [job]))
     # No more blocks than one of them needs: the other one's are all there are.
-    blocks = 64 // int(str(settings.get("kv__block_tokens", 4)))
+    blocks = 64 // int(str(settings.get("block_tokens", 4)))
     engine = build(poisoned, kv__blocks=blocks, **settings)
     for at in (0, 30, 59):
         spoilt = greedy([*prompt(at), POISON, *prompt(59 - at)])

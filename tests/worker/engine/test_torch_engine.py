@@ -10,6 +10,7 @@ from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
+from tests.support.worker_constants import constants_among
 from worker.core import Event, Job, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
@@ -25,9 +26,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(path: Path, device: str = "cpu", **changes: object) -> Engine:
-    values = {"kv__block_tokens": 4, "max_running": 8, "max_step_tokens": 16} | changes
-    settings = WorkerSettings(model_path=path, device=device, **nested(values))
-    engine = build_engine(settings).engine
+    values = {"block_tokens": 4, "max_running": 8, "max_step_tokens": 16} | changes
+    with constants_among(values) as stated:
+        settings = WorkerSettings(model_path=path, device=device, **nested(stated))
+        engine = build_engine(settings).engine
     assert isinstance(engine, Engine)
     return engine
 
@@ -164,10 +166,9 @@ def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
 
 
 def test_a_pool_smaller_than_the_context_bounds_the_context(tiny: Path) -> None:
-    settings = WorkerSettings(
-        model_path=tiny, device="cpu", kv=KvSettings(block_tokens=4, blocks=10)
-    )
-    bundle = build_engine(settings)
+    settings = WorkerSettings(model_path=tiny, device="cpu", kv=KvSettings(blocks=10))
+    with constants_among({"block_tokens": 4}):
+        bundle = build_engine(settings)
     assert bundle.card.context_tokens == 40
     engine = bundle.engine
     assert isinstance(engine, Engine)

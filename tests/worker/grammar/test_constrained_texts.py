@@ -9,11 +9,12 @@ import pytest
 from protocol import AbortCause, Code, FinishReason, Grammar, GrammarKind, Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
+from tests.support.worker_constants import constants_among
 from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
-from worker.settings import KvSettings, WorkerSettings
+from worker.settings import WorkerSettings
 
 FAR = 1e12
 WEATHER = {
@@ -38,11 +39,11 @@ def build(path: Path) -> LoadedEngine:
     settings = WorkerSettings(
         model_path=path,
         device="cpu",
-        kv=KvSettings(block_tokens=4),
         max_running=8,
         max_step_tokens=64,
     )
-    return build_engine(settings)
+    with constants_among({"block_tokens": 4}):
+        return build_engine(settings)
 
 
 def job(loaded: LoadedEngine, grammar: Grammar | None, begun: int = 0, **changes: object) -> Job:

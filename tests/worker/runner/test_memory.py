@@ -12,6 +12,7 @@ import torch
 from protocol import Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
+from tests.support.worker_constants import constants_among
 from tests.worker.engine.test_torch_engine import run
 from worker.core import Job, JobFinished
 from worker.engine.build import build_engine
@@ -281,10 +282,10 @@ def test_the_pool_is_sized_to_the_hard_limit(tiny: Path) -> None:
             device="cpu",
             max_running=4000,
             max_step_tokens=4000,
-            attention="reference",
             memory=MemorySettings(hard_gib=hard_gib),
         )
-        return build_engine(settings).engine.stats().kv_blocks_total
+        with constants_among({"attention": "reference"}):
+            return build_engine(settings).engine.stats().kv_blocks_total
 
     assert blocks() == 4000 * 8
     limit = (ProcessMemory().used_bytes() + 100 * 2**20) / GIB
@@ -304,12 +305,11 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
         settings = WorkerSettings(
             model_path=tiny,
             device="cpu",
-            attention="reference",
-            kv=KvSettings(block_tokens=4),
             max_step_tokens=16,
             max_running=8,
         )
-        engine = build_engine(settings).engine
+        with constants_among({"attention": "reference", "block_tokens": 4}):
+            engine = build_engine(settings).engine
         assert isinstance(engine, Engine)
         asked = Sampling(12, seed=3, frequency_penalty=1.0, repetition_penalty=1.2, ignore_eos=True)
         jobs = [Job([5] * n, asked, 1e12) for n in (3, 20, 9, 14)]

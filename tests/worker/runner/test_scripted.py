@@ -15,7 +15,7 @@ from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
-from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
+from worker.runner.script import Script, read_script
 from worker.settings import WorkerSettings
 
 OFFER = '<|bos|><|system|><tools>\n{"name": "forecast"}\n</tools><|end|>'
@@ -39,8 +39,9 @@ text = 'Take an umbrella.'
 
 
 def load(script: Path | None = None) -> LoadedEngine:
+    stated = {} if script is None else {"script": str(script)}
     return build_engine(
-        WorkerSettings(model_path=DEMO_CHECKPOINT, engine="synthetic-scripted", script=script)
+        WorkerSettings(model_path=DEMO_CHECKPOINT, engine="synthetic-scripted", engine_args=stated)
     )
 
 
@@ -190,8 +191,13 @@ def test_a_bad_script_is_refused_with_what_is_wrong(tmp_path: Path, text: str, t
     assert str(file) in str(refused.value)
 
 
-def test_scripts_that_are_not_there_or_not_used(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot be read .*TIDEGATE_WORKER__SCRIPT"):
+def test_a_script_that_is_not_there_and_an_argument_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.toml: the script cannot be read"):
         load(tmp_path / "none.toml")
-    with pytest.raises(ValueError, match=r"ENGINE=synthetic-scripted or name no script"):
-        build_engine(WorkerSettings(model_path=DEMO_CHECKPOINT, script=DEFAULT_SCRIPT))
+    wrong = {"scrpt": "x", "step_ms": "-1"}
+    with pytest.raises(ValueError, match=r"ENGINE_ARGS: step_ms: .*; scrpt: "):
+        build_engine(
+            WorkerSettings(
+                model_path=DEMO_CHECKPOINT, engine="synthetic-scripted", engine_args=wrong
+            )
+        )

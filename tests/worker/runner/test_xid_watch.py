@@ -14,7 +14,7 @@ import torch
 from worker.runner import xid_watch
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.xid_watch import XidWatch, gpu_fault_of, watch_gpu
-from worker.settings import SyntheticSettings, WorkerSettings
+from worker.settings import WorkerSettings
 
 DOUBLE_BIT_ERROR = 48
 OF_A_PROGRAM = 31
@@ -106,7 +106,7 @@ def test_a_simulated_gpu_is_watched_by_its_file(tmp_path: Path) -> None:
     settings = WorkerSettings(
         model_path=Path("unused"),
         engine="synthetic-paced",
-        synthetic=SyntheticSettings(slow_file=file),
+        engine_args={"slow_file": str(file)},
     )
     fault, ends_at = gpu_fault_of(settings), time.monotonic() + 60
     while not fault() and time.monotonic() < ends_at:

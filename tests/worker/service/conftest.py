@@ -140,7 +140,7 @@ def serving(
     ``load`` makes the engines that it swaps to; ``die`` stands for the end of the process, and
     ``device_fault`` for what NVIDIA's driver says."""
     engine = FakeEngine()
-    values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
+    values: dict[str, object] = {"model_path": "unused"}
     settings = WorkerSettings(**nested(values | changes))
     clock = MovedClock()
     service = Worker(

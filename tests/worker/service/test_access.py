@@ -21,6 +21,7 @@ from protocol import (
 from protocol.tensors import LANE_MESSAGE, TEXT_INPUT
 from tests.support.triton_calls import FakeEngine, FakeResponder, plain_call
 from tests.worker.service.conftest import Harness, serving
+from worker.service import drain
 from worker.service.call import Call, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
@@ -98,10 +99,11 @@ def test_a_plain_request_shows_the_token_that_is_asked(tokenizer: Tokenizer, sho
 
 
 def test_a_drain_that_nobody_follows_is_taken_back(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message must not take a worker out of service for good."""
-    with serving(tokenizer, drain_hold_s=0.05) as harness:
+    monkeypatch.setattr(drain, "HOLD_S", 0.05)
+    with serving(tokenizer) as harness:
         harness.send(Drain(0.0)).wait_final()
         harness.lane.wait_final()
         responder = _lane_again(harness)
@@ -113,19 +115,22 @@ def test_a_drain_that_nobody_follows_is_taken_back(
 def test_a_worker_that_stops_stays_drained() -> None:
     engine, now = FakeEngine(), 0.0
     emitter = Emitter(engine, heartbeat_s=1.0, clock=lambda: now)
-    drainer = Drainer(engine, emitter, lambda: now, hold_s=1.0)
+    drainer = Drainer(engine, emitter, lambda: now)
     drainer.begin(0.0, FakeResponder())
     drainer.begin(0.0, None)
     for _ in range(3):
-        now += 10.0
+        now += 10 * drain.HOLD_S
         drainer.advance()
         assert emitter.draining
 
 
-def test_who_drains_again_has_as_long_again_to_stop_the_worker() -> None:
+def test_who_drains_again_has_as_long_again_to_stop_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain, "HOLD_S", 10.0)
     engine, now = FakeEngine(), 0.0
     emitter = Emitter(engine, heartbeat_s=1.0, clock=lambda: now)
-    drainer = Drainer(engine, emitter, lambda: now, hold_s=10.0)
+    drainer = Drainer(engine, emitter, lambda: now)
     drainer.begin(0.0, FakeResponder())
     drainer.advance()
     now = 9.0

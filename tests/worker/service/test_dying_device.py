@@ -38,9 +38,7 @@ class Dying:
     def __init__(self, tokenizer: Tokenizer, file: Path) -> None:
         self.ended = threading.Event()
         self._file = file
-        settings = WorkerSettings(
-            model_path=Path("unused"), heartbeat_ms=50, step_timeout_s=HANGS_AFTER_S
-        )
+        settings = WorkerSettings(model_path=Path("unused"))
         bench = Bench(blocks=RUN * TOKENS, context_tokens=2 * TOKENS, max_running=RUN)
         self.device = SimulatedDevice(file)
         runner = PacedRunner([7], StepCost(0.02), device=self.device)
@@ -80,6 +78,7 @@ class Dying:
 @pytest.fixture
 def dying(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
     monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
+    monkeypatch.setattr(failure, "STEP_TIMEOUT_S", HANGS_AFTER_S)
     dying = Dying(tokenizer, tmp_path / "fault")
     yield dying
     dying.close()

@@ -157,7 +157,8 @@ def hanging(
 ) -> Iterator[Harness]:
     monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
     monkeypatch.setattr(failure, "LOOK_S", 0.01)
-    with serving(tokenizer, die=ended.set, step_timeout_s=0.2) as harness:
+    monkeypatch.setattr(failure, "STEP_TIMEOUT_S", 0.2)
+    with serving(tokenizer, die=ended.set) as harness:
         harness.engine.on_cancel = lambda job, cause: None  # it hangs
         yield harness
 

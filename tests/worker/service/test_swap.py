@@ -430,7 +430,6 @@ MIB = 2**20
     [
         (1000, {}, True),
         (110, {}, False),
-        (1000, {"swap_beside": "never"}, False),
         (1000, {"memory__hard_gib": 0.25}, False),
         (10, {}, MemoryLimitExceeded),
         (1000, {"memory__hard_gib": 0.15}, MemoryLimitExceeded),

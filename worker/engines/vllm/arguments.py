@@ -42,10 +42,6 @@ def check_settings(settings: WorkerSettings) -> None:
             settings.quantize != "none",
             "set TIDEGATE_WORKER__ENGINE_ARGS='quantization=…', as vLLM names it",
         ),
-        "attention": (
-            settings.attention != "auto",
-            "set TIDEGATE_WORKER__ENGINE_ARGS='attention_backend=…', as vLLM names it",
-        ),
     }
     for name, (is_set, why) in refused.items():
         if is_set:
@@ -65,21 +61,14 @@ def defaults(settings: WorkerSettings) -> dict[str, str]:
         "enable_prefix_caching": json.dumps(settings.kv.prefix_cache),
         # Where memory is short the job with the latest deadline gives way.
         "scheduling_policy": "priority",
-    }
-    if settings.image_bytes:
         # Images are prepared here, for one engine, and a text has nothing else to see or hear.
-        found["limit_mm_per_prompt"] = '{"video": 0, "audio": 0}'
-        found["mm_processor_cache_gb"] = "0"
-    else:
-        found["language_model_only"] = "true"
+        "limit_mm_per_prompt": '{"video": 0, "audio": 0}',
+        "mm_processor_cache_gb": "0",
+    }
     if settings.dtype != "auto":
         found["dtype"] = settings.dtype
     if settings.tensor_parallel > 1:
         found["tensor_parallel_size"] = str(settings.tensor_parallel)
-    if settings.trust_remote_code:
-        found["trust_remote_code"] = "true"
-    if "block_tokens" in settings.kv.model_fields_set:
-        found["block_size"] = str(settings.kv.block_tokens)
     if settings.kv.blocks:
         found["num_gpu_blocks_override"] = str(settings.kv.blocks)
     return found

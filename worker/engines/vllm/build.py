@@ -61,9 +61,7 @@ def _build(
     own_context = int(model.max_model_len)
     with timing.timed("tokenizer"):
         stated = end_tokens(path, getattr(model.hf_config, "eos_token_id", None), vocab_size)
-        tokenizer = Tokenizer.from_directory(
-            path, stated, special_in_prompts=settings.plain.special_tokens
-        )
+        tokenizer = Tokenizer.from_directory(path, stated)
         eos = with_own_end(stated, tokenizer, vocab_size)
         speculates = config.speculative_config is not None
         grammars = None if speculates else build_compiler(tokenizer.json, vocab_size, eos)
@@ -128,8 +126,8 @@ def threads_for(settings: WorkerSettings) -> int:
     """Number of threads for a step on the CPU; 0 leaves it to ``OMP_NUM_THREADS`` and torch."""
     if settings.device != "cpu":
         return 0
-    if settings.cpu_threads or "OMP_NUM_THREADS" in os.environ:
-        return settings.cpu_threads
+    if "OMP_NUM_THREADS" in os.environ:
+        return 0
     weights = sum(file.stat().st_size for file in settings.model_path.glob("*.safetensors"))
     return 1 if weights < _SMALL_BYTES else 0
 

@@ -8,6 +8,8 @@ from protocol import Vision
 from worker.errors import InvalidCall
 from worker.text import Tokenizer
 
+IMAGE_BYTES: Final = 32 * 2**20
+"""Most bytes of a prompt's images together, as files."""
 MAX_PIXELS: Final = 2**26
 """Most pixels of an image that is decoded: 200 MB as red, green and blue."""
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")

@@ -12,6 +12,7 @@ from typing import Any
 from protocol import ImageTokens, Vision, keyed_by_images
 from worker.core import Job
 from worker.engines.vllm.image_files import (
+    IMAGE_BYTES,
     Blind,
     blank_images,
     check_count,
@@ -78,7 +79,7 @@ def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> 
     """The reader of a model's images; None where it reads text only. If only its images cannot be
     read here, the log says why, and vLLM leaves out what is for images."""
     model = config.model_config
-    if not settings.image_bytes or not model.is_multimodal_model:
+    if not model.is_multimodal_model or model.multimodal_config.language_model_only:
         return None
     model.skip_tokenizer_init = False  # vLLM's processors ask for its own tokenizer
     try:
@@ -125,6 +126,4 @@ def _opened(settings: WorkerSettings, model: Any, tokenizer: Tokenizer) -> Visio
     processor = MULTIMODAL_REGISTRY.create_processor(model)
     counts = [prepared(processor, image, str(at), token_id)[1] for at, image in enumerate(blank)]
     own = processor.info.get_hf_processor().image_processor
-    return VisionReader(
-        processor, counting_rule(token, token_id, own, counts, settings.image_bytes)
-    )
+    return VisionReader(processor, counting_rule(token, token_id, own, counts, IMAGE_BYTES))

@@ -49,7 +49,7 @@ def warm_up(parts: CoreParts, most: int) -> None:
         except Exception as error:  # whatever a model's code raises
             raise BrokenCheckpoint(
                 f"vLLM fails at an image with this model: {error};"
-                " TIDEGATE_WORKER__IMAGE_BYTES=0 has it read text only"
+                " TIDEGATE_WORKER__ENGINE_ARGS=language_model_only=true has it read text only"
             ) from error
     parts.core.reset_prefix_cache()
     if parts.reports is not None:

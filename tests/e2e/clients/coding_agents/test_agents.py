@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(MAX_S + 60)
 def scripted() -> Iterator[Stack]:
     """The scripted model, under every name that an agent insists on."""
     script = Path(__file__).with_name("script.toml")
-    triton = Triton(engine="synthetic-scripted", script=script, model_name=MODEL)
+    triton = Triton(engine="synthetic-scripted", engine_args=f"script={script}", model_name=MODEL)
     yield from stack_of(triton, models__aliases=f"claude-*={MODEL}")
 
 

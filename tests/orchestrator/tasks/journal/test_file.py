@@ -227,8 +227,8 @@ def test_settings_that_do_not_fit(tmp_path: Path) -> None:
         InvalidSettings, match="TIDEGATE_JOURNAL__LOSS_WINDOW_MS: needs TIDEGATE_JOURNAL"
     ):
         load_settings(journal__loss_window_ms=1.0)
-    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL__KEEP_S: must not be below"):
-        load_settings(journal__path=journal, journal__keep_s=10)
+    with pytest.raises(InvalidSettings, match=r"TIDEGATE_JOURNAL__KEEP_RESULTS_S: .*604800"):
+        load_settings(journal__path=journal, journal__keep_results_s=1e6)
     assert load_settings(journal__path="").journal.path is None
 
 

@@ -558,7 +558,7 @@ async def test_results_and_rows_go_when_their_time_has_come(
 ) -> None:
     monkeypatch.setattr(group_commit, "TIDY_EVERY_S", 0.02)
     service = await restarts.start(
-        worker, journal__keep_results_s=0, KEPT_TASKS=NONE_KEPT, journal__keep_s=1000
+        worker, journal__keep_results_s=0, KEPT_TASKS=NONE_KEPT, KEEP_OUTCOMES_S=1000.0
     )
     task_id = await task_of(service, key="mine")
     await events_of(service, task_id)
@@ -575,7 +575,7 @@ async def test_results_and_rows_go_when_their_time_has_come(
     assert await task_of(service, key="mine") == task_id
     await restarts.die()
     again = await restarts.start(
-        worker, journal__keep_results_s=0, journal__keep_s=0, KEPT_TASKS=NONE_KEPT
+        worker, journal__keep_results_s=0, KEEP_OUTCOMES_S=0.0, KEPT_TASKS=NONE_KEPT
     )
     while await asyncio.to_thread(count, "tasks"):
         pass

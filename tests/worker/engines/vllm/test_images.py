@@ -140,8 +140,7 @@ def load(path: Path, **changes: object) -> LoadedEngine:
         "device": "cpu",
         "dtype": "float32",
         "max_running": 4,
-        "engine_args": {"enforce_eager": "true"},
-        "kv__block_tokens": 32,
+        "engine_args": {"enforce_eager": "true", "block_size": "32"},
     } | changes
     return load_engine(WorkerSettings(**nested(values)))
 
