@@ -25,7 +25,7 @@ from tidegate.cli.options import LaunchOptions
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _ENGINES = [
-    *("auto", "torch", "vllm", "llamacpp", "transformers"),
+    *("auto", "torch", "vllm", "llamacpp"),
     *("synthetic-free", "synthetic-paced", "synthetic-scripted"),
 ]
 
@@ -116,8 +116,8 @@ def _worker_options(function: _F) -> _F:
             "--engine",
             {
                 "type": Choice(_ENGINES),
-                "help": "auto: vllm on CUDA where it is installed and has the model, llamacpp for"
-                " .gguf files, else torch; synthetic: made-up tokens (auto)",
+                "help": "auto: vllm on CUDA where it is installed and has the model, llama.cpp's"
+                " server for .gguf files, else torch; synthetic: made-up tokens (auto)",
             },
         ),
         ("--instances", {"type": Instances(), "default": 1, "help": "Tritons to run"}),
