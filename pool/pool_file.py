@@ -32,7 +32,7 @@ from orchestrator.tls import Tls
 from pool.process.ports import LAST_PORT
 from pool.spec import PORT_STRIDE
 from worker.environment import fields_of, problem_of
-from worker.settings import WorkerSettings
+from worker.settings import GONE, WorkerSettings
 
 Scalar = bool | int | float | str
 Devices = Literal["cpu"] | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -203,7 +203,8 @@ class InstanceSettings(_Strict):
     def _check_engine(cls, value: str) -> str:
         known = (*get_args(WorkerSettings.model_fields["engine"].annotation), "llamacpp")
         if value not in known:
-            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}")
+            why = f"; {GONE[value]}" if value in GONE else ""
+            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}{why}")
         return value
 
     @field_validator("settings")

@@ -37,7 +37,7 @@ EngineName = Literal[
     "synthetic-paced",
     "synthetic-scripted",
 ]
-_GONE: Final[Mapping[str, str]] = {
+GONE: Final[Mapping[str, str]] = {
     "llamacpp": "llama.cpp is a server now, which tidegate up --model FILE.gguf and tidegate pool"
     " start: there is none inside of a worker",
     "transformers": "this engine is gone: take vllm, or a server over HTTP (docs/engines.md)",
@@ -160,8 +160,8 @@ class WorkerSettings(EnvironmentSettings):
     @field_validator("engine", mode="before")
     @classmethod
     def _is_there(cls, value: object) -> object:
-        if isinstance(value, str) and value in _GONE:
-            raise ValueError(_GONE[value])
+        if isinstance(value, str) and value in GONE:
+            raise ValueError(GONE[value])
         return value
 
     @field_validator("engine_args", mode="before")

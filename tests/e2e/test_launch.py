@@ -86,7 +86,7 @@ class Up:
             "launcher": self.state["launcher_pid"],
             "orchestrator": self.state["orchestrator_pid"],
             "server": instance["pid"],
-            "stub": instance["stub_pids"][0],
+            "stub": next(iter(instance.get("stub_pids", ())), None),
         }[role]
 
     def is_ready(self) -> bool:

@@ -3,8 +3,8 @@
 The server leaves out the ids of tokens that end within a character or within what may be a stop
 string, so its card says that it lacks them. ``t_max_predict_ms`` is set to the job's budget: it
 counts from the first token on and looks at line ends, so it is a second net and no deadline. The
-server notices a closed connection with the next token that it sends, or, while it computes a
-prompt, once a second.
+server notices a closed connection with the next token that it sends; while it computes a prompt it
+looks when for a second it has told nobody anything, tokens and counts among it.
 """
 
 import re
@@ -26,8 +26,10 @@ from orchestrator.lanes.model_folder import ModelFolder
 from protocol import Feature, FinishReason, ModelCard
 
 ABORT_MS: Final = 300.0
-"""Ms until an aborted job's slot is free: 5 to 28 measured while it decodes, 250 to 270 twice of
-seven times on a busy machine; a second while it computes a long prompt."""
+"""Ms until an aborted job's slot is free while it decodes (docs/engines.md has what was measured);
+a second and more while it computes a long prompt."""
+COUNT_EVERY_S: Final = 2.5
+"""Seconds between questions for its jobs, long enough for it to look at its connections."""
 LACKS: Final = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
 _RUNNING = re.compile(
     rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
@@ -57,6 +59,7 @@ class LlamaCppLane(HttpLane):
     """A lane to one ``llama-server``."""
 
     _has_metrics = True
+    _count_at = 0.0
 
     async def _reach(self, folder: ModelFolder) -> ModelCard:
         await self._read_key()
@@ -83,6 +86,9 @@ class LlamaCppLane(HttpLane):
 
     async def _poll(self) -> int | None:
         await self._get("/health")
+        if self._clock.now() < self._count_at:
+            return None
+        self._count_at = self._clock.now() + COUNT_EVERY_S
         if self._has_metrics:
             jobs = jobs_in(await self._get_or("/metrics", b""), _RUNNING)
             self._has_metrics = jobs is not None
