@@ -9,7 +9,7 @@ from orchestrator.api.http.elsewhere import ELSEWHERE
 from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
 from orchestrator.errors import NotReady
 from orchestrator.health import PreparedResponse
-from orchestrator.telemetry.merging import labelled, merged
+from orchestrator.telemetry.metrics import labelled, merged
 
 
 def _answer(probe: PreparedResponse) -> web.Response:

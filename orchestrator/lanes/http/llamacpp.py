@@ -8,27 +8,21 @@ prompt, once a second.
 """
 
 import re
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from orchestrator.lanes.cards import ServerFacts, make_card
+from orchestrator.lanes.cards import ModelFolder, ServerFacts
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
     closing,
     count_of,
     decoded,
-    jobs_in,
 )
 from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
-from orchestrator.lanes.model_folder import ModelFolder
-from protocol import Feature, FinishReason, ModelCard
+from protocol import Feature, FinishReason
 
-ABORT_MS: Final = 300.0
-"""Ms until an aborted job's slot is free: 5 to 28 measured while it decodes, 250 to 270 twice of
-seven times on a busy machine; a second while it computes a long prompt."""
-LACKS: Final = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
 _RUNNING = re.compile(
     rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
 )
@@ -41,7 +35,6 @@ class _Event(ServerEvent):
     stop_type: str = ""
     stopping_word: str = ""
     tokens_predicted: int = 0
-    tokens_cached: int = 0
 
 
 class _Slot(msgspec.Struct):
@@ -56,37 +49,33 @@ _slots_decoder = msgspec.json.Decoder(list[_Slot])
 class LlamaCppLane(HttpLane):
     """A lane to one ``llama-server``."""
 
+    lacks = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
+    abort_ms = 300.0
+    """Ms until an aborted job's slot is free: 5 to 28 measured while it decodes, 250 to 270 twice
+    of seven times on a busy machine; a second while it computes a long prompt."""
+    slots = 1
+    running = _RUNNING
     _has_metrics = True
 
-    async def _reach(self, folder: ModelFolder) -> ModelCard:
-        await self._read_key()
-        await self._get("/health")
+    async def _facts(self, folder: ModelFolder) -> ServerFacts:
         props = await self._get_object("/props")
         path = str(props.get("model_alias") or props.get("model_path") or "")
         name = self.endpoint.model or path.rpartition("/")[2].removesuffix(".gguf") or "llamacpp"
         settings = props.get("default_generation_settings")
-        return make_card(
-            self.endpoint,
-            folder,
-            ServerFacts(
-                name,
-                "llamacpp-server",
-                str(props.get("build_info") or ""),
-                context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
-                slots=count_of(props.get("total_slots")),
-            ),
-            lacks=LACKS,
-            abort_ms=ABORT_MS,
-            slots=1,
-            takes_ids=False,
+        return ServerFacts(
+            name,
+            "llamacpp-server",
+            str(props.get("build_info") or ""),
+            context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
+            slots=count_of(props.get("total_slots")),
         )
 
     async def _poll(self) -> int | None:
-        await self._get("/health")
         if self._has_metrics:
-            jobs = jobs_in(await self._get_or("/metrics", b""), _RUNNING)
+            jobs = await super()._poll()
             self._has_metrics = jobs is not None
             return jobs
+        await self._get("/health")
         try:
             slots = _slots_decoder.decode(await self._get_or("/slots", b"[]"))
         except msgspec.DecodeError:
