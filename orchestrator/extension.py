@@ -167,7 +167,6 @@ class Extension:
 
 
 def build_rooms(core: Core) -> list[Extension]:
-    """Every room that is there and wanted."""
     modules = modules_of_rooms("extension")
     kinds = [kind for module in modules for kind in defined_in(module, Extension)]
     return [kind(core) for kind in kinds if kind.is_wanted(core.settings)]

@@ -25,8 +25,13 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.operations import Accept
-from orchestrator.tasks.journal.records import UnfinishedTask, bare_job, live_task, unpack_ids
+from orchestrator.tasks.journal.records import (
+    Accept,
+    UnfinishedTask,
+    bare_job,
+    live_task,
+    unpack_ids,
+)
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import differs, lost_in_restart, overdue
 from orchestrator.telemetry.log import fields, service_log
@@ -69,7 +74,6 @@ class Recovery:
             pass
 
     def take_back(self) -> None:
-        """Continue what a drain, since taken back, had left to the next process."""
         left = self._durable.take_back()
         for task, _ in left:
             self._orchestrator.store.forget(task)
@@ -100,7 +104,6 @@ class Recovery:
             self.instances_changed()
 
     def instances_changed(self) -> None:
-        """Queue the tasks whose model has become available."""
         for task, one in list(self._waiting.items()):
             if task.ending is not None:
                 del self._waiting[task]
@@ -130,7 +133,9 @@ class Recovery:
             task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
         task.time_spent.restore(one.tokens.spent_s, clock.now())
         if known:
-            task.earlier = EarlierText(known, one.tokens.texts, lambda: self._differs(task))
+            task.earlier = EarlierText(
+                known, one.tokens.texts, lambda: orchestrator.end(task, differs(task))
+            )
         orchestrator.readmit(task, is_new=is_new)
         self._durable.adopt(task, Accept(one.row, stored), len(known))
         now = clock.now()
@@ -201,12 +206,8 @@ class Recovery:
         self._end(task, "continued", Ending(Outcome.MET, reason))
 
     def _make_anew(self, task: Task) -> None:
-        """Drop the journalled text: any other text is as good."""
         task.earlier = None
         self._durable.keep_no_tokens(task)
-
-    def _differs(self, task: Task) -> None:
-        self._orchestrator.end(task, differs(task))
 
     def _lose(self, task: Task, why: str) -> None:
         self._end(task, "failed", lost_in_restart(task, why))

@@ -120,11 +120,9 @@ class OwnedStore(Generic[T]):
             self.drop(most, next(iter(self._by_key[most])))
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Keys and names of all items."""
         return ((key, name) for key, own in self._by_key.items() for name in own)
 
     def get(self, key: str, name: str) -> T | None:
-        """The key's item of that name, if it is kept."""
         self._prune(key)
         own = self._by_key.get(key)
         return None if own is None or name not in own else own[name].item
@@ -149,7 +147,6 @@ class OwnedStore(Generic[T]):
             del self._by_key[key], self._bytes[key]
 
     def prune(self) -> None:
-        """Drop what is too old."""
         for key in list(self._by_key):
             self._prune(key)
 
@@ -186,7 +183,6 @@ class KeptStore(Generic[W]):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that all ended items take."""
         return self._ended.kept_bytes
 
     def add(self, item: W) -> None:
@@ -203,11 +199,9 @@ class KeptStore(Generic[W]):
         return item
 
     def running(self) -> Iterator[W]:
-        """Items that have not ended, the newest first."""
         return reversed(self._running.values())
 
     def ended(self) -> Iterator[W]:
-        """Items that have ended, the newest first."""
         self.prune()
         found = [one for one in reversed(self._all.values()) if one.id not in self._running]
         return iter(sorted(found, key=lambda item: item.marks.ended, reverse=True))
@@ -218,7 +212,6 @@ class KeptStore(Generic[W]):
         yield from self.ended()
 
     def prune(self) -> None:
-        """Drop ended items that are too old."""
         self._ended.prune()
 
     def forget(self, item: W) -> None:

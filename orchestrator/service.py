@@ -253,13 +253,11 @@ class Orchestrator:
         self.store.add(task)
 
     def requeue(self, task: Task) -> None:
-        """Queue a readmitted task, now that its model is there."""
         self.stages.dispatcher.enqueue(task)
         for call in self.on_offered:
             call(task)
 
     def _require_journal(self) -> None:
-        """Raise ``TidegateError`` unless tasks can be made durable now."""
         durable = self.stages.durable
         if durable is None:
             raise InvalidRequest(
@@ -547,7 +545,6 @@ class Orchestrator:
 
     @property
     def live_tasks(self) -> int:
-        """How many tasks have not ended, with the work of all rooms."""
         return len(self._live) + sum(1 for room in self.rooms for _ in room.live())
 
     def live(self) -> Iterator[Task]:

@@ -20,9 +20,15 @@ from orchestrator.settings.sections import PlacementSettings
 from orchestrator.sharing import make_sharing
 from orchestrator.state.section import StateSection
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.misses import LIKELY
-from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS
-from orchestrator.telemetry.metrics import MS_BUCKETS, PREFIX, US_BUCKETS, Declared
+from orchestrator.tasks.windows import LIKELY
+from orchestrator.telemetry.metrics import (
+    MAX_MODELS,
+    MAX_TENANTS,
+    MS_BUCKETS,
+    PREFIX,
+    US_BUCKETS,
+    Declared,
+)
 from pool.fleet.metrics import POOL, PoolNumbers, pool_metrics
 
 _PAGE = """\

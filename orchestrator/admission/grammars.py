@@ -105,7 +105,6 @@ class GrammarCheck:
         self._spent.setdefault(tenant, Rate(MS_PER_MIN)).take(round(1000 * took_s), now)
 
     async def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:

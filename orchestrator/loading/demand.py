@@ -108,11 +108,9 @@ class ModelDemand:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a load."""
         return self._waiters.total()
 
     def loadable(self) -> dict[str, Loadable]:
-        """Every model that some instance could load, by name."""
         if not self._config.enabled:
             return {}
         return {
@@ -268,7 +266,6 @@ class ModelDemand:
         return max(0.0, CERTAIN_SHARE * least - self._passed_ms(known.name))
 
     def _passed_ms(self, model: str) -> float:
-        """Ms for which a load of ``model`` has been under way; 0 if none is."""
         now = self._clock.now()
         return max(
             (
@@ -317,7 +314,6 @@ class ModelDemand:
     # ── one load ─────────────────────────────────────────────────────────────────────────────
 
     def _flight(self, model: str) -> "asyncio.Task[None]":
-        """The load of ``model`` that is under way, or a new one."""
         flight = self._flights.get(model)
         if flight is None:
             flight = self._flights[model] = asyncio.create_task(

@@ -139,7 +139,6 @@ class Swaps:
         return {address for address, swap in self.latest.items() if not swap.is_over}
 
     async def close(self) -> None:
-        """Stop following swaps; workers go on with them."""
         for swap in self.latest.values():
             if swap.task is not None:
                 swap.task.cancel()

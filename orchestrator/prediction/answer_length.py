@@ -339,7 +339,6 @@ class AnswerLengths:
             self._nodes.popitem(last=False)
 
     def curve(self, key: LengthKey) -> LengthCurve:
-        """The distribution of such an answer's length, as known now."""
         curve = self._asked.get(key)
         if curve is None:
             if len(self._asked) >= _MAX_NODES:
@@ -369,7 +368,6 @@ class AnswerLengths:
         return found
 
     def not_told(self, tallies: Mapping[Link, LengthTally]) -> None:
-        """Take tallies back that nobody could be told of."""
         for link, tally in tallies.items():
             node = self._nodes.get(link)
             if node is not None and node.tally is not None:

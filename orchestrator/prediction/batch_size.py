@@ -129,7 +129,6 @@ class Outlook(NamedTuple):
     """Number of requests that the outlook rests on."""
 
     def met_at(self, count: int) -> float:
-        """``met`` with about ``count`` rows."""
         return float(self.met[min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - count))])
 
     def prompt_shares_at(self, rows: Sequence[int], current: int) -> Floats:
@@ -270,7 +269,6 @@ def paced_outlook(
 
 
 def best_rows(found: Outlook, current: int) -> int:
-    """The number of rows to run, with ``current`` now."""
     rows, met = found.rows, found.met
     best = float(met.max())
     if best <= 0:
@@ -309,7 +307,6 @@ class _Times(NamedTuple):
 
 
 def _times(demand: DemandArrays, pace: StepModel, token_ms: Floats) -> _Times:
-    """Times of requests; ``token_ms`` is by rows."""
     token_ms = token_ms[:, None]
     prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
     first_ms = prompt_ms + np.ceil(demand.prompt_tokens / pace.step_tokens) * token_ms

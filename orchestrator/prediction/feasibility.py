@@ -168,7 +168,6 @@ class RefusalStats(RefusalCounts, Generic[T]):
         self.recent_share += _SMOOTHING * (refused - self.recent_share)
 
     def refused_late(self) -> None:
-        """Count a refusal of a task that had been let in, and counted as such."""
         self.refused += 1
         self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
 

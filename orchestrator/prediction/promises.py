@@ -57,7 +57,6 @@ class Reservation:
     learn: Learn
 
     def fits(self, task: Task) -> bool:
-        """Whether a task asks for no more than was quoted."""
         return (
             task.model == self.model
             and task.prompt_tokens <= self.prompt_tokens
@@ -98,7 +97,6 @@ class Promises:
         return work_ms / (PROMISED_SHARE * max(1, ready))
 
     def make(self, deadline_unix_ms: int, task: Task) -> None:
-        """Note that this deadline is named to the client of ``task`` as feasible."""
         self._open[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
         while len(self._open) > _MAX_PROMISES:
             self._open.popitem(last=False)

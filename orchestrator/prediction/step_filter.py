@@ -73,7 +73,6 @@ class StepFilter:
 
     @property
     def variances(self) -> list[float]:
-        """Variances of the coefficients' logarithms."""
         return [self._covariance[i][i] / scale**2 for i, scale in enumerate(self._scales())]
 
     def fit(self, features: Sequence[float], step_ms: float) -> bool:
@@ -114,7 +113,6 @@ class StepFilter:
         return weighed, sum(weighed[i] * shares[i] for i in range(3))
 
     def _loosen(self, variance: float) -> None:
-        """Add a variance of the speed."""
         scales = self._scales()
         for i in range(3):
             for j in range(3):

@@ -103,7 +103,6 @@ class StepLearner:
 
     @property
     def model(self) -> StepModel:
-        """The step model as learnt so far."""
         if self._model is None:
             known = self._bound_steps >= LEARNT_STEPS
             base, row, prompt = self._best.coefficients
@@ -197,7 +196,6 @@ class StepLearner:
             self._model = None
 
     def learnt(self) -> StepsLearnt:
-        """What is known, for another orchestrator."""
         return StepsLearnt(
             windows=self.windows,
             coefficients=_three(self._best.coefficients),
@@ -239,7 +237,6 @@ class StepLearner:
             each.speed_up(step_ms / each.predicted(features))
 
     def _fit(self, features: list[float], step_ms: float) -> None:
-        """Have the filters take in a window, and believe the one that foretells them better."""
         self._model = None
         self.windows += 1
         if not self._fitted:

@@ -32,7 +32,6 @@ class Cordons:
         self._known[address] = self._members.renewals + 1
 
     async def uncordoned(self, address: str) -> None:
-        """Tell the others that an instance is in use again."""
         await self._say(address, self._members.client.hdel(self._name, address))
 
     async def _say(self, address: str, said: Awaitable[int]) -> None:

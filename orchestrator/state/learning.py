@@ -78,7 +78,6 @@ class SharedLearning:
         members.on_seen.append(self._look)
 
     def close(self) -> None:
-        """Exchange nothing more."""
         if self._exchanging is not None:
             self._exchanging.cancel()
 

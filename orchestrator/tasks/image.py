@@ -34,7 +34,6 @@ Part = str | Image
 
 
 def text_in(parts: Sequence[Part]) -> str:
-    """The text of a turn's parts, without its images."""
     return "".join([part for part in parts if isinstance(part, str)])
 
 

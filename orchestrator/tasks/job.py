@@ -76,7 +76,6 @@ class PlacementConstraint:
     """Features needed beside those that the request itself needs."""
 
     def allows(self, instance: str) -> bool:
-        """Whether the task may run there at all, by the instance's name."""
         if self.mode is PlacementMode.PIN:
             return instance in self.instances
         return self.mode is not PlacementMode.AVOID or instance not in self.instances
@@ -109,7 +108,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 def said_by(role: str, parts: Sequence[Part]) -> Message:
-    """A turn made of text and images."""
     has_images = any(isinstance(part, Image) for part in parts)
     return Message(role, text_in(parts), parts=tuple(parts) if has_images else ())
 

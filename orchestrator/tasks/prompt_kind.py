@@ -65,7 +65,6 @@ def _openings(words: Sequence[str]) -> tuple[bytes, ...]:
 
 
 def _hash(texts: Iterable[str]) -> bytes:
-    """A hash of texts in their order; empty for none."""
     parts = [text[:_MAX_CHARS] for text in texts]
     if not parts:
         return b""

@@ -91,7 +91,6 @@ class RunLengths:
         """The least recently used first."""
 
     def add(self, kinds: Sequence[Kind], calls: int, *, ended: bool) -> None:
-        """Count a run of these kinds, with that many calls."""
         for kind in kinds:
             self._node(kind).add(calls, ended=ended)
 
@@ -220,7 +219,6 @@ class RunWatch:
             self._over(heappop(self._due)[2])
 
     def _over(self, run: _Watched) -> None:
-        """Learn from a run that has no more calls."""
         if not run.calls:
             return
         self.lengths.add(run.kinds, run.calls, ended=not (run.is_cut or run.running))

@@ -114,7 +114,6 @@ class Tracing:
         return span
 
     def end(self, span: Span) -> None:
-        """End a span now."""
         span.end(self._unix_ns(self._clock.now()))
 
     def start(self, name: str, parent: Context, begun: float) -> Span:
@@ -214,7 +213,6 @@ class TaskSpans:
             )
 
     def ended(self, task: Task) -> None:
-        """End the task's span; ``task.ending`` is set."""
         ending, job, marks, span = task.ending, task.job, task.marks, self._span
         assert ending is not None
         if task.model:

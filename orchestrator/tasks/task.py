@@ -246,7 +246,6 @@ class Task(WorkItem[Job, Listener]):
 
     @property
     def served_name(self) -> str:
-        """The name by which its client knows the model."""
         return self.model if self.adapter is None else self.adapter.name
 
     @property
@@ -306,7 +305,6 @@ class Task(WorkItem[Job, Listener]):
         return self.transcript
 
     def begin(self, now: float, wait_ms: float) -> None:
-        """Note that the worker started the job after ``wait_ms`` in its own queue."""
         if self.stage is not Stage.DISPATCHED:
             return
         self.stage = Stage.RUNNING

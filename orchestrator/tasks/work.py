@@ -133,11 +133,9 @@ class WorkItem(Generic[J, L]):
 
     @property
     def served_name(self) -> str:
-        """The name by which its client knows the model."""
         return self.model
 
     def names(self) -> dict[str, Field]:
-        """The fields by which log lines name it."""
         return {f"{self.what}_id": self.id, "correlation_id": self.correlation_id}
 
     def listen(self, listener: L) -> None:

@@ -29,8 +29,8 @@ from orchestrator.retention import no_such
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.look_ups import Found
 from orchestrator.tasks.journal.records import TaskRow, ended_task
+from orchestrator.tasks.journal.store import Found
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork, Stage
 

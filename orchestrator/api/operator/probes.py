@@ -9,7 +9,7 @@ from orchestrator.api.http.finding import ELSEWHERE
 from orchestrator.api.operator.neighbours import VLLM_PREFIX
 from orchestrator.errors import NotReady
 from orchestrator.health import PreparedResponse
-from orchestrator.telemetry.merging import labelled, merged
+from orchestrator.telemetry.metrics import labelled, merged
 
 
 def _answer(probe: PreparedResponse) -> web.Response:

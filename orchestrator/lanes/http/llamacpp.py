@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.lanes.cards import ServerFacts, make_card
+from orchestrator.lanes.cards import ModelFolder, ServerFacts
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
@@ -22,15 +22,10 @@ from orchestrator.lanes.http.http_lane import (
     jobs_in,
 )
 from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
-from orchestrator.lanes.model_folder import ModelFolder
-from protocol import Feature, FinishReason, ModelCard
+from protocol import Feature, FinishReason
 
-ABORT_MS: Final = 300.0
-"""Ms until an aborted job's slot is free while it decodes (docs/engines.md has what was measured);
-a second and more while it computes a long prompt."""
 COUNT_EVERY_S: Final = 2.5
 """Seconds between questions for its jobs, long enough for it to look at its connections."""
-LACKS: Final = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
 _RUNNING = re.compile(
     rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
 )
@@ -43,7 +38,6 @@ class _Event(ServerEvent):
     stop_type: str = ""
     stopping_word: str = ""
     tokens_predicted: int = 0
-    tokens_cached: int = 0
 
 
 class _Slot(msgspec.Struct):
@@ -58,30 +52,26 @@ _slots_decoder = msgspec.json.Decoder(list[_Slot])
 class LlamaCppLane(HttpLane):
     """A lane to one ``llama-server``."""
 
+    lacks = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
+    abort_ms = 300.0
+    """Ms until an aborted job's slot is free while it decodes (docs/engines.md has what was
+    measured); a second and more while it computes a long prompt."""
+    slots = 1
+    running = _RUNNING
     _has_metrics = True
     _count_at = 0.0
 
-    async def _reach(self, folder: ModelFolder) -> ModelCard:
-        await self._read_key()
-        await self._get("/health")
+    async def _facts(self, folder: ModelFolder) -> ServerFacts:
         props = await self._get_object("/props")
         path = str(props.get("model_alias") or props.get("model_path") or "")
         name = self.endpoint.model or path.rpartition("/")[2].removesuffix(".gguf") or "llamacpp"
         settings = props.get("default_generation_settings")
-        return make_card(
-            self.endpoint,
-            folder,
-            ServerFacts(
-                name,
-                "llamacpp-server",
-                str(props.get("build_info") or ""),
-                context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
-                slots=count_of(props.get("total_slots")),
-            ),
-            lacks=LACKS,
-            abort_ms=ABORT_MS,
-            slots=1,
-            takes_ids=False,
+        return ServerFacts(
+            name,
+            "llamacpp-server",
+            str(props.get("build_info") or ""),
+            context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
+            slots=count_of(props.get("total_slots")),
         )
 
     async def _poll(self) -> int | None:

@@ -5,8 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.errors import JournalUnavailable, KeyInUse
-from orchestrator.tasks.journal.operations import Accept, Tokens
-from orchestrator.tasks.journal.records import StoredTokens, UnfinishedTask, pack_ids
+from orchestrator.tasks.journal.records import (
+    Accept,
+    StoredTokens,
+    Tokens,
+    UnfinishedTask,
+    pack_ids,
+)
 from orchestrator.tasks.task import Task
 
 
@@ -69,7 +74,6 @@ class Entry:
         return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts, spent_s))
 
     def decide(self, fault: str) -> None:
-        """Note that the acceptance is on the disk, or that ``fault`` prevents it."""
         if self.committed.done():
             return
         if fault:

@@ -74,8 +74,8 @@ async def test_it_serves_with_what_orchestrators_need_of_its_file(make: Make) ->
 
 
 async def test_settings_are_its_own_by_their_names(make: Make, tmp_path: Path) -> None:
-    args = f"n_ctx=512 kv_unified=true rope_freq_base=1e4 tokenizer={tmp_path}"
-    server = make(max_running="2", cpu_threads="3", engine_args=args, model_name="mine")
+    args = f"n_ctx=512 n_threads=3 kv_unified=true rope_freq_base=1e4 tokenizer={tmp_path}"
+    server = make(max_running="2", engine_args=args, model_name="mine")
     await server.start()
     params = await told(server)
     assert (params["n_parallel"], params["n_ctx"], params["threads"]) == (2, 512, 3)
