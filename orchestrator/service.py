@@ -368,7 +368,9 @@ class Orchestrator:
             not task.prefix_hashes
             and registry.prefixes
             and task.block_tokens
-            and _may_be_cached(task.job)
+            # Else every token of the prompt must be read.
+            and task.job.sampling.prompt_logprobs is None
+            and not task.job.embeds
         ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         cached_blocks = registry.prefixes.longest(task.prefix_hashes).values()
@@ -618,8 +620,3 @@ def _leaving_when_ended(task: Task) -> Iterator[None]:
         raise task.ending.error from None
     finally:
         task.on_end.remove(stop)
-
-
-def _may_be_cached(job: Job) -> bool:
-    """Whether a prefix cache may spare part of the prompt: not if every token must be read."""
-    return job.sampling.prompt_logprobs is None and not job.embeds

@@ -82,7 +82,6 @@ class Swaps:
         """``token`` is the secret that workers require of callers that have them swap."""
         self.latest: dict[str, RunningSwap] = {}
         self.done: Counter[str] = Counter()
-        """Number of swaps that are over, by how they ended."""
         self.load_ms: dict[str, deque[float]] = {}
         """Ms from request to usable card, without the drain, by model; the latest few loads."""
         self.ms_total = 0.0

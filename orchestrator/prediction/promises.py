@@ -45,7 +45,6 @@ class Reservation:
 
     tenant: str
     unix_ms: int
-    """The deadline, in epoch milliseconds."""
     chance: float
     """Chance (0 to 1) with which the reservation is to be met."""
     held_until: float
@@ -75,7 +74,6 @@ class Promises:
         self._held: dict[tuple[str, int], Reservation] = {}
         """Unused reservations, by tenant and deadline in epoch milliseconds."""
         self._next_void = math.inf
-        """When the first of these is void, in seconds of the clock."""
         self._claimed: dict[str, Task] = {}
 
     def wait_ms(self) -> float:

@@ -77,7 +77,6 @@ class StepLearner:
         self._prompts_per_step = 0.0
         self._fitted = False
         self.windows = 0
-        """Number of windows of steps that were fitted."""
         self._epoch = 0
         self._fastest_ms = math.inf
         self._bound_steps = 0

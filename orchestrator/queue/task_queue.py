@@ -110,7 +110,6 @@ class TaskQueue(Generic[T]):
         self.bound = bound
         self.policy = policy
         self.work_ms = 0.0
-        """Predicted work of all waiting tasks together."""
         self._order = order or SlackOrder()
         self._tiers = [TierQueue() for _ in TIERS]
         self._shares = {priority: FairShares() for priority in Priority}

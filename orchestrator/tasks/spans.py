@@ -139,7 +139,6 @@ class RequestSpan:
         self.trace = TraceContext(
             f"{made.trace_id:032x}", f"{made.span_id:016x}", made.trace_flags.sampled
         )
-        """The trace that spans beneath this one belong to."""
 
     def end(self, attributes: Mapping[str, Field], *, failed: bool) -> None:
         """End the span, because the answer is written, or never will be."""

@@ -74,7 +74,6 @@ class EarlierText:
 
     ids: list[int]
     texts: list[str]
-    """Text of each token."""
     differs: Callable[[], None]
     """Ends the task, because the text that is made again is not the same."""
 
@@ -215,7 +214,6 @@ class Task(WorkItem[Job, Listener]):
         self.given_chance: float | None = None
         """The chance (0 to 1) of being in time that it had when it was first sent to a worker."""
         self.losses: list[Loss] = []
-        """Attempts whose worker went away or hung."""
         self.is_resumable = False
         """Whether another instance could continue what it has generated, which ``transcript``
         keeps."""
@@ -236,7 +234,6 @@ class Task(WorkItem[Job, Listener]):
         self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
         self.spans: Traced | None = None
-        """The task's spans, where its trace is kept."""
         self.entry: JournalEntry | None = None
         """Place of the task in the journal; None for most tasks."""
         self.first_id_free = 0

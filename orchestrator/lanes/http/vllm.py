@@ -6,7 +6,7 @@ own turn. The server has no deadline: the lane's is all there is.
 
 import asyncio
 import re
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,6 @@ from orchestrator.lanes.cards import ModelFolder, ServerFacts
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
-    closing,
     count_of,
     decoded,
 )
@@ -118,7 +117,7 @@ class VllmLane(HttpLane):
     async def _read_answer(
         self, job: LaneJob, body: dict[str, Any], limit: asyncio.Timeout
     ) -> None:
-        async with closing(self._events(job, "/v1/completions", body)) as events:
+        async with aclosing(self._events(job, "/v1/completions", body)) as events:
             async for event in events:
                 if event.data == b"[DONE]":
                     return

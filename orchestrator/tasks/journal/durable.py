@@ -43,7 +43,6 @@ class DurableTasks:
         self.fault = ""
         """Why nothing can be written; empty while all is well."""
         self.on_fault: Callable[[], None] = lambda: None
-        """Called when ``fault`` has changed."""
         self.commits = self.records = 0
         self.recovered: Counter[str] = Counter()
         """Number of tasks of an earlier process, by what was done with them."""
@@ -67,7 +66,6 @@ class DurableTasks:
         self._ending: dict[int, Entry] = {}
         """Entries of tasks that have ended, by number, until the writer has dealt with the end."""
         self._left: list[Entry] = []
-        """Entries that are left to the next process."""
         self._undecided: dict[int, Entry] = {}
         """Entries whose clients wait for the disk, the oldest first."""
         self._looks_at: asyncio.TimerHandle | None = None

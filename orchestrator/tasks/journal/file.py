@@ -129,7 +129,6 @@ class JournalFile:
     next_n: int
     unfinished: list[UnfinishedTask]
     set_aside: Path | None
-    """New path of a damaged file; None where there is none."""
     boot: Boot
 
     def close(self) -> None:

@@ -83,7 +83,6 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     start_wait_s: float | None
     """Seconds from its arrival to its start; None if it never started."""
     first_id_free: int
-    """See ``Task.first_id_free``."""
     deadline_source: str = ""
 
     def __post_init__(self) -> None:
@@ -121,7 +120,6 @@ class UnfinishedTask:
     row: TaskRow
     request: StoredRequest | None
     tokens: StoredTokens
-    """All tokens that were journalled."""
 
 
 COLUMNS = tuple(TaskRow.__dataclass_fields__)

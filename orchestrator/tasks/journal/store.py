@@ -45,7 +45,6 @@ class JournalTerms:
 
 
 MAX_OPERATIONS = 2048
-"""Most operations in one transaction."""
 RETRY_S = 1.0
 CLOSE_WAIT_S = 5.0
 TIDY_EVERY_S = 10.0
@@ -79,7 +78,6 @@ class GroupCommit(ABC):
         self._busy_since: float | None = None
         self._is_closing = False
         self._batch = Batch()
-        """The batch that is being written."""
         self._tidy_at = 0.0
         self._thread = threading.Thread(target=self._run, name="tidegate-journal", daemon=True)
 
@@ -263,7 +261,6 @@ class LookUps(ABC):
     """Answers questions from a store that a subclass knows."""
 
     failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
-    """Errors of the store."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[Future[Found | None], Question] | None] = (
