@@ -63,8 +63,7 @@ class Recovery:
         self._is_listening = False
 
     def steps(self) -> Iterator[None]:
-        """Take all unfinished tasks on, some with each step. Runs on the event loop, once the
-        journal is being written."""
+        """Take on all unfinished tasks, some a step. Call it once the journal is written."""
         unfinished, self._unfinished = self._unfinished, ()
         return self._take_all_on(unfinished)
 

@@ -235,8 +235,7 @@ class Swaps:
     async def _until_usable(
         self, instance: Instance, report: SwapReport, *, is_new: bool, before: object
     ) -> None:
-        """Wait until the card of the new model is here and its tokenizer ready. Raises
-        ``SwapFailed``."""
+        """Wait until the new model's tokenizer is ready. Raises ``SwapFailed``."""
         give_up_at = self._clock.now() + READY_S
         while not (
             instance.card is not None

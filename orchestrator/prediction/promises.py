@@ -132,8 +132,7 @@ class Promises:
         return reservation
 
     def claim(self, task: Task) -> None:
-        """Mark ``task`` as promised if its deadline was reserved or named; either is good for one
-        task."""
+        """Promise ``task`` if its deadline was reserved or named, once for each of these."""
         stated = task.deadline.unix_ms
         place = task.job.tenant, stated
         self._void(self._clock.now())

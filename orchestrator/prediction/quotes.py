@@ -84,8 +84,7 @@ class Reliability:
 
 
 def _rising(values: Floats, weights: Floats) -> Floats:
-    """The rising sequence that is nearest to ``values`` by weighted squares (pool adjacent
-    violators)."""
+    """The rising sequence nearest to ``values`` (pool adjacent violators)."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pool = float(value), float(weight), 1

@@ -209,8 +209,7 @@ class StepLearner:
         )
 
     def begin_with(self, known: StepsLearnt) -> None:
-        """Know what another orchestrator has learnt of the same instance, instead of what little
-        was learnt here."""
+        """Take over what another orchestrator has learnt of the same instance."""
         self.windows = known.windows
         for each in self._filters:
             each.begin_with(known.coefficients, known.variances)

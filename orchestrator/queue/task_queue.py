@@ -150,8 +150,7 @@ class TaskQueue(Generic[T]):
         self._add(task, arrival)
 
     def remove(self, task: T) -> bool:
-        """Take a task out, wherever it stands, without charging its tenant's share. False if it is
-        not queued."""
+        """Take a task out without charging its tenant. False if it is not queued."""
         return self._discard(task.id) is not None
 
     def take(self, task: T) -> None:

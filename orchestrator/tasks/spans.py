@@ -164,8 +164,7 @@ class TaskSpans:
     def attempt_ended(
         self, address: str, dispatched_at: float, first_token_at: float, end: End | None, now: float
     ) -> None:
-        """Make spans of an attempt that a worker is done with, or, without ``end``, was lost
-        with."""
+        """Make spans of an attempt that ended, or, without ``end``, was lost."""
         self._attempts += 1
         error = "instance_lost" if end is None else (end.code or "")
         lane = self._tracing.add(

@@ -372,8 +372,7 @@ class Task(WorkItem[Job, Listener]):
                 )
 
     def _repeats(self, earlier: EarlierText, delta: Delta) -> bool:
-        """Whether new tokens are those of the earlier text, as far as that goes; if not, the task
-        ends."""
+        """Whether new tokens are those of the earlier text; if not, the task ends."""
         first, end = self.completion_tokens, self.completion_tokens + len(delta.ids)
         known = earlier.ids[first:end]
         if delta.ids[: len(known)] != known:

@@ -142,8 +142,7 @@ class HttpLane(PolledLane):
         return jobs_in(await self._get_or("/metrics", b""), self.running)
 
     async def _read_key(self) -> None:
-        """Read the key that the server asks for, anew at each connection, so that it can be
-        changed. Raises ``BadFolder``."""
+        """Read the server's key at each connection: it may change. Raises ``BadFolder``."""
         path = self.endpoint.key_file
         if path is None:
             return

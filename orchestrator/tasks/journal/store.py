@@ -102,8 +102,7 @@ class GroupCommit(ABC):
         self._inbox.put(operation)
 
     def close(self) -> bool:
-        """Write everything there is, then end the thread. False where the store does not let it
-        end."""
+        """Write what is left and end the thread. False if the store does not let it end."""
         self._inbox.put(None)
         self._thread.join(CLOSE_WAIT_S)
         return not self._thread.is_alive()
@@ -121,8 +120,7 @@ class GroupCommit(ABC):
 
     @abstractmethod
     def _tidy(self) -> None:
-        """Do what is due now and then, and set ``_tidy_at`` to when it is due again. Raises
-        nothing."""
+        """Do periodic work, and set ``_tidy_at`` to when it is due again. Raises nothing."""
 
     @abstractmethod
     def _disconnect(self) -> None:
@@ -204,8 +202,7 @@ class GroupCommit(ABC):
         return unwritten
 
     def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations that must be written sooner or later: not tokens, which are still in
-        memory."""
+        """The operations that must be written: not tokens, which are still in memory."""
         if self._window_ms:
             return [one for one in operations if not isinstance(one, Tokens)]
         # Nothing is left to be said of a task that was never accepted.
