@@ -34,6 +34,7 @@ _RUNNING = re.compile(
 )
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _TOKEN = "token_id:"
+_DONE = memoryview(b"[DONE]")
 
 
 class _Logprobs(msgspec.Struct):
@@ -119,7 +120,7 @@ class VllmLane(HttpLane):
     ) -> None:
         async with aclosing(self._events(job, "/v1/completions", body)) as events:
             async for event in events:
-                if event.data == b"[DONE]":
+                if event.data == _DONE:
                     return
                 chunk = decoded(_decoder, event.data)
                 usage = chunk.usage
