@@ -65,7 +65,6 @@ class PlainModel(NamedTuple):
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     is_ready: bool
-    """Whether an instance of it takes work."""
 
 
 class Host(Protocol):
@@ -73,7 +72,6 @@ class Host(Protocol):
 
     rooms: "Sequence[Extension]"
     task_over: asyncio.Event
-    """Set whenever work has ended."""
 
     async def submit(self, job: Job, prompt: Prompt) -> Task:
         """Offer a request. Raises ``TidegateError``."""

@@ -53,7 +53,6 @@ class Lifecycle:
         orchestrator.metrics.watch(self, _METRICS)
         self._upkeep: asyncio.Task[None] | None = None
         self._background: asyncio.Task[None] | None = None
-        """The drain that runs in the background, with nobody waiting for it."""
 
     async def recover(self) -> None:
         """Take on the tasks that an earlier process had let in, ahead of new ones. To be called

@@ -39,7 +39,6 @@ class _Noted(NamedTuple):
     left: tuple[float, ...]
     """Equally likely lengths of its answer, as known when it came; none where it is stated."""
     pauses: list[list[float]]
-    """When each pause began and, once it has, ended."""
 
 
 class Recorder:

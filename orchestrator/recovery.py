@@ -35,7 +35,7 @@ from orchestrator.tasks.journal.records import (
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import differs, lost_in_restart, overdue
 from orchestrator.telemetry.log import fields, service_log
-from protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome
 
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
@@ -63,8 +63,7 @@ class Recovery:
         self._is_listening = False
 
     def steps(self) -> Iterator[None]:
-        """Take all unfinished tasks on, some with each step. Runs on the event loop, once the
-        journal is being written."""
+        """Take on all unfinished tasks, some a step. Call it once the journal is written."""
         unfinished, self._unfinished = self._unfinished, ()
         return self._take_all_on(unfinished)
 
@@ -186,7 +185,9 @@ class Recovery:
         if (
             not known
             or not is_resumable(task.sampling)
-            or _has_more_than_text(task.sampling)
+            # Log-probabilities are not journalled.
+            or task.sampling.logprobs is not None
+            or task.sampling.prompt_logprobs is not None
             or (needs_continue and not encoder.card.can_continue)
         ):
             self._durable.recovered["remade"] += 1
@@ -232,8 +233,3 @@ def _finish_reason(task: Task, ids: list[int], encoder: PromptEncoder) -> Finish
     if ids[-1] in encoder.card.eos_token_ids and not task.sampling.ignore_eos:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(ids) >= task.sampling.max_tokens else None
-
-
-def _has_more_than_text(sampling: Sampling) -> bool:
-    """Whether the request asks for output that is not journalled (log probabilities)."""
-    return sampling.logprobs is not None or sampling.prompt_logprobs is not None

@@ -87,7 +87,6 @@ class OwnedStore(Generic[T]):
         self._retention = retention
         self._by_key: dict[str, OrderedDict[str, _Kept[T]]] = {}
         self._bytes: dict[str, int] = {}
-        """Bytes kept, by key."""
         self._count = 0
 
     def __len__(self) -> int:

@@ -368,7 +368,9 @@ class Orchestrator:
             not task.prefix_hashes
             and registry.prefixes
             and task.block_tokens
-            and _may_be_cached(task.job)
+            # Else every token of the prompt must be read.
+            and task.job.sampling.prompt_logprobs is None
+            and not task.job.embeds
         ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         cached_blocks = registry.prefixes.longest(task.prefix_hashes).values()
@@ -498,8 +500,7 @@ class Orchestrator:
         return self.models.resolve(name)
 
     def require_known(self, name: str) -> None:
-        """Check that a model of that name is served or can be loaded. Raises ``NotReady`` or
-        ``ModelNotFound``."""
+        """Raise ``ModelNotFound`` or ``NotReady`` unless the model is served or loadable."""
         if name not in self.stages.demand.loadable():
             self.models.resolve(name)
 
@@ -539,8 +540,7 @@ class Orchestrator:
 
     @property
     def refusals(self) -> RefusalStats[Task]:
-        """Statistics of refusals, and of the sample of them that is kept to see how it ends
-        (DL-17)."""
+        """Statistics of refusals, and of the sample that is let through (DL-17)."""
         return self.stages.prediction.feasibility.stats
 
     @property
@@ -568,8 +568,7 @@ class Orchestrator:
         return ended
 
     def end_all(self) -> None:
-        """End all live work, because the service shuts down. Durable tasks are left to the next
-        process."""
+        """End all live work for a shutdown; durable tasks are left to the next process."""
         for room in self.rooms:
             room.end_all()
         for task in list(self._live):
@@ -584,8 +583,7 @@ class Orchestrator:
         self.end(task, failed(error) if is_left else lost(task, error), is_left=is_left)
 
     def end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
-        """End a task that waits or runs; no effect on one that has ended. ``is_left``: the next
-        process continues it."""
+        """End live work; idempotent. ``is_left``: the next process continues it."""
         if self.stages.settler.settle(task, ending, is_left=is_left):
             self.stages.dispatcher.withdraw(task)
 
@@ -618,8 +616,3 @@ def _leaving_when_ended(task: Task) -> Iterator[None]:
         raise task.ending.error from None
     finally:
         task.on_end.remove(stop)
-
-
-def _may_be_cached(job: Job) -> bool:
-    """Whether a prefix cache may spare part of the prompt: not if every token must be read."""
-    return job.sampling.prompt_logprobs is None and not job.embeds

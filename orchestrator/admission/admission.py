@@ -89,8 +89,7 @@ class Admission:
         self.config = config
 
     def begin(self, work: AnyWork) -> None:
-        """Check that the service takes work and that there is time left. Raises ``Draining`` or
-        ``DeadlineExceeded``."""
+        """Check for time and an open service. Raises ``Draining``, ``DeadlineExceeded``."""
         self.require_open()
         self._require_time(work)
 
@@ -100,8 +99,7 @@ class Admission:
             raise Draining("the service is going down and takes no new work")
 
     def fit(self, task: Task, card: ModelCard) -> None:
-        """Settle how much to generate, and with which sampling. Raises ``ContextOverflow`` or
-        ``InvalidRequest``."""
+        """Settle length and sampling. Raises ``ContextOverflow`` or ``InvalidRequest``."""
         settle_sampling(task, card, self.config.default_max_tokens)
         task.features = features_of(task.job, task.sampling, has_images=bool(task.images))
 
@@ -165,8 +163,7 @@ class Admission:
             )
 
     def _predict_fit(self, task: Task) -> None:
-        """Forecast how long the answer may be, for the client; settled when the task starts
-        (DL-6)."""
+        """Forecast the answer's length for the client; settled at the start (DL-6)."""
         forecaster, now = self._prediction.forecaster, self._clock.now()
         forecaster.plan(task, now)
         wait_ms = 0.0

@@ -210,8 +210,7 @@ class Limiter:
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:
-        """Count a request that is not a task, for as long as the block runs. Raises
-        ``RateLimited``."""
+        """Count what is not a task while the block runs. Raises ``RateLimited``."""
         self._enter(key)
         try:
             yield

@@ -167,8 +167,7 @@ class ConcurrencyLimit:
         return sum(job.blocks for job in self._jobs) + self.paused_blocks
 
     def pause(self, job: InFlightJob, *, for_another: bool = True) -> None:
-        """Count a running job as paused: it leaves its slot, perhaps to another, and keeps its
-        KV."""
+        """Count a running job as paused: it leaves its slot and keeps its KV."""
         self.remove(job)
         self._paused.add(job)
         self.clearing += for_another

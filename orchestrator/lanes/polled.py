@@ -345,8 +345,7 @@ class PolledLane(Lane):
             sink.on_ended(end)
 
     def _lose(self, job: LaneJob, reason: str) -> None:
-        """Lose one job with which the server went away; the next poll says if it is gone for
-        good."""
+        """Lose one job whose server went away; the next poll tells if for good."""
         if job.is_over:
             return
         self._stop_timing(job)

@@ -59,8 +59,7 @@ class PromptText:
         return text
 
     async def prompt_of(self, job: LaneJob) -> str:
-        """The text to send for a job's prompt; a long one keeps no event loop. Raises
-        ``JobFailed``."""
+        """The text of a job's prompt, a long one made on a thread. Raises ``JobFailed``."""
         try:
             if len(job.token_ids) <= INLINE_IDS:
                 return self.text_of(job.token_ids)

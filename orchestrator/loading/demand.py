@@ -84,7 +84,6 @@ class ModelDemand:
         config: DemandConfig,
     ) -> None:
         self.loads: Counter[str] = Counter()
-        """Number of loads by result: ``done``, ``failed``."""
         self.refused = 0
         self.evictions = 0
         """Models that no instance serves any more because another one was asked for."""
@@ -98,7 +97,6 @@ class ModelDemand:
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._waiters: Counter[str] = Counter()
         self._waiters_of: Counter[str] = Counter()
-        """Number of requests that wait for a load, by tenant."""
         self._arriving: set[Task] = set()
         """Tasks whose prompts are being read: on their way into the queue."""
         self._needed_at: dict[str, float] = {}

@@ -90,13 +90,11 @@ class DemandArrays:
     """Requests as arrays, with one entry for each, and the time in which they came."""
 
     left: Floats
-    """Shape: (requests, lengths)."""
     prompt_tokens: Floats
     whole_ms: Floats
     first_ms: Floats
     weight: Floats
     tenant: NDArray[np.int64]
-    """A number for each request's tenant, from 0."""
     span_ms: float
 
     def without_long_prompts(self, step_tokens: int) -> "DemandArrays | None":
@@ -120,13 +118,11 @@ class Outlook(NamedTuple):
 
     rows: Sequence[int]
     step_ms: Floats
-    """Ms of a step with that many rows, without prompts."""
     met: Floats
     """Requests met, by weight; 0 where others' rows would cost a tenant its share."""
     prompt_share: Floats
     """Share of the engine's time that goes to prompts."""
     requests: int
-    """Number of requests that the outlook rests on."""
 
     def met_at(self, count: int) -> float:
         return float(self.met[min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - count))])
@@ -295,13 +291,10 @@ class _Times(NamedTuple):
     """Times of requests if a token takes a text ``token_ms``; all by (rows, request), in ms."""
 
     token_ms: Floats
-    """Shape: (rows, 1)."""
     prompt_ms: Floats
     """The engine's time for the prompt, by request."""
     first_ms: Floats
-    """Time to the first token."""
     room_ms: Floats
-    """Time left for the answer's tokens."""
     most_tokens: Floats
     """Most tokens before the answer is stopped at its deadline."""
 

@@ -66,7 +66,6 @@ class RefusalKind(StrEnum):
     QUEUE_FULL = "queue_full"
     """Refused because there was no room to wait in."""
     DROPPED = "dropped"
-    """Ended to make room for newer work."""
     STOPPED = "stopped"
     """Stopped because its worker was certain that it would miss."""
 

@@ -45,7 +45,6 @@ class Reservation:
 
     tenant: str
     unix_ms: int
-    """The deadline, in epoch milliseconds."""
     chance: float
     """Chance (0 to 1) with which the reservation is to be met."""
     held_until: float
@@ -75,7 +74,6 @@ class Promises:
         self._held: dict[tuple[str, int], Reservation] = {}
         """Unused reservations, by tenant and deadline in epoch milliseconds."""
         self._next_void = math.inf
-        """When the first of these is void, in seconds of the clock."""
         self._claimed: dict[str, Task] = {}
 
     def wait_ms(self) -> float:
@@ -134,8 +132,7 @@ class Promises:
         return reservation
 
     def claim(self, task: Task) -> None:
-        """Mark ``task`` as promised if its deadline was reserved or named; either is good for one
-        task."""
+        """Promise ``task`` if its deadline was reserved or named, once for each of these."""
         stated = task.deadline.unix_ms
         place = task.job.tenant, stated
         self._void(self._clock.now())

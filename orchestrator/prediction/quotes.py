@@ -39,7 +39,6 @@ BINS: Final = len(EDGES) + 1
 PRIOR: Final = 8.0
 """Weight, in outcomes, of the belief that a prediction means what it says."""
 HALF_LIFE: Final = 256
-"""Outcomes after which an outcome has half its weight."""
 _KEPT: Final = 0.5 ** (1 / HALF_LIFE)
 _MIDDLES: Final = np.convolve((0.0, *EDGES, 1.0), (0.5, 0.5), "valid")
 
@@ -85,8 +84,7 @@ class Reliability:
 
 
 def _rising(values: Floats, weights: Floats) -> Floats:
-    """The rising sequence that is nearest to ``values`` by weighted squares (pool adjacent
-    violators)."""
+    """The rising sequence nearest to ``values`` (pool adjacent violators)."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pool = float(value), float(weight), 1
@@ -103,7 +101,6 @@ BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 """Share of reservations that may be broken, by their stated chance. At 99 % half of what is stated,
 for a client counts on that."""
 POINTS: Final = 9
-"""Deadlines for which a quote states the chance."""
 _FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.0, 0.99: 0.4}
 """Logarithms of the factors by which the first reservations take longer than predicted, beyond what
 the prediction allows for others that may come: what a client counts on should not pay for what is
@@ -144,7 +141,6 @@ class Quote:
     stated: ChanceBy | None
     """The chance by the deadline that the request itself states; None if it states none."""
     earliest: tuple[ChanceBy, ...]
-    """The earliest deadlines that can be reserved, by chance."""
 
 
 class Quotes:
@@ -159,9 +155,7 @@ class Quotes:
         clock: Clock,
     ) -> None:
         self.made = 0
-        """How many quotes were made."""
         self.reserved: Counter[float] = Counter()
-        """Reservations made, by their chance."""
         self.ended: Counter[tuple[float, bool]] = Counter()
         """Reservations that were used and ended, by their chance and by whether they were kept."""
         self._queue = queue

@@ -76,8 +76,7 @@ class StepFilter:
         return [self._covariance[i][i] / scale**2 for i, scale in enumerate(self._scales())]
 
     def fit(self, features: Sequence[float], step_ms: float) -> bool:
-        """Take in a window's mean step. Returns whether it showed that the machine has another
-        speed."""
+        """Take in a window's mean step; True if it showed another speed of the machine."""
         ratio = step_ms / self.predicted(features)
         surprise = math.log(ratio)
         shares = self._shares(features)

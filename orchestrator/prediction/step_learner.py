@@ -77,7 +77,6 @@ class StepLearner:
         self._prompts_per_step = 0.0
         self._fitted = False
         self.windows = 0
-        """Number of windows of steps that were fitted."""
         self._epoch = 0
         self._fastest_ms = math.inf
         self._bound_steps = 0
@@ -210,8 +209,7 @@ class StepLearner:
         )
 
     def begin_with(self, known: StepsLearnt) -> None:
-        """Know what another orchestrator has learnt of the same instance, instead of what little
-        was learnt here."""
+        """Take over what another orchestrator has learnt of the same instance."""
         self.windows = known.windows
         for each in self._filters:
             each.begin_with(known.coefficients, known.variances)

@@ -8,7 +8,6 @@ weight with each new one, whoever has it: together they forget as one orchestrat
 import msgspec
 
 _LEAST = 1e-3
-"""Least count that is worth telling."""
 
 
 class LengthCounts(msgspec.Struct, frozen=True):

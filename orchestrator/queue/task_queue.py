@@ -110,7 +110,6 @@ class TaskQueue(Generic[T]):
         self.bound = bound
         self.policy = policy
         self.work_ms = 0.0
-        """Predicted work of all waiting tasks together."""
         self._order = order or SlackOrder()
         self._tiers = [TierQueue() for _ in TIERS]
         self._shares = {priority: FairShares() for priority in Priority}
@@ -151,8 +150,7 @@ class TaskQueue(Generic[T]):
         self._add(task, arrival)
 
     def remove(self, task: T) -> bool:
-        """Take a task out, wherever it stands, without charging its tenant's share. False if it is
-        not queued."""
+        """Take a task out without charging its tenant. False if it is not queued."""
         return self._discard(task.id) is not None
 
     def take(self, task: T) -> None:

@@ -142,8 +142,7 @@ class TaskMetrics:
 
     @property
     def attainment(self) -> float:
-        """Share (0 to 1) of ended requests whose deadline was kept (DL-10); 1 before any has
-        ended."""
+        """Share (0 to 1) of requests that ended in time (DL-10); 1 before any ended."""
         ended = sum(self.settled.values())
         return self.settled[Outcome.MET] / ended if ended else 1.0
 

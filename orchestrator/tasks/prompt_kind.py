@@ -38,8 +38,7 @@ ANY_KIND = PromptKind()
 
 
 def kind_of(prompt: Prompt, grammar: Grammar | None = None) -> PromptKind:
-    """The kind of a prompt whose answer must match ``grammar``: takes microseconds, however long it
-    is."""
+    """The kind of a prompt, in microseconds; its answer must match ``grammar``."""
     asked = [grammar.kind, grammar.text] if grammar is not None else []
     if isinstance(prompt, str):
         return PromptKind(_hash(asked), _opening(prompt))

@@ -32,12 +32,10 @@ SAME_S: Final = 0.02
 """Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
 Calls that follow each other more closely, each with as long a deadline, are rare."""
 HALF_LIFE: Final = 64
-"""Runs after which a run has half its weight."""
 _LEANING: Final = 3.0
 """Weight, in runs, of what is known of a wider kind."""
 _MIN_ALIVE: Final = 0.02
 _FEWEST: Final = 0.1
-"""Fewer expected calls than this are none."""
 _KEPT: Final = 0.5 ** (1 / HALF_LIFE)
 _GRACE_S: Final = 1.0
 

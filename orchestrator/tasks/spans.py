@@ -139,7 +139,6 @@ class RequestSpan:
         self.trace = TraceContext(
             f"{made.trace_id:032x}", f"{made.span_id:016x}", made.trace_flags.sampled
         )
-        """The trace that spans beneath this one belong to."""
 
     def end(self, attributes: Mapping[str, Field], *, failed: bool) -> None:
         """End the span, because the answer is written, or never will be."""
@@ -165,8 +164,7 @@ class TaskSpans:
     def attempt_ended(
         self, address: str, dispatched_at: float, first_token_at: float, end: End | None, now: float
     ) -> None:
-        """Make spans of an attempt that a worker is done with, or, without ``end``, was lost
-        with."""
+        """Make spans of an attempt that ended, or, without ``end``, was lost."""
         self._attempts += 1
         error = "instance_lost" if end is None else (end.code or "")
         lane = self._tracing.add(

@@ -36,7 +36,6 @@ class MissStage(StrEnum):
 
 
 TIMED = (MissStage.QUEUE, MissStage.ROUTE, MissStage.PREFILL, MissStage.DECODE)
-"""Stages that a budget has figures for."""
 
 
 def times_of(budget: Budget) -> dict[MissStage, float]:
@@ -72,7 +71,6 @@ WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 SLICES = 12
 
 Key = tuple[Priority, str]
-"""Class and tenant."""
 
 
 @dataclass(slots=True)

@@ -52,8 +52,7 @@ class RegisteredInstances:
         self._told: frozenset[str] | None = None
 
     def register(self, address: str, ttl_s: float) -> Registration:
-        """Register an instance for ``ttl_s`` seconds from now, or renew it. Raises
-        ``InvalidRequest``."""
+        """Register or renew an instance for ``ttl_s`` seconds. Raises ``InvalidRequest``."""
         try:
             check_address(address)
             # Otherwise whoever may register could have any file here sent to any host.

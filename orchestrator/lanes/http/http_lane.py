@@ -4,8 +4,7 @@ import asyncio
 import random
 import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -143,8 +142,7 @@ class HttpLane(PolledLane):
         return jobs_in(await self._get_or("/metrics", b""), self.running)
 
     async def _read_key(self) -> None:
-        """Read the key that the server asks for, anew at each connection, so that it can be
-        changed. Raises ``BadFolder``."""
+        """Read the server's key at each connection: it may change. Raises ``BadFolder``."""
         path = self.endpoint.key_file
         if path is None:
             return
@@ -193,9 +191,9 @@ class HttpLane(PolledLane):
 
     async def _events(
         self, job: LaneJob, path: str, body: dict[str, Any]
-    ) -> AsyncIterator[SseEvent]:
-        """Events of the answer to a request. A reader that stops closes the connection, which tells
-        the server that the rest is not wanted.
+    ) -> AsyncGenerator[SseEvent, None]:
+        """Events of the answer to a request. A reader that leaves (``aclosing``) closes the
+        connection, which tells the server that the rest is not wanted.
 
         Raises ``JobFailed`` and ``ServerLost``; a body that just ends is for the reader to judge.
         """
@@ -277,11 +275,6 @@ def decoded(decoder: "msgspec.json.Decoder[_E]", data: memoryview) -> _E:
         code = Code.QUEUE_FULL if is_full else Code.ENGINE_ERROR
         raise JobFailed(code, f"its server failed: {said}")
     return event
-
-
-def closing(events: AsyncIterator[SseEvent]) -> "aclosing[Any]":
-    """``events`` for ``async with``: a reader that leaves early closes the connection at once."""
-    return aclosing(events)
 
 
 def _failed(status: int, said: str) -> Exception:

@@ -8,6 +8,7 @@ looks when for a second it has told nobody anything, tokens and counts among it.
 """
 
 import re
+from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +17,6 @@ from orchestrator.lanes.cards import ModelFolder, ServerFacts
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
-    closing,
     count_of,
     decoded,
     jobs_in,
@@ -90,7 +90,7 @@ class LlamaCppLane(HttpLane):
         return sum(slot.is_processing for slot in slots) if slots else None
 
     async def _generate(self, job: LaneJob) -> Finish:
-        async with closing(self._events(job, "/completion", self._request(job))) as events:
+        async with aclosing(self._events(job, "/completion", self._request(job))) as events:
             async for event in events:
                 one = decoded(_decoder, event.data)
                 # The tokens that the server keeps to itself are counted, not named.

@@ -6,12 +6,13 @@ connection drops the request from its batch after the step under way. It has no 
 """
 
 import asyncio
+from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
 
 from orchestrator.lanes.cards import ModelFolder, ServerFacts
-from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, count_of, decoded
+from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, count_of, decoded
 from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
 from orchestrator.lanes.text_only import PromptText, StopCutter
 from protocol import Feature, FinishReason, TokenLogprob
@@ -73,7 +74,7 @@ class TgiLane(HttpLane):
         prompt = await self._text.prompt_of(job)
         cutter = StopCutter(job.sampling.stop)
         is_silent = job.sampling.skip_special_tokens
-        async with closing(self._events(job, "/generate_stream", _request(job, prompt))) as events:
+        async with aclosing(self._events(job, "/generate_stream", _request(job, prompt))) as events:
             async for event in events:
                 one = decoded(_decoder, event.data)
                 if one.token is not None:

@@ -6,7 +6,7 @@ own turn. The server has no deadline: the lane's is all there is.
 
 import asyncio
 import re
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,6 @@ from orchestrator.lanes.cards import ModelFolder, ServerFacts
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
-    closing,
     count_of,
     decoded,
 )
@@ -35,6 +34,7 @@ _RUNNING = re.compile(
 )
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _TOKEN = "token_id:"
+_DONE = memoryview(b"[DONE]")
 
 
 class _Logprobs(msgspec.Struct):
@@ -118,9 +118,9 @@ class VllmLane(HttpLane):
     async def _read_answer(
         self, job: LaneJob, body: dict[str, Any], limit: asyncio.Timeout
     ) -> None:
-        async with closing(self._events(job, "/v1/completions", body)) as events:
+        async with aclosing(self._events(job, "/v1/completions", body)) as events:
             async for event in events:
-                if event.data == b"[DONE]":
+                if event.data == _DONE:
                     return
                 chunk = decoded(_decoder, event.data)
                 usage = chunk.usage

@@ -43,7 +43,6 @@ class DurableTasks:
         self.fault = ""
         """Why nothing can be written; empty while all is well."""
         self.on_fault: Callable[[], None] = lambda: None
-        """Called when ``fault`` has changed."""
         self.commits = self.records = 0
         self.recovered: Counter[str] = Counter()
         """Number of tasks of an earlier process, by what was done with them."""
@@ -67,7 +66,6 @@ class DurableTasks:
         self._ending: dict[int, Entry] = {}
         """Entries of tasks that have ended, by number, until the writer has dealt with the end."""
         self._left: list[Entry] = []
-        """Entries that are left to the next process."""
         self._undecided: dict[int, Entry] = {}
         """Entries whose clients wait for the disk, the oldest first."""
         self._looks_at: asyncio.TimerHandle | None = None
@@ -132,8 +130,7 @@ class DurableTasks:
             )
 
     def accept(self, task: Task, model_digest: str) -> None:
-        """Hand a task that was let in to the writer. ``committed`` waits until it is on the
-        disk."""
+        """Hand an admitted task to the writer; ``committed`` waits for the disk."""
         offset = self._clock.unix() - self._clock.now()
         accept = Accept(
             row_of(self._next_n, task, self._clock, self.boot),
@@ -159,8 +156,7 @@ class DurableTasks:
         entry.tokens = tokens
 
     async def committed(self, task: Task) -> None:
-        """Wait until an accepted task is on the disk. Raises ``JournalUnavailable`` or
-        ``Draining``."""
+        """Wait for an accepted task's commit. Raises ``JournalUnavailable`` or ``Draining``."""
         entry = task.entry
         assert isinstance(entry, Entry)
         if self.is_async:
@@ -187,8 +183,7 @@ class DurableTasks:
             entry.decide(f"the disk did not take it within {COMMIT_WAIT_S:g} s")
 
     def refuse(self, task: Task) -> None:
-        """Mark a task that nobody was told of: its end, which must follow, frees its submission's
-        name."""
+        """Mark a task that nobody was told of: its end frees its submission's name."""
         entry = task.entry
         assert isinstance(entry, Entry)
         entry.is_refused = True
@@ -201,8 +196,7 @@ class DurableTasks:
             del self._by_name[name]
 
     def check_owned(self) -> None:
-        """Find out whether another orchestrator has taken live tasks on meanwhile; ``on_lost`` is
-        called for each of them."""
+        """Call ``on_lost`` for each live task that another orchestrator has taken on."""
         for entry in self._live.values():
             self._writer.put(Tokens(entry.n, entry.tokens, StoredTokens(b"", [])))
 
@@ -224,8 +218,7 @@ class DurableTasks:
             self._writer.put(tokens)
 
     def keep_no_tokens(self, task: Task) -> None:
-        """Stop writing tokens of a task of ``adopt`` that is made anew, lest one text is written
-        behind the other."""
+        """Write no more tokens of an adopted task whose text is made again from its start."""
         assert isinstance(task.entry, Entry)
         task.entry.keeps_tokens = False
 
@@ -347,8 +340,7 @@ class DurableTasks:
                     entry.tokens = min(entry.tokens, one.first)
 
     def _lose(self, n: int) -> None:
-        """Let go of a task that another orchestrator has taken on: its followers are cut off, to
-        ask again there."""
+        """Drop a task that another orchestrator has taken on: its followers ask there."""
         entry = self._live.pop(n, None)
         ending = self._ending.pop(n, None)
         if entry is not None:

@@ -26,14 +26,12 @@ class Entry:
     committed: asyncio.Future[None]
     """Done once the acceptance is on the disk; raises ``JournalUnavailable``."""
     begun: float
-    """When the entry was made, on the event loop's clock."""
     tokens: int = 0
     """How many tokens have been handed to the writer."""
     keeps_tokens: bool = True
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
-    """Whether the next process continues the task."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def when_recorded(self, call: Callable[[], None]) -> None:

@@ -83,8 +83,7 @@ def version_of(db: sqlite3.Connection) -> int:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring a file that is new, or of ``FIRST`` or later, up to ``VERSION``, each step in a
-    transaction of its own."""
+    """Bring a file up to ``VERSION``, each step in a transaction of its own."""
     for version in range(max(FIRST, version_of(db) + 1), VERSION + 1):
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -129,7 +128,6 @@ class JournalFile:
     next_n: int
     unfinished: list[UnfinishedTask]
     set_aside: Path | None
-    """New path of a damaged file; None where there is none."""
     boot: Boot
 
     def close(self) -> None:
@@ -137,8 +135,7 @@ class JournalFile:
 
 
 def open_journal(config: JournalConfig) -> JournalFile:
-    """Lock the file, created if missing, and read the unfinished tasks. Blocks. Raises
-    ``JournalError``."""
+    """Lock or create the file, and read its unfinished tasks. Raises ``JournalError``."""
     try:
         # Under another name, a link's, it would have another lock.
         config = replace(config, path=config.path.resolve())

@@ -263,8 +263,7 @@ class JournalWriter(GroupCommit):
                 service_log.exception("closing the journal failed")
 
     def _open(self) -> sqlite3.Connection:
-        """The connection, to the file that has the journal's name. A new file gets the live
-        tasks."""
+        """The connection to the file of the journal's name; a new file gets the live tasks."""
         inode = self._inode_now()
         self._lacks_live |= not inode
         if self._db is not None and self._inode != inode:

@@ -83,7 +83,6 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     start_wait_s: float | None
     """Seconds from its arrival to its start; None if it never started."""
     first_id_free: int
-    """See ``Task.first_id_free``."""
     deadline_source: str = ""
 
     def __post_init__(self) -> None:
@@ -121,7 +120,6 @@ class UnfinishedTask:
     row: TaskRow
     request: StoredRequest | None
     tokens: StoredTokens
-    """All tokens that were journalled."""
 
 
 COLUMNS = tuple(TaskRow.__dataclass_fields__)
@@ -138,8 +136,7 @@ def unpack_ids(blob: bytes) -> list[int]:
 
 
 def _check_ids(blob: bytes) -> None:
-    """Raise ``ValueError`` for broken ids; msgspec makes it a ``ValidationError`` where a record is
-    read."""
+    """Raise ``ValueError``, of which msgspec makes a ``ValidationError``, for broken ids."""
     if len(blob) % _ID_BYTES:
         raise ValueError(f"{len(blob)} bytes of token ids, which have {_ID_BYTES} each")
 
@@ -359,8 +356,7 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 def read_record(kind: type[R], task: str | int, body: bytes | None) -> R | None:
-    """A task's request or result; None where there is none, or it cannot be read. ``task`` is what
-    the store calls the task."""
+    """The request or result of ``task``; None if there is none that can be read."""
     if body is None:
         return None
     try:

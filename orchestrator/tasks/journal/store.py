@@ -49,7 +49,6 @@ class JournalTerms:
 
 
 MAX_OPERATIONS = 2048
-"""Most operations in one transaction."""
 RETRY_S = 1.0
 CLOSE_WAIT_S = 5.0
 TIDY_EVERY_S = 10.0
@@ -83,7 +82,6 @@ class GroupCommit(ABC):
         self._busy_since: float | None = None
         self._is_closing = False
         self._batch = Batch()
-        """The batch that is being written."""
         self._tidy_at = 0.0
         self._thread = threading.Thread(target=self._run, name="tidegate-journal", daemon=True)
 
@@ -108,8 +106,7 @@ class GroupCommit(ABC):
         self._inbox.put(operation)
 
     def close(self) -> bool:
-        """Write everything there is, then end the thread. False where the store does not let it
-        end."""
+        """Write what is left and end the thread. False if the store does not let it end."""
         self._inbox.put(None)
         self._thread.join(CLOSE_WAIT_S)
         return not self._thread.is_alive()
@@ -127,8 +124,7 @@ class GroupCommit(ABC):
 
     @abstractmethod
     def _tidy(self) -> None:
-        """Do what is due now and then, and set ``_tidy_at`` to when it is due again. Raises
-        nothing."""
+        """Do periodic work, and set ``_tidy_at`` to when it is due again. Raises nothing."""
 
     @abstractmethod
     def _disconnect(self) -> None:
@@ -210,8 +206,7 @@ class GroupCommit(ABC):
         return unwritten
 
     def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations that must be written sooner or later: not tokens, which are still in
-        memory."""
+        """The operations that must be written: not tokens, which are still in memory."""
         if self._window_ms:
             return [one for one in operations if not isinstance(one, Tokens)]
         # Nothing is left to be said of a task that was never accepted.
@@ -267,7 +262,6 @@ class LookUps(ABC):
     """Answers questions from a store that a subclass knows."""
 
     failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
-    """Errors of the store."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[Future[Found | None], Question] | None] = (
