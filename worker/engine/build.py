@@ -14,7 +14,7 @@ from worker.engine.engine import Engine, EngineConfig
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
-from worker.kv_disk.build import open_disk_tier
+from worker.kv_disk.disk_tier import open_disk_tier
 from worker.loaded import LoadedEngine
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config

@@ -40,10 +40,8 @@ from worker.core import (
 )
 from worker.engine.expiry import ExpiryCheck
 from worker.engine.threaded import ThreadedEngine
-from worker.engines.backend import Backend, BackendLoad, Produced
-from worker.engines.needs import lacking
+from worker.engines.backend import NO_LOAD, Backend, BackendLoad, BackendTotals, Produced, snapshot
 from worker.engines.pausing import BackendPauses, PausingBackend
-from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
 from worker.errors import RequestError
 from worker.log import engine_log
 from worker.scheduler.end_reason import (
@@ -59,7 +57,7 @@ from worker.scheduler.end_reason import (
     loss_of,
 )
 from worker.scheduler.order import latest_start
-from worker.scheduler.refusal import EngineLimits, refused
+from worker.scheduler.refusal import EngineLimits, lacking, refused
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime
 

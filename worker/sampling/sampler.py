@@ -31,8 +31,7 @@ from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.grammar.masks import Masks
 from worker.pinned import download, upload
-from worker.sampling.filters import candidates
-from worker.sampling.masks import apply_
+from worker.sampling.filters import apply_masks_, candidates
 from worker.sampling.params import (
     BIASED,
     CONSTRAINED,
@@ -153,7 +152,7 @@ class Sampler:
                     logits[row, self._upload(own)] = -torch.inf
         if some & CONSTRAINED:
             assert masks is not None
-            apply_(logits, masks())
+            apply_masks_(logits, masks())
         if not some & DRAWS:
             chosen = _argmax(logits)
         else:

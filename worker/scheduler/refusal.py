@@ -1,8 +1,10 @@
 """Limits beyond which every engine refuses a job."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from protocol import Code, FinishReason, context_note
+from protocol import Code, Feature, FinishReason, context_note, features_of
+from worker.core import Job
 from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason
 from worker.scheduler.request import Request
 
@@ -50,3 +52,20 @@ class EngineLimits:
 def refused(code: Code, message: str) -> EndReason:
     """End of a job that is refused."""
     return EndReason(FinishReason.ERROR, code, message)
+
+
+def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
+    """Why this engine cannot run a job, or None. Orchestrators avoid such engines beforehand."""
+    needed = features_of(job.sampling)
+    if job.constraint is not None:
+        needed.append(Feature.GRAMMAR)
+    if job.pooling is not None:
+        needed.append(Feature.EMBEDDINGS)
+    missing = [feature.value for feature in needed if feature in lacks]
+    if not missing:
+        return None
+    return refused(
+        Code.INVALID_REQUEST,
+        f"this worker's engine has no {', '.join(missing)}; leave that out, or ask for a model that"
+        " an instance with another engine serves",
+    )

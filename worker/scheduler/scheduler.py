@@ -17,11 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from worker.scheduler.backfill import not_delaying
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.end_reason import EndReason
-from worker.scheduler.order import latest_start, most_urgent_first
+from worker.scheduler.order import latest_start, most_urgent_first, not_delaying
 from worker.scheduler.plan import Plan, Row
 from worker.scheduler.prefix_cache import PrefixCache
 from worker.scheduler.refusal import EngineLimits

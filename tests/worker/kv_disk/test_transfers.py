@@ -9,7 +9,7 @@ from tests.support.disk_tier import ByHand, content, make_store, name
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.block_store import BlockStore
 from worker.kv_disk.copies import HostMemory
-from worker.kv_disk.loader import Load, Loader
+from worker.kv_disk.transfers import Load, Loader
 
 SMALL = BlockFormat("U8", (2, 8), 16)
 LARGE = BlockFormat("U8", (2, 2**17), 2**18)
