@@ -65,6 +65,7 @@ Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
 | `TIDEGATE_CONFIG` | The path of `tidegate.toml` |
 | `TIDEGATE_HOME` | The folder with all that is kept: engines, models, journals, logs |
 | `TIDEGATE_TRITON` | The path of a `tritonserver` to start instead of the one that is downloaded |
+| `TIDEGATE_OWN_ADDRESS`, `TIDEGATE_SHARED_BY`, `TIDEGATE_LEGACY_STUB` | Set by a launcher alone: where one of several orchestrators at a port is reached, how many workers share the machine's memory, whether Triton's stub was built for numpy 1 |
 | `TIDEGATE_URL`, `TIDEGATE_TOKEN` | What the commands of `tidegate` talk to, and with which token |
 """
 _SINCE: Final = "0.1.0"

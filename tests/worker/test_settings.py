@@ -77,28 +77,6 @@ KINDS: list[tuple[type[BaseSettings], Callable[[], object], Mapping[str, str]]] 
 
 
 @pytest.mark.parametrize(("kind", "read", "renamed"), KINDS, ids=["worker", "slot"])
-def test_every_old_name_is_answered_with_the_one_of_today(
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[BaseSettings],
-    read: Callable[[], object],
-    renamed: Mapping[str, str],
-) -> None:
-    prefix = str(kind.model_config["env_prefix"])
-    settings = fields_of(kind)
-    flat = {name: name for name in settings if "." not in name}
-    sections = settings.keys() - flat.keys() - {"synthetic.prompt_step_ms"}
-    today_of = {old: today for old, today in renamed.items() if " " not in today}
-    assert set(today_of.values()) == sections, "all in sections had others, but one that is new"
-    for old, today in (today_of | flat).items():
-        before = f"{prefix.removesuffix('_')}{old}".upper()
-        now = f"{prefix}{today.replace('.', '__')}".upper()
-        with monkeypatch.context() as patch:
-            patch.setenv(before, "1")
-            with pytest.raises(ValueError, match=rf"{before}: this setting is now {now}$"):
-                read()
-
-
-@pytest.mark.parametrize(("kind", "read", "renamed"), KINDS, ids=["worker", "slot"])
 def test_a_setting_that_is_gone_is_answered_with_what_it_is_now(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[BaseSettings],

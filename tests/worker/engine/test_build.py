@@ -22,7 +22,7 @@ from worker.runner import precision
 from worker.runner.forward import BatchForward
 from worker.runner.memory import ProcessMemory, cpu_pool_bytes
 from worker.runner.torch_runner import TorchRunner
-from worker.settings import EngineName, WorkerSettings
+from worker.settings import SHARED_BY, EngineName, WorkerSettings
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,9 @@ def test_the_pool_is_sized_by_need_and_memory(tiny: Path, monkeypatch: pytest.Mo
     assert blocks() == 19, "a quarter of what is free"
     free(2 * context)
     assert blocks() == context, "half of it for one whole context"
-    assert blocks(instances=4) == context // 2
+    with monkeypatch.context() as patch:
+        patch.setenv(SHARED_BY, "4")
+        assert blocks() == context // 2
     free(2 * 3)
     assert blocks() == 3
     free(0)
