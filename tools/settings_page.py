@@ -65,6 +65,9 @@ Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
 | `TIDEGATE_CONFIG` | The path of `tidegate.toml` |
 | `TIDEGATE_HOME` | The folder with all that is kept: engines, models, journals, logs |
 | `TIDEGATE_TRITON` | The path of a `tritonserver` to start instead of the one that is downloaded |
+| `TIDEGATE_OWN_ADDRESS` | Set by `--processes`: where one of several at a port is reached |
+| `TIDEGATE_SHARED_BY` | Set by launchers: how many workers share this machine's memory |
+| `TIDEGATE_LEGACY_STUB` | Set by launchers: whether Triton's stub was built for numpy 1 |
 | `TIDEGATE_URL`, `TIDEGATE_TOKEN` | What the commands of `tidegate` talk to, and with which token |
 """
 _SINCE: Final = "0.1.0"
