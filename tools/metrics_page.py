@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from clips.section import ClipsSection
 from orchestrator.api.operator.neighbours import VLLM_PREFIX
-from orchestrator.api.server import build_app
+from orchestrator.api.server import build_runner
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
 from orchestrator.settings import whole_settings
@@ -129,7 +129,9 @@ async def declared() -> list[Declared]:
     rng = random.Random(0)
     sharing = await asyncio.to_thread(make_sharing, settings, rng, clock.unix)  # asks nobody
     parts = build(settings, clock, rng, file=file, sharing=sharing)
-    build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
+    build_runner(
+        parts.orchestrator, parts.health, parts.discovery, parts.api, shutdown_timeout_s=0.0
+    )
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)
     return [*parts.orchestrator.metrics.declared, *pool_metrics(PoolNumbers).declared]

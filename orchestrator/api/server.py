@@ -73,7 +73,7 @@ BROWSERS = web.AppKey("browsers", Browsers)
 KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
 ALERTED_STATUSES = (200, 503, 529)
-"""Their counters start at 0: no rate includes an event with which a series begins."""
+"""Statuses whose counters start at 0: no rate includes the event that a series begins with."""
 _INSTEAD = {
     "/v1/conversations": "go on with previous_response_id of /v1/responses",
     "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
