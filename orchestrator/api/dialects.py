@@ -24,8 +24,6 @@ from orchestrator.api.openai.shapes import OPENAI
 
 
 class Edge(Protocol):
-    """A module with routes."""
-
     def routes(self) -> Sequence[web.RouteDef]: ...
 
 

@@ -50,8 +50,6 @@ METRICS: tuple[Row[Batches], ...] = (
 
 
 class BatchRoom(Extension):
-    """The batches of one orchestrator; none without a journal."""
-
     led: ClassVar = ("/v1/files", "/v1/batches")
 
     def __init__(self, core: Core) -> None:

@@ -83,7 +83,6 @@ class Folder:
         return contents
 
     def save(self, record: StoredFile | StoredBatch) -> None:
-        """Write a record to the disk, in place of the previous one."""
         self._make()
         write_atomically(self.path / f"{record.id}{_RECORD}", msgspec.json.encode(record))
 
@@ -182,7 +181,6 @@ class Ledger:
         return end
 
     def is_done(self, number: int) -> bool:
-        """Whether the line of that number is done."""
         return number < len(self._done) and bool(self._done[number])
 
     def put(self, number: int, kind: LineOutcome, entry: bytes) -> None:
@@ -215,7 +213,6 @@ TRY_EVERY_S = 0.5
 
 
 def folder_of(journal: Path) -> Path:
-    """The folder next to a journal."""
     return Path(f"{journal}.batches")
 
 

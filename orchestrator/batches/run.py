@@ -62,7 +62,6 @@ class Run:
         self._saving = asyncio.Lock()
 
     def snapshot(self) -> StoredBatch:
-        """The batch, with its lines' outcomes so far."""
         if self._ledger is None or self.batch.status.is_over:
             return self.batch
         counts = {int(kind): count for kind, count in self._ledger.counts.items()}
@@ -199,7 +198,6 @@ class Run:
             stopped.cancel()
 
     async def _one(self, ledger: Ledger, line: BatchLine, place: WindowPlace) -> None:
-        """Serve one line, which has its place, and write its outcome down."""
         server = self._shop.server
         assert server is not None
         answer = await self._answer(server, line, place)

@@ -78,7 +78,6 @@ class Batches:
 
     @property
     def unfinished(self) -> int:
-        """How many batches are not over."""
         return len(self._runs)
 
     @property
@@ -89,7 +88,6 @@ class Batches:
 
     @property
     def folder_bytes(self) -> int:
-        """Bytes that the data of all files takes."""
         return self.shop.folder.used_bytes
 
     def outcomes(self) -> Counter[LineOutcome]:
@@ -153,7 +151,6 @@ class Batches:
         return self.shop.server.most_at_once(owner)
 
     async def prune(self) -> None:
-        """Remove files and batches whose time is over."""
         time = self.shop.time
         for batch in list(self._over.values()):
             if batch.over is not None and time.age_s(batch.over) >= batch.keep_s:
@@ -191,7 +188,6 @@ class Batches:
             await upload.close()
 
     async def files(self, owner: str) -> list[StoredFile]:
-        """All files of an owner, the newest first."""
         await self._opened()
         own = [file for file in self.shop.files.values() if file.owner == owner]
         return sorted(own, key=lambda file: (file.made.unix, file.id), reverse=True)
@@ -243,7 +239,6 @@ class Batches:
         return batch
 
     async def batches(self, owner: str) -> list[StoredBatch]:
-        """All batches of an owner, the newest first."""
         await self._opened()
         own = [one for one in self._all() if one.owner == owner]
         return sorted(own, key=lambda one: (one.made.unix, one.id), reverse=True)
@@ -299,5 +294,4 @@ def read_window(text: str) -> float:
 
 
 def _some(pieces: Iterator[bytes]) -> bytes:
-    """The next pieces of a file, joined; empty at its end."""
     return b"".join(islice(pieces, _PIECES_AT_ONCE))

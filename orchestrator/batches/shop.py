@@ -42,8 +42,6 @@ class Server(Protocol):
 
 @dataclass(slots=True)
 class Shop:
-    """The parts that all runs share."""
-
     config: BatchConfig
     folder: Folder
     time: Time
@@ -54,7 +52,6 @@ class Shop:
     server: Server | None = None
 
     async def block(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``call`` on the one thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
 

@@ -39,7 +39,6 @@ class Window:
         self.admit()
 
     def admit(self) -> None:
-        """Let in as many places as there is room for."""
         while self.under_way.total() < self._size and (owner := self._next()) is not None:
             _, _, place = heappop(self._waiting[owner])
             self._served[owner] = next(self._numbers)
@@ -85,13 +84,11 @@ class WindowPlace:
         await self._turn
 
     def let_in(self) -> None:
-        """Tell the line that it is its turn."""
         assert self._turn is not None
         self._state = _State.IN
         self._turn.set_result(None)
 
     def give_up(self) -> None:
-        """Stop waiting for the place."""
         if self._turn is not None:
             self._turn.cancel()
 

@@ -32,8 +32,6 @@ _OF_TEXT = ("pattern", "format", "minLength", "maxLength")
 
 
 class TaggedRules:
-    """The rules for tagged calls of one grammar."""
-
     def __init__(self, syntax: TagSyntax, rules: Rules) -> None:
         self._syntax = syntax
         self._rules = rules
@@ -174,8 +172,6 @@ def calls_or_json(
 
 
 class _Calls:
-    """Rules for the calls of a request's tools."""
-
     def __init__(self, use: ToolUse, format: OutputFormat, rules: Rules) -> None:
         self._format = format
         self._rules = rules
@@ -232,7 +228,6 @@ class _Calls:
         )
 
     def _tagged(self, syntax: TagSyntax) -> str:
-        """A name, and then each argument in tags."""
         tagged = TaggedRules(syntax, self._rules)
         return self._any_of(tagged.call(tool, f"args_{n}") for n, tool in enumerate(self._tools))
 

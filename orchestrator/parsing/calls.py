@@ -69,7 +69,6 @@ class CallReader(ABC):
         """Whether something that began like a call turned out not to be one."""
 
     def feed(self, text: str) -> list[Piece]:
-        """Read more text; returns the pieces that it yields."""
         while text:
             text = self._read(text)
         out, self._out = self._out, []
@@ -201,8 +200,6 @@ class CallReader(ABC):
 
 
 class MarkReader(CallReader):
-    """Splits off calls that begin with a mark."""
-
     marks: ClassVar[tuple[str, ...]]
 
     @abstractmethod

@@ -21,8 +21,6 @@ from orchestrator.parsing.tagged_call import GLM45
 
 
 class CallFormat(StrEnum):
-    """How a model writes tool calls."""
-
     HERMES = "hermes"
     LLAMA3 = "llama3"
     MISTRAL = "mistral"
@@ -63,8 +61,6 @@ TAGS: Mapping[str, Tags] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The format of one model's output."""
-
     calls: CallFormat | None = None
     """Format of tool calls; None if none is known here."""
     reasoning: Tags | None = None

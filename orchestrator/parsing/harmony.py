@@ -63,8 +63,6 @@ class HarmonyCall(MarkedCall):
 
 
 class HarmonyReader(CallReader):
-    """Splits calls and reasoning off an output."""
-
     behind = _ENDS
 
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
@@ -76,7 +74,6 @@ class HarmonyReader(CallReader):
         """Whether nothing of the current message has been told yet."""
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
-        """End the output; see ``CallReader.finish``."""
         held = self._held
         if self._read == self._in_header and _BEGUN.fullmatch(held):
             self._held = ""

@@ -289,7 +289,6 @@ class NamedCall:
         return at
 
     def take(self) -> str:
-        """The new part of the arguments."""
         untold, self._untold = self._untold, ""
         return untold
 
@@ -320,7 +319,6 @@ class MarkedCall(ABC):
         return at
 
     def take(self) -> str:
-        """The new part of the arguments, as JSON."""
         untold, self._untold = self._untold, ""
         return untold
 

@@ -41,7 +41,6 @@ class ToolUse:
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """The tools that may be called."""
         return tuple(tool for tool in self.tools if not self.only or tool.name == self.only)
 
 
@@ -104,8 +103,6 @@ class OutputParser:
 
 @dataclass(slots=True)
 class Call:
-    """One tool call."""
-
     name: str
     arguments: str = ""
     """Arguments as a JSON object, as the model wrote it."""

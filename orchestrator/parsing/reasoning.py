@@ -9,8 +9,6 @@ from orchestrator.parsing.pieces import Piece, Reasoning
 
 
 class Tags(NamedTuple):
-    """The tags around a model's thinking."""
-
     open: str
     close: str
 

@@ -48,7 +48,6 @@ class _Budget:
         self.turns = _TURNS_PER_LOOK
 
     def look(self) -> None:
-        """Raise ``Refused`` if the CPU time is spent."""
         if time.thread_time() > self.cpu_until:
             raise Refused(
                 f"rendering takes more than {MAX_RENDER_CPU_S:g} s; send fewer or shorter messages"

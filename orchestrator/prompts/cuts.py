@@ -63,7 +63,6 @@ def unicode_normalizer(tokenizer: Tokenizer) -> Callable[[str], str] | None:
 
 
 def _beginnings(tokens: Iterable[str]) -> re.Pattern[str]:
-    """A pattern for the first character of each of ``tokens``."""
     root: dict[str, Any] = {}
     for token in tokens:
         node = root

@@ -87,8 +87,6 @@ class BadCard(ValueError):
 
 
 class PromptEncoder:
-    """One model's tokenizer and chat template."""
-
     def __init__(self, card: ModelCard, *, special_in_prompts: bool = False) -> None:
         """Takes up to a second for a large vocabulary. ``special_in_prompts``: what looks like a
         special token in a plain prompt is one. Raises ``BadCard``."""
@@ -154,7 +152,6 @@ class PromptEncoder:
 
     @property
     def name(self) -> str:
-        """The name by which clients know the model."""
         return self.card.model if self.adapter is None else self.adapter.name
 
     @property
@@ -165,7 +162,6 @@ class PromptEncoder:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the chat template shows tools to the model."""
         return self._template is not None and "tools" in self._template.variables
 
     def encode(self, prompt: Prompt) -> Sequence[int]:

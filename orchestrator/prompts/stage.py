@@ -116,7 +116,6 @@ class EncodingStage:
         heapq.heappush(waiting, (job.due_at, next(self._numbers), job))
 
     def _start(self) -> None:
-        """Put free threads to work."""
         put_off = []
         while self._waiting and self._running < self.threads:
             job = self._next()

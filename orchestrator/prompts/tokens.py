@@ -28,8 +28,6 @@ class Token(NamedTuple):
 
 
 class TokenTexts:
-    """The tokens of one model's tokenizer, by id."""
-
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._to_bytes = token_bytes_of(tokenizer)

@@ -30,8 +30,6 @@ class Refused(ValueError):
 
 
 class Text(NamedTuple):
-    """One text in a chat."""
-
     text: str
     is_own: bool
     """Whether the model has written it."""
@@ -41,7 +39,6 @@ Change = Callable[[Text], str]
 
 
 def texts_of(chat: Chat) -> Iterator[Text]:
-    """Yield all texts of a chat."""
     for message in chat.messages:
         own = message.role == "assistant"
         if message.parts:
@@ -61,7 +58,6 @@ def texts_of(chat: Chat) -> Iterator[Text]:
 
 
 def rewritten(chat: Chat, change: Change) -> Chat:
-    """A copy of a chat with each text changed."""
     messages = tuple(_rewritten(message, change) for message in chat.messages)
     tools = tuple(
         msgspec.structs.replace(

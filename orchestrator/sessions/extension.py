@@ -41,8 +41,6 @@ SESSIONS: tuple[Row[SessionStore], ...] = (
 
 
 class SessionRoom(Extension):
-    """The sessions of one orchestrator."""
-
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         ids = Ids(core.rng, core.sharing.tag)

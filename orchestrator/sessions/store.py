@@ -59,7 +59,6 @@ class Turn:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the session is gone."""
         return self._session not in self._store
 
     def follow(self, task: Task) -> None:
@@ -193,21 +192,18 @@ class SessionStore:
             raise
 
     def said(self, session: Session, history: History) -> None:
-        """Make a turn part of the history."""
         if session in self:  # else the session was deleted meanwhile
             self._set_history(session, history)
             session.turns += 1
             self.on_change(session.key, session.id)
 
     def release(self, session: Session) -> None:
-        """End a turn: the next one may come."""
         session.is_busy = False
         session.task = None
         if session in self:
             self._touch(session)
 
     def prune(self) -> None:
-        """Forget sessions that were not used for too long."""
         oldest_kept = self._clock.now() - SESSION_TTL_S
         while self._sessions:
             session = next(iter(self._sessions.values()))
@@ -267,7 +263,6 @@ class SessionStore:
             self._remove(session)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Keys and ids of all sessions."""
         return ((session.key, name) for name, session in self._sessions.items())
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────

@@ -167,7 +167,6 @@ class ParsedMessageEvents(MessageEvents):
         return events
 
     def _close(self) -> list[bytes]:
-        """End the block that is open, if one is."""
         if not self._open:
             return []
         events = []

@@ -43,8 +43,6 @@ _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class ParsedMessages(NamedTuple):
-    """A parsed request, without its body."""
-
     job: Job
     prompt: Prompt
     tools: ToolUse | None

@@ -70,7 +70,6 @@ class HealthPort:
             await asyncio.sleep(_RESTART_S)
 
     async def _respond(self) -> None:
-        """Start a responder and publish until it ends."""
         fd = self._listener.fileno()
         process = await asyncio.create_subprocess_exec(
             sys.executable,

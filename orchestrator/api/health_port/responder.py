@@ -151,7 +151,6 @@ class Responder:
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Serve until the pipe ends."""
         while True:
             ready = self._selector.select(_LOOK_EVERY_S)
             # News from the pipe is read before requests are answered.

@@ -182,7 +182,6 @@ class Port(asyncio.AbstractServer):
         return cls(listening, server)
 
     def hand_over(self, server: ProtocolFactory) -> None:
-        """Have another server get the next connections."""
         self.server = server
         if self.on_handed_over is not None:
             self.on_handed_over()

@@ -109,7 +109,6 @@ class BodyBudget:
         self._unfinished.pop(share, None)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` if the totals do not add up."""
         assert 0 <= self.total_bytes <= self.most_bytes
         assert sum(share.held_bytes for share in self._unfinished) <= self.total_bytes
         assert not any(share.is_given_up for share in self._unfinished)
@@ -141,7 +140,6 @@ class LargeBodies:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a body is being worked on."""
         return self._gate.is_busy
 
     async def work(self, call: Callable[[], T], size: int, due_at: float, tenant: str = "") -> T:

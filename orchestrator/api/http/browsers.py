@@ -54,7 +54,7 @@ class Browsers:
         """Check a request to a service without keys. Raises ``Forbidden`` for what a foreign page
         may have sent: none comes without ``Host`` (HTTP/1.0) or, for changes, ``Origin``."""
         host = headers.get("Host")
-        if host is not None and not self._is_our_host(host):
+        if not (host is None or self._any_host or self._is_our_name(_bare(host))):
             raise Forbidden(
                 f"this service is not known as {host[:128]}: ask it as localhost, or name the host "
                 f"in TIDEGATE_HTTP__ALLOWED_HOSTS",
@@ -106,9 +106,6 @@ class Browsers:
 
     def _welcomes(self, origin: str) -> bool:
         return self._any_origin or origin.lower() in self._origins
-
-    def _is_our_host(self, host: str) -> bool:
-        return self._any_host or self._is_our_name(_bare(host))
 
     def _is_our_origin(self, origin: str, host: str | None) -> bool:
         """Whether a page came from this service, as ``host``, or from this machine."""

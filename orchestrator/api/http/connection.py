@@ -92,7 +92,6 @@ class Connection(RequestHandler):
 
     @property
     def is_serving(self) -> bool:
-        """Whether a request is in progress."""
         return self._current_request is not None
 
     @property
@@ -136,7 +135,6 @@ class Connection(RequestHandler):
         self._write_timer = self._loop.call_later(timeout_s, look)
 
     def _unsent_bytes(self) -> int:
-        """Bytes that we and the kernel hold for the client."""
         assert self.transport is not None
         ours: int = self.transport.get_write_buffer_size()
         return ours + unacknowledged_bytes(self._fd)

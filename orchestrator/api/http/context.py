@@ -99,7 +99,6 @@ class Context:
 
     @property
     def answer_id(self) -> str:
-        """Id under which the answer names the request."""
         return self.request_id or self.correlation_id
 
 
@@ -153,7 +152,9 @@ def served_name(request: web.Request, name: str | None) -> str:
     aliases = request.app[CONFIG].model_aliases
     if name in aliases:
         return aliases[name]
-    longest = max((one for one in aliases if _begins(name, one)), key=len, default=None)
+    open_ended = (one for one in aliases if one.endswith(ANY_END))
+    begun = (one for one in open_ended if name.startswith(one.removesuffix(ANY_END)))
+    longest = max(begun, key=len, default=None)
     if longest is None or _is_ours(request, name):
         return name
     return aliases[longest]
@@ -163,10 +164,6 @@ def listed_aliases(app: web.Application) -> Mapping[str, str]:
     """Aliases that stand for one name each, with their models."""
     aliases = app[CONFIG].model_aliases
     return {name: model for name, model in aliases.items() if not name.endswith(ANY_END)}
-
-
-def _begins(name: str, alias: str) -> bool:
-    return alias.endswith(ANY_END) and name.startswith(alias.removesuffix(ANY_END))
 
 
 def _is_ours(request: web.Request, name: str) -> bool:

@@ -252,7 +252,6 @@ class _Search:
         self._left = _MAX_OBJECTS
 
     def look(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
-        """Search ``value``, which has that shape."""
         first = bytes(memoryview(value)[:1])
         if first == b"{":
             self._object(value, shape, place)

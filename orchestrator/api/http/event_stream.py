@@ -49,8 +49,6 @@ SSE_HEADERS: Mapping[str, str] = {
 
 
 class EventStream:
-    """One response of server-sent events."""
-
     def __init__(
         self, request: web.Request, headers: Mapping[str, str], keepalive_s: float
     ) -> None:
@@ -128,7 +126,6 @@ class EventStream:
             self.send(_KEEP_ALIVE)
 
     def finish(self, data: bytes = b"") -> None:
-        """Write the last events, then end the response."""
         self.send(data)
         self._finished = True
         self._woken.set()

@@ -78,8 +78,6 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServedValues(NamedTuple):
-    """The values of a field that are served."""
-
     fits: Callable[[Any], bool]
     """Whether a value is served."""
     otherwise: str
@@ -152,7 +150,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return None
 
     def wants_one_piece(self) -> bool:
-        """Whether the client waits for the whole answer at once."""
         return False
 
     def is_awaited(self) -> bool:

@@ -165,8 +165,6 @@ async def _look(
 
 
 class SiblingAnswer(NamedTuple):
-    """The answer of another process at the same port."""
-
     status: int
     body: bytes
 

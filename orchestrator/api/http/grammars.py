@@ -22,8 +22,6 @@ _ROOM_BYTES = 4096
 
 
 class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of bodies that may state a grammar."""
-
     response_format: msgspec.Raw = NULL
     structured_outputs: msgspec.Raw = NULL
     guided_json: msgspec.Raw = NULL
@@ -110,15 +108,12 @@ def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
 def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar:
     """Grammar of a schema, or of a string that holds one. Parts that cannot be enforced are
     ignored, unless it is ``strict``. Raises ``InvalidRequest``."""
-    text = _text(schema)
-    if text.startswith('"'):
-        text = str(_decode(field, schema, _strings))
+    text = _unquoted(field, schema)
     return _checked(field, GrammarKind.JSON_SCHEMA, text, lenient=not strict)
 
 
 def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
-    if _text(value).startswith('"'):
-        value = msgspec.Raw(_decode(field, value, _strings).encode())
+    value = msgspec.Raw(_unquoted(field, value).encode())
     stated = _decode(field, value, _outputs_reader)
     found: list[Grammar] = []
     if stated.json != NULL:
@@ -132,9 +127,7 @@ def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
     if stated.json_object:
         found.append(Grammar(GrammarKind.JSON_OBJECT))
     if stated.structural_tag != NULL:
-        text = _text(stated.structural_tag)
-        if text.startswith('"'):
-            text = str(_decode(field, stated.structural_tag, _strings))
+        text = _unquoted(field, stated.structural_tag)
         found.append(_checked(field, GrammarKind.STRUCTURAL_TAG, text))
     if len(found) != 1:
         raise _unfit(
@@ -166,6 +159,12 @@ def _decode(field: str, value: msgspec.Raw, reader: Reader[T]) -> T:
 
 def _text(value: msgspec.Raw) -> str:
     return bytes(memoryview(value)).decode().strip()
+
+
+def _unquoted(field: str, value: msgspec.Raw) -> str:
+    """A value's JSON, or the string that it is."""
+    text = _text(value)
+    return str(_decode(field, value, _strings)) if text.startswith('"') else text
 
 
 def _unfit(field: str, why: str) -> InvalidRequest:

@@ -58,8 +58,6 @@ def notice_vanished(client: socket.socket) -> None:
 
 
 class HangUps:
-    """Watches sockets that nobody reads."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: dict[int, Callable[[], None]] = {}

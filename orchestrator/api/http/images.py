@@ -74,8 +74,6 @@ _FILL = 0xFF
 
 
 class Pixels(NamedTuple):
-    """The size of an image."""
-
     width: int
     height: int
 

@@ -243,8 +243,6 @@ async def stream_answer(
 
 
 class Awaited(Listener, Protocol):
-    """A listener that can be waited for."""
-
     complete: asyncio.Event
 
 
@@ -264,8 +262,6 @@ async def until_answered(request: web.Request, job: Job, prompt: Prompt, answer:
 
 
 class WholeAnswer(Transcript):
-    """A transcript that can be waited for."""
-
     def __init__(self) -> None:
         super().__init__()
         self.complete = asyncio.Event()

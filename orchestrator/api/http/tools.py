@@ -106,7 +106,6 @@ _WORD = re.compile(r"[A-Za-z0-9 _.,:+-]{0,64}")
 
 
 def template_arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:
-    """The arguments that a body states. Raises ``InvalidRequest``."""
     if stated is NULL:
         return {}
     field = "chat_template_kwargs"

@@ -116,7 +116,6 @@ def routes() -> list[web.RouteDef]:
 
 
 def paths(end: str = "") -> tuple[str, str]:
-    """Paths of a model, without and with its version."""
     return f"/v2/models/{{model}}{end}", f"/v2/models/{{model}}/versions/{{version}}{end}"
 
 

@@ -39,7 +39,6 @@ class Outputs:
         logprobs: Sequence[TokenLogprob],
         finish_reason: str = NOT_FINISHED,
     ) -> dict[str, object]:
-        """The outputs of one piece, by name."""
         asked = self.request
         self._cumulative += sum(entry.logprob for entry in logprobs)
         outputs: dict[str, object] = {names.TEXT_OUTPUT: text}
@@ -57,7 +56,6 @@ class Outputs:
         return outputs
 
     def head(self, task: Task) -> dict[str, object]:
-        """Fields that precede the outputs."""
         head: dict[str, object] = {"model_name": task.served_name, "model_version": MODEL_VERSION}
         return head | {"id": self.request.id} if self.request.id else head
 

@@ -31,8 +31,6 @@ _infer_reader = Reader(InferRequest)
 
 
 class ParsedInference(NamedTuple):
-    """A parsed request, with what its answer depends on."""
-
     job: Job
     prompt: Prompt
     outputs: Outputs

@@ -99,7 +99,6 @@ class TaskEvents(NumberedEvents):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the client does not keep up."""
         return self._stream.is_behind
 
     def replay(self, task: Task, queue_position: int) -> Iterator[bytes]:

@@ -98,12 +98,10 @@ class Choices:
         self._end(lambda task: self._orchestrator.disconnected(task, too_slow=too_slow))
 
     def mark_reading(self, keeps_up: bool) -> None:
-        """Note whether the client keeps up with what is sent."""
         for task in self.tasks:
             self._orchestrator.mark_reading(task, keeps_up)
 
     def usage(self) -> dict[str, object]:
-        """Usage of all tasks together, once they have ended."""
         return usage(self.tasks, self.request.n)
 
     def told_tier(self) -> dict[str, object]:

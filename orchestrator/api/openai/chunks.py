@@ -152,11 +152,9 @@ class ChunkStream:
         self._stream.send(_event(self._chunk(task, [choice])))
 
     def _last(self, ending: Ending, tail: str) -> dict[str, object]:
-        """The choice of the last chunk."""
         return self._shape.delta(self._index, tail or None, None, ending.finish_reason.value)
 
     def _token(self, token_id: int, text: str, logprobs: object) -> dict[str, object]:
-        """The choice of a token's own chunk."""
         return self._shape.delta(self._index, text, logprobs)
 
     def _send_own_chunks(self, task: Task, delta: Delta) -> None:

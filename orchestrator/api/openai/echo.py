@@ -62,7 +62,6 @@ def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
 
 
 def text_of(prompt: Prompt, ids: Sequence[int], tokens: TokenTexts) -> str:
-    """Text that ``echo`` puts before the answer's own."""
     return at_once(_text_of(prompt, ids, tokens))
 
 

@@ -113,8 +113,6 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
 
 
 class _Done:
-    """Listens for the end of a request's tasks."""
-
     def __init__(self, choices: Choices, over: asyncio.Event) -> None:
         self._choices = choices
         self._over = over
@@ -165,10 +163,6 @@ async def _embedded(request: web.Request, choices: Choices) -> list[Task]:
     listener = _Done(choices, over)
     async with submitted(request, choices, lambda index: listener):
         await over.wait()
-    if choices.failed is not None:
-        assert choices.failed.ending is not None and choices.failed.ending.error is not None
-        request[CONTEXT].task = choices.failed
-        raise choices.failed.ending.error
     return choices.tasks
 
 

@@ -173,10 +173,6 @@ async def _answer(
 
     async with submitted(request, choices, listener_of):
         await over.wait()
-    if choices.failed is not None:
-        assert choices.failed.ending is not None and choices.failed.ending.error is not None
-        request[CONTEXT].task = choices.failed
-        raise choices.failed.ending.error
     tasks = choices.tasks
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
     encoder = orchestrator.model(last.model)
@@ -204,7 +200,8 @@ async def submitted(
     listener_of: Callable[[int], Listener],
     stream: EventStream | None = None,
 ) -> AsyncIterator[None]:
-    """Submit all choices for the time of the block; ends what still runs when it is left."""
+    """Submit all choices for the time of the block; ends what still runs when it is left. Without a
+    ``stream``, which tells it, raises the error of the choice that failed."""
     try:
         try:
             await choices.submit(listener_of)
@@ -213,6 +210,10 @@ async def submitted(
             raise
         request[CONTEXT].task = choices.first
         yield
+        if stream is None and choices.failed is not None:
+            assert choices.failed.ending is not None and choices.failed.ending.error is not None
+            request[CONTEXT].task = choices.failed
+            raise choices.failed.ending.error
     finally:
         choices.leave(too_slow=stream is not None and stream.too_slow)
 

@@ -61,7 +61,6 @@ class Shape:
     def choice(
         self, index: int, text: str, logprobs: object, finish_reason: str
     ) -> dict[str, object]:
-        """A choice of an answer in one piece."""
         content: dict[str, object] = {"text": text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}

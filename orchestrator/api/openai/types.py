@@ -126,8 +126,6 @@ class AnswerOptions(NamedTuple):
 
 
 class ParsedCompletion(NamedTuple):
-    """A parsed request, without its body."""
-
     job: Job
     prompts: tuple[Prompt, ...]
     n: int

@@ -286,7 +286,6 @@ class _Plain:
         self._made: dict[type, Any] = {}
 
     def of(self, kind: Any) -> Any:
-        """``kind``, or the type that replaces it."""
         return mapped(kind, self._leaf)
 
     def _leaf(self, kind: Any) -> Any:

@@ -19,15 +19,12 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The objects that operators act on."""
-
     lifecycle: Lifecycle
     reloader: Reloader
     keys_of: Callable[[Settings], tuple[Key, ...]]
     recorder: Recorder
 
     def follow_keys(self, auth: Authenticator) -> None:
-        """Have ``auth`` follow the keys of reloaded settings."""
         keys = ("token", "admin_token", "keys")
         self.reloader.follow(keys, lambda new: auth.replace(self.keys_of(new)))
 

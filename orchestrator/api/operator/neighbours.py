@@ -121,7 +121,6 @@ def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]
 
 
 def _blocks(instances: list[Instance]) -> tuple[int, int]:
-    """Numbers of used KV blocks and of all KV blocks."""
     stats = [one.stats for one in instances if one.stats is not None]
     return sum(of.kv_blocks_used for of in stats), sum(of.kv_blocks_total for of in stats)
 

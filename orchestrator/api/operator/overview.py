@@ -76,7 +76,6 @@ class Finishes:
         return passed_ms + forecaster.forecast(task, wait_ms=wait_ms).finish_ms
 
     def next_snapshot(self) -> None:
-        """Allow forecasts for the next snapshot."""
         self._left = PREDICTIONS_PER_SNAPSHOT
 
     def since(self, total: int) -> list[FinishTimes]:
@@ -289,7 +288,6 @@ class Overview:
         self._orchestrator.on_offered.remove(self._finishes.offered)
 
     def close(self) -> None:
-        """End every stream, so that none delays the end of the service."""
         for stream in self._watchers:
             stream.finish()
 

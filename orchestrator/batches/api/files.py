@@ -201,7 +201,6 @@ async def _text(part: BodyPartReader) -> str:
 
 
 def _keep_s(fields: Mapping[str, str]) -> float | None:
-    """Seconds of the form's ``expires_after[…]``; None if it is not stated."""
     anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     if anchor is None and seconds is None:
         return None

@@ -159,7 +159,6 @@ def batches_of(request: web.Request) -> Batches:
 
 
 def owner_of(request: web.Request) -> str:
-    """Fingerprint of the key whose files and batches a request may see."""
     return request[CONTEXT].key.fingerprint
 
 

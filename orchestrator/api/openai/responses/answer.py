@@ -103,7 +103,6 @@ class OutputCollector:
     # its current state
 
     def body(self, task: Task) -> dict[str, object]:
-        """The response as it is now."""
         output = [item.body() for item in self._items.items]
         return response(
             task,

@@ -305,12 +305,10 @@ def _image_of(part: InputImage, where: str) -> Image:
 
 
 def has_images(content: str | tuple[Part, ...] | None) -> bool:
-    """Whether there are images in a message or a result."""
     return isinstance(content, tuple) and any(isinstance(part, InputImage) for part in content)
 
 
 def text_of(content: str | tuple[Part, ...] | None) -> str:
-    """All text of a message, a thought or a result."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = [part for part in content if not isinstance(part, InputImage)]

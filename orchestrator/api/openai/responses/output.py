@@ -126,8 +126,6 @@ _DELTAS = {
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item of a response's output."""
-
     kind: ItemKind
     index: int
     id: str
@@ -181,13 +179,11 @@ class Item:
         return {"id": self.id, "status": self.status, **own}
 
     def opening(self) -> Iterator[Event]:
-        """The events before its first piece."""
         yield "output_item.added", {"output_index": self.index, "item": self.body(is_new=True)}
         if self.kind is not ItemKind.CALL:
             yield "content_part.added", {**self.place, "part": self.part()}
 
     def closing(self) -> Iterator[Event]:
-        """The events after its last piece."""
         match self.kind:
             case ItemKind.CALL:
                 done = {**self.place, "name": self.name, "arguments": self.text}
@@ -203,8 +199,6 @@ class Item:
 
 
 class OutputItems:
-    """The items of one response, as they come into being."""
-
     def __init__(self, tell: Tell) -> None:
         self._task_id = ""
         self._tell = tell
@@ -251,7 +245,6 @@ class OutputItems:
         return logprobs
 
     def say(self, text: str, logprobs: list[object]) -> None:
-        """Add text to the message."""
         item = self._in(ItemKind.MESSAGE)
         item.texts.append(text)
         item.logprobs += logprobs

@@ -38,8 +38,6 @@ class Stored(NamedTuple):
 
 
 class ResponseStore:
-    """Responses by key and id."""
-
     def __init__(self, clock: Clock, retention: Retention) -> None:
         self.keep_s = retention.keep_s
         self.on_change: ItemCall = ignore
@@ -94,7 +92,6 @@ class ResponseStore:
         self._ended.let_go(key, name)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Keys and names of all responses."""
         return self._ended.names()
 
 

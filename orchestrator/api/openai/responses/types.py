@@ -225,8 +225,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponses:
-    """A parsed request, without its body."""
-
     job: Job
     created_unix: int
     instructions: str | None
