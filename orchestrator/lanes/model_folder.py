@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from protocol import SamplingDefaults
-from protocol.generation_defaults import defaults_of
+from protocol.sampling import defaults_of
 from protocol.tokenizer_files import (
     UnreadableTokenizer,
     read_tokenizer_files,
