@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.lanes.endpoint import Endpoint
 from protocol import Feature, ModelCard, SamplingDefaults
-from protocol.generation_defaults import defaults_of
+from protocol.sampling import defaults_of
 from protocol.tokenizer_files import (
     UnreadableTokenizer,
     read_tokenizer_files,

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from protocol import ModelCard, Pooling, SamplingDefaults
-from protocol.generation_defaults import defaults_of
+from protocol.sampling import defaults_of
 from worker.engine.device_facts import device_facts
 from worker.engine.digest import version_of
 from worker.log import model_log

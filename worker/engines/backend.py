@@ -12,7 +12,6 @@ from typing import Final, Protocol
 from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob, WorkerStats
 from worker.core import Job
 from worker.engine.stats import Totals
-from worker.scheduler.end_reason import NOT_FINITE
 from worker.scheduler.step_time import StepTime
 
 
@@ -32,12 +31,6 @@ class Produced:
     message: str = ""
     cached_tokens: int = 0
     """Prompt tokens found computed already; stated with a job's first tokens."""
-
-
-def not_finite(handle: int) -> Produced:
-    """The result of a job whose logits were NaN or infinite; it and its KV have been given up."""
-    end = NOT_FINITE
-    return Produced(handle, end=end.reason, code=end.code, message=end.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +131,4 @@ def snapshot(
         evicted_blocks_total=load.evicted_blocks_total,
         hit_blocks_total=load.hit_blocks_total,
         missed_blocks_total=load.missed_blocks_total,
-        not_finite_total=totals.not_finite,
     )

@@ -6,7 +6,6 @@ Without torch, about checkpoints:
 - ``families``     the architectures, and how they differ
 - ``parameters``   the tensors that a model needs
 - ``folder``       the name of a folder, and what it is when it is not a checkpoint
-- ``load_timing``  how long each phase of a start took
 
 With torch, from files to logits:
 

@@ -12,12 +12,12 @@ from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.block_products import may_use_amx
 from worker.cpu_kernels.compiled import compiler_problem, give_up, toolchain
 from worker.kv_disk.cuda_copies import memory_of
+from worker.loaded import LoadTiming
 from worker.log import model_log
 from worker.memory import GIB, MemoryGuard, MemoryLimits
 from worker.models import fused
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
-from worker.models.load_timing import LoadTiming
 from worker.models.loader import Layout
 from worker.models.model import Model, load_model
 from worker.pinned import upload

@@ -54,7 +54,7 @@ def candidates(
     narrow = limit <= _NARROW // 2
     whole = np.flatnonzero(~filtered)
     if len(whole):
-        mine = _rows_of(logits, whole)
+        mine = rows_of(logits, whole)
         yield Candidates(whole, _weights(mine, mine.amax(-1, keepdim=True), min_p[whole]), None)
     for which, width in (
         (filtered & narrow, _NARROW),
@@ -64,7 +64,7 @@ def candidates(
         if width * _WORTH_SELECTING > vocabulary:
             width = vocabulary
         while len(rows):
-            mine = _rows_of(logits, rows)
+            mine = rows_of(logits, rows)
             values, ids = _largest(mine, width)
             weights = _weights(values, values[:, :1], min_p[rows])
             kept, undecided = _kept(mine, values, limit[rows], top_p[rows])
@@ -74,7 +74,7 @@ def candidates(
                 break
             decided = np.flatnonzero(~undecided)
             if len(decided):
-                yield Candidates(rows[decided], _rows_of(weights, decided), _rows_of(ids, decided))
+                yield Candidates(rows[decided], rows_of(weights, decided), rows_of(ids, decided))
             rows, width = rows[undecided], vocabulary
 
 
@@ -145,7 +145,7 @@ def _by_value(values: NDArray[np.float32], ids: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(keys & 0xFFFFFFFF)
 
 
-def _rows_of(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def rows_of(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
     if len(rows) == len(tensor):
         return tensor

@@ -25,9 +25,8 @@ from worker.engines.vllm.images import open_images
 from worker.engines.vllm.library import load_library
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import build_compiler
-from worker.loaded import LoadedEngine
+from worker.loaded import LoadedEngine, LoadTiming
 from worker.log import model_log
-from worker.models.load_timing import LoadTiming
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
