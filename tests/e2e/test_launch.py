@@ -178,7 +178,10 @@ def marks() -> Iterator[list[Marked]]:
 
 def lay_out(checkout: Path) -> None:
     """A checkout that is set up, with everything but most of the tests."""
-    for part in ("catalog", "client", "model_repository", "orchestrator", "pool"):
+    for part in (
+        *("catalog", "client", "clips", "model_repository", "orchestrator", "picker", "pool"),
+        "protocol",
+    ):
         shutil.copytree(ROOT / part, checkout / part)
     (checkout / "worker").symlink_to(ROOT / "worker")  # with what was compiled of it
     (checkout / "tests" / "support").mkdir(parents=True)
