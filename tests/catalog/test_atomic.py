@@ -46,6 +46,7 @@ def launcher_state(path: Path) -> None:
         orchestrators = ()
         store = None
         instances = ()
+        gguf_servers = ()
         _warn = staticmethod(warned.append)
 
     Launcher._write_state(Bare())  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from orchestrator.tls import Tls
 from perf.stack.constants import repository_with, with_constants
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
+from pool.process.process import command_environment
 from pool.units.triton import TritonInstance
 from protocol.tensors import MODEL_NAME
 
@@ -132,7 +133,7 @@ class Orchestrator:
         self.url = f"http://127.0.0.1:{self.port}"
         self._constants = {name: settings.pop(name) for name in list(settings) if "." in name}
         env = {"INSTANCES": ",".join(instances), "HOST": "127.0.0.1", "PORT": self.port} | settings
-        self._env = os.environ | {f"TIDEGATE_{k.upper()}": str(v) for k, v in env.items()}
+        self._env = command_environment({f"TIDEGATE_{k.upper()}": str(v) for k, v in env.items()})
         self.log = state_dir() / "logs" / f"e2e-orchestrator-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -51,8 +51,6 @@ def test_on_the_cpu_and_by_name_nothing_is_looked_up(model: Path, packages: Path
     [
         ("deterministic", True),
         ("kv__disk_path", "/kv"),
-        ("pooling", "mean"),
-        ("attention", "triton"),
         ("quantize", "int8"),
     ],
 )
