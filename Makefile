@@ -108,7 +108,8 @@ test-engines: test-llamacpp
 
 test-llamacpp: setup-dev
 	$(BIN)/python -m tidegate engines ensure llamacpp --device cpu
-	$(BIN)/python -m pytest -n 0 tests/e2e/test_llamacpp.py tests/worker/models/gguf $(ARGS)
+	$(BIN)/python -m pytest -n 0 tests/e2e/test_llamacpp.py \
+	  tests/e2e/test_real_servers.py tests/worker/models/gguf $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .

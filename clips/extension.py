@@ -74,31 +74,31 @@ class ClipsRoom(Extension):
     def describe(self, address: str, *, briefly: bool = False) -> Mapping[str, object]:
         if self.clips is None:
             return {"slot": None}
-        from clips.api.describing import describe_instance
+        from clips.api import describe_instance
 
         return {"slot": describe_instance(self.clips.fleet, address, briefly=briefly)}
 
     def plain_model(self, name: str) -> PlainModel | None:
         if self.clips is None or not self.clips.fleet.is_served:
             return None
-        from clips.api.describing import describe_model
+        from clips.api import describe_model
 
         return describe_model(self.clips.fleet, name)
 
     def edges(self) -> tuple[ModuleType, ...]:
         if self.clips is None:
             return (refusal,)
-        from clips.api import routes
+        from clips import api
 
-        return (routes,)
+        return (api,)
 
     def attach(self, app: web.Application) -> None:
         if self.clips is not None:
-            from clips.api import routes
+            from clips import api
             from orchestrator.tasks.submissions import Submissions
 
-            app[routes.CLIPS] = self.clips
-            app[routes.CLIP_SUBMISSIONS] = Submissions(self.clips.store)
+            app[api.CLIPS] = self.clips
+            app[api.CLIP_SUBMISSIONS] = Submissions(self.clips.store)
 
 
 def clips_of(orchestrator: Orchestrator) -> "Clips":

@@ -75,7 +75,7 @@ class ClipsState(msgspec.Struct, frozen=True):
     """Hard memory limit in bytes; 0: no limit, as for ``memory_soft_bytes``."""
     abort_to_free_p50_ms: float | None = None
     abort_to_free_p99_ms: float | None = None
-    """Time from a cancel or deadline until the slot's buffers are free; null before one."""
+    """Time from a cancel or deadline until the clip's buffers are free; null before one."""
     aborts: dict[str, AbortState] = {}
-    """Stopped slots by cause: ``cancelled``, ``deadline``, ``timeout`` (of a stage)."""
+    """Stopped clips by cause: ``cancelled``, ``deadline``, ``timeout`` (of a stage)."""
     draining: bool = False

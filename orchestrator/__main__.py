@@ -284,7 +284,6 @@ def _let_operate(app: web.Application, path: Path) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> int:
-    """Log why the service cannot listen; returns the exit status."""
     service_log.error("cannot listen on %s:%d: %s", host, port, error.strerror)
     return 1
 

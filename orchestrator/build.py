@@ -18,12 +18,11 @@ from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.launch import Launcher
-from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import ATTEMPTS, RETRY_SHARE, Retrier, RetryConfig
 from orchestrator.dispatch.rows import RowControl
-from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, TimeLimits
+from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, LoopDelay, TimeLimits
 from orchestrator.extension import Core, build_rooms
 from orchestrator.health import HealthBoard
 from orchestrator.instances.concurrency import MOST_BACKLOG
@@ -42,20 +41,18 @@ from orchestrator.loading.metrics import DEMAND, SWAPS
 from orchestrator.loading.swaps import Swaps
 from orchestrator.parsing import FormatConfig
 from orchestrator.placement import Placer
-from orchestrator.placement.metrics import PLACEMENT, POLICY
+from orchestrator.placement.placer import PLACEMENT, POLICY
 from orchestrator.placement.policy import Policy
-from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.metrics import CALIBRATION, QUOTES, refusals
-from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.prediction import Calibration, Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.start_times import StartTimes
-from orchestrator.prompts import EncodingStage
-from orchestrator.queue.metrics import QUEUE
+from orchestrator.prompts.stage import EncodingStage
 from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
-from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.queue.task_queue import QUEUE, TaskQueue
 from orchestrator.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
@@ -66,8 +63,7 @@ from orchestrator.settings.derived import feasibility_config
 from orchestrator.sharing import Sharing
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalFile
-from orchestrator.tasks.journal.metrics import JOURNAL
-from orchestrator.tasks.metrics import TaskMetrics
+from orchestrator.tasks.metrics import JOURNAL, TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
@@ -434,7 +430,6 @@ def _admission(settings: Settings) -> AdmissionConfig:
 
 
 def keys_of(settings: Settings) -> tuple[Key, ...]:
-    """Every key that the settings name."""
     keys = []
     if settings.token is not None:
         keys.append(Key("default", digest_of(settings.token.get_secret_value())))

@@ -45,7 +45,6 @@ class Boot:
     the next boot, whatever the wall clock does. Time asleep counts."""
 
     id: str
-    """The kernel's id of the boot; empty where it cannot be read."""
     now: Callable[[], float]
 
     def has(self, boot_id: str | None, at: float | None) -> bool:

@@ -187,7 +187,6 @@ class MethodNotAllowed(NotFound):
     def __init__(self, message: str, *, allowed: str) -> None:
         super().__init__(message)
         self.allowed = allowed
-        """The methods that the path serves, as the ``Allow`` header lists them."""
 
 
 class DeadlineExceeded(TidegateError, TimeoutError):

@@ -65,7 +65,6 @@ class PlainModel(NamedTuple):
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     is_ready: bool
-    """Whether an instance of it takes work."""
 
 
 class Host(Protocol):
@@ -73,7 +72,6 @@ class Host(Protocol):
 
     rooms: "Sequence[Extension]"
     task_over: asyncio.Event
-    """Set whenever work has ended."""
 
     async def submit(self, job: Job, prompt: Prompt) -> Task:
         """Offer a request. Raises ``TidegateError``."""
@@ -167,7 +165,6 @@ class Extension:
 
 
 def build_rooms(core: Core) -> list[Extension]:
-    """Every room that is there and wanted."""
     modules = modules_of_rooms("extension")
     kinds = [kind for module in modules for kind in defined_in(module, Extension)]
     return [kind(core) for kind in kinds if kind.is_wanted(core.settings)]

@@ -19,7 +19,6 @@ class FairGate:
         self._numbers = count()
 
     def __len__(self) -> int:
-        """How many are waiting."""
         return sum(not entry[2].done() for own in self._waiting.values() for entry in own)
 
     async def enter(self, tenant: str, rank: float = 0.0) -> None:

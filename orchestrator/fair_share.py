@@ -25,13 +25,11 @@ class FairShares:
         self._mean_ms = 0.0
 
     def joined(self, tenant: str) -> None:
-        """Note that a tenant has a waiting task."""
         self._served_ms[tenant] = max(self._served_ms.pop(tenant, 0.0), self._floor_ms)
         if len(self._served_ms) > _TENANTS:
             del self._served_ms[next(iter(self._served_ms))]
 
     def served(self, tenant: str, work_ms: float) -> None:
-        """Charge a tenant for ``work_ms`` of work."""
         before = self.of(tenant)
         self._floor_ms = max(self._floor_ms, before - self._lag_ms)
         self._served_ms[tenant] = before + work_ms

@@ -85,7 +85,6 @@ class HealthBoard:
         }
 
     def refresh(self) -> None:
-        """Prepare all answers again."""
         is_ready = any(is_ready() for is_ready in self.also_ready)
         if is_ready or any(instance.card is not None for instance in self._registry):
             self.startup = PreparedResponse(200, b'{"status":"started"}')

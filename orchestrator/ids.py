@@ -23,13 +23,11 @@ class Ids:
         self._rng = rng
 
     def new(self) -> str:
-        """A new id."""
         made = uuid.UUID(int=self._rng.getrandbits(128), version=4).hex
         return self.tag + made[len(self.tag) :]
 
 
 def new_tag(rng: random.Random) -> str:
-    """A tag for one life of a process."""
     return f"{rng.getrandbits(4 * TAG_DIGITS):0{TAG_DIGITS}x}"
 
 

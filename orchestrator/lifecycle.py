@@ -53,7 +53,6 @@ class Lifecycle:
         orchestrator.metrics.watch(self, _METRICS)
         self._upkeep: asyncio.Task[None] | None = None
         self._background: asyncio.Task[None] | None = None
-        """The drain that runs in the background, with nobody waiting for it."""
 
     async def recover(self) -> None:
         """Take on the tasks that an earlier process had let in, ahead of new ones. To be called
@@ -90,7 +89,6 @@ class Lifecycle:
             sharing.join(port, keys, self._recovery.take_over, self._may_take_over)
 
     def _may_take_over(self) -> bool:
-        """Whether tasks of others would get anywhere here."""
         is_draining = self._stages.admission.draining
         return not is_draining and any(one.ready for one in self._stages.registry)
 
@@ -180,7 +178,6 @@ class Lifecycle:
 
     @property
     def drain_ms(self) -> float:
-        """How long the drain has taken; how long so far while it lasts, 0 before it."""
         if self._drain_began is None:
             return 0.0
         if self._drain_s is not None:

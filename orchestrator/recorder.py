@@ -39,7 +39,6 @@ class _Noted(NamedTuple):
     left: tuple[float, ...]
     """Equally likely lengths of its answer, as known when it came; none where it is stated."""
     pauses: list[list[float]]
-    """When each pause began and, once it has, ended."""
 
 
 class Recorder:
@@ -68,18 +67,15 @@ class Recorder:
         return {"requests": requests, "states": states, "is_full": is_full}
 
     def offered(self, task: Task) -> None:
-        """Note a task that was let in."""
         if task.ending is None:
             self._noted[task] = _Noted(self._lengths(task), [])
         self._look(self._clock.now())
 
     def paused(self, task: Task, now: float) -> None:
-        """Note that a running task gave its slot away."""
         if task in self._noted:
             self._noted[task].pauses.append([now])
 
     def resumed(self, task: Task, now: float) -> None:
-        """Note that a paused task has a slot again."""
         noted = self._noted.get(task)
         if noted is not None and noted.pauses:
             noted.pauses[-1].append(now)
@@ -97,7 +93,6 @@ class Recorder:
             self._ended.append(_described(task, noted))
 
     def instances_changed(self) -> None:
-        """Record instances that came, went or changed their state, when they did."""
         if self._registry.snapshot_version != self._version:
             self._version = self._registry.snapshot_version
             self._look_at = -math.inf
@@ -112,7 +107,6 @@ class Recorder:
         return self._forecaster.lengths.curve(length_key(task)).left(0, max(1, most))
 
     def _look(self, now: float) -> None:
-        """Record the instances whose state has changed."""
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S

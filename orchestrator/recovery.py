@@ -25,12 +25,17 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.operations import Accept
-from orchestrator.tasks.journal.records import UnfinishedTask, bare_job, live_task, unpack_ids
+from orchestrator.tasks.journal.records import (
+    Accept,
+    UnfinishedTask,
+    bare_job,
+    live_task,
+    unpack_ids,
+)
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import differs, lost_in_restart, overdue
 from orchestrator.telemetry.log import fields, service_log
-from protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome
 
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
@@ -58,8 +63,7 @@ class Recovery:
         self._is_listening = False
 
     def steps(self) -> Iterator[None]:
-        """Take all unfinished tasks on, some with each step. Runs on the event loop, once the
-        journal is being written."""
+        """Take on all unfinished tasks, some a step. Call it once the journal is written."""
         unfinished, self._unfinished = self._unfinished, ()
         return self._take_all_on(unfinished)
 
@@ -69,7 +73,6 @@ class Recovery:
             pass
 
     def take_back(self) -> None:
-        """Continue what a drain, since taken back, had left to the next process."""
         left = self._durable.take_back()
         for task, _ in left:
             self._orchestrator.store.forget(task)
@@ -100,7 +103,6 @@ class Recovery:
             self.instances_changed()
 
     def instances_changed(self) -> None:
-        """Queue the tasks whose model has become available."""
         for task, one in list(self._waiting.items()):
             if task.ending is not None:
                 del self._waiting[task]
@@ -130,7 +132,9 @@ class Recovery:
             task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
         task.time_spent.restore(one.tokens.spent_s, clock.now())
         if known:
-            task.earlier = EarlierText(known, one.tokens.texts, lambda: self._differs(task))
+            task.earlier = EarlierText(
+                known, one.tokens.texts, lambda: orchestrator.end(task, differs(task))
+            )
         orchestrator.readmit(task, is_new=is_new)
         self._durable.adopt(task, Accept(one.row, stored), len(known))
         now = clock.now()
@@ -181,7 +185,9 @@ class Recovery:
         if (
             not known
             or not is_resumable(task.sampling)
-            or _has_more_than_text(task.sampling)
+            # Log-probabilities are not journalled.
+            or task.sampling.logprobs is not None
+            or task.sampling.prompt_logprobs is not None
             or (needs_continue and not encoder.card.can_continue)
         ):
             self._durable.recovered["remade"] += 1
@@ -201,12 +207,8 @@ class Recovery:
         self._end(task, "continued", Ending(Outcome.MET, reason))
 
     def _make_anew(self, task: Task) -> None:
-        """Drop the journalled text: any other text is as good."""
         task.earlier = None
         self._durable.keep_no_tokens(task)
-
-    def _differs(self, task: Task) -> None:
-        self._orchestrator.end(task, differs(task))
 
     def _lose(self, task: Task, why: str) -> None:
         self._end(task, "failed", lost_in_restart(task, why))
@@ -231,8 +233,3 @@ def _finish_reason(task: Task, ids: list[int], encoder: PromptEncoder) -> Finish
     if ids[-1] in encoder.card.eos_token_ids and not task.sampling.ignore_eos:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(ids) >= task.sampling.max_tokens else None
-
-
-def _has_more_than_text(sampling: Sampling) -> bool:
-    """Whether the request asks for output that is not journalled (log probabilities)."""
-    return sampling.logprobs is not None or sampling.prompt_logprobs is not None

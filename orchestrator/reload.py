@@ -94,7 +94,6 @@ class Reloader:
 
 
 def _sections_of(name: str) -> Iterator[str]:
-    """Names of the sections that a setting is in."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name

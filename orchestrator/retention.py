@@ -87,7 +87,6 @@ class OwnedStore(Generic[T]):
         self._retention = retention
         self._by_key: dict[str, OrderedDict[str, _Kept[T]]] = {}
         self._bytes: dict[str, int] = {}
-        """Bytes kept, by key."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -120,11 +119,9 @@ class OwnedStore(Generic[T]):
             self.drop(most, next(iter(self._by_key[most])))
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Keys and names of all items."""
         return ((key, name) for key, own in self._by_key.items() for name in own)
 
     def get(self, key: str, name: str) -> T | None:
-        """The key's item of that name, if it is kept."""
         self._prune(key)
         own = self._by_key.get(key)
         return None if own is None or name not in own else own[name].item
@@ -149,7 +146,6 @@ class OwnedStore(Generic[T]):
             del self._by_key[key], self._bytes[key]
 
     def prune(self) -> None:
-        """Drop what is too old."""
         for key in list(self._by_key):
             self._prune(key)
 
@@ -186,7 +182,6 @@ class KeptStore(Generic[W]):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that all ended items take."""
         return self._ended.kept_bytes
 
     def add(self, item: W) -> None:
@@ -203,11 +198,9 @@ class KeptStore(Generic[W]):
         return item
 
     def running(self) -> Iterator[W]:
-        """Items that have not ended, the newest first."""
         return reversed(self._running.values())
 
     def ended(self) -> Iterator[W]:
-        """Items that have ended, the newest first."""
         self.prune()
         found = [one for one in reversed(self._all.values()) if one.id not in self._running]
         return iter(sorted(found, key=lambda item: item.marks.ended, reverse=True))
@@ -218,7 +211,6 @@ class KeptStore(Generic[W]):
         yield from self.ended()
 
     def prune(self) -> None:
-        """Drop ended items that are too old."""
         self._ended.prune()
 
     def forget(self, item: W) -> None:

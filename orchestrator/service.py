@@ -31,9 +31,9 @@ from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.quotes import Quote
-from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
+from orchestrator.prompts.stage import EncodingStage, Steps
 from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sharing import Sharing
@@ -253,13 +253,11 @@ class Orchestrator:
         self.store.add(task)
 
     def requeue(self, task: Task) -> None:
-        """Queue a readmitted task, now that its model is there."""
         self.stages.dispatcher.enqueue(task)
         for call in self.on_offered:
             call(task)
 
     def _require_journal(self) -> None:
-        """Raise ``TidegateError`` unless tasks can be made durable now."""
         durable = self.stages.durable
         if durable is None:
             raise InvalidRequest(
@@ -370,7 +368,9 @@ class Orchestrator:
             not task.prefix_hashes
             and registry.prefixes
             and task.block_tokens
-            and _may_be_cached(task.job)
+            # Else every token of the prompt must be read.
+            and task.job.sampling.prompt_logprobs is None
+            and not task.job.embeds
         ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         cached_blocks = registry.prefixes.longest(task.prefix_hashes).values()
@@ -500,8 +500,7 @@ class Orchestrator:
         return self.models.resolve(name)
 
     def require_known(self, name: str) -> None:
-        """Check that a model of that name is served or can be loaded. Raises ``NotReady`` or
-        ``ModelNotFound``."""
+        """Raise ``ModelNotFound`` or ``NotReady`` unless the model is served or loadable."""
         if name not in self.stages.demand.loadable():
             self.models.resolve(name)
 
@@ -541,13 +540,11 @@ class Orchestrator:
 
     @property
     def refusals(self) -> RefusalStats[Task]:
-        """Statistics of refusals, and of the sample of them that is kept to see how it ends
-        (DL-17)."""
+        """Statistics of refusals, and of the sample that is let through (DL-17)."""
         return self.stages.prediction.feasibility.stats
 
     @property
     def live_tasks(self) -> int:
-        """How many tasks have not ended, with the work of all rooms."""
         return len(self._live) + sum(1 for room in self.rooms for _ in room.live())
 
     def live(self) -> Iterator[Task]:
@@ -571,8 +568,7 @@ class Orchestrator:
         return ended
 
     def end_all(self) -> None:
-        """End all live work, because the service shuts down. Durable tasks are left to the next
-        process."""
+        """End all live work for a shutdown; durable tasks are left to the next process."""
         for room in self.rooms:
             room.end_all()
         for task in list(self._live):
@@ -587,8 +583,7 @@ class Orchestrator:
         self.end(task, failed(error) if is_left else lost(task, error), is_left=is_left)
 
     def end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
-        """End a task that waits or runs; no effect on one that has ended. ``is_left``: the next
-        process continues it."""
+        """End live work; idempotent. ``is_left``: the next process continues it."""
         if self.stages.settler.settle(task, ending, is_left=is_left):
             self.stages.dispatcher.withdraw(task)
 
@@ -621,8 +616,3 @@ def _leaving_when_ended(task: Task) -> Iterator[None]:
         raise task.ending.error from None
     finally:
         task.on_end.remove(stop)
-
-
-def _may_be_cached(job: Job) -> bool:
-    """Whether a prefix cache may spare part of the prompt: not if every token must be read."""
-    return job.sampling.prompt_logprobs is None and not job.embeds

@@ -46,8 +46,7 @@ class Shelf(Protocol):
         """Makes a copy of an item; None where it is not kept here any more."""
 
     def adopt(self, key: str, name: str, copy: bytes) -> None:
-        """Keep an item that another orchestrator had. Raises ``msgspec.DecodeError``, or a
-        ``TidegateError`` where there is no room."""
+        """Keep another orchestrator's item. Raises ``DecodeError`` or ``TidegateError``."""
 
     def let_go(self, key: str, name: str) -> None:
         """Forget an item that another orchestrator has now."""

@@ -12,8 +12,7 @@ through it but those that the gateway shows it.
 - ``pods``       the pods, polled; what has been routed to them
 - ``picker``      these together
 - ``answer``      what an answer shows on its way to the client
-- ``ext_proc``    the protocol's messages
-- ``replies``     makes those that are sent
+- ``ext_proc``    the protocol's messages, and those that are sent
 - ``stream``      one request's exchange with the gateway
 - ``server``      gRPC
 """

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from orchestrator.clock import Clock
-from orchestrator.placement.affinity import Affinity
+from orchestrator.placement.choose import Affinity
 from orchestrator.prediction import AnswerLengths, Due, LengthKey
 from orchestrator.prediction.answer_length import STATED
 from orchestrator.prediction.feasibility import AdmissionMode

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
-from orchestrator.api.http.body_budget import ALL_BODIES_BYTES
+from orchestrator.api.http.body import ALL_BODIES_BYTES
 from orchestrator.api.http.context import Context, Dialect, context_of
 from orchestrator.clock import Clock, instant
 from orchestrator.errors import BodyTooLarge, NoCapacity, TidegateError
@@ -37,15 +37,17 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry.log import fields, service_log
 from picker.answer import AnswerReader
 from picker.asked import read_asked
-from picker.ext_proc import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED
-from picker.picker import EndpointPicker, Picked
-from picker.replies import (
+from picker.ext_proc import (
+    BUFFERED,
+    BUFFERED_PARTIAL,
+    FULL_DUPLEX_STREAMED,
     NAMESPACE,
     chosen,
     go_on,
     pass_body,
     refused,
 )
+from picker.picker import EndpointPicker, Picked
 from picker.section import PickerSection
 
 MOST_BODY_BYTES: Final = 4 * 2**20

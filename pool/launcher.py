@@ -2,6 +2,7 @@
 together.
 
     launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance, and one for its clips
+              ├─ guardian ─ llama.cpp's server             one per instance instead, for a GGUF file
               ├─ guardian ─ python -m orchestrator         one, or several that share the port
               └─ guardian ─ redis-server                   where several have no store yet
 
@@ -44,6 +45,8 @@ from pool.process.logs import require_writable
 from pool.process.ports import free_ports, is_free, require_free
 from pool.spec import PORT_STRIDE, SLOT_MODEL, LaunchSpec
 from pool.supervise import Supervised, Unit
+from pool.units import llamacpp
+from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec
 from pool.units.orchestrator import Address, OrchestratorProcess
 from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
@@ -62,6 +65,7 @@ class Launcher:
     ) -> None:
         self.spec = spec
         self.instances: list[TritonInstance] = []
+        self.gguf_servers: list[LlamaCppServer] = []
         self.orchestrators: list[OrchestratorProcess] = []
         self.store: StoreProcess | None = None
         self._supervised: list[Supervised] = []
@@ -109,7 +113,7 @@ class Launcher:
     # ── the life of a run ────────────────────────────────────────────────────────────────────
 
     async def _serve(self) -> None:
-        install = await self._find_triton() if self.spec.instances_at is None else None
+        install = await self._find_triton() if self._servers else None
         if install is not None:
             self._emit(PoolEvent(EventKind.FOUND, "triton", install.description))
         self._tell_cores()
@@ -153,7 +157,7 @@ class Launcher:
             try:
                 if self.store is not None:
                     await self._start(self.store)
-                await self._start(*self.instances, *self.orchestrators)
+                await self._start(*self.instances, *self.gguf_servers, *self.orchestrators)
                 return
             except StartFailed:
                 await self._stop_all(0.0)
@@ -227,6 +231,7 @@ class Launcher:
                 self._make_instance(install, server, its_ports, logs)
                 for server, its_ports in zip(self._servers, ports, strict=True)
             ]
+        self.gguf_servers = self._make_gguf_servers({port, *chain(*ports)}, logs)
         if spec.store:
             folder = store_dir(spec.home, spec.host, port)
             log = logs and logs / "store.log"
@@ -278,7 +283,10 @@ class Launcher:
         if SLOT_MODEL in spec.models:
             env["TIDEGATE_SLOTS__SERVE"] = "true"
         return env | {
-            "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
+            "TIDEGATE_INSTANCES": ",".join(
+                [each.grpc_address for each in self.instances]
+                + [each.address for each in self.gguf_servers]
+            ),
             "TIDEGATE_LANES__TOKEN": self._lane_token,
             SETTING: spell_tls(spec.tls),
             JOURNAL_BY_DEFAULT: str(self._journal(port)),
@@ -286,7 +294,7 @@ class Launcher:
 
     @property
     def _servers(self) -> list["_Server"]:
-        """The servers to start. Each has a single model if an orchestrator is in front: two models
+        """The Tritons to start. Each has a single model if an orchestrator is in front: two models
         in one Triton end together when the process of either crashes."""
         spec = self.spec
         if spec.instances_at is not None:
@@ -295,6 +303,8 @@ class Launcher:
         if spec.serve and SLOT_MODEL in spec.models and len(spec.models) > 1:
             text = tuple(model for model in spec.models if model != SLOT_MODEL)
             kinds = [("triton", text), ("slots", (SLOT_MODEL,))]
+        if spec.runs_gguf:
+            kinds = [(name, models) for name, models in kinds if models == (SLOT_MODEL,)]
         return [
             _Server(name if spec.instances == 1 else f"{name}-{index}", models, index)
             for name, models in kinds
@@ -305,10 +315,7 @@ class Launcher:
         self, install: TritonInstall, server: "_Server", ports: TritonPorts, logs: Path | None
     ) -> TritonInstance:
         spec, name = self.spec, server.name
-        each = spec.gpus_each
-        groups = [spec.gpus[at : at + each] for at in range(0, len(spec.gpus), each)]
-        group = ",".join(groups[server.index % len(groups)]) if groups else ""
-        gpu = {"CUDA_VISIBLE_DEVICES": group} if group else {}
+        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus_of(server.index)} if spec.gpus else {}
         served = TritonSpec(
             spec.model_repository,
             server.models,
@@ -320,6 +327,25 @@ class Launcher:
         )
         log = logs and logs / f"{name}.log"
         return TritonInstance(name, install, served, ports, log=log, warn=self._warn)
+
+    def _make_gguf_servers(self, taken: set[int], logs: Path | None) -> list[LlamaCppServer]:
+        spec = self.spec
+        if not spec.runs_gguf or spec.models == (SLOT_MODEL,):
+            return []
+        made = []
+        for index, port in enumerate(free_ports(spec.instances, llamacpp.HOST, taken)):
+            name = "llamacpp" if spec.instances == 1 else f"llamacpp-{index}"
+            gpu = {"CUDA_VISIBLE_DEVICES": self._gpus_of(index)} if spec.gpus else {}
+            served = LlamaCppSpec(spec.worker_env, spec.home, spec.load_timeout_s, gpu)
+            log = logs and logs / f"{name}.log"
+            made.append(LlamaCppServer(name, served, port, log=log, warn=self._warn))
+        return made
+
+    def _gpus_of(self, index: int) -> str:
+        """The GPUs of an instance, as CUDA is told them."""
+        spec, each = self.spec, self.spec.gpus_each
+        groups = [spec.gpus[at : at + each] for at in range(0, len(spec.gpus), each)]
+        return ",".join(groups[index % len(groups)])
 
     def _journal(self, port: int) -> Path:
         return journal_file(self.spec.home, self.spec.host, port)
@@ -349,7 +375,7 @@ class Launcher:
     def _require_guard(self) -> None:
         """Raise ``PortsUnguarded`` if others could reach a Triton that asks for no token."""
         spec = self.spec
-        if spec.instances_at is not None:
+        if not self._servers:
             return
         require_guard(
             spec.triton_host,
@@ -393,6 +419,7 @@ class Launcher:
     def _ports_are_free(self) -> bool:
         """Whether no other program has a port of ours; to be asked when nothing of ours runs."""
         places = [(self.spec.triton_host, port) for each in self.instances for port in each.ports]
+        places += [(llamacpp.HOST, each.port) for each in self.gguf_servers]
         for each in self.orchestrators:
             places += [(each.host, each.port), each.asked_at]
         return all(is_free(host, port) for host, port in places)
@@ -427,7 +454,10 @@ class Launcher:
             "orchestrator_pid": self.orchestrator.pid if self.orchestrator else None,
             "orchestrator_pids": [each.pid for each in self.orchestrators],
             "store_pid": self.store.pid if self.store else None,
-            "instances": [each.describe() for each in self.instances],
+            "instances": [
+                *(each.describe() for each in self.instances),
+                *(each.describe() for each in self.gguf_servers),
+            ],
         }
         try:
             write_atomically(path, json.dumps(state, indent=2).encode(), 0o644)

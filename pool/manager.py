@@ -2,6 +2,7 @@
 
     pool.toml ─▶ specs ─▶ Manager ─┬─ Member ─ guardian ─ tritonserver     each detached: they
                                     └─ Member ─ guardian ─ tritonserver     outlive the manager
+                                                            or llama.cpp's server
 
 The manager after one that was killed finds running instances and goes on with them (``recover``). A
 new file changes what differs and nothing else (``apply``).

@@ -32,7 +32,7 @@ from orchestrator.tls import Tls
 from pool.process.ports import LAST_PORT
 from pool.spec import PORT_STRIDE
 from worker.environment import fields_of, problem_of
-from worker.settings import RENAMED, WorkerSettings
+from worker.settings import GONE, WorkerSettings
 
 Scalar = bool | int | float | str
 Devices = Literal["cpu"] | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -103,14 +103,6 @@ class PoolSettings(_Strict):
     metrics_port: Port | None = None
     """Port of the manager's own metrics, on loopback; none by default."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_renamed(cls, value: object) -> object:
-        if isinstance(value, dict) and "triton_tls" in value:
-            said = {"said": "this table is now [lanes.tls]", "name": "triton_tls"}
-            raise PydanticCustomError("setting", "{said}", said)
-        return value
-
 
 class LanesTable(_Strict):
     """``[lanes]``: connections between the Tritons and the orchestrator beside them."""
@@ -153,9 +145,8 @@ class OrchestratorSettings(_Strict):
     def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
         # Imported where it is needed: with it comes a good part of the orchestrator.
         from orchestrator.settings import whole_settings
-        from orchestrator.settings.renamed import RENAMED as RENAMED_THERE
 
-        return _checked(value, whole_settings(), RENAMED_THERE, "a setting of the orchestrator")
+        return _checked(value, whole_settings(), "a setting of the orchestrator")
 
 
 class PortsSettings(_Strict):
@@ -212,13 +203,14 @@ class InstanceSettings(_Strict):
     def _check_engine(cls, value: str) -> str:
         known = (*get_args(WorkerSettings.model_fields["engine"].annotation), "llamacpp")
         if value not in known:
-            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}")
+            why = f"; {GONE[value]}" if value in GONE else ""
+            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}{why}")
         return value
 
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
-        return _checked(value, WorkerSettings, RENAMED, "a worker setting", _GIVEN_ELSEWHERE)
+        return _checked(value, WorkerSettings, "a worker setting", _GIVEN_ELSEWHERE)
 
     @model_validator(mode="after")
     def _check_groups(self) -> "InstanceSettings":
@@ -312,17 +304,16 @@ class PoolFile(_Strict):
 def _checked(
     table: dict[str, Scalar],
     kind: type[BaseModel],
-    renamed: Mapping[str, str],
     what: str,
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Scalar]:
     """Return ``table`` if all of it are settings of ``kind``, called ``what``, that fit;
     ``elsewhere`` has the places where some are given instead. Raises ``PydanticCustomError``."""
     for name, value in table.items():
-        if place := elsewhere.get(renamed.get(name, name)):
+        if place := elsewhere.get(name):
             problem = f"not set here: give it by {place}"
         else:
-            problem = problem_of(name, kind, renamed, what)
+            problem = problem_of(name, kind, what)
         if not problem and name != "engine_args":  # whose own spelling the worker reads
             problem = _misfit(fields_of(kind)[name], value)
         if problem:

@@ -67,3 +67,8 @@ class LaunchSpec:
     state_file: Path | None = None
     """File with address, ports and process ids as JSON while the service is up; None for none."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+
+    @property
+    def runs_gguf(self) -> bool:
+        """Whether llama.cpp's server runs the text model, in the place of a Triton."""
+        return self.worker_env.get("TIDEGATE_WORKER__ENGINE") == "llamacpp"

@@ -1,17 +1,15 @@
 """All that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp.
 
-- ``names``     tensor and request-parameter names of the Triton model
+- ``tensors``   tensor and request-parameter names of the Triton model
 - ``outcomes``  how a job can end, and the codes that say why
 - ``sampling``  what a client may ask of the engine, with its limits checked
 - ``plain``     what the plain contract's parameters may say
-- ``card``      what a worker states about its model when a lane opens
-- ``features``  the features of an engine that a request needs
+- ``card``      what a worker states about its model when a lane opens; what requests need
 - ``grammar``   what the text of an answer must match
 - ``messages``  what travels on a lane, both ways
 - ``model_digest``  a name for a checkpoint's contents
 - ``blocks``    the chained hashes of KV blocks
 - ``excerpt``   how much of a client's words an error repeats
-- ``slot``      the state that the slot model reports
 - ``vision``    how a model reads images: their tokens in a prompt
 """
 
@@ -22,9 +20,8 @@ from protocol.blocks import (
     prefix_salt,
     root_hash,
 )
-from protocol.card import Adapter, Feature, Loadable, ModelCard, Pooling, context_note
+from protocol.card import Adapter, Feature, Loadable, ModelCard, Pooling, context_note, features_of
 from protocol.excerpt import brief, excerpt
-from protocol.features import features_of
 from protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from protocol.messages import (
     NO_TOKEN_ID,
@@ -64,64 +61,3 @@ from protocol.sampling import (
     unstated_of,
 )
 from protocol.vision import ImageTokens, Vision, keyed_by_images
-
-__all__ = [
-    "MAX_GRAMMAR_BYTES",
-    "MAX_LOGIT_BIASES",
-    "NO_TOKEN_ID",
-    "PROTOCOL_VERSION",
-    "AbortCause",
-    "Adapter",
-    "Cancel",
-    "Code",
-    "Delta",
-    "Describe",
-    "Drain",
-    "End",
-    "Feature",
-    "FinishReason",
-    "Frame",
-    "Grammar",
-    "GrammarKind",
-    "ImageTokens",
-    "InvalidGrammar",
-    "InvalidSampling",
-    "KvReport",
-    "LaneError",
-    "LaneMessage",
-    "Loadable",
-    "ModelCard",
-    "OnDeadline",
-    "Open",
-    "Outcome",
-    "Pause",
-    "Pooling",
-    "PromptLogprobs",
-    "Resume",
-    "Sampling",
-    "SamplingDefaults",
-    "Started",
-    "Submit",
-    "Swap",
-    "SwapPhase",
-    "SwapReport",
-    "TokenLogprob",
-    "Vision",
-    "WorkerStats",
-    "adapter_salt",
-    "block_hashes",
-    "brief",
-    "context_note",
-    "decode_frame",
-    "decode_message",
-    "encode",
-    "excerpt",
-    "features_of",
-    "hash_block",
-    "keyed_by_images",
-    "prefix_salt",
-    "read_logit_bias",
-    "root_hash",
-    "stated_of",
-    "unstated_of",
-]

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from protocol.sampling import SamplingDefaults
+from protocol.sampling import Sampling, SamplingDefaults
 from protocol.vision import Vision
 
 
@@ -163,3 +163,34 @@ def context_note(context_tokens: int, full_context_tokens: int) -> str:
         f" (the model's own context is {full_context_tokens}, but the worker's KV pool holds"
         f" {context_tokens} tokens: its operator may raise TIDEGATE_WORKER__KV__BLOCKS)"
     )
+
+
+def features_of(sampling: Sampling) -> list[Feature]:
+    """Features that ``sampling`` needs: a worker that ``lacks`` one would answer differently.
+
+    A seed is not among them: an orchestrator may have added it, so that a text can go on elsewhere.
+    """
+    needed: list[Feature] = []
+    if sampling.ignore_eos:
+        needed.append(Feature.IGNORE_EOS)
+    if sampling.logit_bias:
+        needed.append(Feature.LOGIT_BIAS)
+    if sampling.logprobs is not None:
+        needed.append(Feature.LOGPROBS)
+    if sampling.min_p:
+        needed.append(Feature.MIN_P)
+    if sampling.min_tokens:
+        needed.append(Feature.MIN_TOKENS)
+    if (
+        sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1.0
+    ):
+        needed.append(Feature.PENALTIES)
+    if sampling.prompt_logprobs is not None:
+        needed.append(Feature.PROMPT_LOGPROBS)
+    if not sampling.skip_special_tokens:
+        needed.append(Feature.SPECIAL_TEXT)
+    if sampling.stop_token_ids:
+        needed.append(Feature.STOP_TOKEN_IDS)
+    return needed

@@ -32,7 +32,7 @@ PLANTED = {
     "the worker's floors": "worker.scheduler.plan -> worker.engine.engine",
     "both sides share the protocol only": "orchestrator.health -> worker.models",
     "the worker knows neither orchestrator nor pool": "worker.core -> catalog.errors",
-    "the protocol reads nobody": "protocol.blocks -> clips.plan.errors",
+    "the protocol reads nobody": "protocol.blocks -> clips.plan.recipe",
     "nothing that runs needs the benchmarks": "clips.render.errors -> perf.load.cpu",
 }
 """An import that must not be, by the contract that forbids it."""

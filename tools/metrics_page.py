@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from clips.section import ClipsSection
-from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
-from orchestrator.api.server import build_app
+from orchestrator.api.operator.neighbours import VLLM_PREFIX
+from orchestrator.api.server import build_runner
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
 from orchestrator.settings import whole_settings
@@ -20,9 +20,15 @@ from orchestrator.settings.sections import PlacementSettings
 from orchestrator.sharing import make_sharing
 from orchestrator.state.section import StateSection
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.misses import LIKELY
-from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS
-from orchestrator.telemetry.metrics import MS_BUCKETS, PREFIX, US_BUCKETS, Declared
+from orchestrator.tasks.windows import LIKELY
+from orchestrator.telemetry.metrics import (
+    MAX_MODELS,
+    MAX_TENANTS,
+    MS_BUCKETS,
+    PREFIX,
+    US_BUCKETS,
+    Declared,
+)
 from pool.fleet.metrics import POOL, PoolNumbers, pool_metrics
 
 _PAGE = """\
@@ -129,7 +135,7 @@ async def declared() -> list[Declared]:
     rng = random.Random(0)
     sharing = await asyncio.to_thread(make_sharing, settings, rng, clock.unix)  # asks nobody
     parts = build(settings, clock, rng, file=file, sharing=sharing)
-    build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
+    build_runner(parts.orchestrator, parts.health, parts.discovery, parts.api, shutdown_timeout_s=0)
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)
     return [*parts.orchestrator.metrics.declared, *pool_metrics(PoolNumbers).declared]

@@ -106,30 +106,14 @@ def guide_to(kind: type[BaseModel]) -> str:
     return "docs/settings.md" if _PAGE.is_file() else str(sys.modules[kind.__module__].__file__)
 
 
-def problem_of(
-    name: str, kind: type[BaseModel], renamed: Mapping[str, str], what: str = "a setting"
-) -> str:
+def problem_of(name: str, kind: type[BaseModel], what: str = "a setting") -> str:
     """Reason why ``name`` is not a setting of ``kind``, which are called ``what``; empty if it is
-    one. ``renamed`` is as of ``unknown_variables``."""
-    if name in renamed:
-        return _moved(renamed[name])
+    one."""
     known = fields_of(kind)
     if name in known:
         return ""
     near = get_close_matches(name, known, 1)
     return f"not {what}; " + (f"did you mean {near[0]}?" if near else f"see {guide_to(kind)}")
-
-
-def _moved(now: str, prefix: str = "") -> str:
-    """What there is instead of a setting: another setting's dotted name, or a sentence."""
-    if " " in now:
-        return now
-    return f"this setting is now {variable_of(prefix, now) if prefix else now}"
-
-
-def fixed_at(value: str) -> str:
-    """What a setting that is gone is answered with, because nobody had it say anything else."""
-    return f"this setting is gone: it is always {value} now"
 
 
 def variable_of(prefix: str, name: str) -> str:
@@ -149,46 +133,28 @@ def nested(values: Mapping[str, object]) -> dict[str, Any]:
     return made
 
 
-def unknown_variables(
-    kind: type[BaseSettings], *, renamed: Mapping[str, str], others: Collection[str] = ()
-) -> list[str]:
+def unknown_variables(kind: type[BaseSettings], others: Collection[str] = ()) -> list[str]:
     """A line for each variable under the prefix of ``kind`` that is neither its setting nor one of
-    ``others``.
-
-    ``renamed`` has the names that settings had before, without a prefix, and their dotted names of
-    today, or a sentence about a setting that is gone; ``others`` whole names of variables, or
-    beginnings that end in _.
-    """
+    ``others``: whole names of variables, or beginnings that end in _."""
     prefix = str(kind.model_config["env_prefix"])
     stem = f"{prefix.rstrip('_')}_"
     known = {variable_of(prefix, name) for name in names_of(kind)}
     exact = {name for name in others if not name.endswith("_")}
     beginnings = tuple(name for name in others if name.endswith("_"))
     lines = []
-    for name, value in sorted(os.environ.items()):
+    for name in sorted(os.environ):
         upper = name.upper()
-        own = upper.removeprefix(prefix if upper.startswith(prefix) else stem)
-        old = own.lower().replace(DELIMITER, ".")
-        # A section, whose variable holds JSON, may have the name that a setting had before.
-        is_old = old in renamed and not value.lstrip().startswith("{")
-        if not upper.startswith(stem) or upper in exact or (upper in known and not is_old):
+        if not upper.startswith(stem) or upper in exact or upper in known:
             continue
-        if upper.startswith(beginnings) or _SERVICE_LINKS.fullmatch(own):
+        if upper.startswith(beginnings) or _SERVICE_LINKS.fullmatch(upper.removeprefix(stem)):
             continue
-        now = renamed.get(old) or (own.lower() if own.lower() in kind.model_fields else "")
         near = get_close_matches(upper, [*known, *exact], 1)
-        if now:
-            lines.append(f"{name}: {_moved(now, prefix)}")
-        elif near:
-            lines.append(f"{name}: not a setting; did you mean {near[0]}?")
-        else:
-            lines.append(f"{name}: not a setting; see {guide_to(kind)}")
+        instead = f"did you mean {near[0]}?" if near else f"see {guide_to(kind)}"
+        lines.append(f"{name}: not a setting; {instead}")
     return lines
 
 
-def explained(
-    kind: type[BaseSettings], error: ValidationError, renamed: Mapping[str, str]
-) -> list[str]:
+def explained(kind: type[BaseSettings], error: ValidationError) -> list[str]:
     """A line for each of the errors, with the variable of the setting that is wrong."""
     prefix = str(kind.model_config["env_prefix"])
     known = frozenset(names_of(kind))
@@ -202,9 +168,6 @@ def explained(
         is_unknown = detail["type"] == "extra_forbidden"
         if is_unknown and variable_of(prefix, name) in variables:
             continue  # ``unknown_variables`` has a line for it
-        if name in renamed and (is_unknown or detail["type"] == "model_type"):
-            lines.append(f"{name}: {_moved(renamed[name])}")
-            continue
         if is_unknown:
             message = f"not a setting; see {guide_to(kind)}"
             if not any(".".join(path[:end]) in values for end in range(1, len(path))):
@@ -230,17 +193,17 @@ def unreadable(kind: type[BaseSettings], error: SettingsError) -> str:
     return f"{variable_of(str(kind.model_config['env_prefix']), found[1])}: expected JSON"
 
 
-def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:
+def read_environment(kind: type[S], what: str) -> S:
     """Settings from the environment. Raises ``ValueError`` that names each variable which is wrong;
-    ``what`` names the settings in that message, ``renamed`` is as of ``unknown_variables``."""
-    lines = unknown_variables(kind, renamed=renamed)
+    ``what`` names the settings in that message."""
+    lines = unknown_variables(kind)
     settings: S | None = None
     try:
         settings = kind()
     except SettingsError as error:
         lines = lines or [unreadable(kind, error)]
     except ValidationError as error:
-        lines += explained(kind, error, renamed)
+        lines += explained(kind, error)
     if lines or settings is None:
         raise ValueError(f"{what} are invalid: " + "; ".join(lines))
     return settings

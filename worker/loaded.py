@@ -1,6 +1,8 @@
-"""A loaded model, whatever engine runs it: what every builder of ``worker.engines`` returns."""
+"""A loaded model, which builders of ``worker.engines`` return, and the times of its start."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protocol import ModelCard
@@ -8,6 +10,31 @@ from worker.core import Clock, EngineService
 from worker.grammar.compiler import GrammarCompiler
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
+
+
+class LoadTiming:
+    """Milliseconds by phase, in the order in which phases ended. For any thread."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self.ms: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time the ``with`` block as phase ``name``."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.ms[name] = (time.monotonic() - begun) * 1e3
+
+    def total_ms(self) -> float:
+        """Milliseconds since the start."""
+        return (time.monotonic() - self._begun) * 1e3
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {ms:.0f}" for name, ms in self.ms.items())
+
 
 EngineLoader = Callable[[WorkerSettings, Clock], "LoadedEngine"]
 """Loads an engine: ``worker.engines.load_engine``, or a test's function."""

@@ -18,37 +18,12 @@ from worker.environment import (
     DELIMITER,
     EnvironmentSettings,
     Section,
-    fixed_at,
     read_environment,
     variable_of,
 )
 
 PREFIX: Final = "TIDEGATE_WORKER__"
 """How every variable of a worker's settings begins."""
-RENAMED: Final[Mapping[str, str]] = {
-    "block_tokens": "kv.block_tokens",
-    "kv_blocks": "kv.blocks",
-    "prefix_cache": "kv.prefix_cache",
-    "session_kv_share": "kv.session_share",
-    "kv_disk_path": "kv.disk_path",
-    "kv_disk_bytes": "kv.disk_bytes",
-    "memory_hard_gib": "memory.hard_gib",
-    "plain_token": "plain.token",
-    "special_tokens_in_prompts": "plain.special_tokens",
-    "default_deadline_ms": "plain.default_deadline_s",
-    "synthetic_step_ms": "synthetic.step_ms",
-    "synthetic_row_ms": "synthetic.row_ms",
-    "synthetic_prompt_token_ms": "synthetic.prompt_token_ms",
-    "synthetic_slow_file": "synthetic.slow_file",
-    "synthetic_lengths": "synthetic.lengths",
-    "max_stall_ms": fixed_at("50 ms"),
-    "max_waiting": fixed_at("256"),
-    "memory.soft_gib": fixed_at("96 % of memory.hard_gib"),
-    "memory_soft_gib": fixed_at("96 % of memory.hard_gib"),
-    "pause": "this setting is gone: TIDEGATE_DISPATCH__PAUSE, the orchestrator's, turns pauses off",
-}
-"""Names that settings had before, with those of today, or what became of those that are gone."""
-
 BLOCK_TOKENS: Final = 16
 """Tokens of a KV block in our own engine, and in those that make up tokens; vLLM has its own."""
 SHARED_BY: Final = "TIDEGATE_SHARED_BY"
@@ -62,7 +37,7 @@ EngineName = Literal[
     "synthetic-paced",
     "synthetic-scripted",
 ]
-_GONE: Final[Mapping[str, str]] = {
+GONE: Final[Mapping[str, str]] = {
     "llamacpp": "llama.cpp is a server now, which tidegate up --model FILE.gguf and tidegate pool"
     " start: there is none inside of a worker",
     "transformers": "this engine is gone: take vllm, or a server over HTTP (docs/engines.md)",
@@ -185,8 +160,8 @@ class WorkerSettings(EnvironmentSettings):
     @field_validator("engine", mode="before")
     @classmethod
     def _is_there(cls, value: object) -> object:
-        if isinstance(value, str) and value in _GONE:
-            raise ValueError(_GONE[value])
+        if isinstance(value, str) and value in GONE:
+            raise ValueError(GONE[value])
         return value
 
     @field_validator("engine_args", mode="before")
@@ -202,4 +177,4 @@ def variable(name: str) -> str:
 
 def read_settings() -> WorkerSettings:
     """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    return read_environment(WorkerSettings, "the worker's settings", RENAMED)
+    return read_environment(WorkerSettings, "the worker's settings")

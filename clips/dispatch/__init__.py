@@ -1,9 +1,9 @@
-"""Clips: clips that instances' ``slot`` models render against deadlines (docs/slot.md).
+"""Clips that instances' ``slot`` models render against deadlines (docs/slot.md).
 
-- ``job``       what a client asks for; ``slot``: one offered slot, which is work as a task is
+- ``job``       what a client asks for; ``task``: one offered clip, which is work as a task is
 - ``forecast``  when each would be done, and what of it: pure
 - ``link``      the state that an instance's slot model tells; ``fleet``: all instances
-- ``attempt``   one slot on one instance; ``wire``: Triton's requests and answers
+- ``attempt``   one clip on one instance; ``wire``: Triton's requests and answers
 - ``admission`` what is refused; ``waiting``: the queue
 - ``service``   from a submission to its end: placement, retries, cancels
 - ``ledger``    outcomes and metrics

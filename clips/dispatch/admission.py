@@ -1,6 +1,6 @@
-"""Decides which slots are let in: those that can be in time without making others late (DL-7).
+"""Decides which clips are let in: those that can be in time without making others late (DL-7).
 
-While an instance idles, or has rendered too little of late to tell, a slot that may be met is let
+While an instance idles, or has rendered too little of late to tell, a clip that may be met is let
 in, however unlikely that is by what was known before (DL-15). Beyond that a sample is let in, to
 see how often a refusal is wrong (DL-17).
 """
@@ -46,15 +46,15 @@ _RESENT_S = 0.001
 
 
 class _Hindrance(NamedTuple):
-    """Why a slot is not let in: ``expected`` would be too late; or, if it ``is_others`` that would
-    be, ``expected`` is what would become of the slot behind all of them."""
+    """Why a clip is not let in: ``expected`` would be too late; or, if it ``is_others`` that would
+    be, ``expected`` is what would become of the clip behind all of them."""
 
     expected: Expected
     is_others: bool
 
 
 class ClipAdmission:
-    """Lets slots in, or raises the error that says why not."""
+    """Lets clips in, or raises the error that says why not."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class ClipAdmission:
         *,
         max_waiting: int,
     ) -> None:
-        self.stats = RefusalStats[ClipTask](lambda slot: rng.random() < config.sample)
+        self.stats = RefusalStats[ClipTask](lambda clip: rng.random() < config.sample)
         self.refuses = config.mode is AdmissionMode.ENFORCE
-        """Whether slots that are certain to be late are refused."""
+        """Whether clips that are certain to be late are refused."""
         self._config = config
         self._enter = enter
         self._fleet = fleet
@@ -77,56 +77,56 @@ class ClipAdmission:
         self._clock = clock
         self._max_waiting = max_waiting
 
-    def admit(self, slot: ClipTask) -> None:
-        """Let ``slot`` in, or raise the error that refuses it, the cheapest reason first."""
-        self._enter(slot)
+    def admit(self, clip: ClipTask) -> None:
+        """Let ``clip`` in, or raise the error that refuses it, the cheapest reason first."""
+        self._enter(clip)
         ready = self._fleet.ready()
         if not ready:
             raise NotReady("no instance that renders slots is ready; try again shortly")
         now = self._clock.now()
-        _require_providers(slot.needs, ready)
-        self._waiting.time(slot)
-        self._require_room(slot, ready, now)
+        _require_providers(clip.needs, ready)
+        self._waiting.time(clip)
+        self._require_room(clip, ready, now)
         if self._config.mode is AdmissionMode.OFF:
             return
-        why = self._infeasibility(slot, ready, now)
-        self._require_feasible(slot, why)
+        why = self._infeasibility(clip, ready, now)
+        self._require_feasible(clip, why)
 
-    def hopeless(self, slot: ClipTask, now: float) -> TidegateError | None:
-        """Why no instance could finish the least of a waiting slot in time any more; None if one
+    def hopeless(self, clip: ClipTask, now: float) -> TidegateError | None:
+        """Why no instance could finish the least of a waiting clip in time any more; None if one
         could, or if a sample gets its try."""
-        if not self.refuses or now <= slot.drop_at or slot.refusal_sample:
+        if not self.refuses or now <= clip.drop_at or clip.refusal_sample:
             return None
-        if slot.loss is not None:
-            return slot.loss
+        if clip.loss is not None:
+            return clip.loss
         lines = {one.address: InstanceTimeline(one.ability, now, ()) for one in self._fleet.seen()}
-        found = place(slot.needs, lines)
+        found = place(clip.needs, lines)
         if found is None:
             return NotReady("no instance that could render this is left; try again shortly")
         stats = self.stats
         stats.infeasible += 1
-        if self._config.is_capped(stats.recent_share) or stats.is_sampled(slot, RefusalKind.QUEUE):
-            stats.sample(slot, RefusalKind.QUEUE)
+        if self._config.is_capped(stats.recent_share) or stats.is_sampled(clip, RefusalKind.QUEUE):
+            stats.sample(clip, RefusalKind.QUEUE)
             return None
         stats.refused_late()
-        others = [other for other in self._waiting if other is not slot]
-        return self._infeasible(slot.needs, _Hindrance(found, is_others=False), others, now)
+        others = [other for other in self._waiting if other is not clip]
+        return self._infeasible(clip.needs, _Hindrance(found, is_others=False), others, now)
 
-    def tries(self, slot: ClipTask, free: list[ClipInstance], now: float) -> list[ClipInstance]:
-        """The ``free`` instances on which to begin a slot that will hardly be in time anywhere."""
-        expected = self._waiting.expected(slot)
+    def tries(self, clip: ClipTask, free: list[ClipInstance], now: float) -> list[ClipInstance]:
+        """The ``free`` instances on which to begin a clip that will hardly be in time anywhere."""
+        expected = self._waiting.expected(clip)
         if expected is not None and expected.is_in_time:  # where it has to wait
             return []
-        if slot.refusal_sample or not self.refuses:
+        if clip.refusal_sample or not self.refuses:
             return free
-        return [one for one in free if slot.needs.may_be_met(one.ability, now)]
+        return [one for one in free if clip.needs.may_be_met(one.ability, now)]
 
-    def _require_room(self, slot: ClipTask, ready: list[ClipInstance], now: float) -> None:
-        """Raise ``QueueFull`` if too many slots wait already."""
+    def _require_room(self, clip: ClipTask, ready: list[ClipInstance], now: float) -> None:
+        """Raise ``QueueFull`` if too many clips wait already."""
         if len(self._waiting) < self._max_waiting or any(one.free for one in ready):
             return
-        if self.stats.is_sampled(slot, RefusalKind.QUEUE_FULL):
-            self.stats.sample(slot, RefusalKind.QUEUE_FULL)
+        if self.stats.is_sampled(clip, RefusalKind.QUEUE_FULL):
+            self.stats.sample(clip, RefusalKind.QUEUE_FULL)
             return
         first_at = min(line.free_at for line in self._waiting.lines(now).values())
         raise QueueFull(
@@ -134,31 +134,31 @@ class ClipAdmission:
             retry_after_ms=max(1000.0, 1000 * (first_at - now)),
         )
 
-    def _require_feasible(self, slot: ClipTask, why: DeadlineInfeasible | None) -> None:
-        """Raise ``why``, unless the slot is let in to see whether it is right (DL-17)."""
+    def _require_feasible(self, clip: ClipTask, why: DeadlineInfeasible | None) -> None:
+        """Raise ``why``, unless the clip is let in to see whether it is right (DL-17)."""
         stats = self.stats
         if why is None:
             stats.offered(refused=False)
             return
         stats.infeasible += 1
         lets_in = not self.refuses or self._config.is_capped(stats.recent_share)
-        if not lets_in and not stats.is_sampled(slot, RefusalKind.ADMISSION):
+        if not lets_in and not stats.is_sampled(clip, RefusalKind.ADMISSION):
             stats.offered(refused=True)
             raise why
         stats.offered(refused=False)
-        stats.sample(slot, RefusalKind.ADMISSION)
+        stats.sample(clip, RefusalKind.ADMISSION)
         service_log.info(
             "infeasible deadline let through: %s",
             why.message,
-            extra=fields(slot_id=slot.id, correlation_id=slot.job.correlation_id),
+            extra=fields(slot_id=clip.id, correlation_id=clip.job.correlation_id),
         )
 
     def _infeasibility(
-        self, slot: ClipTask, ready: list[ClipInstance], now: float
+        self, clip: ClipTask, ready: list[ClipInstance], now: float
     ) -> DeadlineInfeasible | None:
-        """Why ``slot`` cannot be in time, or would make earlier ones late; None if neither."""
-        needs, others = slot.needs, list(self._waiting)
-        found = self._hindrance(needs, others, self._waiting.place_of(slot), now)
+        """Why ``clip`` cannot be in time, or would make earlier ones late; None if neither."""
+        needs, others = clip.needs, list(self._waiting)
+        found = self._hindrance(needs, others, self._waiting.place_of(clip), now)
         if found is None:
             return None
         if not found.is_others:

@@ -1,4 +1,4 @@
-"""One slot on one instance: a stream of its own, which is cancelled by ending it."""
+"""One clip on one instance: a stream of its own, which is cancelled by ending it."""
 
 import asyncio
 from typing import Protocol
@@ -22,22 +22,22 @@ class AttemptSink(Protocol):
     """Hears how an attempt ends: exactly one of these calls, unless it was stopped."""
 
     def finished(self, attempt: "ClipAttempt") -> None:
-        """The slot has its facts and files."""
+        """The clip has its facts and files."""
 
     def refused(self, attempt: "ClipAttempt", error: str) -> None:
-        """The worker, or Triton, ended the slot with this error."""
+        """The worker, or Triton, ended the clip with this error."""
 
     def lost(self, attempt: "ClipAttempt", reason: str) -> None:
         """The attempt was lost: nothing more will be heard of it."""
 
 
 class ClipAttempt:
-    """A slot that was sent to ``address``; ``begun`` says how far it is there. With ``keep_on``
+    """A clip that was sent to ``address``; ``begun`` says how far it is there. With ``keep_on``
     nothing but its deadline stops it there."""
 
     def __init__(
         self,
-        slot: ClipTask,
+        clip: ClipTask,
         address: str,
         begun: Begun,
         sink: AttemptSink,
@@ -45,7 +45,7 @@ class ClipAttempt:
         *,
         keep_on: bool = False,
     ) -> None:
-        self.slot = slot
+        self.clip = clip
         self.address = address
         self.begun = begun
         self._sink = sink
@@ -58,8 +58,8 @@ class ClipAttempt:
         self._is_over = False
 
     def start(self, config: LaneConfig) -> None:
-        """Send the slot."""
-        name = f"slot {self.slot.id} on {self.address}"
+        """Send the clip."""
+        name = f"slot {self.clip.id} on {self.address}"
         self._runner = asyncio.create_task(self._run(config), name=name)
 
     @property
@@ -69,7 +69,7 @@ class ClipAttempt:
         return self._runner
 
     def stop(self) -> None:
-        """End the stream because the slot is no longer wanted; the worker learns of it that way."""
+        """End the stream because the clip is no longer wanted; the worker learns of it that way."""
         if self._runner is not None and not self._is_over:
             self._runner.cancel()
 
@@ -117,7 +117,7 @@ class ClipAttempt:
             self._sink.finished(self)
 
     def _request(self) -> bytes:
-        job = self.slot.job
+        job = self.clip.job
         left_ms = max(1.0, job.deadline.left_ms(self._clock.now()))
         parameters: dict[str, str | bool | float] = {
             "deadline_ms": left_ms,
@@ -128,7 +128,7 @@ class ClipAttempt:
             parameters["preview"] = True
         if self._keep_on:
             parameters["keep_on"] = True
-        return request(job.recipe_json, f"{self.slot.id}/{job.correlation_id}", parameters)
+        return request(job.recipe_json, f"{self.clip.id}/{job.correlation_id}", parameters)
 
     def _take(self, messages: list[bytes]) -> None:
         answered = self._answered
@@ -144,20 +144,20 @@ class ClipAttempt:
 
     def _take_event(self, answer: Answer) -> bool:
         """Take in an event. Returns whether it was the last."""
-        slot, event = self.slot, answer.event
+        clip, event = self.clip, answer.event
         kind = event.get("event")
-        if slot.ending is not None:
+        if clip.ending is not None:
             return False
         if kind == "stage":
             stage, percent = event.get("stage"), event.get("percent")
             if not isinstance(stage, str) or not isinstance(percent, int):
                 raise BadAnswer("a stage event without stage and percent")
             image = answer.tensors.get(PREVIEW) or None
-            slot.progress(stage, percent, image, self._clock.now())
+            clip.progress(stage, percent, image, self._clock.now())
             return False
         if kind in ("result", "saved"):
-            slot.facts = {k: v for k, v in event.items() if k not in _EVENT_FIELDS}
-            slot.files = {
+            clip.facts = {k: v for k, v in event.items() if k not in _EVENT_FIELDS}
+            clip.files = {
                 name: data for name, data in answer.tensors.items() if name in OUTPUTS and data
             }
             return bool(kind == "result")

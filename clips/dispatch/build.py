@@ -4,7 +4,6 @@ from typing import Final
 
 from clips.dispatch.fleet import ClipFleet
 from clips.dispatch.ledger import FLEET, ClipLedger
-from clips.dispatch.metrics import SLOTS
 from clips.dispatch.service import Clips, ClipsConfig
 from clips.dispatch.task import ClipTask
 from orchestrator.dispatch.retry import ATTEMPTS
@@ -12,6 +11,32 @@ from orchestrator.extension import Core
 from orchestrator.prediction.metrics import refusals
 from orchestrator.retention import KeptStore, Retention
 from orchestrator.settings.derived import feasibility_config
+from orchestrator.telemetry.metrics import Row
+
+CLIPS: tuple[Row[Clips], ...] = (
+    Row(
+        "gauge",
+        "slots_waiting",
+        "slots",
+        "Clips that wait for an instance",
+        lambda clips: clips.waiting,
+    ),
+    Row(
+        "gauge",
+        "slots_running",
+        "slots",
+        "Clips that an instance has",
+        lambda clips: len(clips.live) - clips.waiting,
+    ),
+    Row(
+        "gauge",
+        "slot_bytes_kept",
+        "bytes",
+        "What ended slots and their files take",
+        lambda clips: clips.store.total_bytes,
+    ),
+)
+
 
 KEPT: Final = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
 """Ended clips that are kept, with their files, for clients that fetch them late."""
@@ -42,7 +67,7 @@ def build_clips(core: Core) -> Clips:
         clock,
         core.rng,
     )
-    metrics.watch(clips, SLOTS)
+    metrics.watch(clips, CLIPS)
     metrics.watch(clips.refusals, refusals("slot_", "slots"))
     metrics.watch(fleet, FLEET)
     return clips

@@ -1,4 +1,4 @@
-"""The instances as far as slots go: which have the model, their health, and our slots there.
+"""The instances as far as clips go: which have the model, their health, and our clips there.
 
 It follows the registry: an instance that comes, goes or is drained there does so here.
 """
@@ -21,7 +21,7 @@ from orchestrator.telemetry.log import fields, lane_log
 
 
 class ClipHealth(StrEnum):
-    """Whether an instance can be given slots: only ``up`` can."""
+    """Whether an instance can be given clips: only ``up`` can."""
 
     ABSENT = "absent"
     """The instance has no slot model."""
@@ -55,12 +55,12 @@ class ClipInstance:
 
     @property
     def free(self) -> int:
-        """How many slots could begin there at once."""
+        """How many clips could begin there at once."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
 
     @property
     def can_keep_on(self) -> bool:
-        """Whether its model can be asked to stop a slot only at its deadline: older ones cannot."""
+        """Whether its model can be asked to stop a clip only at its deadline: older ones cannot."""
         stages = () if self.state is None else self.state.stages.values()
         return any(stage.least is not None for stage in stages)
 
@@ -92,7 +92,7 @@ class ClipInstance:
 
 
 class ClipFleet:
-    """All instances. ``on_change`` is called when slots may be placed differently."""
+    """All instances. ``on_change`` is called when clips may be placed differently."""
 
     def __init__(
         self,
@@ -135,11 +135,11 @@ class ClipFleet:
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
     def ready(self) -> list[ClipInstance]:
-        """Instances that take new slots."""
+        """Instances that take new clips."""
         return [instance for instance in self if self.is_ready(instance)]
 
     def is_ready(self, instance: ClipInstance) -> bool:
-        """Whether ``instance`` takes new slots."""
+        """Whether ``instance`` takes new clips."""
         known = self._registry.instances.get(instance.address)
         return (
             instance.health is ClipHealth.UP
@@ -174,7 +174,7 @@ class ClipFleet:
             silent_s = now - instance.heard_at
             reason = f"no state for {silent_s:.1f} s"
             if silent_s >= DOWN_AFTER_S:
-                # Its slots' streams may be open still, with nobody at the other end.
+                # Its clips' streams may be open still, with nobody at the other end.
                 self._set(instance, ClipHealth.DOWN, reason)
                 self._give_up(instance, reason)
                 if was is not ClipHealth.CONNECTING:
@@ -191,7 +191,7 @@ class ClipFleet:
             self._links[address].break_off(reason)
 
     def count(self, address: str) -> None:
-        """Tell the registry how many slots of ours the instance has."""
+        """Tell the registry how many clips of ours the instance has."""
         known, ours = self._registry.instances.get(address), self.instances.get(address)
         if known is not None and ours is not None:
             known.slots_running = len(ours.attempts)
@@ -240,7 +240,7 @@ class ClipFleet:
             self._set(instance, ClipHealth.ABSENT, reason)
         elif instance.health is not ClipHealth.DOWN:
             self._set(instance, ClipHealth.CONNECTING, reason)
-        # Its slots have streams of their own, which tell of their ends themselves.
+        # Its clips have streams of their own, which tell of their ends themselves.
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 

@@ -1,11 +1,11 @@
-"""Predicts when slots will be done, and what will be rendered, by the worker's own rules. Pure.
+"""Predicts when clips will be done, and what will be rendered, by the worker's own rules. Pure.
 
-An instance is a few leases of buffers and four stages, each of which serves one slot at a time, so
-that one slot's speech overlaps another's video::
+An instance is a few leases of buffers and four stages, each of which serves one clip at a time, so
+that one clip's speech overlaps another's video::
 
     lease ─▶ speech ∥ portrait ─▶ video ─▶ check ─▶ lease
 
-A slot must be out of its last stage ``buffer_s`` before its deadline (SL-2).
+A clip must be out of its last stage ``buffer_s`` before its deadline (SL-2).
 """
 
 import copy
@@ -24,7 +24,7 @@ _MAX_ABILITIES: Final = 64
 
 
 Work = Mapping[Stage, float]
-"""Seconds of work that each stage has for one slot."""
+"""Seconds of work that each stage has for one clip."""
 
 
 def units_of(plan: ClipPlan) -> dict[Stage, float]:
@@ -110,7 +110,7 @@ NOMINAL_ABILITY: Final = _nominal()
 
 
 class ClipNeeds:
-    """What one slot asks for, and by when."""
+    """What one clip asks for, and by when."""
 
     def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
         self.deadline_at = deadline_at
@@ -134,7 +134,7 @@ class ClipNeeds:
         return other
 
     def whole(self, ability: Ability) -> ClipPlan:
-        """The plan for all that the slot asks for."""
+        """The plan for all that the clip asks for."""
         key = (ability.max_size, ability.max_seconds)
         found = self._wholes.get(key)
         if found is None:
@@ -153,7 +153,7 @@ class ClipNeeds:
         return whole if fits(whole) else None
 
     def due_at(self, ability: Ability) -> float:
-        """When the slot's last stage must be over."""
+        """When the clip's last stage must be over."""
         return self.deadline_at - ability.buffer_s
 
     def start_by(self, ability: Ability) -> float:
@@ -167,12 +167,12 @@ class ClipNeeds:
         return self.due_at(ability) - least_s
 
     def may_be_met(self, ability: Ability, now: float) -> bool:
-        """Whether the slot could be in time there if it began now and went as well as possible."""
+        """Whether the clip could be in time there if it began now and went as well as possible."""
         can = ability.at_best
         return can.missing(self.chosen) is None and now <= self.start_by(can)
 
     def is_known(self, ability: Ability) -> bool:
-        """Whether all stages that the slot needs have rendered something there of late."""
+        """Whether all stages that the clip needs have rendered something there of late."""
         least = ability.at_best.work(self.whole(ability), self.chosen)
         needed = units_of(self.whole(ability))
         return all(least[stage] > 0 for stage in Stage if needed[stage])
@@ -185,7 +185,7 @@ class ClipNeeds:
 
 @dataclass(slots=True)
 class Begun:
-    """A slot that an instance has: the plan it renders, and the percent done of each stage."""
+    """A clip that an instance has: the plan it renders, and the percent done of each stage."""
 
     plan: ClipPlan
     chosen: Mapping[Stage, str]
@@ -216,7 +216,7 @@ class InstanceTimeline:
 
     @property
     def free_at(self) -> float:
-        """When the next slot can begin."""
+        """When the next clip can begin."""
         return self._leases[0]
 
     def finish(self, work: Work) -> float:
@@ -244,7 +244,7 @@ class InstanceTimeline:
 
 
 class Expected(NamedTuple):
-    """What will become of a slot, as far as can be said. Times are on the clock."""
+    """What will become of a clip, as far as can be said. Times are on the clock."""
 
     address: str
     plan: ClipPlan
@@ -282,7 +282,7 @@ def place(needs: ClipNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected |
 def forecast(
     all_needs: Iterable[ClipNeeds], lines: Mapping[str, InstanceTimeline]
 ) -> list[Expected | None]:
-    """What will become of waiting slots, in their order. A slot that will not be in time takes
+    """What will become of waiting clips, in their order. A clip that will not be in time takes
     nobody's place. Leaves ``lines`` as they will be then."""
     expected = []
     for needs in all_needs:

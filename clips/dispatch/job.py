@@ -1,4 +1,4 @@
-"""The request that a client makes when it submits a slot."""
+"""The request that a client makes when it submits a clip."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MODEL: Final = "slot"
 
 
 class OutputKind(NamedTuple):
-    """A kind of file that a slot may yield."""
+    """A kind of file that a clip may yield."""
 
     file: str
     content_type: str
@@ -30,7 +30,7 @@ OUTPUTS: Final[Mapping[str, OutputKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipJob:
-    """A submitted slot. ``recipe_json`` is as it came: a newer worker may know more fields."""
+    """A submitted clip. ``recipe_json`` is as it came: a newer worker may know more fields."""
 
     recipe: Recipe
     recipe_json: bytes

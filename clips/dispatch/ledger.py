@@ -1,4 +1,4 @@
-"""Records the end of every slot: its outcome, then metrics and one log line (DL-10)."""
+"""Records the end of every clip: its outcome, then metrics and one log line (DL-10)."""
 
 import math
 from collections import deque
@@ -20,7 +20,7 @@ _KEPT = 512
 
 
 class ClipLedger:
-    """Ends slots, each exactly once: a second call changes nothing."""
+    """Ends clips, each exactly once: a second call changes nothing."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._clock = clock
@@ -40,26 +40,26 @@ class ClipLedger:
         self.queue_ms = metrics.histogram("slot_queue_ms", "From arrival to an instance")
         self.end_ms = metrics.histogram("slot_end_ms", "From arrival to the clip")
         self.settled = dict.fromkeys(Outcome, 0)
-        """How many slots came to each outcome (DL-10)."""
+        """How many clips came to each outcome (DL-10)."""
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=_KEPT) for name in TIMES}
-        """Times of the last finished slots, by name, in ms."""
+        """Times of the last finished clips, by name, in ms."""
         for name in TIMES:
             self.stage_ms.labels(name)
         metrics.watch(self, _ROWS)
 
-    def settle(self, slot: ClipTask, ending: Ending) -> bool:
-        """End a slot. False if it has ended before."""
-        if slot.ending is not None:
+    def settle(self, clip: ClipTask, ending: Ending) -> bool:
+        """End a clip. False if it has ended before."""
+        if clip.ending is not None:
             return False
-        slot.end(ending, self._clock.now())
+        clip.end(ending, self._clock.now())
         code = "" if ending.error is None else ending.error.code.value
         self.outcomes.labels(ending.outcome, code).inc()
         self.settled[ending.outcome] += 1
-        if slot.marks.dispatched:
-            self.queue_ms.observe(1000 * (slot.marks.dispatched - slot.marks.received))
+        if clip.marks.dispatched:
+            self.queue_ms.observe(1000 * (clip.marks.dispatched - clip.marks.received))
         if ending.outcome in (Outcome.MET, Outcome.PARTIAL):
-            self._observe(slot)
-        self._write(slot, ending)
+            self._observe(clip)
+        self._write(clip, ending)
         return True
 
     def percentiles_ms(self) -> dict[str, dict[str, float]]:
@@ -70,30 +70,30 @@ class ClipLedger:
             if times
         }
 
-    def _observe(self, slot: ClipTask) -> None:
-        self.end_ms.observe(1000 * (slot.marks.ended - slot.marks.received))
+    def _observe(self, clip: ClipTask) -> None:
+        self.end_ms.observe(1000 * (clip.marks.ended - clip.marks.received))
         for name in TIMES:
-            ms = slot.facts.get(f"{name}_ms")
+            ms = clip.facts.get(f"{name}_ms")
             # A part that was not rendered, such as a check that was given up, took no time worth
             # telling.
             if isinstance(ms, int | float) and ms > 0:
                 self.stage_ms.labels(name).observe(ms)
                 self.recent[name].append(ms)
-        given_up = slot.facts.get("given_up")
+        given_up = clip.facts.get("given_up")
         for what in given_up if isinstance(given_up, list) else ():
             self.degraded.labels(_kind(str(what))).inc()
 
-    def _write(self, slot: ClipTask, ending: Ending) -> None:
-        marks, facts = slot.marks, slot.facts
+    def _write(self, clip: ClipTask, ending: Ending) -> None:
+        marks, facts = clip.marks, clip.facts
         numbers = (*(f"{name}_ms" for name in TIMES), "seconds", "size")
         log_end(
-            slot,
+            clip,
             ending,
             "slots",
-            attempts=slot.attempts or None,
+            attempts=clip.attempts or None,
             queue_ms=round(1000 * ((marks.dispatched or marks.ended) - marks.received), 1),
             end_ms=round(1000 * (marks.ended - marks.received), 1),
-            left_ms=round(slot.deadline.left_ms(marks.ended), 1),
+            left_ms=round(clip.deadline.left_ms(marks.ended), 1),
             **{name: _number(facts.get(name)) for name in numbers},
         )
 

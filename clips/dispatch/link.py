@@ -7,7 +7,7 @@
                   └──▶ no such model here: looked for now and then
 
 Now and then the link connects anew: if Triton has loaded the model anew, the old one still tells
-its states here while slots go to the new one; if it was unloaded, nothing else would tell.
+its states here while clips go to the new one; if it was unloaded, nothing else would tell.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Takes slots from their submission to their one ending.
+"""Takes clips from their submission to their one ending.
 
-Clips wait here and not at a worker: a slot is sent when an instance has buffers free for it. A slot
+Clips wait here and not at a worker: a clip is sent when an instance has buffers free for it. A clip
 that waits here can still be reordered, go elsewhere, or end at no cost, and the way to a worker
-takes milliseconds of a slot's seconds. No instance is left with free buffers while a slot waits
+takes milliseconds of a clip's seconds. No instance is left with free buffers while a clip waits
 that it could finish in time.
 """
 
@@ -56,7 +56,7 @@ MOST_WAITING: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ClipsConfig:
-    """Settings of slots. ``attempts``: how often a slot is sent at most. ``tag``: what ids begin
+    """Settings of clips. ``attempts``: how often a clip is sent at most. ``tag``: what ids begin
     with."""
 
     feasibility: FeasibilityConfig
@@ -66,7 +66,7 @@ class ClipsConfig:
 
 
 class Clips:
-    """Every slot of one orchestrator."""
+    """Every clip of one orchestrator."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Clips:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``enter`` makes the checks that slots share with tasks, and counts a slot until its end.
-        ``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also
+        """``enter`` makes the checks that clips share with tasks, and counts a clip until its end.
+        ``rng`` makes ids, which let a holder of the right key fetch a clip's files. It also
         draws the sample of refusals that are not carried out."""
         self.fleet = fleet
         self.ledger = ledger
         self.store = store
         self.on_end: Callable[[], None] = _nothing
-        """Called whenever a slot has ended."""
+        """Called whenever a clip has ended."""
         self._config = config
         self._clock = clock
         self._ids = Ids(rng, config.tag)
@@ -100,66 +100,66 @@ class Clips:
     # ── for clients ──────────────────────────────────────────────────────────────────────────
 
     def submit(self, job: ClipJob) -> ClipTask:
-        """Offer a slot. Returns once it waits or is on its way; raises the error that refuses it.
+        """Offer a clip. Returns once it waits or is on its way; raises the error that refuses it.
 
         Whatever happens, it is counted as offered and ends in exactly one outcome.
         """
-        slot = ClipTask(self._ids.new(), job)
+        clip = ClipTask(self._ids.new(), job)
         self.ledger.offered.inc()
-        self._live.add(slot)
-        slot.on_end.append(self._ended)
+        self._live.add(clip)
+        clip.on_end.append(self._ended)
         try:
-            self._admission.admit(slot)
+            self._admission.admit(clip)
         except TidegateError as error:
-            self.ledger.settle(slot, refused(error))
-            error.due_at = slot.deadline.at
+            self.ledger.settle(clip, refused(error))
+            error.due_at = clip.deadline.at
             raise
         except Exception:
             service_log.exception(
                 "admission of a slot failed", extra=fields(correlation_id=job.correlation_id)
             )
             internal = TidegateError("an internal error occurred")
-            self.ledger.settle(slot, failed(internal))
+            self.ledger.settle(clip, failed(internal))
             raise internal from None
-        self.store.add(slot)
-        slot.timer = self._clock.call_at(
-            slot.deadline.at + REPORT_GRACE_S, lambda: self._overdue(slot)
+        self.store.add(clip)
+        clip.timer = self._clock.call_at(
+            clip.deadline.at + REPORT_GRACE_S, lambda: self._overdue(clip)
         )
-        self._waiting.add(slot)
+        self._waiting.add(clip)
         self._pass()
-        return slot
+        return clip
 
-    def cancel(self, slot: ClipTask) -> None:
-        """Stop a slot for a client that asked through the API. Idempotent (WP-2)."""
-        self.ledger.settle(slot, aborted(AbortCause.CANCEL))
+    def cancel(self, clip: ClipTask) -> None:
+        """Stop a clip for a client that asked through the API. Idempotent (WP-2)."""
+        self.ledger.settle(clip, aborted(AbortCause.CANCEL))
 
-    def disconnected(self, slot: ClipTask, *, too_slow: bool = False) -> None:
-        """Handle that the slot's client is gone: its job says what becomes of it (WP-1)."""
-        if slot.client_gone(too_slow=too_slow):
-            self.ledger.settle(slot, aborted(AbortCause.DISCONNECT))
+    def disconnected(self, clip: ClipTask, *, too_slow: bool = False) -> None:
+        """Handle that the clip's client is gone: its job says what becomes of it (WP-1)."""
+        if clip.client_gone(too_slow=too_slow):
+            self.ledger.settle(clip, aborted(AbortCause.DISCONNECT))
 
-    def queue_position(self, slot: ClipTask) -> int:
-        """Place of ``slot`` in the queue, 1 for the next to start; 0 once it is on its way."""
-        return self._waiting.position(slot)
+    def queue_position(self, clip: ClipTask) -> int:
+        """Place of ``clip`` in the queue, 1 for the next to start; 0 once it is on its way."""
+        return self._waiting.position(clip)
 
-    def expected(self, slot: ClipTask) -> Expected | None:
-        """What will become of ``slot``; None if nothing can be said."""
-        if slot.ending is not None:
+    def expected(self, clip: ClipTask) -> Expected | None:
+        """What will become of ``clip``; None if nothing can be said."""
+        if clip.ending is not None:
             return None
-        if isinstance(slot.attempt, ClipAttempt):
-            return self._expected_there(slot.attempt, self._clock.now())
-        return self._waiting.expected(slot)
+        if isinstance(clip.attempt, ClipAttempt):
+            return self._expected_there(clip.attempt, self._clock.now())
+        return self._waiting.expected(clip)
 
-    def predicted_ms(self, slot: ClipTask) -> float | None:
-        """Ms from now until the slot's clip is done; None if nothing can be said."""
-        found = self.expected(slot)
+    def predicted_ms(self, clip: ClipTask) -> float | None:
+        """Ms from now until the clip is done; None if nothing can be said."""
+        found = self.expected(clip)
         return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
 
-    def given_up(self, slot: ClipTask, expected: Expected) -> tuple[str, ...]:
-        """Parts of ``slot`` that will probably not be rendered; empty while no pace is known, for
+    def given_up(self, clip: ClipTask, expected: Expected) -> tuple[str, ...]:
+        """Parts of ``clip`` that will probably not be rendered; empty while no pace is known, for
         then all of it is begun."""
         instance = self.fleet.instances.get(expected.address)
-        if instance is not None and not slot.needs.is_known(instance.ability):
+        if instance is not None and not clip.needs.is_known(instance.ability):
             return ()
         return expected.plan.given_up
 
@@ -172,12 +172,12 @@ class Clips:
 
     @property
     def live(self) -> list[ClipTask]:
-        """Slots that have not ended."""
+        """Clips that have not ended."""
         return list(self._live)
 
     @property
     def waiting(self) -> int:
-        """How many slots wait, with no instance."""
+        """How many clips wait, with no instance."""
         return len(self._waiting)
 
     def start(self) -> None:
@@ -185,28 +185,28 @@ class Clips:
         self.fleet.start()
 
     def upkeep(self) -> None:
-        """Judge silences, forget old slots, end hopeless ones; call it every 250 ms or so."""
+        """Judge silences, forget old clips, end hopeless ones; call it every 250 ms or so."""
         self.fleet.check_heartbeats()
         self.store.prune()
         self._pass()
 
     def end_hopeless(self, at: float) -> int:
-        """End waiting slots that will not be done by ``at``, when the service is gone, so that
+        """End waiting clips that will not be done by ``at``, when the service is gone, so that
         their clients can go elsewhere; returns how many."""
         late = [
-            slot
-            for slot in self._waiting
-            if (found := self._waiting.expected(slot)) is None or found.finish_at > at
+            clip
+            for clip in self._waiting
+            if (found := self._waiting.expected(clip)) is None or found.finish_at > at
         ]
-        for slot in late:
-            self.ledger.settle(slot, failed(Draining("the service is going down; try elsewhere")))
+        for clip in late:
+            self.ledger.settle(clip, failed(Draining("the service is going down; try elsewhere")))
         return len(late)
 
     def end_all(self) -> None:
-        """End every live slot: the service is going down."""
-        for slot in list(self._live):
+        """End every live clip: the service is going down."""
+        for clip in list(self._live):
             self.ledger.settle(
-                slot, failed(Draining("the service is going down; try again elsewhere"))
+                clip, failed(Draining("the service is going down; try again elsewhere"))
             )
 
     async def close(self) -> None:
@@ -220,12 +220,12 @@ class Clips:
     # ── as the attempts' sink ────────────────────────────────────────────────────────────────
 
     def finished(self, attempt: ClipAttempt) -> None:
-        slot, now = attempt.slot, self._clock.now()
-        self._count_stop(slot, None, now)
-        self.ledger.settle(slot, rendered(slot, now))
+        clip, now = attempt.clip, self._clock.now()
+        self._count_stop(clip, None, now)
+        self.ledger.settle(clip, rendered(clip, now))
 
     def refused(self, attempt: ClipAttempt, error: str) -> None:
-        slot, now = attempt.slot, self._clock.now()
+        clip, now = attempt.clip, self._clock.now()
         code, message = code_of(error)
         instance = self.fleet.instances.get(attempt.address)
         if is_absence(error):
@@ -233,16 +233,16 @@ class Clips:
         elif code is Code.NO_CAPACITY and instance is not None:
             instance.fill()
         if code is None or code in TO_BE_SENT_AGAIN:
-            self._again(attempt, judged(slot, code, message, now).error, now)
+            self._again(attempt, judged(clip, code, message, now).error, now)
         else:
-            self._count_stop(slot, code, now)
-            self.ledger.settle(slot, judged(slot, code, message, now))
+            self._count_stop(clip, code, now)
+            self.ledger.settle(clip, judged(clip, code, message, now))
 
     def lost(self, attempt: ClipAttempt, reason: str) -> None:
         service_log.warning(
             "a slot's instance was lost: %s",
             reason,
-            extra=fields(instance=attempt.address, correlation_id=attempt.slot.job.correlation_id),
+            extra=fields(instance=attempt.address, correlation_id=attempt.clip.job.correlation_id),
         )
         error = InstanceLost("the instance that worked on this was lost; try again")
         self._again(attempt, error, self._clock.now())
@@ -250,49 +250,49 @@ class Clips:
     # ── the queue ────────────────────────────────────────────────────────────────────────────
 
     def _pass(self) -> None:
-        """End slots that are certain to miss; send every slot that has somewhere to go."""
+        """End clips that are certain to miss; send every clip that has somewhere to go."""
         if self._passing or not self._waiting:  # a pass may lead to another call
             return
         self._passing = True
         try:
             now = self._clock.now()
             self._waiting.reorder()
-            for slot in self._waiting:
-                why = self._admission.hopeless(slot, now)
+            for clip in self._waiting:
+                why = self._admission.hopeless(clip, now)
                 if why is not None:
-                    ending = refused(why) if slot.loss is None else failed(why)
-                    self.ledger.settle(slot, ending)
-            # A slot that will hardly be in time gets what no other can use.
+                    ending = refused(why) if clip.loss is None else failed(why)
+                    self.ledger.settle(clip, ending)
+            # A clip that will hardly be in time gets what no other can use.
             for in_time in (True, False):
-                for slot in self._waiting:
+                for clip in self._waiting:
                     free = [instance for instance in self.fleet.ready() if instance.free]
                     if not free:
                         return
-                    self._start_on(free, slot, now, in_time=in_time)
+                    self._start_on(free, clip, now, in_time=in_time)
         except Exception:
             service_log.exception("a pass over waiting slots failed; will retry")
         finally:
             self._passing = False
 
     def _start_on(
-        self, free: list[ClipInstance], slot: ClipTask, now: float, *, in_time: bool
+        self, free: list[ClipInstance], clip: ClipTask, now: float, *, in_time: bool
     ) -> None:
-        """Send ``slot`` where it will be done first, if it would be ``in_time`` there; without
+        """Send ``clip`` where it will be done first, if it would be ``in_time`` there; without
         ``in_time``, where it is worth a try."""
-        better = [instance for instance in free if instance.address not in slot.failed_on] or free
+        better = [instance for instance in free if instance.address not in clip.failed_on] or free
         if not in_time:
-            better = self._admission.tries(slot, better, now)
-        found = place(slot.needs, {one.address: one.line(now) for one in better})
+            better = self._admission.tries(clip, better, now)
+        found = place(clip.needs, {one.address: one.line(now) for one in better})
         if found is not None and (found.is_in_time or not in_time):
-            self._send(slot, self.fleet.instances[found.address], found, now)
+            self._send(clip, self.fleet.instances[found.address], found, now)
 
-    def _send(self, slot: ClipTask, instance: ClipInstance, found: Expected, now: float) -> None:
-        self._waiting.remove(slot)
-        slot.dispatched(instance.address, now)
-        begun = Begun(found.plan, slot.needs.chosen, slot.percents)
-        keep_on = instance.can_keep_on and self.refusals.runs_on(slot)
-        attempt = ClipAttempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
-        slot.attempt = attempt
+    def _send(self, clip: ClipTask, instance: ClipInstance, found: Expected, now: float) -> None:
+        self._waiting.remove(clip)
+        clip.dispatched(instance.address, now)
+        begun = Begun(found.plan, clip.needs.chosen, clip.percents)
+        keep_on = instance.can_keep_on and self.refusals.runs_on(clip)
+        attempt = ClipAttempt(clip, instance.address, begun, self, self._clock, keep_on=keep_on)
+        clip.attempt = attempt
         instance.attempts.append(attempt)
         self.fleet.count(instance.address)
         attempt.start(self._config.lane)
@@ -306,41 +306,41 @@ class Clips:
         self._pass()
 
     def _again(self, attempt: ClipAttempt, error: TidegateError | None, now: float) -> None:
-        """Send the slot to another instance if its deadline and attempts allow, or end it."""
-        slot = attempt.slot
-        if slot.ending is not None:
+        """Send the clip to another instance if its deadline and attempts allow, or end it."""
+        clip = attempt.clip
+        if clip.ending is not None:
             return
-        slot.attempts += 1
-        slot.failed_on |= {attempt.address}
-        slot.loss = error or InstanceLost("the instance could not go on with this")
-        if slot.attempts >= self._config.attempts or slot.deadline.left_ms(now) <= 0:
-            self.ledger.settle(slot, failed(slot.loss))
+        clip.attempts += 1
+        clip.failed_on |= {attempt.address}
+        clip.loss = error or InstanceLost("the instance could not go on with this")
+        if clip.attempts >= self._config.attempts or clip.deadline.left_ms(now) <= 0:
+            self.ledger.settle(clip, failed(clip.loss))
             return
-        slot.requeued()
+        clip.requeued()
         self.ledger.retries.inc()
-        narrate(service_log, RETRIED, slot.model, **slot.names(), instance=attempt.address)
-        self._waiting.add(slot)
+        narrate(service_log, RETRIED, clip.model, **clip.names(), instance=attempt.address)
+        self._waiting.add(clip)
         self._pass()
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────
 
-    def _count_stop(self, slot: ClipTask, code: Code | None, now: float) -> None:
-        """Count the end of a slot on an instance among refusals, if it was a stop."""
-        spared = bool(slot.facts.get("spared"))
-        self.refusals.stopped(slot, code, slot.deadline.left_ms(now), spared=spared)
+    def _count_stop(self, clip: ClipTask, code: Code | None, now: float) -> None:
+        """Count the end of a clip on an instance among refusals, if it was a stop."""
+        spared = bool(clip.facts.get("spared"))
+        self.refusals.stopped(clip, code, clip.deadline.left_ms(now), spared=spared)
 
-    def _overdue(self, slot: ClipTask) -> None:
-        self.ledger.settle(slot, overdue(slot, self._clock.now()))
+    def _overdue(self, clip: ClipTask) -> None:
+        self.ledger.settle(clip, overdue(clip, self._clock.now()))
 
-    def _ended(self, slot: ClipTask) -> None:
-        self._live.discard(slot)
-        self._waiting.remove(slot)
+    def _ended(self, clip: ClipTask) -> None:
+        self._live.discard(clip)
+        self._waiting.remove(clip)
         self.on_end()
 
     # ── what is to come ──────────────────────────────────────────────────────────────────────
 
     def _expected_there(self, attempt: ClipAttempt, now: float) -> Expected:
-        """What will become of a slot that an instance has: slots given to it earlier come first."""
+        """What will become of a clip that an instance has: clips given to it earlier come first."""
         instance = self.fleet.instances.get(attempt.address)
         before = [] if instance is None else instance.attempts
         at = before.index(attempt) if attempt in before else len(before)

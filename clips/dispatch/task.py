@@ -1,4 +1,4 @@
-"""One offered slot: its progress and its events.
+"""One offered clip: its progress and its events.
 
 Everything here runs on the event loop's thread and never waits.
 """
@@ -13,8 +13,8 @@ from orchestrator.errors import TidegateError
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.work import Stage, WorkItem
 
-SLOT_BYTES = 8192
-"""Bytes that keeping a slot takes, about, with its events and its facts, but not its files."""
+CLIP_BYTES = 8192
+"""Bytes that keeping a clip takes, about, with its events and its facts, but not its files."""
 
 
 class Progress(NamedTuple):
@@ -27,39 +27,39 @@ class Progress(NamedTuple):
 
 
 class ClipListener(Protocol):
-    """Hears what happens to one slot, in order, synchronously. Must neither wait nor raise."""
+    """Hears what happens to one clip, in order, synchronously. Must neither wait nor raise."""
 
     def progressed(self, event: Progress) -> None:
         """A stage got further, or there is a preview of it."""
 
-    def ended(self, slot: "ClipTask") -> None:
-        """``slot.ending`` is set; nothing follows."""
+    def ended(self, clip: "ClipTask") -> None:
+        """``clip.ending`` is set; nothing follows."""
 
 
 class Stoppable(Protocol):
-    """A slot's work on an instance, which can be stopped."""
+    """A clip's work on an instance, which can be stopped."""
 
     def stop(self) -> None:
-        """Stop the work: the slot is no longer wanted."""
+        """Stop the work: the clip is no longer wanted."""
 
 
 class ClipTask(WorkItem[ClipJob, ClipListener]):
-    """One offered slot, from its submission to its ending."""
+    """One offered clip, from its submission to its ending."""
 
     what: ClassVar[str] = "slot"
 
-    def __init__(self, slot_id: str, job: ClipJob) -> None:
-        super().__init__(slot_id, job)
+    def __init__(self, clip_id: str, job: ClipJob) -> None:
+        super().__init__(clip_id, job)
         self.model = MODEL
         self.stage = Stage.QUEUED
         self.needs = ClipNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
         self.start_by = job.deadline.at
-        """Start time after which its least plan will hardly be in time; orders waiting slots."""
+        """Start time after which its least plan will hardly be in time; orders waiting clips."""
         self.attempt: Stoppable | None = None
         self.loss: TidegateError | None = None
         """Why the last instance did not finish it; None if none failed."""
         self.percents: dict[str, int] = {}
-        """Percent done by stage, at the instance that has the slot."""
+        """Percent done by stage, at the instance that has the clip."""
         self.events: list[Progress] = []
         """Events for replay: no percent twice, and each stage's last preview."""
         self.facts: Mapping[str, object] = MappingProxyType({})
@@ -70,10 +70,10 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that keeping this slot takes in memory, about."""
+        """Bytes that keeping this clip takes in memory, about."""
         previews = sum(len(event.image) for event in self.events if event.image is not None)
         return (
-            SLOT_BYTES
+            CLIP_BYTES
             + 2 * len(self.job.recipe_json)
             + 128 * len(self.events)
             + previews
@@ -91,14 +91,14 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         return None if self.ending is None else self._next_number
 
     def dispatched(self, address: str, now: float) -> None:
-        """Note that the slot is on its way to an instance."""
+        """Note that the clip is on its way to an instance."""
         self.stage = Stage.DISPATCHED
         self.instance = address
         self.marks.dispatched = now
         self.percents = {}
 
     def requeued(self) -> None:
-        """Put the slot back to the queue: its instance did not finish it."""
+        """Put the clip back to the queue: its instance did not finish it."""
         self.stage = Stage.QUEUED
         self.attempt = None
         self.instance = ""

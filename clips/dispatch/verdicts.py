@@ -1,4 +1,4 @@
-"""Decides a slot's ending, and what a worker's error means for its client: pure."""
+"""Decides a clip's ending, and what a worker's error means for its client: pure."""
 
 from clips.dispatch.task import ClipTask
 from orchestrator.errors import (
@@ -15,24 +15,24 @@ from orchestrator.tasks.work import Stage
 from protocol import Code, FinishReason, Outcome
 
 TO_BE_SENT_AGAIN = (Code.NO_CAPACITY, Code.DRAINING, Code.CANCELLED, Code.INSTANCE_LOST)
-"""Codes with which a slot is sent again: nothing is wrong with it, nor did we cancel it."""
+"""Codes with which a clip is sent again: nothing is wrong with it, nor did we cancel it."""
 
 
-def rendered(slot: ClipTask, now: float) -> Ending:
-    """The ending of a slot whose clip is here; ``partial`` if it is less than was asked for."""
-    if slot.deadline.left_ms(now) < 0:
-        return overdue(slot, now)
-    outcome = Outcome.PARTIAL if slot.facts.get("given_up") else Outcome.MET
+def rendered(clip: ClipTask, now: float) -> Ending:
+    """The ending of a clip that is here; ``partial`` if it is less than was asked for."""
+    if clip.deadline.left_ms(now) < 0:
+        return overdue(clip, now)
+    outcome = Outcome.PARTIAL if clip.facts.get("given_up") else Outcome.MET
     return Ending(outcome, FinishReason.STOP)
 
 
-def overdue(slot: ClipTask, now: float) -> Ending:
-    """The ending of a slot whose deadline is past."""
-    late_ms = max(0.0, -slot.deadline.left_ms(now))
-    where = f"in {_stage_of(slot)}"
-    if slot.stage is Stage.QUEUED:
+def overdue(clip: ClipTask, now: float) -> Ending:
+    """The ending of a clip whose deadline is past."""
+    late_ms = max(0.0, -clip.deadline.left_ms(now))
+    where = f"in {_stage_of(clip)}"
+    if clip.stage is Stage.QUEUED:
         where = "before it began"
-        if slot.loss is not None:
+        if clip.loss is not None:
             where = "while it waited for another instance than the one that was lost"
     error = DeadlineExceeded(f"the deadline passed {where}", exceeded_by_ms=late_ms)
     return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
@@ -47,18 +47,18 @@ def code_of(words: str) -> tuple[Code | None, str]:
         return None, words
 
 
-def judged(slot: ClipTask, code: Code | None, message: str, now: float) -> Ending:
-    """The ending that a worker's error means, if the slot is not sent again."""
+def judged(clip: ClipTask, code: Code | None, message: str, now: float) -> Ending:
+    """The ending that a worker's error means, if the clip is not sent again."""
     match code:
         case Code.INVALID_REQUEST:
             field = message.partition(": ")[0]
             is_field = field.startswith("recipe")
             return refused(InvalidRequest(message, field=field if is_field else None))
         case Code.DEADLINE_EXCEEDED:
-            if slot.deadline.left_ms(now) < 0:
-                return overdue(slot, now)
+            if clip.deadline.left_ms(now) < 0:
+                return overdue(clip, now)
             error = DeadlineExceeded(message)
-            if not slot.marks.started:
+            if not clip.marks.started:
                 return refused(error)
             return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
         case Code.NO_CAPACITY:
@@ -71,6 +71,6 @@ def judged(slot: ClipTask, code: Code | None, message: str, now: float) -> Endin
             return failed(EngineError(message))
 
 
-def _stage_of(slot: ClipTask) -> str:
+def _stage_of(clip: ClipTask) -> str:
     """The last stage that reported progress."""
-    return next(reversed(slot.percents), "") or "the worker's queue"
+    return next(reversed(clip.percents), "") or "the worker's queue"

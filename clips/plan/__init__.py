@@ -3,5 +3,4 @@
 - ``recipe``   what a client asks for, with its limits checked
 - ``plan``     frames and bytes of the clip that a recipe makes, and what may be given up
 - ``budgets``  how long each stage may take, and what it took lately
-- ``errors``   why a recipe is refused
 """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Stage(StrEnum):
-    """The stages of a slot, in order; the first two run at the same time."""
+    """The stages of a clip, in order; the first two run at the same time."""
 
     SPEECH = "audio"
     PORTRAIT = "image"
@@ -22,7 +22,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageBudget:
-    """Target and timeout of one stage in seconds, for a slot of SL-1's size."""
+    """Target and timeout of one stage in seconds, for a clip of SL-1's size."""
 
     target_s: float
     timeout_s: float

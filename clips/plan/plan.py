@@ -1,4 +1,4 @@
-"""Plans what a slot renders, and gives up to be in time (SL-2, SL-5): degrade before refuse.
+"""Plans what a clip renders, and gives up to be in time (SL-2, SL-5): degrade before refuse.
 
 Given up in this order, each only as far as it must be: the check, every second frame, half of the
 pixels of either side, the end of the speech. The result says what was given up.

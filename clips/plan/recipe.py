@@ -13,7 +13,16 @@ from typing import Annotated, Any, Final, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from clips.plan.errors import RecipeError
+from protocol.outcomes import RequestError
+
+
+class RecipeError(RequestError):
+    """A recipe that cannot be rendered; ``field``: dotted path to the fault, "" for all."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"recipe.{field}: {message}" if field else f"recipe: {message}")
+        self.field = field
+
 
 MAJOR: Final = 1
 MINOR: Final = 1

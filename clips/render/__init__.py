@@ -1,4 +1,4 @@
-"""The slot pipeline: a short clip from a recipe, on time or not at all (SL-1 to SL-8).
+"""The clip pipeline: a short clip from a recipe, on time or not at all (SL-1 to SL-8).
 
 ::
 

@@ -1,4 +1,4 @@
-"""Makes the answers to a slot's client: progress, previews, and the clip."""
+"""Makes the answers to a clip's client: progress, previews, and the clip."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ _PREVIEW_S = 0.2
 
 
 class ProgressAnswers:
-    """Passes one slot's progress from its stages' threads to its client, with limited frequency."""
+    """Passes one clip's progress from its stages' threads to its client, with limited frequency."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, responder: Responder) -> None:
         self._loop = loop
@@ -42,7 +42,7 @@ class ProgressAnswers:
 
 
 class Previews:
-    """Sends small pictures of one slot. A stage's thread only announces one: it is read and encoded
+    """Sends small pictures of one clip. A stage's thread only announces one: it is read and encoded
     on ``encoder``, one at a time."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Previews:
         self._latest = self._encoder.submit(self._make, stage, done, picture, drawn)
 
     async def finished(self) -> None:
-        """Wait until nothing reads the slot's buffers any more."""
+        """Wait until nothing reads the clip's buffers any more."""
         if self._latest is not None:
             await asyncio.wait([asyncio.wrap_future(self._latest)])
 
@@ -84,7 +84,7 @@ class Previews:
 def say(responder: Responder, stage: Stage, done: float, tensors: Tensors) -> None:
     """Tell the client how far a stage is."""
     event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
-    with suppress(ResponderLost):  # whoever watches it ends the slot
+    with suppress(ResponderLost):  # whoever watches it ends the clip
         responder.send({"event": strings(msgspec.json.encode(event)), **tensors})
 
 
@@ -106,7 +106,7 @@ def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Output tensors by name. ``copied_bytes``: bytes copied from the slot's buffers into encoders
+    """Output tensors by name. ``copied_bytes``: bytes copied from the clip's buffers into encoders
     and off the device, and of all outputs into Triton's shared memory."""
 
     tensors: Tensors = field(default_factory=dict)

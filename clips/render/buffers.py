@@ -1,6 +1,6 @@
-"""Memory that slots render into: taken once at start, lent to one slot at a time (SL-3).
+"""Memory that clips render into: taken once at start, lent to one clip at a time (SL-3).
 
-A slot gets a ``Lease`` and with it views of preallocated tensors; nothing is copied or allocated
+A clip gets a ``Lease`` and with it views of preallocated tensors; nothing is copied or allocated
 for it. Only the lease can give its buffers back, and only once: it forgets them when it does, so
 that they cannot be returned twice or out of order.
 """
@@ -18,7 +18,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """Sizes of a slot's buffers. Defaults (SL-1): 512, 1,080 frames, 1,080,000 samples: 45 s."""
+    """Sizes of a clip's buffers. Defaults (SL-1): 512, 1,080 frames, 1,080,000 samples: 45 s."""
 
     size: int = 512
     """Most pixels of either side."""
@@ -53,11 +53,11 @@ class _Buffers:
 
 
 class LeaseEnded(RuntimeError):
-    """The lease gave its buffers back; what they hold belongs to another slot."""
+    """The lease gave its buffers back; what they hold belongs to another clip."""
 
 
 class Lease:
-    """One slot's buffers until ``close``. Only ``close`` is safe between threads."""
+    """One clip's buffers until ``close``. Only ``close`` is safe between threads."""
 
     def __init__(self, buffers: _Buffers, give_back: Callable[[_Buffers], None]) -> None:
         self._buffers: _Buffers | None = buffers
@@ -139,12 +139,12 @@ class BufferPool:
         return self.slots * self.sizes.bytes
 
     def lease(self) -> Lease | None:
-        """Buffers for one slot; None while all are lent."""
+        """Buffers for one clip; None while all are lent."""
         with self._lock:
             return Lease(self._free.pop(), self._return) if self._free else None
 
     def clear_buffers(self) -> None:
-        """Overwrite buffers that are not lent with zeros, so that nothing of a slot outlives it."""
+        """Overwrite buffers that are not lent with zeros, so that nothing of a clip outlives it."""
         with self._lock:
             for buffers in self._free:
                 for buffer in (buffers.actor, buffers.video, buffers.audio):

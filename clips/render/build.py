@@ -1,12 +1,22 @@
-"""Builds the slot worker from settings: loads providers, takes buffers, logs the plan of both."""
+"""Builds the clip worker from settings: loads providers, takes buffers, logs the plan of both.
+
+A text model may have the same GPU: Triton runs each model in a process of its own, between which
+the GPU takes turns; a cap on each one's allocator divides the memory.
+"""
 
 import asyncio
 import math
 import time
 
+import torch
+
+from clips.plan.budgets import Stage
 from clips.plan.plan import SAMPLE_RATE
+from clips.plan.recipe import Chosen, Portrait, Recipe, Video
 from clips.render import encode
 from clips.render.buffers import BufferPool, BufferSizes
+from clips.render.clip import Unfinished
+from clips.render.errors import ClipError
 from clips.render.memory import (
     CountedMemory,
     ResidencyPlan,
@@ -18,11 +28,10 @@ from clips.render.memory import (
 from clips.render.pipeline import ClipPipeline, PipelineConfig, nominal_times
 from clips.render.reporter import ClipReporter
 from clips.render.settings import RenderSettings
-from clips.render.sharing import cap_memory
 from clips.render.stage_runner import NICE
 from clips.render.stages.providers import load_providers
-from clips.render.warm_up import warm_up
 from clips.render.worker import ClipWorker
+from worker.errors import RequestError
 from worker.memory import LimitedMemory, MemoryLimits
 from worker.runner.device import open_device
 from worker.runner.device_probe import probe_of
@@ -34,7 +43,7 @@ seconds of work on it."""
 
 
 def build_clips(settings: RenderSettings) -> ClipWorker:
-    """Build the slot worker. Raises ``LoadError``, ``MemoryLimitExceeded``, ``ValueError``."""
+    """Build the clip worker. Raises ``LoadError``, ``MemoryLimitExceeded``, ``ValueError``."""
     began = time.monotonic()
     device = open_device(settings.device)
     limits = MemoryLimits.of(settings.memory.hard_gib)
@@ -72,3 +81,71 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     asyncio.run(warm_up(pipeline, pool))
     reporter = ClipReporter(settings, pipeline.times, guard, plan.residents)
     return ClipWorker(pipeline, pool, settings, reporter)
+
+
+def cap_memory(device: torch.device, hard_bytes: int) -> None:
+    """Have torch refuse to allocate more than ``hard_bytes`` of a GPU, even between two checks of
+    the limit; 0: no cap."""
+    if device.type != "cuda" or not hard_bytes:
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, hard_bytes / total), device)
+
+
+_TEXT = "Good morning."
+_ENOUGH_S = 10.0
+"""Seconds after which no more clips are begun: SL-1 allows a cold start 30 s."""
+_DEADLINE_S = 60.0
+
+
+async def warm_up(pipeline: ClipPipeline, pool: BufferPool) -> None:
+    """Render a short clip by each loaded provider, twice where time allows, since the first of each
+    includes one-time costs. Does not raise for a provider that fails: its requests will.
+    """
+    began = time.monotonic()
+    for recipe in _recipes(pipeline):
+        for _ in range(2):
+            if time.monotonic() - began < _ENOUGH_S:
+                await _render(pipeline, pool, recipe, time.monotonic() + _DEADLINE_S)
+    pipeline.end_warm_up()
+    media_log.info("warmed up in %.2f s", time.monotonic() - began)
+
+
+def _recipes(pipeline: ClipPipeline) -> list[Recipe]:
+    """Enough recipes for each provider to serve one."""
+    names = pipeline.providers.names
+
+    def chosen(at: int) -> Chosen:
+        each = {stage: of_stage[min(at, len(of_stage) - 1)] for stage, of_stage in names.items()}
+        return Chosen(
+            each[Stage.SPEECH], each[Stage.PORTRAIT], each[Stage.VIDEO], each[Stage.CHECK]
+        )
+
+    return [
+        Recipe(
+            schema="1.1",
+            text=_TEXT,
+            portrait=Portrait(seed=1),
+            video=Video(seconds=1.0),
+            providers=chosen(at),
+        )
+        for at in range(max(map(len, names.values())))
+    ]
+
+
+async def _render(
+    pipeline: ClipPipeline, pool: BufferPool, recipe: Recipe, deadline_at: float
+) -> None:
+    lease = pool.lease()
+    assert lease is not None, "nothing else runs yet"
+    try:
+        plan = pipeline.whole(recipe)
+        await pipeline.run(recipe, plan, lease, deadline_at, _unsaid, degrade=False)
+    except (Unfinished, ClipError, RequestError) as error:
+        media_log.warning("the warm-up did not finish: %s", error)
+    finally:
+        lease.close()
+
+
+def _unsaid(stage: Stage, done: float) -> None:
+    """Do nothing: nobody follows the progress."""

@@ -1,4 +1,4 @@
-"""The clip that a slot renders."""
+"""A clip while it is rendered."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Errors that end a slot before it is done."""
+"""Errors that end a clip before it is done."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from protocol import Code
 
 
 class ClipError(Exception):
-    """A slot was begun and not finished. It ended in ``stage``; ``since`` is when a limit that
+    """A clip was begun and not finished. It ended in ``stage``; ``since`` is when a limit that
     stopped it was reached, on ``time.monotonic``, None without one."""
 
     code: ClassVar[Code] = Code.ENGINE_ERROR
@@ -44,6 +44,6 @@ class BehindPace(ClipError):
 
 
 class ClipCancelled(ClipError):
-    """The slot was stopped from outside."""
+    """The clip was stopped from outside."""
 
     code = Code.CANCELLED

@@ -1,4 +1,4 @@
-"""The device memory that the slot pipeline takes, and the most that it may take (SL-3)."""
+"""The device memory that the clip pipeline takes, and the most that it may take (SL-3)."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -47,12 +47,12 @@ class ResidencyPlan:
         return [f"{name:<{width}}  {size / GIB:7.3f} GiB" for name, size in rows]
 
 
-def clips_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: int) -> int:
+def clips_within(wanted: int, models_bytes: int, clip_bytes: int, hard_bytes: int) -> int:
     """How many clips may be under way at once: as many as ``wanted``, or as there is memory for
     beside the models; at least one. ``hard_bytes``: 0 for no limit."""
     if not hard_bytes:
         return wanted
-    slots = max(1, min(wanted, (hard_bytes - models_bytes) // slot_bytes))
+    slots = max(1, min(wanted, (hard_bytes - models_bytes) // clip_bytes))
     if slots < wanted:
         media_log.warning(
             "%d of %d slots: the models take %.2f of %.2f GiB, and each slot's buffers %.2f; %s",
@@ -60,7 +60,7 @@ def clips_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: in
             wanted,
             models_bytes / GIB,
             hard_bytes / GIB,
-            slot_bytes / GIB,
+            clip_bytes / GIB,
             _ADVICE,
         )
     return slots
@@ -77,5 +77,5 @@ class CountedMemory:
 
 
 def clip_guard(meter: LimitedMemory, limits: MemoryLimits = NO_LIMITS) -> MemoryGuard:
-    """The memory guard of the slot pipeline."""
+    """The memory guard of the clip pipeline."""
     return MemoryGuard(meter, limits, _ADVICE, media_log)

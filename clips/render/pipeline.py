@@ -1,4 +1,4 @@
-"""Renders slots from recipe to clip, and predicts what there is time for (SL-1, SL-2)."""
+"""Renders clips from their recipes, and predicts what there is time for (SL-1, SL-2)."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ def nominal_times() -> dict[Stage, StageTimes]:
 
 
 class ClipPipeline:
-    """Renders slots, several at a time where there are leases for them: a stage serves one slot at
+    """Renders clips, several at a time where there are leases for them: a stage serves one clip at
     a time, so that one's speech overlaps another's video."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A queue of slots that wait for buffers, the one with the least slack first."""
+"""A queue of clips that wait for buffers, the one with the least slack first."""
 
 import asyncio
 import heapq
@@ -13,13 +13,13 @@ from clips.render.errors import OutOfTime
 
 
 class QueueFull(Exception):
-    """The most slots that may wait are waiting already."""
+    """The most clips that may wait are waiting already."""
 
 
 @dataclass(order=True, slots=True)
 class _Waiting:
     start_by: float
-    """Latest start, on ``time.monotonic``, that lets the slot be finished in time."""
+    """Latest start, on ``time.monotonic``, that lets the clip be finished in time."""
     number: int
     lease: "asyncio.Future[Lease]" = field(compare=False)
 
@@ -55,7 +55,7 @@ class ClipQueue:
         return tuple(sorted(max(0.0, end - now) for end in self._running.values()))
 
     def wait_s(self, start_by: float, each_s: float) -> float:
-        """Seconds that a slot to start by ``start_by`` will probably wait, at ``each_s`` a slot."""
+        """Seconds that a clip to start by ``start_by`` will probably wait, at ``each_s`` a clip."""
         ends = [0.0] * self._pool.free + [*self.free_in_s()]
         for _ in range(sum(1 for other in self._waiting if other.start_by <= start_by)):
             ends = sorted((*ends[1:], ends[0] + each_s))
@@ -64,11 +64,11 @@ class ClipQueue:
     async def acquire(
         self, start_by: float, takes_s: float, give_up_at: float | None = None
     ) -> Lease:
-        """Buffers, once it is this slot's turn; ``takes_s`` is how long it will have them.
+        """Buffers, once it is this clip's turn; ``takes_s`` is how long it will have them.
 
-        ``start_by`` orders the slots; ``give_up_at`` (by default ``start_by``) is when to stop
+        ``start_by`` orders the clips; ``give_up_at`` (by default ``start_by``) is when to stop
         waiting, later where less than all of it is still worth starting. Raises ``QueueFull``, and
-        ``OutOfTime`` when the slot's turn has not come by then.
+        ``OutOfTime`` when the clip's turn has not come by then.
         """
         lease = self._pool.lease() if not self._waiting else None
         if lease is None:
@@ -79,7 +79,7 @@ class ClipQueue:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, and hand its buffers to the next slot."""
+        """Give a lease back, and hand its buffers to the next clip."""
         self._running.pop(lease, None)
         lease.close()
         self._hand_on()
@@ -100,7 +100,7 @@ class ClipQueue:
             raise
 
     def _leave(self, waiting: _Waiting) -> None:
-        """Remove a slot that no longer waits; a lease that it was just given goes to the next."""
+        """Remove a clip that no longer waits; a lease that it was just given goes to the next."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
             heapq.heapify(self._waiting)

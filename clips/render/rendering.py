@@ -1,8 +1,8 @@
-"""Renders one slot: speech and portrait side by side, then video, then the check (SL-1, SL-2).
+"""Renders one clip: speech and portrait side by side, then video, then the check (SL-1, SL-2).
 
 Before the video and before the check, what is left of the deadline, less a buffer, must be enough
 for the work that is left. If not, less is rendered where the client allows that, and otherwise the
-slot ends there, with what it has. Each choice is made anew from all that was asked for, so that
+clip ends there, with what it has. Each choice is made anew from all that was asked for, so that
 what was given up for a stage that was expected to be slow can come back; and a video that would be
 late at its present pace is begun anew with less.
 """
@@ -32,7 +32,7 @@ T = TypeVar("T")
 Progress = Callable[[Stage, float], None]
 """Called on a stage's thread with the stage and the share of it that is done."""
 Shown = Callable[[Stage, float, torch.Tensor], None]
-"""Called like ``Progress``, with a picture of what there is: a view of the slot's buffers."""
+"""Called like ``Progress``, with a picture of what there is: a view of the clip's buffers."""
 
 
 _WATCHED = 0.1
@@ -81,7 +81,7 @@ class Rendering:
         async with self._runners[Stage.VIDEO].turn(
             order.deadline_at - (0.0 if order.keep_on else self._prediction.buffer_s)
         ):
-            # Another slot's video may have taken until now.
+            # Another clip's video may have taken until now.
             clip.plan = self._fit_video(whole)
             await self._pace_video(whole)
         await self._check()

@@ -15,7 +15,7 @@ _KEPT = 256
 
 
 class AbortTimes:
-    """Times from a slot's early end to its buffers being free, by cause."""
+    """Times from a clip's early end to its buffers being free, by cause."""
 
     def __init__(self) -> None:
         self._ms: deque[float] = deque(maxlen=_KEPT)
@@ -23,7 +23,7 @@ class AbortTimes:
         self._counts: Counter[str] = Counter()
 
     def observe(self, cause: str, seconds: float) -> None:
-        """Record that a slot was ended, and its buffers were free after ``seconds``."""
+        """Record that a clip was ended, and its buffers were free after ``seconds``."""
         self._counts[cause] += 1
         self._ms.append(1000 * seconds)
         self._of.setdefault(cause, deque(maxlen=_KEPT)).append(1000 * seconds)

@@ -1,7 +1,6 @@
 """Settings of the slot model, read once from the environment (``TIDEGATE_SLOT__…``)."""
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -19,26 +18,8 @@ from worker.environment import (
     DELIMITER,
     EnvironmentSettings,
     Section,
-    fixed_at,
     read_environment,
 )
-
-RENAMED: Final[Mapping[str, str]] = {
-    "memory_hard_gb": "memory.hard_gib",
-    "kokoro_folder": "kokoro.folder",
-    "flux_folder": "flux.folder",
-    "flux_precision": "flux.precision",
-    "flux_text": "flux.text",
-    "liveportrait_folder": "liveportrait.folder",
-    "liveportrait_precision": "liveportrait.precision",
-    "clip_folders": "clip.folders",
-    "clip_precision": "clip.precision",
-    "default_deadline_s": fixed_at("45 s"),
-    "memory.soft_gib": fixed_at("96 % of memory.hard_gib"),
-    "memory_soft_gb": fixed_at("96 % of memory.hard_gib"),
-    "warm_up": fixed_at("true"),
-}
-"""Names that settings had before, with those of today, or what became of those that are gone."""
 
 
 class ClipMemorySettings(Section):
@@ -90,4 +71,4 @@ class RenderSettings(EnvironmentSettings):
 
 def read_clip_settings() -> RenderSettings:
     """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    return read_environment(RenderSettings, "the slot's settings", RENAMED)
+    return read_environment(RenderSettings, "the slot's settings")

@@ -77,7 +77,7 @@ class _Steps:
 
 
 class StageRunner:
-    """Runs a provider of one stage for one slot at a time; others wait for their turn."""
+    """Runs a provider of one stage for one clip at a time; others wait for their turn."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class StageRunner:
 
     @asynccontextmanager
     async def turn(self, until: float) -> AsyncIterator[None]:
-        """Hold the stage inside this context. Raises ``OutOfTime`` when it is still another slot's
+        """Hold the stage inside this context. Raises ``OutOfTime`` when it is still another clip's
         at ``until``, on ``time.monotonic``."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
@@ -204,7 +204,7 @@ class StageRunner:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     async def _settle(self, *, is_critical: bool) -> None:
-        """Wait, off the event loop, for queued work of the device on the slot's buffers. Raises
+        """Wait, off the event loop, for queued work of the device on the clip's buffers. Raises
         ``DeviceLost`` where a critical failure has ended the device's work for good."""
         stream, check_device = self._stream, self._check_device if is_critical else None
         if stream is None and check_device is None:

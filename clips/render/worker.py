@@ -1,4 +1,4 @@
-"""Triton's side of the slot pipeline: requests in, progress and clips out.
+"""Triton's side of the clip pipeline: requests in, progress and clips out.
 
 Everything runs on one thread with an event loop, which alone touches responders; stages and the
 encoder have threads of their own. A clip's buffers are given back when its last answer was sent, or
@@ -36,11 +36,11 @@ from worker.priority import lower_priority
 from worker.service.call import Call, Responder, Tensors, strings
 
 _POLL_S = 0.05
-"""Seconds between checks whether a slot's client is gone."""
+"""Seconds between checks whether a clip's client is gone."""
 LAST_WORDS_S = 0.5
 """Seconds that answers have to leave through Triton before the process ends."""
 _LARGE = 2**20
-"""Bytes of an answer from which copying it would delay other slots' clients."""
+"""Bytes of an answer from which copying it would delay other clips' clients."""
 
 log = logging.getLogger("tidegate.worker.slot")
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class ClipWorker:
         self._loop.call_soon_threadsafe(responder.fail, Code.INVALID_REQUEST, message)
 
     def close(self) -> None:
-        """End running slots, then threads and models."""
+        """End running clips, then threads and models."""
         asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -172,14 +172,14 @@ class ClipWorker:
             task.cancel()
         self._loop.call_later(LAST_WORDS_S, self._die)
 
-    async def _watch(self, asked: _Asked, slot: "asyncio.Task[None] | None") -> None:
-        """Cancel a slot whose client gave up or is gone."""
+    async def _watch(self, asked: _Asked, clip: "asyncio.Task[None] | None") -> None:
+        """Cancel a clip whose client gave up or is gone."""
         # Triton does not notify anybody of it.
         while asked.is_sending or not asked.responder.is_cancelled():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         asked.cancelled_at = time.monotonic()
-        if slot is not None:
-            slot.cancel()
+        if clip is not None:
+            clip.cancel()
 
     async def _report(self, responder: Responder) -> None:
         """Send the model's state regularly, until nobody listens any more."""
@@ -315,7 +315,7 @@ class ClipWorker:
 
 
 def _limit_of(reason: Exception) -> tuple[str, float] | None:
-    """The limit that stopped a slot, and when; None if it was not a limit of time."""
+    """The limit that stopped a clip, and when; None if it was not a limit of time."""
     if isinstance(reason, ClipError) and reason.since is not None:
         return "timeout" if isinstance(reason, StageTimeout) else "deadline", reason.since
     return None

@@ -7,18 +7,56 @@ the task can be placed, and whether its deadline can be kept (DL-7).
 
 from dataclasses import dataclass
 
-from orchestrator.admission.context_limit import settle_sampling
+import msgspec
+
 from orchestrator.clock import Clock
-from orchestrator.errors import Draining, InvalidRequest, NoCapacity, NotReady
+from orchestrator.errors import ContextOverflow, Draining, InvalidRequest, NoCapacity, NotReady
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
-from orchestrator.placement.features import FIELDS, features_of
+from orchestrator.placement.requirements import FIELDS, features_of
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.job import PlacementMode
+from orchestrator.tasks.job import Job, PlacementMode
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork
-from protocol import Feature, ModelCard, OnDeadline
+from protocol import Feature, InvalidSampling, ModelCard, OnDeadline
+
+
+def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> None:
+    """Fill in the model's defaults, and fit ``max_tokens`` to the context.
+
+    Raises ``ContextOverflow`` or ``InvalidRequest``.
+    """
+    context, prompt = card.context_tokens, len(task.token_ids)
+    left = context - prompt
+    if left < 1:
+        raise ContextOverflow.of_prompt(prompt, context, card.context_note)
+    asked = task.job.max_tokens
+    if asked is not None and asked > left and task.job.cuts_max_tokens:
+        asked = left
+    if asked is not None and asked > left:
+        raise ContextOverflow.of_answer(prompt, asked, context, card.context_note)
+    defaults = card.sampling_defaults
+    sampling = defaults.fill(task.sampling, task.job.unstated)
+    wanted = asked
+    if wanted is None:
+        most = usual_tokens(task.job, card, default_max_tokens)
+        wanted = min(left, max(most, sampling.min_tokens))
+    # A ``top_k`` beyond the vocabulary is the same as all of it, and need not fit in 64 bits.
+    top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
+    sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
+    try:
+        sampling.check(card.vocab_size)
+    except InvalidSampling as error:
+        raise InvalidRequest(str(error), field=error.field) from None
+    task.sampling = sampling
+
+
+def usual_tokens(job: Job, card: ModelCard, default_max_tokens: int) -> int:
+    """How much a job that states no ``max_tokens`` generates where the context holds it."""
+    most = job.default_max_tokens or default_max_tokens
+    limit = card.sampling_defaults.max_tokens
+    return most if limit is None else min(most, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +89,7 @@ class Admission:
         self.config = config
 
     def begin(self, work: AnyWork) -> None:
-        """Check that the service takes work and that there is time left. Raises ``Draining`` or
-        ``DeadlineExceeded``."""
+        """Check for time and an open service. Raises ``Draining``, ``DeadlineExceeded``."""
         self.require_open()
         self._require_time(work)
 
@@ -62,8 +99,7 @@ class Admission:
             raise Draining("the service is going down and takes no new work")
 
     def fit(self, task: Task, card: ModelCard) -> None:
-        """Settle how much to generate, and with which sampling. Raises ``ContextOverflow`` or
-        ``InvalidRequest``."""
+        """Settle length and sampling. Raises ``ContextOverflow`` or ``InvalidRequest``."""
         settle_sampling(task, card, self.config.default_max_tokens)
         task.features = features_of(task.job, task.sampling, has_images=bool(task.images))
 
@@ -127,8 +163,7 @@ class Admission:
             )
 
     def _predict_fit(self, task: Task) -> None:
-        """Forecast how long the answer may be, for the client; settled when the task starts
-        (DL-6)."""
+        """Forecast the answer's length for the client; settled at the start (DL-6)."""
         forecaster, now = self._prediction.forecaster, self._clock.now()
         forecaster.plan(task, now)
         wait_ms = 0.0

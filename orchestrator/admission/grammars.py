@@ -74,8 +74,7 @@ class GrammarCheck:
         return self._found.get(grammar, _NOTHING).passed_over
 
     async def find(self, grammar: Grammar, tenant: str) -> None:
-        """Try a grammar out unless it is known. Raises ``RateLimited`` for a tenant that has used
-        up its time."""
+        """Try an unknown grammar out. Raises ``RateLimited`` once a tenant's time is used."""
         now = asyncio.get_running_loop().time
         self._require_time(tenant, now())
         await self._gate.enter(tenant)
@@ -105,7 +104,6 @@ class GrammarCheck:
         self._spent.setdefault(tenant, Rate(MS_PER_MIN)).take(round(1000 * took_s), now)
 
     async def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:

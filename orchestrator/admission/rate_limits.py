@@ -83,11 +83,9 @@ class Rate:
         self._paid_until = now + whole_s
 
     def remaining(self, now: float) -> int:
-        """How many could be taken at once now."""
         return math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s + _ROUNDING)
 
     def reset_s(self, now: float) -> float:
-        """Seconds until the whole burst is available again."""
         return max(0.0, self._paid_until - now)
 
 
@@ -212,8 +210,7 @@ class Limiter:
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:
-        """Count a request that is not a task, for as long as the block runs. Raises
-        ``RateLimited``."""
+        """Count what is not a task while the block runs. Raises ``RateLimited``."""
         self._enter(key)
         try:
             yield

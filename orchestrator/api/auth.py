@@ -71,11 +71,8 @@ class Authenticator:
         self._kept_in = ""
 
     def let_operate(self, key: str, kept_in: str) -> None:
-        """Let whoever shows ``key`` operate the service, while no key of the settings is an
-        admin's.
-
-        ``kept_in`` is the file that holds it, for callers who lack the key and may read there.
-        """
+        """Let ``key`` operate the service, while no key of the settings is an admin's. ``kept_in``
+        is the file that holds it, for callers who may read there."""
         self._operators, self._kept_in = digest_of(key), kept_in
 
     def replace(self, keys: Iterable[Key]) -> None:
@@ -137,8 +134,7 @@ class Authenticator:
             return NOBODY
 
     def require_admin(self, key: Key) -> None:
-        """Check that the key may operate the service. Raises ``Forbidden``, or ``Unauthenticated``
-        where no key has been asked for."""
+        """Raises ``Forbidden`` for a key that may not operate, ``Unauthenticated`` for none."""
         if key.is_admin:
             return
         if self.has_admin:
@@ -176,8 +172,7 @@ PAGE_FILES = "/page"
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is the live page, or part of it. The page itself asks for a key, so it needs
-    none."""
+    """Whether a path is of the live page, which asks for a key and so needs none."""
     return path == "/" or path.startswith(f"{PAGE_FILES}/")
 
 

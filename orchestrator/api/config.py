@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
@@ -28,3 +29,13 @@ class ApiConfig:
 
 
 CONFIG = web.AppKey("config", ApiConfig)
+
+
+def _installed() -> str:
+    try:
+        return version("tidegate")
+    except PackageNotFoundError:  # run from a tree that is not installed
+        return "0"
+
+
+VERSION = _installed()

@@ -10,22 +10,20 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from orchestrator.api.anthropic import routes as anthropic
-from orchestrator.api.anthropic.errors import ANTHROPIC
+from orchestrator.api.anthropic.shapes import ANTHROPIC
 from orchestrator.api.http.context import Dialect
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
-from orchestrator.api.kserve.errors import KSERVE
+from orchestrator.api.kserve.outputs import KSERVE
 from orchestrator.api.native import quotes
 from orchestrator.api.native import routes as native
-from orchestrator.api.native.errors import NATIVE
+from orchestrator.api.native.events import NATIVE
 from orchestrator.api.openai import embeddings
 from orchestrator.api.openai import routes as openai
-from orchestrator.api.openai.errors import OPENAI
+from orchestrator.api.openai.shapes import OPENAI
 
 
 class Edge(Protocol):
-    """A module with routes."""
-
     def routes(self) -> Sequence[web.RouteDef]: ...
 
 

@@ -1,20 +1,27 @@
 """The web application: routes, and the middleware that every request passes through."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
+from catalog.paths import state_dir
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.dialects import SERVED
-from orchestrator.api.http.body import BODIES, LARGE_BODIES
-from orchestrator.api.http.body_budget import ALL_BODIES_BYTES, BodyBudget
+from orchestrator.api.http.accepting import KeyShares
+from orchestrator.api.http.body import (
+    ALL_BODIES_BYTES,
+    BODIES,
+    LARGE_BODIES,
+    BodyBudget,
+    LargeBodies,
+)
 from orchestrator.api.http.browsers import Browsers
-from orchestrator.api.http.connection_limit import KeyShares
+from orchestrator.api.http.connection import Runner
 from orchestrator.api.http.context import (
     AUTH,
     CONTEXT,
@@ -23,17 +30,15 @@ from orchestrator.api.http.context import (
     HTTP_ERRORS,
     HTTP_RESPONSES,
     ORCHESTRATOR,
+    TRACE,
     Context,
     new_context,
     read_correlation_id,
 )
 from orchestrator.api.http.deadlines import default_deadline, stated_deadline
-from orchestrator.api.http.elsewhere import ELSEWHERE, Elsewhere
+from orchestrator.api.http.finding import ELSEWHERE, Elsewhere
 from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, IgnoredFields
-from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
-from orchestrator.api.http.runner import Runner
-from orchestrator.api.http.tracing import tracing_middleware
 from orchestrator.api.native import routes as native
 from orchestrator.api.openapi import document as openapi
 from orchestrator.api.operator import (
@@ -46,7 +51,7 @@ from orchestrator.api.operator import (
     probes,
 )
 from orchestrator.api.operator.admin import Control
-from orchestrator.api.operator.vllm_metrics import VLLM, VLLM_PREFIX
+from orchestrator.api.operator.neighbours import VLLM, VLLM_PREFIX
 from orchestrator.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -58,16 +63,17 @@ from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.submissions import Submissions
 from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.trace_context import read_traceparent
 from protocol import excerpt
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+if TYPE_CHECKING:
+    from orchestrator.tasks.spans import Tracing
 
 BROWSERS = web.AppKey("browsers", Browsers)
 KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
 ALERTED_STATUSES = (200, 503, 529)
-"""Statuses whose counters start at 0: if a series begins with its first event, no rate includes
-that one."""
+"""Statuses whose counters start at 0: no rate includes an event with which a series begins."""
 _INSTEAD = {
     "/v1/conversations": "go on with previous_response_id of /v1/responses",
     "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
@@ -89,32 +95,11 @@ def build_runner(
     *,
     shutdown_timeout_s: float,
 ) -> web.AppRunner:
-    """The application, ready to be served."""
-    return Runner(
-        build_app(orchestrator, health, discovery, config, control),
-        keepalive_timeout=config.http.idle_timeout_s,
-        # A client that goes away cancels its handler: that is how it is noticed (WP-1).
-        handler_cancellation=True,
-        # Inflating would block the loop, even for a body that nobody reads.
-        auto_decompress=False,
-        read_bufsize=READ_BUFFER_BYTES,
-        access_log=None,
-        shutdown_timeout=shutdown_timeout_s,
-    )
-
-
-def build_app(
-    orchestrator: Orchestrator,
-    health: HealthBoard,
-    discovery: DiscoverySync,
-    config: ApiConfig,
-    control: Control | None = None,
-) -> web.Application:
-    """The application over an orchestrator, which the caller starts and ends. Without a ``control``
-    nobody can operate the process through it."""
+    """The application over an orchestrator, which the caller starts and ends, ready to be served.
+    Without a ``control`` nobody can operate the process through it."""
     middlewares: list[Middleware] = [_edge]
     if orchestrator.tracing is not None:
-        middlewares.insert(0, tracing_middleware(orchestrator.tracing))
+        middlewares.insert(0, _tracing_middleware(orchestrator.tracing))
     app = web.Application(middlewares=middlewares, client_max_size=config.http.max_body_bytes)
     app[CONFIG] = config
     app[HEALTH] = health
@@ -136,7 +121,7 @@ def build_app(
     app[BROWSERS] = Browsers(config.http)
     app[KEY_SHARES] = KeyShares(config.http.max_connections)
     app[LARGE_BODIES] = LargeBodies()
-    app[catalog.CATALOGS] = catalog.catalogs()
+    app[catalog.CATALOGS] = catalog.Catalogs(state_dir, catalog.Verifications(state_dir))
     app[ELSEWHERE] = Elsewhere()
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
@@ -155,7 +140,17 @@ def build_app(
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)
     app.on_cleanup.append(_close)
-    return app
+    return Runner(
+        app,
+        keepalive_timeout=config.http.idle_timeout_s,
+        # A client that goes away cancels its handler: that is how it is noticed (WP-1).
+        handler_cancellation=True,
+        # Inflating would block the loop, even for a body that nobody reads.
+        auto_decompress=False,
+        read_bufsize=READ_BUFFER_BYTES,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout_s,
+    )
 
 
 @web.middleware
@@ -264,7 +259,7 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     if not is_open:
         request.app[HTTP_RESPONSES].labels(response.status).inc()
     context = request.get(CONTEXT)
-    if context is None:  # refused before any handler, and named by whoever refused it
+    if context is None:  # refused, and named, before any handler
         return
     orchestrator = request.app[ORCHESTRATOR]
     _name_keywords(context, orchestrator.grammars)
@@ -279,3 +274,36 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
                 orchestrator.queue_room if context.dialect.tells_queue else None,
             )
         )
+
+
+def _tracing_middleware(tracing: "Tracing") -> Middleware:
+    """Makes a span of each request (OR-16). Outermost, so that it includes the last byte."""
+
+    @web.middleware
+    async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if is_open_path(request.path):  # health and metrics: many, and of no client
+            return await handler(request)
+        resource = request.match_info.route.resource
+        # The route, not the path: a task's id in the name would make each span one of its own kind.
+        route = resource.canonical if resource is not None else "unknown"
+        parent = read_traceparent(request.headers.get("traceparent"))
+        span = tracing.of_request(f"{request.method} {route}", parent)
+        request[TRACE] = span.trace
+        status: int | None = None
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            context = request.get(CONTEXT)
+            span.end(
+                {
+                    "http.request.method": request.method,
+                    "http.route": route,
+                    "http.response.status_code": status,
+                    "tidegate.correlation_id": context.correlation_id if context else None,
+                },
+                failed=status is None or status >= 500,
+            )
+
+    return trace

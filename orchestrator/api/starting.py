@@ -1,6 +1,6 @@
 """Answers while the service cannot take requests yet, because its journal is read and checked.
 
-Reading a large journal takes longer than whoever started the process waits for its port. So the
+Reading a large journal takes longer than a supervisor waits for the process's port. So the
 port listens first: the process is live, says that it is starting, and refuses everything else for
 the moment. The service then serves the same ``Port`` (``PortSite``): no connection is lost between
 the two, and none can hold the start up (OR-26).
@@ -48,8 +48,7 @@ async def saying_that_it_starts(
     host: str, port: int, *, is_shared: bool = False
 ) -> AsyncIterator[Port]:
     """Listen, and say that the service starts until another server serves the port. A port that
-    nobody else serves at the end of the body is closed. Raises ``OSError`` where that address
-    cannot be listened on."""
+    nobody else serves at the end of the body is closed. Raises ``OSError``."""
     starting = _Starting(_answer, access_log=None)
     listening = await Port.open(host, port, starting, is_shared=is_shared)
     listening.on_handed_over = starting.leave

@@ -1,4 +1,4 @@
-"""Files of requests and batches, kept beside the journal (OR-20)."""
+"""Files of requests and batches, kept next to the journal (OR-20)."""
 
 from types import ModuleType
 from typing import ClassVar
@@ -7,19 +7,49 @@ from aiohttp import web
 
 from orchestrator.batches.api import batches, files
 from orchestrator.batches.api.served_lines import BATCHES, BatchLines
-from orchestrator.batches.claim import Claim, folder_of
-from orchestrator.batches.config import WINDOW, BatchConfig
-from orchestrator.batches.metrics import BATCHES as METRICS
+from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.folder import Claim, folder_of
 from orchestrator.batches.section import BatchSection
 from orchestrator.batches.service import Batches
 from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.extension import Core, Extension
 from orchestrator.settings.derived import journal_config
+from orchestrator.telemetry.metrics import Row
+
+METRICS: tuple[Row[Batches], ...] = (
+    Row(
+        "gauge",
+        "batches_unfinished",
+        "batches",
+        "Batches that are not over",
+        lambda b: b.unfinished,
+    ),
+    Row(
+        "gauge",
+        "batch_lines_under_way",
+        "lines",
+        "Lines of batches that are being served, or wait to be tried again",
+        lambda batches: batches.under_way,
+    ),
+    Row(
+        "gauge",
+        "batch_lines",
+        "lines",
+        "Lines of batches that are kept, by what came of them",
+        lambda batches: [((kind.name.lower(),), n) for kind, n in batches.outcomes().items()],
+        ("outcome",),
+    ),
+    Row(
+        "gauge",
+        "batch_folder_bytes",
+        "bytes",
+        "What the files of batches take on the disk",
+        lambda batches: batches.folder_bytes,
+    ),
+)
 
 
 class BatchRoom(Extension):
-    """The batches of one orchestrator; none without a journal."""
-
     led: ClassVar = ("/v1/files", "/v1/batches")
 
     def __init__(self, core: Core) -> None:
@@ -42,11 +72,11 @@ class BatchRoom(Extension):
     def attach(self, app: web.Application) -> None:
         app[BATCHES] = self
         if self.batches is not None:
-            self.batches.shop.server = BatchLines(app, self.batches, batches.entry)
+            self.batches.shop.server = BatchLines(app, self.batches)
 
 
 def _batches(core: Core) -> Batches | None:
-    """Batches, in a folder beside the journal, under the journal's locks; None without a journal.
+    """Batches, in a folder next to the journal, under the journal's locks; None without a journal.
     Of processes that share a port one has them, and another once that one has ended."""
     settings, file = core.settings, core.journal
     journal, claim = None if file is None else file.config, None
@@ -58,7 +88,6 @@ def _batches(core: Core) -> Batches | None:
         return None
     config = BatchConfig(
         folder_of(journal.path),
-        window=WINDOW,
         line_bytes=settings.http.max_body_bytes,
         folder_bytes=settings.section(BatchSection).folder_bytes,
         attempts=ATTEMPTS,

@@ -2,11 +2,19 @@
 
 Everything here blocks, and is called on one thread. ``OSError`` is raised where the disk fails, and
 where the folder is at its bound.
+
+The process that has the journal's locks has the folder. The kernel holds these for a process for as
+long as it lives, stopped or not (flock(2)): no two ever write there, and another one can continue
+once it has ended. A line of a batch is done once its outcome is in one of the batch's two files
+(``Ledger``), so that no kill loses or doubles one.
 """
 
+import asyncio
 import errno
 import os
-from collections.abc import Iterator
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,7 +24,9 @@ import msgspec
 from catalog.atomic import UNFINISHED, write_atomically
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.frames import FrameWriter, read_frames
-from orchestrator.batches.records import StoredBatch, StoredFile
+from orchestrator.batches.records import LineOutcome, StoredBatch, StoredFile
+from orchestrator.tasks.journal.file import JournalConfig, JournalFile, open_journal
+from orchestrator.tasks.journal.lock import JournalError, JournalHeld
 from orchestrator.telemetry.log import fields, service_log
 
 _RECORD, _DATA = ".record", ".data"
@@ -25,6 +35,11 @@ _OUTCOMES_SHARE = 0.1
 """Share (0 to 1) of the folder's bound that uploads leave to the outcomes of batches."""
 
 R = TypeVar("R", StoredFile, StoredBatch)
+
+
+def new_id(prefix: str) -> str:
+    """A new id that nobody can guess."""
+    return f"{prefix}{secrets.token_hex(16)}"
 
 
 class Contents(NamedTuple):
@@ -68,7 +83,6 @@ class Folder:
         return contents
 
     def save(self, record: StoredFile | StoredBatch) -> None:
-        """Write a record to the disk, in place of the previous one."""
         self._make()
         write_atomically(self.path / f"{record.id}{_RECORD}", msgspec.json.encode(record))
 
@@ -135,3 +149,103 @@ class Appender:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class Ledger:
+    """The outcomes of one batch: open, put entries, close. Raises ``OSError``."""
+
+    def __init__(self, folder: Folder, batch: StoredBatch) -> None:
+        """Read what an earlier process wrote, without an entry in whose middle it was cut short."""
+        self.counts: Counter[LineOutcome] = Counter()
+        self.bytes = dict.fromkeys((batch.output_id, batch.errors_id), 0)
+        """Bytes of the entries, by file."""
+        self._folder = folder
+        self._batch = batch
+        self._done = bytearray()
+        self._writers: dict[str, Appender] = {}
+        try:
+            for name in self.bytes:
+                end = self._read(folder, name)
+                self._writers[name] = folder.writer(name, end)
+        except BaseException:  # it is tried again for as long as the disk is full
+            for writer in self._writers.values():
+                writer.close()
+            raise
+
+    def _read(self, folder: Folder, name: str) -> int:
+        end, path = 0, folder.data(name)
+        if path.exists():
+            for frame in read_frames(path):
+                self._mark(frame.number, LineOutcome(frame.kind), name, len(frame.payload))
+                end = frame.end
+        return end
+
+    def is_done(self, number: int) -> bool:
+        return number < len(self._done) and bool(self._done[number])
+
+    def put(self, number: int, kind: LineOutcome, entry: bytes) -> None:
+        """Write the outcome of a line, once. Entries of expired or cancelled lines are short, and
+        are written even beyond the folder's bound."""
+        if kind in (LineOutcome.SUCCEEDED, LineOutcome.ERRORED):
+            self._folder.require_room(len(entry), is_upload=False)
+        assert not self.is_done(number), f"line {number} would have two entries"
+        batch = self._batch
+        name = batch.output_id if kind is LineOutcome.SUCCEEDED else batch.errors_id
+        self._writers[name].append(number, kind, entry)
+        self._mark(number, kind, name, len(entry))
+
+    def close(self) -> None:
+        """Flush and close the files. Where that fails it may be called again."""
+        for writer in self._writers.values():
+            writer.sync()
+            writer.close()
+
+    def _mark(self, number: int, kind: LineOutcome, name: str, size: int) -> None:
+        if number >= len(self._done):
+            self._done.extend(bytes(number + 1 - len(self._done)))
+        self._done[number] = 1
+        self.counts[kind] += 1
+        self.bytes[name] += size
+
+
+TRY_EVERY_S = 0.5
+"""Time between two tries to have the folder, in seconds."""
+
+
+def folder_of(journal: Path) -> Path:
+    return Path(f"{journal}.batches")
+
+
+class Claim:
+    """One process's claim to the folder next to a journal."""
+
+    def __init__(
+        self, config: JournalConfig, file: JournalFile | None, on_granted: Callable[[], None]
+    ) -> None:
+        """``file`` is the journal, where this process has it already."""
+        self._config = config
+        self._file = file
+        self._on_granted = on_granted
+
+    async def granted(self) -> Path:
+        """Wait until the folder is this process's, which it stays; returns its path."""
+        was_told = False
+        while self._file is None:
+            await asyncio.sleep(TRY_EVERY_S)
+            try:
+                self._file = await asyncio.to_thread(open_journal, self._config)
+            except JournalHeld:
+                continue
+            except JournalError as error:
+                if not was_told:
+                    service_log.warning("no files and batches for now; will retry: %s", error)
+                was_told = True
+                continue
+            service_log.info("files and batches are kept by this process from now on")
+        self._on_granted()
+        return folder_of(self._file.config.path)  # behind any link to the journal
+
+    def close(self) -> None:
+        """Leave the folder to another process. Nothing may be written there any more."""
+        if self._file is not None:
+            self._file.close()

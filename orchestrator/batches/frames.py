@@ -32,8 +32,7 @@ class Frame(NamedTuple):
 
 
 class FrameWriter:
-    """Appends to one file, which is created if missing. Blocks; every method may raise
-    ``OSError``."""
+    """Appends to one file, made if missing. Blocks; every method may raise ``OSError``."""
 
     def __init__(self, path: Path, *, end: int = 0) -> None:
         """Continue at byte ``end``; anything behind it is cut off."""
@@ -46,8 +45,7 @@ class FrameWriter:
             raise
 
     def append(self, number: int, kind: int, payload: bytes) -> int:
-        """Append a frame; returns its size in bytes. A frame that cannot be written in whole is
-        removed."""
+        """Append a whole frame, or nothing of it; returns its size in bytes."""
         summed = _SUMMED.pack(number, kind)
         checksum = zlib.crc32(payload, zlib.crc32(summed))
         frame = _HEAD.pack(len(payload), checksum) + summed + payload

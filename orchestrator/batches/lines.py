@@ -66,8 +66,7 @@ def _line(number: int, text: bytes, most_bytes: int) -> Iterator[RawLine]:
 
 
 def read_line(raw: RawLine) -> BatchLine:
-    """Read a line. Raises ``BadLine`` for one that is not ``{"custom_id", "method", "url",
-    "body"}``."""
+    """Read ``{"custom_id", "method", "url", "body"}``. Raises ``BadLine``."""
     number = raw.number
     try:
         stated = _decoder.decode(raw.text.decode())

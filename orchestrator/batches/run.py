@@ -5,7 +5,7 @@
         └─▶ failed
 
 A process that dies at any point leaves the batch's record and its ledger to the next one, which
-goes on with the lines that have no entry. A line that was in progress then is served again from its
+continues with the lines that have no entry. A line that was in progress is served again from its
 beginning: nobody has seen anything of it.
 """
 
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.batches.ledger import Ledger
+from orchestrator.batches.folder import Ledger
 from orchestrator.batches.lines import BadLine, Check, UnfinishedLines, split_lines
 from orchestrator.batches.records import (
     BatchLine,
@@ -37,8 +37,7 @@ _CHECKED_AT_ONCE = 500
 _READ_AT_ONCE, _BYTES_AT_ONCE = 64, 2**20
 _SWEPT_AT_ONCE = 500
 _GRACE_S = 1.0
-"""Time for lines in progress to report that the batch's deadline, which is theirs too, has
-passed."""
+"""Time for lines in progress to report that the batch's deadline, theirs too, has passed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 """Pauses between tries of a line that there is no room for, or of a write that the disk refuses."""
 
@@ -63,7 +62,6 @@ class Run:
         self._saving = asyncio.Lock()
 
     def snapshot(self) -> StoredBatch:
-        """The batch, with its lines' outcomes so far."""
         if self._ledger is None or self.batch.status.is_over:
             return self.batch
         counts = {int(kind): count for kind, count in self._ledger.counts.items()}
@@ -96,8 +94,7 @@ class Run:
             timer.cancel()
 
     async def _check(self) -> bool:
-        """Check all lines; returns whether they are requests of this batch. If not, the batch has
-        failed."""
+        """Check that all lines are requests of this batch. If not, the batch has failed."""
         shop, batch = self._shop, self.batch
         pieces = shop.folder.pieces(batch.input_id)
         lines = split_lines(pieces, shop.config.line_bytes)
@@ -111,8 +108,7 @@ class Run:
         return True
 
     async def _serve_all(self) -> Status:
-        """Serve until every line has its one entry in the files; returns the status that the batch
-        ends with."""
+        """Serve until every line has its one entry; returns the status at the end."""
         shop = self._shop
         while True:
             self._ledger = ledger = await self._insist(lambda: Ledger(shop.folder, self.batch))
@@ -202,7 +198,6 @@ class Run:
             stopped.cancel()
 
     async def _one(self, ledger: Ledger, line: BatchLine, place: WindowPlace) -> None:
-        """Serve one line, which has its place, and write its outcome down."""
         server = self._shop.server
         assert server is not None
         answer = await self._answer(server, line, place)
@@ -267,7 +262,7 @@ class Run:
                 self._next.give_up()
 
     async def _fail(self, code: str, message: str) -> None:
-        """End the batch because it cannot go on; lines that are done stay available."""
+        """End the batch because it cannot continue; lines that are done stay available."""
         if self._ledger is not None:
             await self._publish(self._ledger)
         await self._end(Status.FAILED, errors=[LineError(code, message)])
@@ -286,8 +281,7 @@ class Run:
         )
 
     async def _become(self, status: Status, **changes: object) -> None:
-        """Change the status, on the disk first. A batch that is being cancelled keeps that status
-        until its end."""
+        """Change the status, on the disk first. One that is being cancelled stays so."""
         async with self._saving:
             before = self.batch
             if before.status is Status.CANCELLING and not status.is_over:

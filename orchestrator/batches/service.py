@@ -1,7 +1,6 @@
 """Files and batches of one orchestrator, for APIs to query and change."""
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from itertools import islice
 
 import msgspec
 
-from orchestrator.batches.claim import Claim
 from orchestrator.batches.config import (
     MAX_BATCHES_PER_KEY,
     MAX_FILES_PER_KEY,
@@ -18,11 +16,10 @@ from orchestrator.batches.config import (
     MAX_WINDOW_S,
     BatchConfig,
 )
-from orchestrator.batches.folder import FILE_PREFIX, Folder
+from orchestrator.batches.folder import FILE_PREFIX, Claim, Folder, new_id
 from orchestrator.batches.records import LineOutcome, Status, StoredBatch, StoredFile, Time
 from orchestrator.batches.run import Run
-from orchestrator.batches.shop import Shop
-from orchestrator.batches.upload import Upload
+from orchestrator.batches.shop import Shop, Upload
 from orchestrator.batches.window import Window
 from orchestrator.clock import Boot, Clock
 from orchestrator.errors import InvalidRequest, NotFound, NotReady, RateLimited, TidegateError
@@ -36,8 +33,7 @@ _PIECES_AT_ONCE = 16
 
 
 class Batches:
-    """All files and batches. Everything happens on the event loop; ``shop.server`` is set before
-    ``start``."""
+    """All files and batches, on the event loop; ``shop.server`` is set before ``start``."""
 
     def __init__(
         self,
@@ -46,8 +42,7 @@ class Batches:
         boot: Boot,
         claim: Claim | None = None,
     ) -> None:
-        """``claim`` is waited for before the folder is touched; without one it is this process's
-        from the start."""
+        """``claim`` is waited for; without one the folder is this process's."""
         self.config = config
         self._claim = claim
         self._runs: dict[str, Run] = {}
@@ -83,7 +78,6 @@ class Batches:
 
     @property
     def unfinished(self) -> int:
-        """How many batches are not over."""
         return len(self._runs)
 
     @property
@@ -94,7 +88,6 @@ class Batches:
 
     @property
     def folder_bytes(self) -> int:
-        """Bytes that the data of all files takes."""
         return self.shop.folder.used_bytes
 
     def outcomes(self) -> Counter[LineOutcome]:
@@ -158,7 +151,6 @@ class Batches:
         return self.shop.server.most_at_once(owner)
 
     async def prune(self) -> None:
-        """Remove files and batches whose time is over."""
         time = self.shop.time
         for batch in list(self._over.values()):
             if batch.over is not None and time.age_s(batch.over) >= batch.keep_s:
@@ -196,7 +188,6 @@ class Batches:
             await upload.close()
 
     async def files(self, owner: str) -> list[StoredFile]:
-        """All files of an owner, the newest first."""
         await self._opened()
         own = [file for file in self.shop.files.values() if file.owner == owner]
         return sorted(own, key=lambda file: (file.made.unix, file.id), reverse=True)
@@ -248,7 +239,6 @@ class Batches:
         return batch
 
     async def batches(self, owner: str) -> list[StoredBatch]:
-        """All batches of an owner, the newest first."""
         await self._opened()
         own = [one for one in self._all() if one.owner == owner]
         return sorted(own, key=lambda one: (one.made.unix, one.id), reverse=True)
@@ -263,8 +253,7 @@ class Batches:
         return batch
 
     async def cancel(self, owner: str, name: str) -> StoredBatch:
-        """Cancel a batch: begin no more of its lines. Raises ``NotFound``, and ``InvalidRequest``
-        if it is over."""
+        """Begin no more lines. Raises ``NotFound``, and ``InvalidRequest`` if it is over."""
         batch = await self.batch(owner, name)
         run = self._runs.get(name)
         if run is None:
@@ -276,11 +265,6 @@ class Batches:
         yield from self._over.values()
         for run in self._runs.values():
             yield run.snapshot()
-
-
-def new_id(prefix: str) -> str:
-    """A new id that nobody can guess."""
-    return f"{prefix}{secrets.token_hex(16)}"
 
 
 def new_batch(time: Time, **stated: object) -> StoredBatch:
@@ -295,8 +279,7 @@ def new_batch(time: Time, **stated: object) -> StoredBatch:
 
 
 def read_window(text: str) -> float:
-    """A ``completion_window`` in seconds: ``24h``, ``90m``, ``30s``, ``7d``. Raises
-    ``InvalidRequest``."""
+    """A ``completion_window`` in seconds: ``24h``, ``90m``, ``7d``. Raises ``InvalidRequest``."""
     number, unit = text[:-1], text[-1:]
     seconds = 0.0
     if number.isascii() and number.isdigit() and len(number) < 9 and unit in _UNIT_S:
@@ -311,5 +294,4 @@ def read_window(text: str) -> float:
 
 
 def _some(pieces: Iterator[bytes]) -> bytes:
-    """The next pieces of a file, joined; empty at its end."""
     return b"".join(islice(pieces, _PIECES_AT_ONCE))

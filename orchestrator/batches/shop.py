@@ -1,14 +1,14 @@
-"""Parts shared by all batches: the folder, the one thread that blocks, the window, the server of
-lines."""
+"""What all batches and uploads share: folder, blocking thread, window, server of lines."""
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
 from orchestrator.batches.config import BatchConfig
-from orchestrator.batches.folder import Folder
+from orchestrator.batches.folder import FILE_PREFIX, Appender, Folder, new_id
 from orchestrator.batches.records import (
     BatchLine,
     LineOutcome,
@@ -18,7 +18,7 @@ from orchestrator.batches.records import (
     Time,
 )
 from orchestrator.batches.window import Window
-from orchestrator.errors import JournalUnavailable, NotFound
+from orchestrator.errors import BodyTooLarge, JournalUnavailable, NotFound, TidegateError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,8 +42,6 @@ class Server(Protocol):
 
 @dataclass(slots=True)
 class Shop:
-    """The parts that all runs share."""
-
     config: BatchConfig
     folder: Folder
     time: Time
@@ -54,13 +52,11 @@ class Shop:
     server: Server | None = None
 
     async def block(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``call`` on the one thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
 
     async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``call`` on the one thread for a client who waits: raises ``TidegateError`` where the
-        disk fails."""
+        """``block`` for a client who waits: raises ``TidegateError`` where the disk fails."""
         try:
             return await self.block(call, *args, **kwargs)
         except FileNotFoundError:
@@ -70,3 +66,69 @@ class Shop:
             raise JournalUnavailable(
                 f"files and batches cannot be read or written now: {why}"
             ) from error
+
+
+class Upload:
+    """An upload: write to it, then ``finish``; ``close`` in any case."""
+
+    def __init__(self, shop: Shop, owner: str) -> None:
+        self.id = new_id(FILE_PREFIX)
+        self.bytes = 0
+        self._shop = shop
+        self._owner = owner
+        self._appender: Appender | None = None
+        self._is_kept = False
+
+    async def write(self, content: bytes) -> None:
+        """Append to the file. Raises ``BodyTooLarge`` above the bound of one file,
+        ``JournalUnavailable`` where the folder or the disk is full."""
+        self.bytes += len(content)
+        most = self._shop.config.file_bytes
+        if self.bytes > most:
+            raise BodyTooLarge(
+                f"a file must have at most {most} bytes; split it, a batch for each part",
+                field="file",
+            )
+        await self._shop.disk(self._append, content)
+
+    async def finish(self, name: str, purpose: str, keep_s: float) -> StoredFile:
+        """Keep the data as a file that clients can ask for."""
+        file = StoredFile(
+            id=self.id,
+            owner=self._owner,
+            name=name,
+            purpose=purpose,
+            bytes=self.bytes,
+            made=self._shop.time.stamp(),
+            keep_s=min(keep_s, self._shop.config.keep_s),
+        )
+        await self._shop.disk(self._sync)
+        await self._shop.disk(self._shop.folder.save, file)
+        self._is_kept = True
+        self._shop.files[file.id] = file
+        return file
+
+    async def close(self) -> None:
+        """Remove the data unless it is kept."""
+        if self._appender is not None and not self._is_kept:
+            with suppress(TidegateError):
+                await asyncio.shield(self._shop.disk(self._discard))
+
+    def _append(self, content: bytes) -> None:
+        self._shop.folder.require_room(len(content), is_upload=True)
+        self._open().append(0, 0, content)
+
+    def _sync(self) -> None:
+        appender = self._open()
+        appender.sync()
+        appender.close()
+
+    def _open(self) -> Appender:
+        if self._appender is None:
+            self._appender = self._shop.folder.writer(self.id)
+        return self._appender
+
+    def _discard(self) -> None:
+        if self._appender is not None:
+            self._appender.close()
+        self._shop.folder.remove(self.id)

@@ -1,5 +1,4 @@
-"""How many lines of all batches are in progress at once, and which is next. Does no I/O; runs on
-the event loop."""
+"""How many lines of all batches are in progress at once, and which is next. Does no I/O."""
 
 import asyncio
 from collections import Counter
@@ -17,22 +16,20 @@ class _State(Enum):
 
 
 class Window:
-    """Lets ``size`` lines in at a time: next from the owner with the fewest in progress, owners
-    taking turns, and of theirs the line whose batch is due first. ``most_of`` says how many an
-    owner may have at once, resting ones included."""
+    """Lets ``size`` lines in at a time: next from the owner with the fewest in progress, in turn,
+    and of theirs the line whose batch is due first. An owner may have ``most_of`` it, resting ones
+    included."""
 
     def __init__(self, size: int, most_of: Callable[[str], int]) -> None:
         self.under_way: Counter[str] = Counter()
         """Number of lines in progress, by owner."""
         self.resting: Counter[str] = Counter()
-        """Number of lines that wait for another try, by owner; others have their places
-        meanwhile."""
+        """Lines that wait for another try, by owner; others have their places meanwhile."""
         self._size = size
         self._most_of = most_of
         self._waiting: dict[str, list[tuple[float, int, WindowPlace]]] = {}
         self._served: dict[str, int] = {}
-        """When the last line of each owner was let in, as a running number. There are as many
-        owners as keys."""
+        """When each owner's last line was let in, as a running number."""
         self._numbers = count()
 
     def wait(self, place: "WindowPlace") -> None:
@@ -42,7 +39,6 @@ class Window:
         self.admit()
 
     def admit(self) -> None:
-        """Let in as many places as there is room for."""
         while self.under_way.total() < self._size and (owner := self._next()) is not None:
             _, _, place = heappop(self._waiting[owner])
             self._served[owner] = next(self._numbers)
@@ -79,8 +75,7 @@ class WindowPlace:
         return self._state is _State.WAITING and self._turn is not None and not self._turn.done()
 
     async def take(self) -> None:
-        """Wait for the place, also after a ``rest``. Raises ``CancelledError`` after
-        ``give_up``."""
+        """Wait for the place, or to continue after ``rest``. ``give_up`` cancels it."""
         if self._state is _State.RESTING:
             self._window.resting[self.owner] -= 1
         self._state = _State.WAITING
@@ -89,13 +84,11 @@ class WindowPlace:
         await self._turn
 
     def let_in(self) -> None:
-        """Tell the line that it is its turn."""
         assert self._turn is not None
         self._state = _State.IN
         self._turn.set_result(None)
 
     def give_up(self) -> None:
-        """Stop waiting for the place."""
         if self._turn is not None:
             self._turn.cancel()
 

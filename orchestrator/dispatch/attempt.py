@@ -161,7 +161,6 @@ class Attempt:
         self.concurrency.pause(self.job, for_another=for_another)
 
     def resume(self, load: int) -> None:
-        """Go on, beside ``load`` other jobs."""
         self.is_paused = False
         if self.has_slot:  # not left yet: no worker will say that it has the slot back
             self.concurrency.got_slot()

@@ -173,7 +173,6 @@ class Completion:
             attempt.task.losses.append(loss)
 
     def first_token(self, attempt: Attempt) -> None:
-        """Keep the one of a task's two attempts that has a token."""
         self._hedger.first_token(attempt)
 
     def settle(self, task: Task, ending: Ending) -> None:

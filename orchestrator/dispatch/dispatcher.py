@@ -114,7 +114,6 @@ class Dispatcher:
         self.pump()
 
     def withdraw(self, task: Task) -> None:
-        """Forget a task that ended while it waited."""
         if self._queue.remove(task):
             self.pump()
 
@@ -266,13 +265,11 @@ class Dispatcher:
         self._completion.first_token(attempt)
 
     def attempt_ended(self, attempt: Attempt, end: End) -> None:
-        """Handle the end of a job that its worker reported: its slot is free."""
         is_current = self._detach(attempt)
         self._retry(attempt, self._completion.ended(attempt, end, is_current=is_current))
         self.pump()
 
     def attempt_lost(self, attempt: Attempt, error: TidegateError) -> None:
-        """Handle a job that was lost with its lane."""
         is_current = self._detach(attempt)
         self._retry(attempt, self._completion.lost(attempt, error, is_current=is_current))
         self.pump()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.retry_budget import RetryBudget
+from orchestrator.dispatch.retry import RetryBudget
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Requirements, feasible
 from orchestrator.prediction import Load, StepModel, Work
@@ -108,7 +108,6 @@ class Hedger:
         return True
 
     def first_token(self, winner: Attempt) -> None:
-        """Keep the attempt that has a token, and stop the task's other one."""
         task, hedge = winner.task, winner.task.hedge
         loser = task.attempt if hedge is winner else hedge
         assert isinstance(loser, Attempt)

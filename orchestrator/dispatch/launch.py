@@ -43,12 +43,10 @@ class Launcher:
         self._clock = clock
 
     def offered(self) -> None:
-        """Count one more task: retries and hedges may be a share of the tasks offered."""
         self._retrier.budget.offered()
         self._hedger.budget.offered()
 
     def start(self, owner: AttemptOwner, task: Task, choice: Choice) -> None:
-        """Send a task that waited, for the first time or again."""
         now = self._clock.now()
         task.stage = Stage.DISPATCHED
         task.instance = choice.name

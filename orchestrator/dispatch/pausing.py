@@ -162,7 +162,6 @@ class Pausing:
         return instance.concurrency.paused_blocks <= MAX_MEMORY * stats.kv_blocks_total
 
     def resume(self, task: Task, now: float) -> None:
-        """Resume a paused job: it has a slot again."""
         attempt = task.attempt
         assert isinstance(attempt, Attempt) and attempt.is_paused
         task.paused_on = ""
@@ -310,7 +309,6 @@ def _beyond_shares(jobs: Sequence[PausableJob], over: int) -> list[Attempt]:
 
 
 def _rows_of(running: Mapping[str, Sequence[PausableJob]]) -> dict[str, Counter[str]]:
-    """How many rows each tenant has, by instance."""
     return {
         name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
     }

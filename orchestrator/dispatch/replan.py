@@ -71,7 +71,6 @@ class Replanner:
                 self._on_planned()
 
     def plan(self, tasks: list[Task]) -> None:
-        """Plan those of ``tasks`` that wait, now."""
         now = self._clock.now()
         waiting = [task for task in tasks if task in self._queue]
         for task in waiting:

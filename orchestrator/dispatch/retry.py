@@ -32,14 +32,33 @@ from orchestrator.dispatch.resume import (
     remaining_request,
     with_seed,
 )
-from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
-from orchestrator.placement.features import features_now
-from orchestrator.placement.requirements import Requirements
+from orchestrator.placement.requirements import Requirements, features_now
 from orchestrator.prediction import Work
 from orchestrator.tasks.task import Loss, Task
 from protocol import Code
+
+
+class RetryBudget:
+    """A token bucket that requests fill and second tries empty."""
+
+    def __init__(self, share: float, burst: float, *, is_full: bool = True) -> None:
+        self._share = share
+        self._burst = burst if share else 0.0
+        self._tokens = self._burst if is_full else 0.0
+
+    def offered(self) -> None:
+        self._tokens = min(self._burst, self._tokens + self._share)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._tokens < 1.0
+
+    def spend(self) -> None:
+        assert not self.is_empty
+        self._tokens -= 1.0
+
 
 RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL})
 """Codes that say something about the instance, and nothing about the request."""
@@ -245,7 +264,6 @@ class Retrier:
         return [self._survival(loss, now) for loss in task.losses if loss.process_id]
 
     def _survival(self, loss: Loss, now: float) -> bool | None:
-        """Whether a worker lived on; None while that is not known."""
         if loss.is_death:
             return False
         instance = self._registry.instances.get(loss.address)

@@ -62,8 +62,7 @@ class RowControl:
         self._pauses = 1
 
     def asked(self, task: Task, changed: Callable[[], None]) -> None:
-        """Count ``task``, which joins the queue. ``changed`` is called when a decision changes
-        rows."""
+        """Count a queued ``task``; ``changed`` is called when a decision changes rows."""
         if not self._enabled:
             return
         now = self._clock.now()

@@ -3,11 +3,53 @@
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.dispatch.loop_delay import LoopDelay
+from orchestrator.clock import Clock
 from orchestrator.instances.instance import Instance
+from orchestrator.prediction import Quantiles
 from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline
+
+EVERY_S = 0.02
+LONG_DELAY = 0.98
+_WINDOW = 256
+_ASLEEP_S = 1.0
+"""Largest delay of a timer that counts. A longer one means that the whole machine stood still."""
+
+
+class LoopDelay:
+    """Measures the event loop's delay while asked to, for texts that must leave before their
+    deadline. Where others take the processors, the loop and the client wake up some ms late."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._delays_s = Quantiles([0.0] * 32, _WINDOW)
+        self._until = 0.0
+        self._due_at: float | None = None
+
+    @property
+    def long_s(self) -> float:
+        return self._delays_s.at(LONG_DELAY)
+
+    def watch(self, until: float) -> None:
+        """Measure from now until at least ``until``, in seconds of the clock."""
+        self._until = max(self._until, until)
+        if self._due_at is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._due_at = self._clock.now() + EVERY_S
+        self._clock.call_at(self._due_at, self._woke)
+
+    def _woke(self) -> None:
+        assert self._due_at is not None
+        now = self._clock.now()
+        delay_s, self._due_at = max(0.0, now - self._due_at), None
+        if delay_s < _ASLEEP_S:
+            self._delays_s.add(delay_s)
+        if now < self._until:
+            self._arm()
+
 
 USUAL_ROUND_TRIP = 0.75
 """Quantile of the round trips to a worker that a clean end allows for. After a longer one the text
@@ -35,7 +77,6 @@ class TimeLimits:
     """Measures the event loop's delay; None if the loop is never late, as in a simulator."""
 
     def ends_at(self, task: Task, now: float) -> float:
-        """When ``task`` ends unless its worker says so first."""
         if self.lacks_first_token(task, now):
             return task.parts.cut_at  # workers do not know it: they get no grace
         ends_at = self._cut_at(task, now)
@@ -45,7 +86,6 @@ class TimeLimits:
         return ends_at
 
     def lacks_first_token(self, task: Task, now: float) -> bool:
-        """Whether the first token's own deadline comes first, and there is none yet."""
         return not task.completion_tokens and task.parts.cut_at < self._cut_at(task, now)
 
     def budget_ms(self, task: Task, instance: Instance, now: float) -> float:

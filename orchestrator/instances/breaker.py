@@ -116,7 +116,6 @@ class Breaker:
 
     @property
     def is_dark(self) -> bool:
-        """Whether the instance fails everything that it is given."""
         return self._errors >= self._config.blackout
 
     def open_s(self, now: float) -> float:
@@ -124,7 +123,6 @@ class Breaker:
         return self._open_until - now if self.state(now) is BreakerState.OPEN else 0.0
 
     def state(self, now: float) -> BreakerState:
-        """The state as of ``now``: an open breaker becomes half open by itself."""
         if self._state is BreakerState.OPEN and now >= self._open_until:
             self._state = BreakerState.HALF_OPEN
             self._period += 1
@@ -132,7 +130,6 @@ class Breaker:
         return self._state
 
     def admits(self, now: float) -> bool:
-        """Whether one more job may be sent."""
         state = self.state(now)
         if state is BreakerState.HALF_OPEN:
             return self._probing < self._config.probes
@@ -250,7 +247,6 @@ class Breakers:
         return opened
 
     def remove(self, instance: str) -> None:
-        """Forget an instance that is gone for good."""
         self._breakers.pop(instance, None)
         self._lost_at.pop(instance, None)
         del self.ejections[instance]

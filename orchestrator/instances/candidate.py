@@ -75,12 +75,10 @@ class Candidate:
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes one more job now."""
         return self.ready and self.load < self.limit
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether one more job would run at once."""
         return self.ready and self.load < (self.slots or self.limit)
 
     def stops_within(self, left_ms: float) -> bool:

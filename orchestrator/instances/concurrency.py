@@ -99,7 +99,6 @@ class ConcurrencyLimit:
 
     @property
     def most(self) -> int:
-        """The largest value of ``limit``: on an idle worker that is used to long queues."""
         most_backlog = min(self._max_backlog, self._max_running // ROWS_PER_BACKLOG)
         return self._max_running + most_backlog
 
@@ -109,12 +108,10 @@ class ConcurrencyLimit:
         return min(self.fitting, self.most_rows)
 
     def set_max_running(self, max_running: int) -> None:
-        """Set how many jobs the worker runs at most."""
         if max_running != self._max_running:
             self._max_running = self.fitting = max(1, max_running)
 
     def observe(self, stats: WorkerStats) -> None:
-        """Take in the worker's report: free blocks are those that no running job has reserved."""
         self._step_ms = stats.step_ms
         slots = self._max_running
         if self._mean_blocks >= 1 and stats.kv_blocks_total:
@@ -137,7 +134,6 @@ class ConcurrencyLimit:
         self._mean_blocks += (job.blocks - self._mean_blocks) * (1.0 if first else _SMOOTHING)
 
     def started(self, job: InFlightJob, wait_ms: float) -> None:
-        """Learn from a job that the worker began after ``wait_ms``."""
         self.got_slot()
         if not job.found_no_slot or not self._step_ms:
             return
@@ -148,7 +144,6 @@ class ConcurrencyLimit:
             self._move_backlog(-_SHRINK)
 
     def prompt_computed(self, job: InFlightJob) -> None:
-        """Note that a job has its first token."""
         if job in self._jobs:
             self._computes_prompt(job, -1)
         job.is_computing_prompt = False
@@ -161,28 +156,23 @@ class ConcurrencyLimit:
 
     @property
     def paused(self) -> int:
-        """Number of our jobs that wait there with their KV, and take no slot."""
         return len(self._paused)
 
     @property
     def paused_blocks(self) -> int:
-        """KV blocks that paused jobs hold."""
         return sum(job.blocks for job in self._paused)
 
     @property
     def blocks(self) -> int:
-        """KV blocks that our jobs there have reserved, paused ones included."""
         return sum(job.blocks for job in self._jobs) + self.paused_blocks
 
     def pause(self, job: InFlightJob, *, for_another: bool = True) -> None:
-        """Count a running job as paused: it leaves its slot, perhaps to another, and keeps its
-        KV."""
+        """Count a running job as paused: it leaves its slot and keeps its KV."""
         self.remove(job)
         self._paused.add(job)
         self.clearing += for_another
 
     def got_slot(self) -> None:
-        """Note that a job began in the worker, or goes on there."""
         self.clearing = max(0, self.clearing - 1)
 
     def resume(self, job: InFlightJob, load: int) -> None:

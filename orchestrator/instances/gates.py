@@ -79,7 +79,6 @@ class GateWatch:
         self._open: dict[tuple[str, str], bool] = {}
 
     def look(self, registry: Registry) -> None:
-        """Compare every instance's gates with those of the last call."""
         seen: dict[tuple[str, str], bool] = {}
         for instance in registry:
             breaker = registry.breakers.state(instance.address)

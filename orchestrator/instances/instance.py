@@ -117,7 +117,6 @@ class Instance:
 
     @property
     def drain_ends_at(self) -> float:
-        """When its jobs must have ended, in seconds of the clock; inf unless it drains."""
         return min(self.worker_drain_ends_at, self.cordon_ends_at)
 
     @property
@@ -147,7 +146,6 @@ class Instance:
 
     @property
     def is_out_of_use(self) -> bool:
-        """Whether an operator took it out of use, or no list of instances names it any more."""
         return self.removed or self.cordoned or self.retiring_since is not None
 
     def is_to_serve(self, model: str) -> bool:
@@ -169,7 +167,6 @@ class Instance:
 
     @property
     def is_up(self) -> bool:
-        """Whether jobs go on there."""
         return (
             self.state is InstanceState.UP
             and not self.removed
@@ -178,7 +175,6 @@ class Instance:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes new work."""
         return (
             self.state is InstanceState.UP
             and not (self.is_out_of_use or self.draining)
@@ -192,12 +188,10 @@ class Instance:
 
     @property
     def lane_load(self) -> int:
-        """Number of our jobs on its lanes, including paused ones."""
         return sum(lane.load for lane in self.lanes)
 
     @property
     def load(self) -> int:
-        """Number of jobs that have or want a slot there."""
         return self.lane_load - self.concurrency.paused + self.foreign_load
 
     def _ours(self, most: int) -> int:
@@ -206,18 +200,15 @@ class Instance:
 
     @property
     def own_slots(self) -> int:
-        """Number of the slots there that are ours to fill."""
         slots = self.concurrency.slots
         return slots if self.share is None else min(slots, self.share)
 
     @property
     def slots(self) -> int:
-        """Most jobs to run there at once, within our share."""
         return self._ours(self.concurrency.slots)
 
     @property
     def limit(self) -> int:
-        """Most jobs to have in flight there, within our share."""
         return self._ours(self.concurrency.limit)
 
     @property
@@ -226,12 +217,10 @@ class Instance:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether some of the jobs there have no slot yet."""
         return self.load > self.concurrency.fitting
 
     @property
     def can_pause(self) -> bool:
-        """Whether its jobs can leave their slots and keep their KV."""
         return self.card is not None and self.card.can_pause
 
     @property
@@ -336,7 +325,6 @@ class Instance:
     # ── for the monitor ──────────────────────────────────────────────────────────────────────
 
     def take_stats(self, stats: WorkerStats) -> None:
-        """Take in the worker's statistics of a moment ago."""
         self.stats = stats
         self.concurrency.observe(stats)
         if self.step_learner is not None:
@@ -362,7 +350,6 @@ class Instance:
         return is_new
 
     def forget_stats(self) -> None:
-        """Forget what the worker said of itself, since no lane is open."""
         self.stats = None
         self.foreign_load = 0
         self.draining = False

@@ -73,7 +73,6 @@ class InstanceMonitor:
         self._checked_at = clock.now()
 
     def close(self) -> None:
-        """Stop making tokenizers ready."""
         for task in self._loading:
             task.cancel()
 
@@ -187,7 +186,6 @@ class InstanceMonitor:
         self._registry.changed()
 
     def _count_failure(self, instance: Instance) -> None:
-        """Count that the instance cannot be reached, unless somebody wanted that."""
         if not (self._registry.is_closing or instance.removed or instance.draining):
             instance.health_failures += 1
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.misses import MissStage, blame
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.windows import SlidingWindow
+from orchestrator.tasks.windows import MissStage, SlidingWindow, blame
 from orchestrator.telemetry.metrics import Row, Samples
 from protocol import Code, Outcome
 
@@ -62,12 +61,10 @@ class Need:
         self._kept = SlidingWindow(LOST_WINDOW_S, clock.now())
 
     def ended(self, task: Task) -> None:
-        """Count a task that has ended."""
         outcome = Outcome.MISSED if _is_lost(task) else Outcome.MET
         self._kept.count((task.job.priority, task.model), outcome, self._clock.now())
 
     def by_model(self) -> Samples:
-        """The need of each model, by its name."""
         now, registry = self._clock.now(), self._registry
         waiting: dict[str, list[WaitingWork]] = {i.card.model: [] for i in registry if i.card}
         for task in self._queue.tasks():

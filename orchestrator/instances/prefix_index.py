@@ -27,11 +27,9 @@ class PrefixIndex:
         return bool(self._holders)
 
     def count(self, instance: str) -> int:
-        """How many blocks are known of an instance."""
         return len(self._held.get(instance, ()))
 
     def apply(self, instance: str, report: KvReport) -> None:
-        """Take in an instance's report."""
         if report.full:
             self.remove(instance)
         held = self._held.get(instance)
@@ -52,7 +50,6 @@ class PrefixIndex:
             self._drop(oldest, bit)
 
     def remove(self, instance: str) -> None:
-        """Forget all blocks of an instance. Fine for one that never reported."""
         bit = self._bits.pop(instance, 0)
         for block_hash in self._held.pop(instance, ()):
             self._drop(block_hash, bit)

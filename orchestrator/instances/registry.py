@@ -66,7 +66,6 @@ class Registry:
         return iter(self.instances.values())
 
     def listen(self, listener: InstancesListener) -> None:
-        """Tell ``listener`` of every change from now on."""
         self._listeners.append(listener)
 
     def start(self, owner: LaneOwner) -> None:
@@ -76,7 +75,6 @@ class Registry:
             self._open_lanes(instance, owner)
 
     async def close(self) -> None:
-        """Close every lane: workers stop whatever still runs on them."""
         self.is_closing = True
         await asyncio.gather(*(lane.close() for instance in self for lane in instance.lanes))
 
@@ -103,7 +101,6 @@ class Registry:
         return not (instance.lane_load or instance.slots_running)
 
     def ready(self, entry: str) -> bool:
-        """Whether an instance is there and takes work."""
         instance = self.instances.get(name_of(entry))
         return instance is not None and instance.ready
 
@@ -159,7 +156,6 @@ class Registry:
         return instance
 
     def named(self, address: str) -> Instance:
-        """The instance of that address. Raises ``NotFound``."""
         instance = self.instances.get(address)
         if instance is None:
             known = ", ".join(sorted(self.instances)) or "none"
@@ -212,7 +208,6 @@ class Registry:
     # ── the snapshot ─────────────────────────────────────────────────────────────────────────
 
     def candidates(self) -> list[Candidate]:
-        """Every instance with a card, as placement sees it."""
         now = self._clock.now()
         return [
             instance.candidate(encoder, self.breakers.admits(instance.address), now)
@@ -221,7 +216,6 @@ class Registry:
         ]
 
     def candidate(self, name: str) -> Candidate:
-        """The named one of ``candidates`` as it is now."""
         instance = self.instances[name]
         assert instance.encoder is not None, f"{name} was never a candidate"
         admits = self.breakers.admits(name)

@@ -39,7 +39,6 @@ class ServedModels:
         return {**adapted, **known}
 
     def _known(self) -> tuple[dict[str, PromptEncoder], dict[str, PromptEncoder]]:
-        """Encoders of models and of adapters, by name."""
         known: dict[str, PromptEncoder] = {}
         adapted: dict[str, PromptEncoder] = {}
         for instance in sorted(self._registry, key=_preference):
@@ -102,7 +101,6 @@ class ServedModels:
         return encoder
 
     def provenance(self, card: ModelCard) -> Provenance:
-        """The catalog entries of a card that was loaded."""
         return self._provenance.get(_origin(card), UNKNOWN)
 
     def _make(self, card: ModelCard) -> PromptEncoder:

@@ -9,7 +9,7 @@
 - ``polled`` what those kinds share: jobs with deadlines, health by asking (``lane_job``, ``meter``)
 - ``plain_lane`` Triton's LLM backends by their plain contract, which ``plain_contract`` speaks
 - ``http/``  servers over HTTP
-- ``model_folder``, ``cards`` what is known of their models; ``text_only`` for those without ids
+- ``cards`` what is known of their models; ``text_only`` for those without ids
 """
 
 from orchestrator.lanes.base import Lane, LaneOwner

@@ -120,23 +120,19 @@ class Lane(ABC):
 
     @property
     def load(self) -> int:
-        """How many jobs the worker has not reported the end of."""
         return len(self._jobs)
 
     @property
     def is_relieved(self) -> bool:
-        """Whether new jobs go to its successor."""
         return self.successor is not None and self.successor.is_open
 
     def take_over(self, replaced: "Lane") -> None:
-        """Add the totals of the lane that this one replaces."""
         self.tokens_total += replaced.tokens_total
         self.frames_total += replaced.frames_total
         self.sessions_total += replaced.sessions_total
         self.submitted_total += replaced.submitted_total
 
     def silent_s(self, now: float) -> float:
-        """Seconds since the last frame came."""
         return now - self.last_frame_at
 
     # ── for those who have work ──────────────────────────────────────────────────────────────
@@ -160,7 +156,6 @@ class Lane(ABC):
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Connect, and keep connected until ``close``."""
         self._sessions.start()
 
     @abstractmethod
@@ -186,7 +181,6 @@ class Lane(ABC):
     # ── for kinds of lanes ───────────────────────────────────────────────────────────────────
 
     def _add_job(self, sink: JobSink) -> int:
-        """Register a job; returns its handle."""
         handle = self._next_handle
         self._next_handle += 1
         self.submitted_total += 1

@@ -78,17 +78,14 @@ class Endpoint:
 
 
 def is_url(entry: str) -> bool:
-    """Whether an entry names an instance of another kind."""
     return "://" in entry
 
 
 def name_of(entry: str) -> str:
-    """The registry's name for the instance that a checked entry names."""
     return read_endpoint(entry).name if is_url(entry) else entry
 
 
 def kind_of(entry: str) -> ServerKind:
-    """The kind of the instance that a checked entry names."""
     return read_endpoint(entry).kind if is_url(entry) else ServerKind.TIDEGATE
 
 

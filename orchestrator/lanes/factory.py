@@ -6,9 +6,8 @@ from orchestrator.clock import Clock
 from orchestrator.lanes.base import Lane, LaneOwner
 from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import ServerKind, is_url, read_endpoint
-from orchestrator.lanes.http.http_lane import HttpLane
+from orchestrator.lanes.http.http_lane import HttpLane, HttpPool
 from orchestrator.lanes.http.llamacpp import LlamaCppLane
-from orchestrator.lanes.http.pool import HttpPool
 from orchestrator.lanes.http.tgi import TgiLane
 from orchestrator.lanes.http.vllm import VllmLane
 from orchestrator.lanes.lane import StreamLane
@@ -29,7 +28,6 @@ class LaneFactory:
     def __call__(
         self, entry: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random
     ) -> Lane:
-        """A lane to the instance that ``entry`` names, not started."""
         if not is_url(entry):
             return StreamLane(entry, config, owner, clock, rng)
         endpoint = read_endpoint(entry)

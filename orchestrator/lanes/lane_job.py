@@ -70,7 +70,6 @@ class LaneJob:
 
     @property
     def left_tokens(self) -> int:
-        """Most tokens that the answer may still have."""
         return max(0, self.sampling.max_tokens - self.completion_tokens)
 
     def unnamed(self, count: int) -> list[int]:
@@ -78,5 +77,4 @@ class LaneJob:
         return [NO_TOKEN_ID] * max(0, min(count, self.left_tokens))
 
     def left_s(self, now: float) -> float:
-        """Seconds until the job's deadline."""
         return max(0.0, self.ends_at - now)

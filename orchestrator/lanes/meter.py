@@ -27,7 +27,6 @@ class LaneMeter:
         self._foreign_before = 0
 
     def begin(self, handle: int, now: float) -> None:
-        """Count a job that was sent."""
         if not self._window:
             self._busy_since = now
         self._window[handle] = 0
@@ -38,13 +37,11 @@ class LaneMeter:
         self._prompt_tokens_total += prompt_tokens
 
     def tokens(self, handle: int, count: int) -> None:
-        """Count ``count`` more tokens of a job."""
         self._tokens_total += count
         if handle in self._window:
             self._window[handle] += count
 
     def end(self, handle: int, now: float) -> None:
-        """Count the end of a job that is over, or was lost."""
         steps = self._window.pop(handle, 0)
         if steps > max(self._window.values(), default=0):
             self._close_window(steps, now)
@@ -60,7 +57,6 @@ class LaneMeter:
         self._foreign, self._foreign_before = min(jobs, self._foreign_before), jobs
 
     def report(self, now: float) -> WorkerStats:
-        """The statistics so far, as a worker would tell them."""
         steps = max(self._window.values(), default=0)
         if steps:
             self._close_window(steps, now)

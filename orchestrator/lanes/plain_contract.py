@@ -14,9 +14,41 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from orchestrator.lanes.triton_messages import service_pb2
-from orchestrator.lanes.vllm_sampling import vllm_sampling
 from protocol import Feature, Sampling
 from protocol import tensors as names
+
+_USUAL = Sampling(max_tokens=1)
+_UNUSUAL = (
+    "min_tokens",
+    "ignore_eos",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "skip_special_tokens",
+)
+"""Parameters that few requests state: they are sent if they differ from the defaults."""
+
+
+def vllm_sampling(sampling: Sampling) -> dict[str, Any]:
+    """Parameters for vLLM; log-probabilities are each caller's own to ask for."""
+    stated: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+    }
+    stated |= {n: v for n in _UNUSUAL if (v := getattr(sampling, n)) != getattr(_USUAL, n)}
+    if sampling.stop:
+        stated["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        stated["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        stated["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.seed is not None:  # 64 bits here; vLLM's are signed
+        stated["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63
+    return stated
+
 
 _LENGTH = struct.Struct("<I")
 _PACKED: Final = {
@@ -91,7 +123,6 @@ class Contract:
     def request(
         self, model: str, request_id: str, prompt: str, sampling: Sampling
     ) -> service_pb2.ModelInferRequest:
-        """One request for a job."""
         request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
         request.parameters[ASKS_FOR_FINAL].bool_param = True
         self._add(request, names.TEXT_INPUT, [prompt])
@@ -117,7 +148,6 @@ class Contract:
         return request
 
     def answer(self, response: service_pb2.ModelInferResponse) -> PlainAnswer:
-        """The answer in one response."""
         raw = {
             tensor.name: data
             for tensor, data in zip(response.outputs, response.raw_output_contents, strict=False)

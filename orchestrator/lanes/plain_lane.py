@@ -12,12 +12,11 @@ from typing import Final
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.lanes.cards import ServerFacts, make_card
+from orchestrator.lanes.cards import BadFolder, ModelFolder, ServerFacts, make_card
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
-from orchestrator.lanes.model_folder import BadFolder, ModelFolder
 from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAnswer, contract_of
 from orchestrator.lanes.polled import PolledLane
-from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
+from orchestrator.lanes.text_only import PromptText, StopCutter
 from orchestrator.tls import Tls, open_channel, why_no_channel
 from protocol import Code, FinishReason, ModelCard, excerpt
 
@@ -110,13 +109,7 @@ class PlainLane(PolledLane):
     async def _generate(self, job: LaneJob) -> Finish:
         assert self._text is not None and self._contract is not None and self._stub is not None
         text, contract = self._text, self._contract
-        try:
-            if len(job.token_ids) <= INLINE_IDS:
-                prompt = text.text_of(job.token_ids)
-            else:
-                prompt = await asyncio.to_thread(text.text_of, job.token_ids)
-        except UnsendablePrompt as error:
-            raise JobFailed(Code.INVALID_REQUEST, str(error)) from None
+        prompt = await text.prompt_of(job)
         request = contract.request(self.endpoint.model, job.correlation_id, prompt, job.sampling)
         reader = _Reader(self, job, text, contract.is_trtllm)
         call = self._stub.ModelStreamInfer(
@@ -144,7 +137,6 @@ class PlainLane(PolledLane):
         raise ServerLost("its answer ended early")
 
     def deliver(self, job: LaneJob, piece: Piece) -> None:
-        """Pass a part of an answer on."""
         self._deliver(job, piece)
 
 

@@ -20,11 +20,11 @@ from typing import Final, Unpack
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
+from orchestrator.lanes.cards import BadFolder, ModelFolder, read_folder
 from orchestrator.lanes.config import OPEN_TIMEOUT_S, LaneConfig
 from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.meter import LaneMeter
-from orchestrator.lanes.model_folder import BadFolder, ModelFolder, read_folder
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.telemetry.log import fields, lane_log
 from protocol import (
@@ -313,7 +313,6 @@ class PolledLane(Lane):
         )
 
     def _whole(self, job: LaneJob, finish: Finish) -> End:
-        """The end of a text that its server brought to one."""
         if job.held:
             finish = finish._replace(tail=job.held + finish.tail)
         return self._end_of(job, finish.reason, None, "", finish)
@@ -346,8 +345,7 @@ class PolledLane(Lane):
             sink.on_ended(end)
 
     def _lose(self, job: LaneJob, reason: str) -> None:
-        """Lose one job with which the server went away; the next poll says if it is gone for
-        good."""
+        """Lose one job whose server went away; the next poll tells if for good."""
         if job.is_over:
             return
         self._stop_timing(job)

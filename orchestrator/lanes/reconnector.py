@@ -73,7 +73,6 @@ class Reconnector:
         """Why ``break_off`` ended the session, until it has."""
 
     def start(self) -> None:
-        """Connect, and keep connected until ``close``."""
         name = f"{self._what} {self._address}"
         self._runner = asyncio.create_task(self._run(), name=name)
 
@@ -92,7 +91,6 @@ class Reconnector:
             self._session.cancel()
 
     def is_up(self) -> None:
-        """Note that the session is up: should it end, the next one comes soon."""
         self._pause_s = FIRST_PAUSE_S
 
     async def _run(self) -> None:

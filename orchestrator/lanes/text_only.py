@@ -6,14 +6,18 @@ takes text gets what those ids stand for, and reads it with its own tokenizer:
 
 - What that tokenizer puts around every prompt (a begin token) is left out, and put there again.
 - A text that only looks like a special token would become one there. Such a prompt is refused:
-  whoever wrote it could end a message and go on as the system.
+  its author could end a message and go on as the system.
 - Otherwise the server may cut the same text into other tokens. That is the loss.
 """
 
+import asyncio
 from collections.abc import Sequence
 from threading import Lock
 
 from tokenizers import Tokenizer
+
+from orchestrator.lanes.lane_job import JobFailed, LaneJob
+from protocol import Code
 
 INLINE_IDS = 2048
 """Number of ids that become text, and are checked, within a millisecond or two."""
@@ -53,6 +57,15 @@ class PromptText:
                 '("placement": {"capabilities": ["token_ids"]})'
             )
         return text
+
+    async def prompt_of(self, job: LaneJob) -> str:
+        """The text of a job's prompt, a long one made on a thread. Raises ``JobFailed``."""
+        try:
+            if len(job.token_ids) <= INLINE_IDS:
+                return self.text_of(job.token_ids)
+            return await asyncio.to_thread(self.text_of, job.token_ids)
+        except UnsendablePrompt as error:
+            raise JobFailed(Code.INVALID_REQUEST, str(error)) from None
 
     def count(self, text: str) -> int:
         """How many tokens a text has, for servers that do not say."""

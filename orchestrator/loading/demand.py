@@ -84,7 +84,6 @@ class ModelDemand:
         config: DemandConfig,
     ) -> None:
         self.loads: Counter[str] = Counter()
-        """Number of loads by result: ``done``, ``failed``."""
         self.refused = 0
         self.evictions = 0
         """Models that no instance serves any more because another one was asked for."""
@@ -98,7 +97,6 @@ class ModelDemand:
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._waiters: Counter[str] = Counter()
         self._waiters_of: Counter[str] = Counter()
-        """Number of requests that wait for a load, by tenant."""
         self._arriving: set[Task] = set()
         """Tasks whose prompts are being read: on their way into the queue."""
         self._needed_at: dict[str, float] = {}
@@ -108,11 +106,9 @@ class ModelDemand:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a load."""
         return self._waiters.total()
 
     def loadable(self) -> dict[str, Loadable]:
-        """Every model that some instance could load, by name."""
         if not self._config.enabled:
             return {}
         return {
@@ -268,7 +264,6 @@ class ModelDemand:
         return max(0.0, CERTAIN_SHARE * least - self._passed_ms(known.name))
 
     def _passed_ms(self, model: str) -> float:
-        """Ms for which a load of ``model`` has been under way; 0 if none is."""
         now = self._clock.now()
         return max(
             (
@@ -317,7 +312,6 @@ class ModelDemand:
     # ── one load ─────────────────────────────────────────────────────────────────────────────
 
     def _flight(self, model: str) -> "asyncio.Task[None]":
-        """The load of ``model`` that is under way, or a new one."""
         flight = self._flights.get(model)
         if flight is None:
             flight = self._flights[model] = asyncio.create_task(

@@ -82,7 +82,6 @@ class Swaps:
         """``token`` is the secret that workers require of callers that have them swap."""
         self.latest: dict[str, RunningSwap] = {}
         self.done: Counter[str] = Counter()
-        """Number of swaps that are over, by how they ended."""
         self.load_ms: dict[str, deque[float]] = {}
         """Ms from request to usable card, without the drain, by model; the latest few loads."""
         self.ms_total = 0.0
@@ -139,7 +138,6 @@ class Swaps:
         return {address for address, swap in self.latest.items() if not swap.is_over}
 
     async def close(self) -> None:
-        """Stop following swaps; workers go on with them."""
         for swap in self.latest.values():
             if swap.task is not None:
                 swap.task.cancel()
@@ -237,8 +235,7 @@ class Swaps:
     async def _until_usable(
         self, instance: Instance, report: SwapReport, *, is_new: bool, before: object
     ) -> None:
-        """Wait until the card of the new model is here and its tokenizer ready. Raises
-        ``SwapFailed``."""
+        """Wait until the new model's tokenizer is ready. Raises ``SwapFailed``."""
         give_up_at = self._clock.now() + READY_S
         while not (
             instance.card is not None

@@ -4,19 +4,18 @@
 - ``pieces``     what comes out
 - ``formats``    the format that a model uses, derived from its chat template
 - ``calls``      tool calls in the formats of model families
-- ``json_call``  a call as a JSON object that is not complete yet
-- ``marked_call``, ``tagged_call``  a call between marks, and one with each argument in tags
+- ``json_call``  a call as a JSON object, or between marks, that is not complete yet
+- ``tagged_call``  one with each argument in tags
 - ``harmony``    the format of gpt-oss: calls and reasoning in messages with headers
 - ``reasoning``  the part in tags before the answer
 - ``thinking``   room for that part in grammars of answers
-- ``tool_use``   the tools that an answer may or must call
-- ``call_grammar``, ``tagged_grammar``, ``rules``  grammars of calls that must be made
+- ``call_grammar``, ``rules``  grammars of calls that must be made
 
 Text that may be the beginning of a marker is held back; a call that is malformed becomes content.
 """
 
 from orchestrator.parsing.formats import CallFormat, FormatConfig, OutputFormat, format_of
-from orchestrator.parsing.parser import Call, Output, OutputParser, collect
+from orchestrator.parsing.parser import Call, Output, OutputParser, ToolUse, collect
 from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
@@ -26,7 +25,6 @@ from orchestrator.parsing.pieces import (
     Piece,
     Reasoning,
 )
-from orchestrator.parsing.tool_use import ToolUse
 
 __all__ = [
     "Call",

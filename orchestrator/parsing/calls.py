@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
-from orchestrator.parsing.json_call import WHITESPACE, JsonCall, NamedCall, Wrong
-from orchestrator.parsing.marked_call import MarkedCall
+from orchestrator.parsing.json_call import WHITESPACE, JsonCall, MarkedCall, NamedCall, Wrong
 from orchestrator.parsing.markers import certain, first_of, has_too_much_space, without_space
 from orchestrator.parsing.pieces import (
     CallArguments,
@@ -70,7 +69,6 @@ class CallReader(ABC):
         """Whether something that began like a call turned out not to be one."""
 
     def feed(self, text: str) -> list[Piece]:
-        """Read more text; returns the pieces that it yields."""
         while text:
             text = self._read(text)
         out, self._out = self._out, []
@@ -202,14 +200,11 @@ class CallReader(ABC):
 
 
 class MarkReader(CallReader):
-    """Splits off calls that begin with a mark."""
-
     marks: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def _found(self, raw: str) -> str:
-        """Begin a call at ``raw``, its mark with the space before it; returns the part of it that
-        is to be read again."""
+        """Begin a call at ``raw``, its mark; returns the part that is to be read again."""
 
     def _begin(self, text: str) -> str:
         return self._find(self.marks, self._found, text)
@@ -230,11 +225,7 @@ class HermesReader(MarkReader):
 
 class Llama3Reader(MarkReader):
     """Reads ``{"name": …, "parameters": {…}}``, with or without ``<|python_tag|>`` before it: Llama
-    3.1 to 3.3.
-
-    Calls may follow text, with ``;`` between them where there are several. An object whose name is
-    no tool's is text.
-    """
+    3.1 to 3.3. Calls may follow text, with ``;`` between several. With another name it is text."""
 
     TAG = "<|python_tag|>"
     marks = (TAG, "{")
@@ -265,8 +256,7 @@ class Llama3Reader(MarkReader):
 
 
 class MistralReader(MarkReader):
-    """Reads ``[TOOL_CALLS]`` and then ``[{"name": …, "arguments": {…}}, …]``, or ``name{…}``, as
-    newer models have it."""
+    """``[TOOL_CALLS]`` and ``[{"name": …, "arguments": {…}}, …]``; newer models: ``name{…}``."""
 
     MARK = "[TOOL_CALLS]"
     ARGS = "[ARGS]"
@@ -336,8 +326,7 @@ class GlmReader(MarkReader):
 
 
 class DeepSeekCall(MarkedCall):
-    """One call: ``NAME<｜tool▁sep｜>{…}``, or ``function<｜tool▁sep｜>NAME`` and the object in a
-    fence."""
+    """One call: ``NAME<｜tool▁sep｜>{…}``, or ``function<｜tool▁sep｜>NAME`` and a fence."""
 
     CALL = "<｜tool▁call▁begin｜>"
     SEPARATOR = "<｜tool▁sep｜>"

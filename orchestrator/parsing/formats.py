@@ -21,8 +21,6 @@ from orchestrator.parsing.tagged_call import GLM45
 
 
 class CallFormat(StrEnum):
-    """How a model writes tool calls."""
-
     HERMES = "hermes"
     LLAMA3 = "llama3"
     MISTRAL = "mistral"
@@ -63,15 +61,12 @@ TAGS: Mapping[str, Tags] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The format of one model's output."""
-
     calls: CallFormat | None = None
     """Format of tool calls; None if none is known here."""
     reasoning: Tags | None = None
     """Tags that the model thinks in; None if it does not think in tags."""
     names_first: bool = False
-    """Whether a call in Mistral's format is a name and then its arguments, rather than one
-    object."""
+    """Whether a call in Mistral's format is a name and then its arguments."""
     in_fences: bool = False
     """Whether arguments in DeepSeek's format stand in a fenced block, as in V3 and R1."""
 
@@ -92,8 +87,7 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class FormatConfig:
-    """The operator's choice for all models: ``auto`` follows their templates, ``none`` disables
-    it."""
+    """The operator's choice: ``auto`` follows the models' templates, ``none`` disables it."""
 
     tool_calls: str = "auto"
     reasoning: str = "auto"

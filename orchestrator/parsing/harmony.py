@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable
 
 from orchestrator.parsing.calls import CallReader, Schemas
-from orchestrator.parsing.json_call import WHITESPACE
-from orchestrator.parsing.marked_call import MarkedCall
+from orchestrator.parsing.json_call import WHITESPACE, MarkedCall
 from orchestrator.parsing.markers import begun, first_of, has_too_much_space
 from orchestrator.parsing.pieces import Content, Piece, Reasoning
 
@@ -43,8 +42,7 @@ _BEGUN = re.compile(
 
 
 class HarmonyCall(MarkedCall):
-    """Reads the arguments of a call whose header has named the tool; none at all are an empty
-    object."""
+    """Reads the arguments of a call whose tool is known; none at all are an empty object."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -65,8 +63,6 @@ class HarmonyCall(MarkedCall):
 
 
 class HarmonyReader(CallReader):
-    """Splits calls and reasoning off an output."""
-
     behind = _ENDS
 
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
@@ -78,7 +74,6 @@ class HarmonyReader(CallReader):
         """Whether nothing of the current message has been told yet."""
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
-        """End the output; see ``CallReader.finish``."""
         held = self._held
         if self._read == self._in_header and _BEGUN.fullmatch(held):
             self._held = ""

@@ -1,12 +1,13 @@
 """A call as models write it, read as it grows: ``{"name": …, "arguments": {…}}``, or a name and
-then its arguments.
+then its arguments, with marks around it (``MarkedCall``) or without.
 
 On the way, only the ends of things are looked for; whether the arguments are JSON is known at their
 end.
 """
 
 import re
-from collections.abc import Container
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container
 from enum import Enum, auto
 
 import msgspec
@@ -21,8 +22,7 @@ _SCALAR_END = re.compile(r"[,}\s]")
 _HEAD = re.compile(
     r"\s*+([A-Za-z0-9_.:-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?(?:\[ARGS\]\s*+)?", re.ASCII
 )
-"""Possessive quantifiers: otherwise spaces that each part could have would be tried in every
-way."""
+"""Possessive quantifiers: otherwise spaces would be tried in every way."""
 MAX_SHORT = 256
 """Most characters of a key, a name or another short value; with more it is not a call."""
 _decode = msgspec.json.Decoder().decode
@@ -39,8 +39,7 @@ class Value:
         self._escaped = False
 
     def end_in(self, text: str, at: int = 0) -> int:
-        """Index behind the value's last character in ``text``, in which it continues at ``at``; -1:
-        not yet."""
+        """Index in ``text`` behind the value, which continues at ``at``; -1: not yet."""
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1
@@ -90,8 +89,7 @@ class Arguments:
         return self._is_string is not None
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
-        """Read on at ``at``; returns the JSON that may be told, and where ``text`` goes on. Raises
-        ``Wrong``."""
+        """Read on at ``at``; returns the new JSON and where it ended. Raises ``Wrong``."""
         if self._is_string is None:
             self._is_string = text[at] == '"'
         end = self._value.end_in(text, at)
@@ -291,6 +289,93 @@ class NamedCall:
         return at
 
     def take(self) -> str:
-        """The new part of the arguments."""
         untold, self._untold = self._untold, ""
         return untold
+
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
+
+
+class MarkedCall(ABC):
+    """One call. ``name`` is empty until it is known."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.is_over = False
+        self._untold = ""
+        self._mark = ""
+        """The part of a mark that has been read."""
+        self._word = ""
+        """The part of a name that has been read."""
+        self._arguments = Arguments()
+        self._read: Callable[[str, int], int] = self._begin
+        """Reads a text from a place in it on, and returns how far it has come."""
+
+    def feed(self, text: str) -> int:
+        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
+        at = 0
+        while at < len(text) and not self.is_over:
+            at = self._read(text, at)
+        return at
+
+    def take(self) -> str:
+        untold, self._untold = self._untold, ""
+        return untold
+
+    @abstractmethod
+    def _begin(self, text: str, at: int) -> int:
+        """Read the beginning of a call."""
+
+    # steps that formats are made of
+
+    def _object(self, text: str, at: int) -> int:
+        """Read the arguments as one JSON object behind space; the call ends with it."""
+        if not self._arguments.has_begun:
+            at = self._behind_space(text, at)
+            if at == len(text):
+                return at
+            if text[at] != "{":
+                raise Wrong(at + 1)
+        new, at = self._arguments.feed(text, at)
+        self._untold += new
+        self.is_over = self._arguments.is_over
+        return at
+
+    def _behind_space(self, text: str, at: int) -> int:
+        while at < len(text) and text[at] in WHITESPACE:
+            at += 1
+        return at
+
+    def _tag(self, text: str, at: int, tags: tuple[str, ...]) -> tuple[int, str]:
+        """Read one of ``tags`` behind space; returns the place and the tag, empty if open."""
+        if not self._mark:
+            at = self._behind_space(text, at)
+        while at < len(text):
+            self._mark += text[at]
+            at += 1
+            if not any(tag.startswith(self._mark) for tag in tags):
+                raise Wrong(at)
+            if self._mark in tags:
+                mark, self._mark = self._mark, ""
+                return at, mark
+        return at, ""
+
+    def _word_up_to(self, text: str, at: int, ends: str) -> tuple[int, str | None]:
+        """Read a name up to one of the characters ``ends``, which is left; returns the place and
+        the name, None while that is open."""
+        found = [end for char in ends if (end := text.find(char, at)) >= 0]
+        stop = min(found, default=len(text))
+        self._word += text[at:stop]
+        over = len(self._word) - MAX_SHORT
+        if over > 0:
+            raise Wrong(stop - over + 1)
+        if not found:
+            return stop, None
+        word, self._word = self._word, ""
+        return stop, word.strip(WHITESPACE)
+
+    def _checked(self, name: str, at: int) -> str:
+        """A tool's ``name``, which ends at ``at``. Raises ``Wrong`` if it cannot be one."""
+        if not _NAME.fullmatch(name):
+            raise Wrong(at + 1)
+        return name

@@ -6,13 +6,11 @@ from orchestrator.parsing.json_call import WHITESPACE
 
 MAX_SPACE = 64
 """Most white space around a marker that counts as part of it, in characters; any more is text. A
-model that goes on with empty lines for ever is therefore neither held back nor searched again and
-again."""
+model that writes empty lines for ever is therefore neither held back nor searched repeatedly."""
 
 
 def begun(text: str, marker: str) -> int:
-    """How many characters at the end of ``text`` may be the beginning of ``marker``, but not all of
-    it."""
+    """How many characters at the end of ``text`` may be the beginning of ``marker``."""
     at = max(0, len(text) - len(marker) + 1)
     while (at := text.find(marker[0], at)) >= 0:
         if marker.startswith(text[at:]):
@@ -22,8 +20,7 @@ def begun(text: str, marker: str) -> int:
 
 
 def certain(text: str, *markers: str) -> int:
-    """Index up to which ``text`` is certainly neither part of one of ``markers`` nor space in front
-    of it."""
+    """Index up to which ``text`` is certainly no part of ``markers`` or space before one."""
     most = 0
     for marker in markers:
         most = max(most, begun(text, marker))

@@ -1,4 +1,4 @@
-"""Parses a model's output as it grows: reasoning, content, tool calls."""
+"""Parses a model's output as it grows: reasoning, content, calls of the tools that it may use."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +15,33 @@ from orchestrator.parsing.pieces import (
     Reasoning,
 )
 from orchestrator.parsing.reasoning import ReasoningReader
+from orchestrator.tasks.tools import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request, of which there is at least one."""
+
+    tools: tuple[Tool, ...]
+    must_call: bool = False
+    only: str = ""
+    """Name of the tool that must be called; empty: any of them."""
+    only_one_call: bool = False
+
+    @property
+    def schemas(self) -> Schemas:
+        """Schemas of the arguments of the tools that may be called, by name."""
+        return {tool.name: tool.parameters for tool in self.callable}
+
+    @property
+    def forced(self) -> str:
+        """Name of the only tool that a call can mean, where one must be made; else empty."""
+        names = self.schemas
+        return next(iter(names)) if self.must_call and len(names) == 1 else ""
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self.tools if not self.only or tool.name == self.only)
 
 
 class OutputParser:
@@ -31,12 +58,8 @@ class OutputParser:
         forced: str = "",
         prompt_end: str = "",
     ) -> None:
-        """``tools`` are those that may be called; None: there are no calls. ``forced`` is the one
-        that must be called.
-
-        ``prompt_end`` is the last text of the prompt, which shows whether the template has begun
-        the reasoning.
-        """
+        """``tools`` may be called (None: there are no calls), ``forced`` must be. ``prompt_end`` is
+        the prompt's last text, which shows whether the template has begun the reasoning."""
         self._forced = forced
         self._reasoning = None
         is_harmony = format.calls is CallFormat.HARMONY
@@ -80,8 +103,6 @@ class OutputParser:
 
 @dataclass(slots=True)
 class Call:
-    """One tool call."""
-
     name: str
     arguments: str = ""
     """Arguments as a JSON object, as the model wrote it."""
@@ -99,8 +120,7 @@ class Output:
 
 
 def collect(pieces: Iterable[Piece]) -> Output:
-    """Join the pieces of ``feed`` and ``finish``. A call that failed is content, unless it was
-    cut."""
+    """Join the pieces. A call that failed is content, unless it was cut."""
     output = Output()
     calls: dict[int, Call] = {}
     for piece in pieces:

@@ -9,15 +9,12 @@ from orchestrator.parsing.pieces import Piece, Reasoning
 
 
 class Tags(NamedTuple):
-    """The tags around a model's thinking."""
-
     open: str
     close: str
 
 
 class ReasoningReader:
-    """Splits thinking off the beginning of an output. White space around the tags is not part of
-    it."""
+    """Splits thinking, without the space around its tags, off the beginning of an output."""
 
     __slots__ = ("_held", "_inside", "_read", "_tags", "is_over")
 
@@ -44,8 +41,7 @@ class ReasoningReader:
         return text
 
     def finish(self, out: list[Piece]) -> str:
-        """End the output: adds text that was held back to ``out``, or returns it if it is no
-        thinking."""
+        """End the output: adds held text to ``out``, or returns it if it is no thinking."""
         held, self._held = self._held, ""
         if self._read == self._think:
             self._tell(held.rstrip(WHITESPACE), out)

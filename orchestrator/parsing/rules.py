@@ -24,7 +24,6 @@ class Rules:
         self._ids = {marker: f"<[{token_id}]>" for token_id, marker in special.items()}
 
     def add(self, name: str, rule: str) -> str:
-        """Add a rule; returns its name."""
         self.lines.append(f"{name}: {rule}")
         return name
 
@@ -94,5 +93,4 @@ def without_notes(schema: JsonObject) -> dict[str, object]:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)

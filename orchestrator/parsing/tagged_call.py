@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.parsing.json_call import WHITESPACE
-from orchestrator.parsing.marked_call import MarkedCall
+from orchestrator.parsing.json_call import WHITESPACE, MarkedCall
 from orchestrator.parsing.markers import begun
 from orchestrator.tasks.tools import JsonObject
 from protocol.closed_schema import resolved
@@ -37,8 +36,7 @@ class TagSyntax(NamedTuple):
     key: tuple[str, str]
     """Tags around an argument's name."""
     value: tuple[str, str]
-    """Tags around an argument's value; the first is empty where the value directly follows the
-    key."""
+    """Tags around an argument's value; the first is empty if the value follows the key."""
     end: str
     on_lines: bool
     """Whether a value has lines of its own: a line break at each of its ends is not part of it."""
@@ -174,8 +172,7 @@ class TaggedCall(MarkedCall):
 
 
 def types_of(schema: JsonObject | None, key: str) -> set[str]:
-    """JSON types that the schema of some arguments allows the one called ``key``; empty where it
-    does not say."""
+    """JSON types that a schema allows the argument ``key``; empty where it does not say."""
     properties = (schema or {}).get("properties")
     stated = properties.get(key) if isinstance(properties, Mapping) else None
     return _types_in(stated, schema or {}, _MAX_REFERENCES)

@@ -1,16 +1,14 @@
 """Chooses the instance for a task (OR-6 to OR-9); its modules, in the order of the data.
 
 - ``requirements``  what a task needs of an instance
-- ``choose``        the pure choice over ``Candidate``s
-- ``affinity``      where conversations were
+- ``choose``        the pure choice over ``Candidate``s, and where conversations were
 - ``policy``        an operator's own expression
 - ``placer``        these over the registry as it is now
 """
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
-from orchestrator.placement.affinity import Affinity
-from orchestrator.placement.choose import feasible, place
+from orchestrator.placement.choose import Affinity, feasible, place
 from orchestrator.placement.placer import Choice, Placer
 from orchestrator.placement.requirements import Demand, Requirements
 

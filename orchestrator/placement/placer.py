@@ -9,14 +9,13 @@ from typing import NamedTuple, Protocol
 from orchestrator.clock import Clock
 from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
-from orchestrator.placement.affinity import Affinity
-from orchestrator.placement.choose import feasible, finish_ms, place
-from orchestrator.placement.features import features_now
+from orchestrator.placement.choose import Affinity, feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
-from orchestrator.placement.requirements import Demand, Requirements
+from orchestrator.placement.requirements import Demand, Requirements, features_now
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
+from orchestrator.telemetry.metrics import Row
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
 from protocol import Feature
 
@@ -110,7 +109,6 @@ class Placer:
 
     @property
     def has_room(self) -> bool:
-        """Whether any instance would take anything."""
         return any(c.has_room or c.can_resume for c in self._candidates.values())
 
     @property
@@ -123,7 +121,6 @@ class Placer:
         )
 
     def could_start(self, task: Task) -> bool:
-        """Whether an instance has room for ``task`` now."""
         self.refresh()
         return self.has_room_for(self.requirements(task))
 
@@ -231,7 +228,6 @@ class Placer:
         return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(demand, chosen, cached))
 
     def placed(self, task: Task, choice: Choice) -> None:
-        """Record that ``task`` was sent to the instance of ``choice``."""
         now = self._clock.now()
         session, tenant = task.job.session_id, task.tenant
         self.choices += 1
@@ -321,7 +317,6 @@ class Placer:
 
 
 def _takes(candidate: Candidate, task: Task) -> bool:
-    """Whether ``candidate`` has room for ``task`` now."""
     yields = task.is_background or (
         task.priority is Priority.BATCH and candidate.most_rows < candidate.max_running
     )
@@ -342,3 +337,33 @@ def _facts(demand: Demand, candidate: Candidate, cached: Mapping[str, int]) -> d
         "predicted_finish_ms": finish_ms(demand, candidate, cached),
         "perf_tokens_per_s": 0.0 if step is None else step.tokens_per_s,
     }
+
+
+PLACEMENT: tuple[Row[Placer], ...] = (
+    Row("counter", "placements", "tasks", "Tasks placed", lambda placer: placer.choices),
+    Row(
+        "counter",
+        "placements_by_prefix",
+        "tasks",
+        "Tasks placed where some of the prompt was cached (OR-9)",
+        lambda placer: placer.prefix_choices,
+    ),
+    Row(
+        "counter",
+        "placements_by_session",
+        "tasks",
+        "Tasks placed where their conversation was (OR-9)",
+        lambda placer: placer.home_choices,
+    ),
+)
+
+POLICY: tuple[Row[Policy], ...] = (
+    Row(
+        "counter",
+        "placement_policy_fallbacks",
+        "choices",
+        "Choices that the operator's policy could not make (OR-8); only where one is set",
+        lambda policy: [((reason,), count) for reason, count in policy.fallbacks.items()],
+        ("reason",),
+    ),
+)

@@ -7,11 +7,10 @@
 - ``tallies``        what several orchestrators tell each other of that
 - ``urgency``        what a deadline makes of that
 - ``forecaster``     these together, for a task: its times, and its place in the queue
-- ``releases``, ``start_times``  when what waits will start
+- ``start_times``    when what waits will start
 - ``promises``       deadlines that were named to clients, and what keeping them takes
-- ``quotes``, ``reliability``  the chance by deadline before a request is sent, and reservations
+- ``quotes``         the chance by deadline before a request is sent, and reservations
 - ``feasibility``    certain to miss? refuse, observe, sample
-- ``calibration``    whether chances mean what they say
 """
 
 from orchestrator.prediction.answer_length import AnswerLengths, LengthCurve, LengthKey

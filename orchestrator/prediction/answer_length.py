@@ -40,7 +40,6 @@ from orchestrator.prediction.tallies import LengthCounts, LengthTally
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 
 QUANTILES = 16
-"""How many equally likely lengths describe a distribution."""
 _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57))})
 """The last length of each bin: up to 256 Ki tokens, a quarter of an octave each."""
 _LASTING = [1 - (i + 0.5) / QUANTILES for i in range(QUANTILES)]
@@ -65,7 +64,6 @@ _MAX_KNOWN = 512
 _NEWS_SHARE = 16
 """A curve is made anew once answers have grown by one part in this many."""
 _LEAK = 0.01
-"""Share of the chains' weights that each answer evens out: usefulness may change."""
 _MIN_CHANCE = 1e-6
 """Least chance that a chain may give a length: one surprise does not silence it for long."""
 
@@ -339,7 +337,6 @@ class AnswerLengths:
             self._nodes.popitem(last=False)
 
     def curve(self, key: LengthKey) -> LengthCurve:
-        """The distribution of such an answer's length, as known now."""
         curve = self._asked.get(key)
         if curve is None:
             if len(self._asked) >= _MAX_NODES:
@@ -369,7 +366,6 @@ class AnswerLengths:
         return found
 
     def not_told(self, tallies: Mapping[Link, LengthTally]) -> None:
-        """Take tallies back that nobody could be told of."""
         for link, tally in tallies.items():
             node = self._nodes.get(link)
             if node is not None and node.tally is not None:

@@ -90,13 +90,11 @@ class DemandArrays:
     """Requests as arrays, with one entry for each, and the time in which they came."""
 
     left: Floats
-    """Shape: (requests, lengths)."""
     prompt_tokens: Floats
     whole_ms: Floats
     first_ms: Floats
     weight: Floats
     tenant: NDArray[np.int64]
-    """A number for each request's tenant, from 0."""
     span_ms: float
 
     def without_long_prompts(self, step_tokens: int) -> "DemandArrays | None":
@@ -120,16 +118,13 @@ class Outlook(NamedTuple):
 
     rows: Sequence[int]
     step_ms: Floats
-    """Ms of a step with that many rows, without prompts."""
     met: Floats
     """Requests met, by weight; 0 where others' rows would cost a tenant its share."""
     prompt_share: Floats
     """Share of the engine's time that goes to prompts."""
     requests: int
-    """Number of requests that the outlook rests on."""
 
     def met_at(self, count: int) -> float:
-        """``met`` with about ``count`` rows."""
         return float(self.met[min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - count))])
 
     def prompt_shares_at(self, rows: Sequence[int], current: int) -> Floats:
@@ -270,7 +265,6 @@ def paced_outlook(
 
 
 def best_rows(found: Outlook, current: int) -> int:
-    """The number of rows to run, with ``current`` now."""
     rows, met = found.rows, found.met
     best = float(met.max())
     if best <= 0:
@@ -297,19 +291,15 @@ class _Times(NamedTuple):
     """Times of requests if a token takes a text ``token_ms``; all by (rows, request), in ms."""
 
     token_ms: Floats
-    """Shape: (rows, 1)."""
     prompt_ms: Floats
     """The engine's time for the prompt, by request."""
     first_ms: Floats
-    """Time to the first token."""
     room_ms: Floats
-    """Time left for the answer's tokens."""
     most_tokens: Floats
     """Most tokens before the answer is stopped at its deadline."""
 
 
 def _times(demand: DemandArrays, pace: StepModel, token_ms: Floats) -> _Times:
-    """Times of requests; ``token_ms`` is by rows."""
     token_ms = token_ms[:, None]
     prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
     first_ms = prompt_ms + np.ceil(demand.prompt_tokens / pace.step_tokens) * token_ms

@@ -66,7 +66,6 @@ class RefusalKind(StrEnum):
     QUEUE_FULL = "queue_full"
     """Refused because there was no room to wait in."""
     DROPPED = "dropped"
-    """Ended to make room for newer work."""
     STOPPED = "stopped"
     """Stopped because its worker was certain that it would miss."""
 
@@ -168,7 +167,6 @@ class RefusalStats(RefusalCounts, Generic[T]):
         self.recent_share += _SMOOTHING * (refused - self.recent_share)
 
     def refused_late(self) -> None:
-        """Count a refusal of a task that had been let in, and counted as such."""
         self.refused += 1
         self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
 

@@ -156,7 +156,6 @@ class Forecaster:
             self._wait_ms[model] = max(MIN_WAIT_MS, _WAIT_PER_DRAIN * total_ms / instances)
 
     def plan(self, task: Task, now: float) -> None:
-        """Set the values by which the queue treats a task."""
         found = self.urgency(task, now)
         task.work_ms = found.work_ms
         task.chance = found.chance
@@ -181,7 +180,6 @@ class Forecaster:
         return task.deadline.at - _least_ms(task, capacity)[0] / 1000
 
     def urgency(self, task: Task, now: float) -> Urgency:
-        """How urgent it is at ``now`` that ``task`` runs."""
         return self._urgency(task, now, self._wait_ms[task.model])
 
     def urgency_of_running(self, task: Task, now: float) -> Urgency:
@@ -317,7 +315,6 @@ class Forecaster:
         )
 
     def least_ms(self, task: Task) -> float:
-        """Ms that ``task`` takes for certain, as of its ``forecast``."""
         capacity = self.capacity_of(task.model)
         return _least_ms(task, capacity)[0] if capacity.models else 0.0
 
@@ -465,7 +462,6 @@ class Forecaster:
 
 
 def length_key(task: Task) -> LengthKey:
-    """The facts that the length of a task's answer depends on."""
     job = task.job
     cap = task.sampling.max_tokens if task.fitted_tokens is None else job.max_tokens or 0
     stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from orchestrator.prediction.calibration import Calibration, ChanceTally
 from orchestrator.prediction.feasibility import RefusalCounts, RefusalKind
-from orchestrator.prediction.quotes import BROKEN, Quotes
-from orchestrator.prediction.reliability import EDGES, ChanceBin
+from orchestrator.prediction.prediction import Calibration, ChanceTally
+from orchestrator.prediction.quotes import BROKEN, EDGES, ChanceBin, Quotes
 from orchestrator.telemetry.metrics import Row, Samples
 
 

@@ -45,7 +45,6 @@ class Reservation:
 
     tenant: str
     unix_ms: int
-    """The deadline, in epoch milliseconds."""
     chance: float
     """Chance (0 to 1) with which the reservation is to be met."""
     held_until: float
@@ -57,7 +56,6 @@ class Reservation:
     learn: Learn
 
     def fits(self, task: Task) -> bool:
-        """Whether a task asks for no more than was quoted."""
         return (
             task.model == self.model
             and task.prompt_tokens <= self.prompt_tokens
@@ -76,7 +74,6 @@ class Promises:
         self._held: dict[tuple[str, int], Reservation] = {}
         """Unused reservations, by tenant and deadline in epoch milliseconds."""
         self._next_void = math.inf
-        """When the first of these is void, in seconds of the clock."""
         self._claimed: dict[str, Task] = {}
 
     def wait_ms(self) -> float:
@@ -98,7 +95,6 @@ class Promises:
         return work_ms / (PROMISED_SHARE * max(1, ready))
 
     def make(self, deadline_unix_ms: int, task: Task) -> None:
-        """Note that this deadline is named to the client of ``task`` as feasible."""
         self._open[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
         while len(self._open) > _MAX_PROMISES:
             self._open.popitem(last=False)
@@ -136,8 +132,7 @@ class Promises:
         return reservation
 
     def claim(self, task: Task) -> None:
-        """Mark ``task`` as promised if its deadline was reserved or named; either is good for one
-        task."""
+        """Promise ``task`` if its deadline was reserved or named, once for each of these."""
         stated = task.deadline.unix_ms
         place = task.job.tenant, stated
         self._void(self._clock.now())

@@ -50,11 +50,9 @@ class Quantiles:
 
     @property
     def count(self) -> int:
-        """How many values the quantiles rest on, including what is left of the prior."""
         return len(self._sorted)
 
     def latest(self, count: int) -> tuple[float, ...]:
-        """The latest values, at most so many, in the order in which they came."""
         return tuple(self._recent)[-count:]
 
     def at(self, share: float) -> float:

@@ -20,22 +20,87 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.clock import Clock
 from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
 from orchestrator.prediction.promises import Promises, Reservation
-from orchestrator.prediction.reliability import ChanceBin, Reliability
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from protocol import Outcome
 
+Floats = NDArray[np.float64]
+
+EDGES: Final = (0.02, *(at / 10 for at in range(1, 10)), 0.98)
+"""Chances at which the bins meet; the first and last are narrow, since much is nearly certain."""
+BINS: Final = len(EDGES) + 1
+PRIOR: Final = 8.0
+"""Weight, in outcomes, of the belief that a prediction means what it says."""
+HALF_LIFE: Final = 256
+_KEPT: Final = 0.5 ** (1 / HALF_LIFE)
+_MIDDLES: Final = np.convolve((0.0, *EDGES, 1.0), (0.5, 0.5), "valid")
+
+
+class ChanceBin(NamedTuple):
+    """Outcomes of the predictions of one bin, without any loss of weight."""
+
+    given: int
+    chances: float
+    """Sum of the chances that were predicted; ``met`` should come out about as large."""
+    met: int
+
+
+class Reliability:
+    """Maps predicted chances to calibrated ones, learnt from the outcomes of earlier predictions.
+
+    Outcomes are counted in bins of the predicted chance (Zadrozny and Elkan 2001), and the bins'
+    shares are made to rise with it by pooling neighbors that do not (isotonic regression, Zadrozny
+    and Elkan 2002). Old outcomes lose their weight.
+    """
+
+    def __init__(self) -> None:
+        self.bins = [ChanceBin(0, 0.0, 0)] * BINS
+        self._weights = np.zeros(BINS)
+        self._chances = np.zeros(BINS)
+        self._met = np.zeros(BINS)
+
+    def add(self, chance: float, *, met: bool) -> None:
+        """Learn from a prediction's outcome; ``chance`` as it was predicted, not calibrated."""
+        at = int(np.searchsorted(EDGES, chance, side="right"))
+        given, chances, all_met = self.bins[at]
+        self.bins[at] = ChanceBin(given + 1, chances + chance, all_met + met)
+        for sums, more in ((self._weights, 1.0), (self._chances, chance), (self._met, float(met))):
+            sums *= _KEPT
+            sums[at] += more
+
+    def calibrated(self, chance: float) -> float:
+        """The share of such predictions that is met, by what is known."""
+        weights = self._weights + PRIOR
+        predicted = (self._chances + PRIOR * _MIDDLES) / weights
+        met = (self._met + PRIOR * _MIDDLES) / weights
+        return float(np.interp(chance, predicted, _rising(met, weights)))
+
+
+def _rising(values: Floats, weights: Floats) -> Floats:
+    """The rising sequence nearest to ``values`` (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        pool = float(value), float(weight), 1
+        while pools and pools[-1][0] >= pool[0]:
+            before = pools.pop()
+            both = before[1] + pool[1]
+            mean = (before[0] * before[1] + pool[0] * pool[1]) / both
+            pool = mean, both, before[2] + pool[2]
+        pools.append(pool)
+    return np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
+
+
 BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 """Share of reservations that may be broken, by their stated chance. At 99 % half of what is stated,
 for a client counts on that."""
 POINTS: Final = 9
-"""Deadlines for which a quote states the chance."""
 _FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.0, 0.99: 0.4}
 """Logarithms of the factors by which the first reservations take longer than predicted, beyond what
 the prediction allows for others that may come: what a client counts on should not pay for what is
@@ -76,7 +141,6 @@ class Quote:
     stated: ChanceBy | None
     """The chance by the deadline that the request itself states; None if it states none."""
     earliest: tuple[ChanceBy, ...]
-    """The earliest deadlines that can be reserved, by chance."""
 
 
 class Quotes:
@@ -91,9 +155,7 @@ class Quotes:
         clock: Clock,
     ) -> None:
         self.made = 0
-        """How many quotes were made."""
         self.reserved: Counter[float] = Counter()
-        """Reservations made, by their chance."""
         self.ended: Counter[tuple[float, bool]] = Counter()
         """Reservations that were used and ended, by their chance and by whether they were kept."""
         self._queue = queue
@@ -208,7 +270,6 @@ class Quotes:
         task.on_end.append(lambda ended: _learn(of, chance, ended))
 
     def _used(self, chance: float, kept: bool) -> None:
-        """Learn from a reservation that was used."""
         self.ended[chance, kept] += 1
         step = _STRETCH_STEP * max(1.0, _FIRST_STEPS / math.sqrt(self._used_with(chance)))
         stretch = self._stretch[chance] + step * ((not kept) - BROKEN[chance])

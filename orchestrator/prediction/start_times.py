@@ -6,15 +6,46 @@ be paused; how far that has moved starts of late is learnt, as a ratio.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.prediction.forecaster import PROMISE_SLACK_MS, Forecaster
 from orchestrator.prediction.quantiles import Quantiles
-from orchestrator.prediction.releases import start_ms
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
+
+_FEW = 4
+"""How many of the likely times of each job that has yet to start are used."""
+
+
+def start_ms(
+    running: Iterable[Sequence[float]], ahead: Sequence[Sequence[float]], free: int
+) -> float:
+    """When work behind ``ahead`` will start, in ms from now: the middle of its likely times.
+
+    Each of ``running`` and ``ahead`` is a list of equally likely times for which one job has its
+    place. ``free`` places are free now; negative if more has been sent than runs at once.
+
+    The n-th place is free when n − ½ are to be expected: the jobs' distributions are added up, and
+    with one job alone that is its median. 0 if nothing runs.
+    """
+    releases = [(ms, 1 / len(times)) for times in running for ms in times]
+    heapify(releases)
+    now_ms, wanted, expected = 0.0, 0.5 - free, 0.0
+    for times in (*ahead, ()):
+        while expected < wanted and releases:
+            now_ms, share = heappop(releases)
+            expected += share
+        if not times:
+            break
+        wanted += 1
+        few = times[len(times) // (2 * _FEW) :: max(1, len(times) // _FEW)]
+        for ms in few:
+            heappush(releases, (now_ms + ms, 1 / len(few)))
+    return now_ms
+
 
 MAX_AHEAD = 48
 """Waiting tasks that are gone through one by one; later ones are taken to start at that rate."""
@@ -103,7 +134,6 @@ class StartTimes:
         self._room_ratios.add(_log_ratio(1000 * (self._clock.now() - at), predicted_ms))
 
     def queued(self, task: Task) -> None:
-        """Predict the start of ``task``, which joined the queue; some are kept to learn from."""
         self._seen += 1
         now = self._clock.now()
         if self._seen % _EVERY == 0 and now >= self._next_at and not task.is_promised:
@@ -111,7 +141,6 @@ class StartTimes:
             task.predicted_start = (now, *self._plain_start_ms(task))
 
     def started(self, task: Task) -> None:
-        """Learn from ``task``, which leaves the queue for a worker for the first time."""
         if task.predicted_start is None:
             return
         at, predicted_ms, part = task.predicted_start

@@ -73,12 +73,10 @@ class StepFilter:
 
     @property
     def variances(self) -> list[float]:
-        """Variances of the coefficients' logarithms."""
         return [self._covariance[i][i] / scale**2 for i, scale in enumerate(self._scales())]
 
     def fit(self, features: Sequence[float], step_ms: float) -> bool:
-        """Take in a window's mean step. Returns whether it showed that the machine has another
-        speed."""
+        """Take in a window's mean step; True if it showed another speed of the machine."""
         ratio = step_ms / self.predicted(features)
         surprise = math.log(ratio)
         shares = self._shares(features)
@@ -114,7 +112,6 @@ class StepFilter:
         return weighed, sum(weighed[i] * shares[i] for i in range(3))
 
     def _loosen(self, variance: float) -> None:
-        """Add a variance of the speed."""
         scales = self._scales()
         for i in range(3):
             for j in range(3):

@@ -77,7 +77,6 @@ class StepLearner:
         self._prompts_per_step = 0.0
         self._fitted = False
         self.windows = 0
-        """Number of windows of steps that were fitted."""
         self._epoch = 0
         self._fastest_ms = math.inf
         self._bound_steps = 0
@@ -103,7 +102,6 @@ class StepLearner:
 
     @property
     def model(self) -> StepModel:
-        """The step model as learnt so far."""
         if self._model is None:
             known = self._bound_steps >= LEARNT_STEPS
             base, row, prompt = self._best.coefficients
@@ -197,7 +195,6 @@ class StepLearner:
             self._model = None
 
     def learnt(self) -> StepsLearnt:
-        """What is known, for another orchestrator."""
         return StepsLearnt(
             windows=self.windows,
             coefficients=_three(self._best.coefficients),
@@ -212,8 +209,7 @@ class StepLearner:
         )
 
     def begin_with(self, known: StepsLearnt) -> None:
-        """Know what another orchestrator has learnt of the same instance, instead of what little
-        was learnt here."""
+        """Take over what another orchestrator has learnt of the same instance."""
         self.windows = known.windows
         for each in self._filters:
             each.begin_with(known.coefficients, known.variances)
@@ -239,7 +235,6 @@ class StepLearner:
             each.speed_up(step_ms / each.predicted(features))
 
     def _fit(self, features: list[float], step_ms: float) -> None:
-        """Have the filters take in a window, and believe the one that foretells them better."""
         self._model = None
         self.windows += 1
         if not self._fitted:

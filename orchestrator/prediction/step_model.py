@@ -109,7 +109,6 @@ class StepModel:
 
     @property
     def known(self) -> bool:
-        """Whether a lower bound means anything yet."""
         return self.fastest_ms > 0
 
     @property
@@ -121,7 +120,6 @@ class StepModel:
         return self.ratios[1]
 
     def step_ms(self, rows: int) -> float:
-        """Ms of a step of that many rows, with prompts as usual of late."""
         return self.plain_step_ms(rows) + self.prompt_token_ms * self.prompt_tokens_per_step
 
     def plain_step_ms(self, rows: int) -> float:

@@ -8,7 +8,6 @@ weight with each new one, whoever has it: together they forget as one orchestrat
 import msgspec
 
 _LEAST = 1e-3
-"""Least count that is worth telling."""
 
 
 class LengthCounts(msgspec.Struct, frozen=True):
@@ -34,13 +33,11 @@ class LengthTally:
         self.cut: dict[int, float] = {}
 
     def add(self, at: int, *, finished: bool) -> None:
-        """Count an answer of bin ``at``."""
         self.answers += 1
         counts = self.ended if finished else self.cut
         counts[at] = counts.get(at, 0.0) + 1
 
     def scale(self, factor: float) -> None:
-        """Let all answers so far count for less."""
         for counts in (self.ended, self.cut):
             for at, count in list(counts.items()):
                 counts[at] = count * factor
@@ -48,7 +45,6 @@ class LengthTally:
                     del counts[at]
 
     def follow(self, earlier: "LengthTally") -> None:
-        """Count an earlier tally too."""
         self.answers += earlier.answers
         for mine, theirs in ((self.ended, earlier.ended), (self.cut, earlier.cut)):
             for at, count in theirs.items():

@@ -18,9 +18,7 @@ _CHUNK = 2**18
 
 class TokenBound:
     """A lower bound that holds for every text, or 0 where tokenizer or text allow none.
-
-    ``spellings`` are the bytes that tokens stand for.
-    """
+    ``spellings`` are the bytes that tokens stand for."""
 
     def __init__(self, tokenizer: Tokenizer, spellings: Iterable[bytes]) -> None:
         parts = json.loads(tokenizer.to_str())
@@ -39,8 +37,7 @@ class TokenBound:
             self._weights[list(b" \t\n\r\v\f\xa0\x85")] = 0.0  # such tokens take all of these
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that no encoding of ``text`` falls below, not counting added special
-        tokens."""
+        """A number of tokens that no encoding of ``text`` falls below, without added ones."""
         if not self._holds:
             return 0
         if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):

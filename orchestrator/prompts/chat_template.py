@@ -19,7 +19,7 @@ import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 
-from orchestrator.prompts.template_errors import MESSAGE_CHARS, BadTemplate, Refused
+from orchestrator.prompts.turns import MESSAGE_CHARS, BadTemplate, Refused
 
 MAX_RENDER_CPU_S = 2.0
 """CPU time of one thread. 10,000 messages take a usual template less than a tenth of a second."""
@@ -48,7 +48,6 @@ class _Budget:
         self.turns = _TURNS_PER_LOOK
 
     def look(self) -> None:
-        """Raise ``Refused`` if the CPU time is spent."""
         if time.thread_time() > self.cpu_until:
             raise Refused(
                 f"rendering takes more than {MAX_RENDER_CPU_S:g} s; send fewer or shorter messages"
@@ -150,8 +149,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _tick_at(line: int) -> jinja2.nodes.Node:
-    """A statement that counts one turn. A filter, because the sandbox checks each call of anything
-    else, which takes 5 µs."""
+    """A statement that counts one turn: a filter, as the sandbox checks calls for 5 µs."""
     nothing = jinja2.nodes.Const(None)
     tick = jinja2.nodes.Filter(nothing, _TICK, [], [], None, None)
     return jinja2.nodes.ExprStmt(tick).set_lineno(line)
@@ -181,8 +179,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the escapes for HTML that Jinja's own filter adds, because a prompt is no
-    HTML."""
+    """JSON without the escapes for HTML of Jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

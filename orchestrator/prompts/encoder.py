@@ -16,11 +16,15 @@ import msgspec
 from tokenizers import Tokenizer
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
-from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
+from orchestrator.prompts.bound import TokenBound
+from orchestrator.prompts.cuts import Lookalikes, Slicer, unicode_normalizer
 from orchestrator.prompts.kinds import INLINE_CHARS, chat_of, is_ids
-from orchestrator.prompts.template_errors import MESSAGE_CHARS, BadTemplate, Refused
+from orchestrator.prompts.stage import Steps
 from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.prompts.turns import (
+    MESSAGE_CHARS,
+    BadTemplate,
+    Refused,
     Text,
     chars_of,
     images_of,
@@ -54,8 +58,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 INLINE_HASH_TOKENS = 4096
-"""Most tokens whose blocks are hashed on the event loop; that takes less than half a
-millisecond."""
+"""Most tokens whose blocks are hashed on the event loop, in less than half a millisecond."""
 
 STEP_CHARS = 16_000
 """Characters that a step encodes, approximately, in some ten milliseconds."""
@@ -84,13 +87,9 @@ class BadCard(ValueError):
 
 
 class PromptEncoder:
-    """One model's tokenizer and chat template."""
-
     def __init__(self, card: ModelCard, *, special_in_prompts: bool = False) -> None:
-        """Takes up to a second for a large vocabulary. Raises ``BadCard``.
-
-        ``special_in_prompts``: text that looks like a special token in a plain prompt is one.
-        """
+        """Takes up to a second for a large vocabulary. ``special_in_prompts``: what looks like a
+        special token in a plain prompt is one. Raises ``BadCard``."""
         self.card = card
         self.adapter: Adapter | None = None
         """LoRA adapter that reads the prompts; None for the model itself."""
@@ -153,7 +152,6 @@ class PromptEncoder:
 
     @property
     def name(self) -> str:
-        """The name by which clients know the model."""
         return self.card.model if self.adapter is None else self.adapter.name
 
     @property
@@ -164,7 +162,6 @@ class PromptEncoder:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the chat template shows tools to the model."""
         return self._template is not None and "tools" in self._template.variables
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
@@ -180,8 +177,7 @@ class PromptEncoder:
                 return ids
 
     def steps(self, prompt: Prompt) -> Steps[Sequence[int]]:
-        """Encode a text or a chat in steps. A prompt that does not fit the context ends them
-        early."""
+        """Encode a text or a chat in steps, which end early if it does not fit the context."""
         images = images_of(prompt)
         if images:
             self._require_vision(images)
@@ -222,8 +218,7 @@ class PromptEncoder:
     def prefix_hashes(
         self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = ()
     ) -> Sequence[bytes]:
-        """Names of a prompt's full KV blocks, as this model's workers know them; ``images`` are the
-        prompt's."""
+        """Names of a prompt's full KV blocks, as workers know them, with its ``images``."""
         added = "" if self.adapter is None else self.adapter.digest
         salt = prefix_salt(adapter_salt(self.card.hash_salt, added), cache_salt)
         vision = self.card.vision
@@ -244,10 +239,7 @@ class PromptEncoder:
         return ids[len(before) : len(ids) - len(behind)]
 
     def decode_in_steps(self, ids: Sequence[int]) -> Steps[str]:
-        """Decode ids to text, with special tokens as they are written, as work for a thread.
-
-        Raises ``InvalidRequest`` for ids that are none of this model's.
-        """
+        """Decode ids to text, special tokens included, for a thread. Raises ``InvalidRequest``."""
         yield False
         if len(ids) > self.card.context_tokens:
             raise ContextOverflow(
@@ -286,10 +278,10 @@ class PromptEncoder:
     def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
         """A prompt's text in parts to be encoded one by one, so that a client's text stays text.
 
-        The template's special tokens are tokens; a client's text that looks like one is not.
-        Otherwise a message could end itself and go on as the system (prompt injection by special
-        token). Such text is encoded in two parts, broken behind its first character, which a
-        tokenizer with a prefix space shows as a space.
+        The template's special tokens are tokens; a client's text that looks like one is not, or a
+        message could end itself and continue as the system (prompt injection by special token). It
+        is broken behind its first character, which a tokenizer with a prefix space shows as a
+        space.
         """
         if isinstance(prompt, str):
             if self._special_in_prompts:
@@ -383,10 +375,8 @@ class PromptEncoder:
         return vision
 
     def _with_images(self, ids: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
-        """A prompt's tokens with as many for each image as the model makes of it.
-
-        Raises ``InvalidRequest`` or ``ContextOverflow``.
-        """
+        """A prompt's tokens with as many for each image as the model makes of it. Raises
+        ``InvalidRequest`` or ``ContextOverflow``."""
         vision = self._require_vision(images)
         places = ids.count(vision.token_id)
         if places != len(images):
@@ -435,8 +425,7 @@ class PromptEncoder:
 
 
 def vocabulary_of(card: ModelCard) -> bytes:
-    """A digest of everything that turns a chat into token ids: equal for workers that are
-    interchangeable."""
+    """A digest of all that turns a chat into ids: equal for interchangeable workers."""
     parts = (
         card.tokenizer_json,
         card.chat_template.encode(),

@@ -49,7 +49,6 @@ def is_ids(prompt: Prompt) -> bool:
 
 
 def chat_of(prompt: Prompt) -> Chat:
-    """The chat of a prompt that is known to be one."""
     if isinstance(prompt, Chat):
         return prompt
     return Chat(prompt)  # type: ignore[arg-type]  # the others were told apart

@@ -28,8 +28,7 @@ Steps = Generator[bool, None, T]
 """Work in steps that run on threads, one after the other. Each yields whether the next is long."""
 
 SMALL_BYTES = 64 * 2**10
-"""Largest prompt that may use the last eighth of the bytes, so that prompts of megabytes shut
-nobody out."""
+"""Largest prompt that may use the last eighth, so that prompts of megabytes shut nobody out."""
 
 _FIRST_S_PER_BYTE = 1e-6
 
@@ -48,8 +47,7 @@ class _Job:
     """The part of ``took_s`` that its tenant has been charged with."""
 
     def step(self) -> tuple[bool, Any]:
-        """Run one step. Returns whether it was the last, and its result or whether the next is
-        long."""
+        """Run one step. Returns whether it was the last, and its result, or what is next."""
         began = time.perf_counter()
         try:
             return False, next(self.steps)
@@ -80,11 +78,9 @@ class EncodingStage:
     async def run(
         self, steps: Steps[T], size: int, due_at: float, part: str = "", tenant: str = ""
     ) -> T:
-        """Run ``steps``; returns their result. ``size`` is in bytes, ``due_at`` on the clock;
-        ``part`` is the part of the answer that is due then, empty for the whole.
-
-        Raises what they raise, ``QueueFull``, or ``DeadlineExceeded`` once ``due_at`` has passed.
-        """
+        """Run ``steps`` (``size`` in bytes, ``due_at`` on the clock); returns their result.
+        ``part`` of the answer is due then, empty for the whole. Raises what they raise,
+        ``QueueFull``, or ``DeadlineExceeded``."""
         self._require_room(size, tenant)
         done = asyncio.get_running_loop().create_future()
         job = _Job(steps, size, tenant, due_at, done)
@@ -120,7 +116,6 @@ class EncodingStage:
         heapq.heappush(waiting, (job.due_at, next(self._numbers), job))
 
     def _start(self) -> None:
-        """Put free threads to work."""
         put_off = []
         while self._waiting and self._running < self.threads:
             job = self._next()

@@ -28,8 +28,6 @@ class Token(NamedTuple):
 
 
 class TokenTexts:
-    """The tokens of one model's tokenizer, by id."""
-
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._to_bytes = token_bytes_of(tokenizer)
@@ -44,8 +42,7 @@ class TokenTexts:
         self.token = lru_cache(maxsize=65536)(self._look_up)
 
     def end_of(self, ids: Sequence[int]) -> str:
-        """The last text of a prompt, in which a template may begin the model's thinking; special
-        tokens as they are written."""
+        """The last text of a prompt, in which a template may begin the thinking, as written."""
         return "".join(map(self.token_text, ids[-_LOOKED_AT:]))
 
     def all_bytes(self) -> Sequence[bytes]:
@@ -66,10 +63,8 @@ class TokenTexts:
         return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
 
     def text_of(self, ids: Sequence[int]) -> str | None:
-        """The text of ids that continue a prompt, exactly as workers decode them.
-
-        None where that ends inside a character, or where more than the ids would be needed.
-        """
+        """The text of ids that continue a prompt, exactly as workers decode them. None where that
+        ends inside a character, or where more than the ids would be needed."""
         if self._pieces is None:
             return None
         try:

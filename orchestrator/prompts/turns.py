@@ -16,12 +16,20 @@ from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Chat, Message, Prompt, said_by
 from orchestrator.tasks.tools import JsonObject, ToolCall
 
+MESSAGE_CHARS = 256
+"""Characters that a message counts more than its own, where a rendered text is bounded."""
 _SHORT = 9
 
 
-class Text(NamedTuple):
-    """One text in a chat."""
+class BadTemplate(ValueError):
+    """A chat template that cannot be read; the message says why."""
 
+
+class Refused(ValueError):
+    """Messages that a chat template cannot or will not render; the message says why."""
+
+
+class Text(NamedTuple):
     text: str
     is_own: bool
     """Whether the model has written it."""
@@ -31,7 +39,6 @@ Change = Callable[[Text], str]
 
 
 def texts_of(chat: Chat) -> Iterator[Text]:
-    """Yield all texts of a chat."""
     for message in chat.messages:
         own = message.role == "assistant"
         if message.parts:
@@ -51,7 +58,6 @@ def texts_of(chat: Chat) -> Iterator[Text]:
 
 
 def rewritten(chat: Chat, change: Change) -> Chat:
-    """A copy of a chat with each text changed."""
     messages = tuple(_rewritten(message, change) for message in chat.messages)
     tools = tuple(
         msgspec.structs.replace(
@@ -74,10 +80,8 @@ def images_of(prompt: Prompt) -> list[Image]:
 
 
 def turns_of(messages: Sequence[Message], *, in_parts: bool = False) -> list[dict[str, object]]:
-    """Messages in the form that templates take. Fields that a turn has no use for are absent.
-
-    ``in_parts``: the content of each is a list of parts, for templates that show images.
-    """
+    """Messages in the form that templates take, without empty fields. ``in_parts``: the content of
+    each is a list of parts, for templates that show images."""
     return [_turn(message, in_parts) for message in messages]
 
 
@@ -88,8 +92,7 @@ def with_end(message: Message, end: str) -> Message:
 
 
 def with_short_ids(chat: Chat) -> Chat:
-    """A copy of a chat with short ids of calls: Mistral's templates only take nine letters and
-    digits."""
+    """A copy with short ids of calls: Mistral's templates only take nine letters and digits."""
     if not any(message.calls or message.call_id for message in chat.messages):
         return chat
     messages = tuple(
@@ -112,8 +115,8 @@ def _short_id(call_id: str) -> str:
 
 
 def without_later_systems(chat: Chat) -> Chat:
-    """A copy of a chat where system turns after the beginning are the user's, joined with those
-    beside them; for templates that refuse them."""
+    """A copy of a chat where system turns after the beginning are the user's, joined with their
+    neighbors; for templates that refuse them."""
     messages = chat.messages
     first = next((at for at, m in enumerate(messages) if m.role != "system"), len(messages))
     if all(message.role != "system" for message in messages[first:]):

@@ -33,21 +33,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from orchestrator.fair_share import FairShares
-from orchestrator.queue.order import Order, QueuePolicy, SlackOrder, Waiting
-from orchestrator.queue.tiers import (
+from orchestrator.queue.order import (
     BACKGROUND_TIERS,
     BATCH_FIRST,
     BATCH_TIERS,
     INTERACTIVE_TIERS,
     TIERS,
+    Order,
+    QueuePolicy,
+    SlackOrder,
     SortKey,
     Tier,
     TierQueue,
+    Waiting,
 )
 from orchestrator.tasks.job import Priority
+from orchestrator.telemetry.metrics import Row
 
 BATCH_EVERY = 16
 """Most interactive tasks that leave in a row while a batch task could go."""
@@ -106,7 +110,6 @@ class TaskQueue(Generic[T]):
         self.bound = bound
         self.policy = policy
         self.work_ms = 0.0
-        """Predicted work of all waiting tasks together."""
         self._order = order or SlackOrder()
         self._tiers = [TierQueue() for _ in TIERS]
         self._shares = {priority: FairShares() for priority in Priority}
@@ -132,12 +135,10 @@ class TaskQueue(Generic[T]):
 
     @property
     def new(self) -> int:
-        """How many tasks wait for their start."""
         return self._new
 
     @property
     def background(self) -> int:
-        """How many tasks have next to no chance of being in time."""
         return sum(self._tiers[tier].size for tier in BACKGROUND_TIERS)
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────
@@ -149,8 +150,7 @@ class TaskQueue(Generic[T]):
         self._add(task, arrival)
 
     def remove(self, task: T) -> bool:
-        """Take a task out, wherever it stands, without charging its tenant's share. False if it is
-        not queued."""
+        """Take a task out without charging its tenant. False if it is not queued."""
         return self._discard(task.id) is not None
 
     def take(self, task: T) -> None:
@@ -230,7 +230,6 @@ class TaskQueue(Generic[T]):
                 self._add(task, entry.key.arrival)
 
     def tasks(self) -> list[T]:
-        """All waiting tasks, in no particular order."""
         return [entry.task for entry in self._entries.values()]
 
     # ── order ────────────────────────────────────────────────────────────────────────────────
@@ -370,3 +369,22 @@ class TaskQueue(Generic[T]):
             assert flow.size == sum(map(len, flow.keys.values()))
         total_ms = sum(entry.work_ms for entry in self._entries.values())
         assert abs(self.work_ms - total_ms) < 1e-6 * (1 + total_ms)
+
+
+QUEUE: tuple[Row[TaskQueue[Any]], ...] = (
+    Row("gauge", "queue_depth", "tasks", "Tasks that wait", len),
+    Row(
+        "gauge",
+        "queue_background",
+        "tasks",
+        "Waiting tasks that have next to no chance of being in time",
+        lambda queue: queue.background,
+    ),
+    Row(
+        "gauge",
+        "queue_work_ms",
+        "ms",
+        "Engine time that all waiting tasks will probably take",
+        lambda queue: queue.work_ms,
+    ),
+)

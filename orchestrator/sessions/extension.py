@@ -7,15 +7,40 @@ from aiohttp import web
 from orchestrator.extension import Core, Extension, Host, Submit
 from orchestrator.ids import Ids
 from orchestrator.sessions import api
-from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore, is_session
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Row
+
+SESSIONS: tuple[Row[SessionStore], ...] = (
+    Row("gauge", "sessions", "sessions", "Sessions that there are (WK-9)", len),
+    Row(
+        "gauge",
+        "sessions_bytes",
+        "bytes",
+        "What their histories take",
+        lambda store: store.total_bytes,
+    ),
+    Row(
+        "counter",
+        "session_turns",
+        "turns",
+        "Turns that were submitted: kept in the history, or dropped since they did not end well",
+        lambda store: (((what,), store.turns[what]) for what in ("kept", "dropped")),
+        ("what",),
+    ),
+    Row(
+        "counter",
+        "sessions_ended",
+        "sessions",
+        "Sessions that are gone, by why",
+        lambda store: (((why,), store.ended[why]) for why in ("deleted", "expired")),
+        ("why",),
+    ),
+)
 
 
 class SessionRoom(Extension):
-    """The sessions of one orchestrator."""
-
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         ids = Ids(core.rng, core.sharing.tag)

@@ -1,6 +1,7 @@
 """One conversation: what was said so far, with which the next turn's prompt begins."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from sys import getsizeof
@@ -15,8 +16,7 @@ from orchestrator.tasks.task import Task
 SESSION_BYTES = 1024
 MESSAGE_BYTES = 80
 TOKEN_BYTES = 40
-"""Memory in bytes that a session takes beside its text, each message beside its own, and a
-token."""
+"""Bytes that a session takes on top of its text, a message on top of its own, a token."""
 
 
 class HistoryForm(StrEnum):
@@ -30,55 +30,35 @@ class HistoryForm(StrEnum):
 History = Written
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """A conversation of one key. Changed by the store alone."""
 
-    __slots__ = (
-        "bytes",
-        "created_unix_ms",
-        "history",
-        "id",
-        "idle_keep_s",
-        "is_busy",
-        "key",
-        "model",
-        "number",
-        "task",
-        "turns",
-        "used_at",
-    )
-
-    def __init__(
-        self, session_id: str, number: int, key: str, model: str, idle_keep_s: float
-    ) -> None:
-        """``number`` counts the key's sessions, so that they can be listed in order; ``key`` is a
-        fingerprint."""
-        self.id = session_id
-        self.number = number
-        self.key = key
-        self.model = model
-        """Model of turns that name none."""
-        self.idle_keep_s = idle_keep_s
-        self.history: History = ""
-        self.bytes = 0
-        """Bytes counted for the session."""
-        self.turns = 0
-        """Number of turns that ended well, and so are part of the history."""
-        self.is_busy = False
-        """Whether a turn is being submitted, or runs."""
-        self.task: Task | None = None
-        """The task of the turn that runs, if any."""
-        self.used_at = 0.0
-        self.created_unix_ms = 0
+    id: str
+    number: int
+    """Counts the key's sessions, in order."""
+    key: str
+    """Fingerprint."""
+    model: str
+    """Model of turns that name none."""
+    idle_keep_s: float
+    history: History = ""
+    bytes: int = 0
+    turns: int = 0
+    """Number of turns that ended well, and so are part of the history."""
+    is_busy: bool = False
+    """Whether a turn is being submitted, or runs."""
+    task: Task | None = None
+    """The task of the turn that runs, if any."""
+    used_at: float = 0.0
+    created_unix_ms: int = 0
 
     @property
     def kind(self) -> HistoryForm | None:
-        """Form of the history; None while nothing was said."""
         return kind_of(self.history) if self.history else None
 
     def joined(self, prompt: Prompt) -> History:
-        """The history followed by ``prompt``. Raises ``InvalidRequest`` where their forms
-        differ."""
+        """The history and ``prompt``. Raises ``InvalidRequest`` where their forms differ."""
         if isinstance(prompt, Chat):
             prompt = prompt.messages
         if not self.history:
@@ -94,8 +74,7 @@ class Session:
 
 
 class SessionCopy(msgspec.Struct, frozen=True, array_like=True):
-    """The copy of a session, by which another orchestrator has it. Of the three forms of a history
-    one is filled in."""
+    """A session as another orchestrator gets it. One of the three histories is filled in."""
 
     model: str
     idle_keep_s: float
@@ -144,7 +123,6 @@ def with_answer(history: History, task: Task, tail: str) -> History:
 
 
 def bytes_of(history: History) -> int:
-    """Approximate memory that a history takes, in bytes."""
     if isinstance(history, str):
         return SESSION_BYTES + getsizeof(history)
     if kind_of(history) is HistoryForm.TOKENS:

@@ -59,12 +59,10 @@ class Turn:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the session is gone."""
         return self._session not in self._store
 
     def follow(self, task: Task) -> None:
-        """Follow the submitted ``task``: its answer becomes part of the history. It keeps its
-        text."""
+        """Follow the submitted ``task``: its answer becomes part of the history."""
         self._session.task = task
         task.on_end.append(self._ended)
         if task.ending is not None:
@@ -112,8 +110,7 @@ class SessionStore:
         return session.id in self._sessions
 
     def create(self, key: str, model: str, history: History, idle_keep_s: float) -> Session:
-        """Begin a session for a key. Raises ``RateLimited``, ``InvalidRequest`` or
-        ``NoCapacity``."""
+        """Begin a session. Raises ``RateLimited``, ``InvalidRequest`` or ``NoCapacity``."""
         self.prune()
         if len(self._by_key.get(key, ())) >= MAX_PER_KEY:
             raise RateLimited(
@@ -138,8 +135,7 @@ class SessionStore:
         return session
 
     def get(self, session_id: str, key: str | None) -> Session:
-        """A session of that key, or of any key with None. Raises ``NotFound``, for another key's
-        too."""
+        """A session of that key, or of any with None. Raises ``NotFound``."""
         self.prune()
         session = self._sessions.get(session_id)
         if session is None or (key is not None and session.key != key):
@@ -169,9 +165,8 @@ class SessionStore:
 
     @contextmanager
     def turn(self, job: Job, prompt: Prompt) -> Iterator[Turn]:
-        """Begin the next turn of a job's session. The caller has the turn ``follow`` the task,
-        unless that is refused. Raises ``NotFound``, ``SessionBusy``, ``InvalidRequest`` or
-        ``NoCapacity``."""
+        """Begin the next turn of a job's session, which the caller has ``follow`` the task. Raises
+        ``NotFound``, ``SessionBusy``, ``InvalidRequest`` or ``NoCapacity``."""
         session = self.get(job.session_id, job.key)
         if session.is_busy:
             running = f" (task {session.task.id})" if session.task is not None else ""
@@ -197,21 +192,18 @@ class SessionStore:
             raise
 
     def said(self, session: Session, history: History) -> None:
-        """Make a turn part of the history."""
         if session in self:  # else the session was deleted meanwhile
             self._set_history(session, history)
             session.turns += 1
             self.on_change(session.key, session.id)
 
     def release(self, session: Session) -> None:
-        """End a turn: the next one may come."""
         session.is_busy = False
         session.task = None
         if session in self:
             self._touch(session)
 
     def prune(self) -> None:
-        """Forget sessions that were not used for too long."""
         oldest_kept = self._clock.now() - SESSION_TTL_S
         while self._sessions:
             session = next(iter(self._sessions.values()))
@@ -271,7 +263,6 @@ class SessionStore:
             self._remove(session)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Keys and ids of all sessions."""
         return ((session.key, name) for name, session in self._sessions.items())
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────

@@ -33,7 +33,6 @@ from catalog.paths import JOURNAL_BY_DEFAULT, OWN_ADDRESS
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import LaneConfig, name_of
 from orchestrator.rooms import defined_in, modules_of_rooms
-from orchestrator.settings.renamed import RENAMED
 from orchestrator.settings.room_section import RoomSection
 from orchestrator.settings.sections import (
     AdmissionSettings,
@@ -218,7 +217,7 @@ def load_settings(**overrides: object) -> Settings:
     """Settings from all sources; ``overrides``, with names such as ``queue__max_waiting``, win.
     Raises ``InvalidSettings``."""
     kind = whole_settings()
-    lines = unknown_variables(kind, renamed=RENAMED, others=_OTHER_VARIABLES)
+    lines = unknown_variables(kind, _OTHER_VARIABLES)
     file = os.environ.get(CONFIG_VARIABLE)
     if file is not None and not Path(file).is_file():
         lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")
@@ -229,7 +228,7 @@ def load_settings(**overrides: object) -> Settings:
     except SettingsError as error:
         lines = lines or [unreadable(kind, error)]
     except ValidationError as error:
-        lines += explained(kind, error, RENAMED)
+        lines += explained(kind, error)
     except (ValueError, OSError) as error:  # tidegate.toml is not TOML, or cannot be read
         raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
     raise InvalidSettings("\n".join(lines))

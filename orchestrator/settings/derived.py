@@ -3,7 +3,7 @@
 from orchestrator.prediction.feasibility import REFUSAL_SAMPLE, FeasibilityConfig
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.file import JournalConfig
-from orchestrator.tasks.journal.terms import KEEP_OUTCOMES_S, JournalTerms
+from orchestrator.tasks.journal.store import KEEP_OUTCOMES_S, JournalTerms
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:

@@ -18,7 +18,7 @@ from orchestrator.admission.rate_limits import Limits
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
-from orchestrator.tasks.journal.terms import KEEP_OUTCOMES_S
+from orchestrator.tasks.journal.store import KEEP_OUTCOMES_S
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import Names, Section
 

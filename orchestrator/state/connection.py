@@ -10,7 +10,7 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from orchestrator.tasks.journal.terms import JournalTerms
+from orchestrator.tasks.journal.store import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
 TIMEOUT_S = 2.0
@@ -45,7 +45,6 @@ class StateConfig:
 
     @property
     def where(self) -> str:
-        """The store's address, without its password, for messages."""
         parts = urlsplit(self.url)
         if parts.scheme == "unix":
             return f"unix://{parts.path}"
@@ -73,7 +72,6 @@ class Names:
         return f"{self.prefix}alive:{tag}"
 
     def held(self, tag: str) -> str:
-        """The tasks that an orchestrator holds and that have not ended."""
         return f"{self.prefix}held:{tag}"
 
     def task(self, task_id: str) -> str:
@@ -94,11 +92,9 @@ class Names:
         return f"{self.prefix}demands:{address}"
 
     def lengths_of(self, kind: bytes) -> bytes:
-        """What is known of the lengths of one kind of answer."""
         return f"{self.prefix}length:".encode() + kind
 
     def steps_of(self, address: str) -> str:
-        """What is known of an instance's steps."""
         return f"{self.prefix}steps:{address}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
@@ -159,7 +155,6 @@ def require_layout(layout: bytes | None, names: Names) -> None:
 
 
 def _warn_of_risks(client: "redis.Redis") -> None:
-    """Log what the store's own settings may lose."""
     memory = client.info("memory")
     if memory.get("maxmemory") and memory.get("maxmemory_policy") != "noeviction":
         service_log.warning(

@@ -24,15 +24,13 @@ class Cordons:
         members.on_seen.append(self._apply)
 
     async def cordoned(self, address: str, grace_s: float) -> None:
-        """Tell the others that an instance is to get no new work, and that its running work is to
-        be gone after ``grace_s`` seconds."""
+        """Tell the others that an instance drains, within ``grace_s`` seconds."""
         ends = None if math.isinf(grace_s) else self._members.store_time() + grace_s
         body = msgspec.json.encode(ends)
         await self._say(address, self._members.client.hset(self._name, address, body))
         self._known[address] = self._members.renewals + 1
 
     async def uncordoned(self, address: str) -> None:
-        """Tell the others that an instance is in use again."""
         await self._say(address, self._members.client.hdel(self._name, address))
 
     async def _say(self, address: str, said: Awaitable[int]) -> None:

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from orchestrator.api.http.elsewhere import ELSEWHERE
+from orchestrator.api.http.finding import ELSEWHERE
 from orchestrator.extension import Extension, Host
 from orchestrator.settings import Settings
 from orchestrator.state.section import StateSection

@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from orchestrator.api.http.context import CONTEXT
-from orchestrator.api.http.elsewhere import Elsewhere, SiblingAnswer
+from orchestrator.api.http.finding import Elsewhere, SiblingAnswer
 from orchestrator.errors import NotReady, TidegateError
 
 if TYPE_CHECKING:  # its library is an extra

@@ -78,7 +78,6 @@ class SharedLearning:
         members.on_seen.append(self._look)
 
     def close(self) -> None:
-        """Exchange nothing more."""
         if self._exchanging is not None:
             self._exchanging.cancel()
 
@@ -128,7 +127,7 @@ class SharedLearning:
             bodies: Any = await self._members.client.mget(names)
             for kind, body in zip(others, bodies, strict=True):
                 if body is not None:
-                    self._learn(_link_of(kind), body)
+                    self._learn(tuple(msgspec.msgpack.decode(kind)), body)
 
     def _add(self, pipe: Any, kind: bytes, tally: LengthTally) -> None:
         pipe.eval(
@@ -203,7 +202,3 @@ def _digest_of(instance: Instance) -> str:
     if card is None:
         return ""
     return f"{card.engine_digest} {card.model_digest} {card.max_running} {card.max_step_tokens}"
-
-
-def _link_of(kind: bytes) -> Link:
-    return tuple(msgspec.msgpack.decode(kind))

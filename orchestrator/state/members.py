@@ -1,7 +1,9 @@
 """The orchestrators that share a state: each renews a lease, and sees who else does."""
 
 import asyncio
+import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import redis.asyncio
 
+from orchestrator.clock import this_boot
 from orchestrator.state import connection, scripts
 from orchestrator.state.connection import LAYOUT, PATIENCE_S, StateConfig
 from orchestrator.state.tasks import SharedTasks
@@ -109,12 +112,10 @@ class Members:
 
     @property
     def client(self) -> "redis.asyncio.Redis":
-        """Connections for whoever asks the store on the event loop."""
         return self._client
 
     @property
     def alive(self) -> int:
-        """How many members are alive, with this one."""
         return 1 + sum(seen.is_alive for seen in self.others.values())
 
     @property
@@ -193,7 +194,6 @@ class Members:
             self.prompt_renewal = number
 
     def _ask(self, pipe: Any) -> None:
-        """Add the commands with which the lease is renewed."""
         tag, names = self._tasks.tag, self._names
         lease_ms = round(1000 * self._config.lease_s)
         assert self._me is not None
@@ -302,3 +302,57 @@ def _read_member(body: bytes) -> Member:
         return msgspec.json.decode(body, type=Member)
     except msgspec.DecodeError:
         return Member("", "unknown")
+
+
+class Siblings:
+    """The other processes at this one's port. Exactly one of all is the leader: it keeps files and
+    batches."""
+
+    def __init__(self, members: Members, group: str, name: str) -> None:
+        """``group`` is the same for all of a port; ``name`` is this process's own address."""
+        self.name = name
+        self._members = members
+        self._group = members.group = group
+
+    def urls(self) -> list[str]:
+        return sorted({url for url, _ in self._others()})
+
+    def take_lead(self) -> None:
+        """Tell the others that this process keeps files and batches from now on."""
+        self._members.leads_since = self._members.store_time()
+
+    def lead(self) -> str | None:
+        """Where the process is reached that leads; empty for this one, None while nobody does."""
+        if self._members.leads_since:
+            return ""
+        # One that was killed counts as alive until its lease is over: its successor is later.
+        leads = [(since, url) for url, since in self._others() if since]
+        return max(leads)[1] if leads else None
+
+    def keeper_of(self, name: str) -> str:
+        """Where the process is reached that keeps a client's own name for a submission; empty for
+        this one. The same at all of them (rendezvous hashing), while they see each other."""
+
+        def weight(url: str) -> bytes:
+            return hashlib.sha256(f"{url} {name}".encode()).digest()
+
+        mine = self._members.url
+        keeper = max([mine, *self.urls()], key=weight)
+        return "" if keeper == mine else keeper
+
+    def _others(self) -> list[tuple[str, float]]:
+        """Address of each, and since when it leads. A process whose place this one has taken had
+        the same address."""
+        others = [seen.member for seen in self._members.others.values() if seen.is_alive]
+        return [
+            (one.url, one.leads_since)
+            for one in others
+            if one.group == self._group and one.url != self._members.url
+        ]
+
+
+def group_of(host: str, port: int) -> str:
+    """A name for the processes at a port of this machine, or of this container."""
+    network = os.readlink("/proc/self/ns/net")
+    place = f"{this_boot().id} {network} {host} {port}"
+    return hashlib.sha256(place.encode()).hexdigest()[:16]

@@ -50,7 +50,6 @@ class SharedRuns:
             del self._untold[0]
 
     def ask(self, pipe: Any) -> int:
-        """Add the script that tells and hears."""
         told = self._untold[:MAX_AT_A_TIME]
         self._asked = len(told)
         keep_ms = round(1000 * KEEP_S)
@@ -58,7 +57,6 @@ class SharedRuns:
         return 1
 
     def receive(self, answers: Sequence[Any]) -> None:
-        """Take in what others have told."""
         (entries,) = answers
         if isinstance(entries, Exception):  # the others go without, as long as it is refused
             return

@@ -57,7 +57,6 @@ class StateSection(RoomSection):
 
     @property
     def own_address(self) -> str | None:
-        """``own`` as ``host:port``."""
         return self._own_address
 
     @property

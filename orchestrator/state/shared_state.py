@@ -17,10 +17,9 @@ from orchestrator.state.cordons import Cordons
 from orchestrator.state.items import SharedItems
 from orchestrator.state.learning import SharedLearning
 from orchestrator.state.limits import SharedLimits
-from orchestrator.state.members import Members
+from orchestrator.state.members import Members, Siblings
 from orchestrator.state.runs import SharedRuns
 from orchestrator.state.shares import SlotShares
-from orchestrator.state.siblings import Siblings
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.journal.file import JournalFile
@@ -65,7 +64,6 @@ class SharedState(Sharing):
 
     @property
     def taken(self) -> int:
-        """How many durable tasks of other processes were taken on."""
         return 0 if self._takeover is None else self._takeover.taken
 
     @property

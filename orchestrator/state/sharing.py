@@ -17,8 +17,8 @@ def sharing_of(settings: Settings, rng: random.Random, unix: Callable[[], float]
         return None
     # Not before it is needed: the library is an extra.
     from orchestrator.state.connection import LEASE_S, StateConfig
+    from orchestrator.state.members import group_of
     from orchestrator.state.shared_state import SharedState
-    from orchestrator.state.siblings import group_of
 
     url = state.url.get_secret_value()
     config = StateConfig(url, state.prefix, LEASE_S, journal_terms(settings))

@@ -48,7 +48,6 @@ class Takeover:
         members.on_seen.append(self._look)
 
     def close(self) -> None:
-        """Take nothing more on."""
         with suppress(ValueError):
             self._members.on_seen.remove(self._look)
         if self._working is not None:

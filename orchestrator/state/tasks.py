@@ -11,17 +11,24 @@ import redis
 from orchestrator.clock import this_boot
 from orchestrator.state import connection, scripts
 from orchestrator.state.connection import Names, StateConfig
-from orchestrator.tasks.journal import group_commit
-from orchestrator.tasks.journal.group_commit import GroupCommit
-from orchestrator.tasks.journal.look_ups import ById, Found, LookUps, Question
-from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Operation, Tokens
-from orchestrator.tasks.journal.packed import pack, read_record, read_tokens
+from orchestrator.tasks.journal import (
+    store,
+)
 from orchestrator.tasks.journal.records import (
+    Accept,
+    Batch,
+    Ended,
+    Operation,
     StoredRequest,
     StoredResult,
     TaskRow,
+    Tokens,
     UnfinishedTask,
+    pack,
+    read_record,
+    read_tokens,
 )
+from orchestrator.tasks.journal.store import ById, Found, GroupCommit, LookUps, Question
 
 _MIN_MS = 1
 """Shortest retention that the store knows, in ms."""
@@ -259,7 +266,7 @@ class SharedWriter(GroupCommit):
         except self.failures as error:
             self._tell(self._failed(error))
         self._on_fault(self._fault)
-        self._tidy_at = time.monotonic() + group_commit.RETRY_S
+        self._tidy_at = time.monotonic() + store.RETRY_S
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None

@@ -14,7 +14,6 @@ from orchestrator.errors import DeadlineExceeded
 from worker.environment import Section
 
 DEFAULT: Final = "default"
-"""Source of a deadline that comes from the operator's settings."""
 REPORT_GRACE_S: Final = 0.02
 """Seconds past a deadline in which a worker may still report it; then the orchestrator ends the
 task: some steps and the way back, and less than a client would notice."""

@@ -46,4 +46,3 @@ class Ending:
     stop_token_id: int | None = None
     """The job's own stop token that ended the text; None where none did."""
     embedding: bytes = b""
-    """The prompt's embedding; see ``End``."""

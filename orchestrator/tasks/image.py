@@ -14,11 +14,9 @@ class Image(msgspec.Struct, frozen=True, gc=False):
     """One image. Its size in pixels is the one that its header states."""
 
     data: bytes
-    """The file: PNG, JPEG, GIF or WebP."""
     width: int
     height: int
     digest: bytes
-    """SHA-256 of the file."""
 
     @classmethod
     def of(cls, data: bytes, width: int, height: int) -> Self:
@@ -30,11 +28,9 @@ class Image(msgspec.Struct, frozen=True, gc=False):
 
 
 Part = str | Image
-"""A part of what a turn says."""
 
 
 def text_in(parts: Sequence[Part]) -> str:
-    """The text of a turn's parts, without its images."""
     return "".join([part for part in parts if isinstance(part, str)])
 
 

@@ -47,7 +47,6 @@ class PlacementMode(StrEnum):
     """Meaning of the instances that a client names (OR-7)."""
 
     AUTO = "auto"
-    """Any instance."""
     PIN = "pin"
     """One of the named instances, or none."""
     PREFER = "prefer"
@@ -76,7 +75,6 @@ class PlacementConstraint:
     """Features needed beside those that the request itself needs."""
 
     def allows(self, instance: str) -> bool:
-        """Whether the task may run there at all, by the instance's name."""
         if self.mode is PlacementMode.PIN:
             return instance in self.instances
         return self.mode is not PlacementMode.AVOID or instance not in self.instances
@@ -94,7 +92,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[ToolCall, ...] = ()
     """Calls that the model made in this turn of its own."""
     reasoning: str = ""
-    """The model's thinking before its calls."""
     call_id: str = ""
     """Id of the call whose result this turn is; empty for any other turn."""
     name: str = ""
@@ -109,7 +106,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 def said_by(role: str, parts: Sequence[Part]) -> Message:
-    """A turn made of text and images."""
     has_images = any(isinstance(part, Image) for part in parts)
     return Message(role, text_in(parts), parts=tuple(parts) if has_images else ())
 
@@ -126,13 +122,11 @@ class Chat:
     """Whether the model's turn is next. An open last message needs no such thing."""
     template_arguments: Mapping[str, TemplateArgument] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
-    """Tools that the model may call."""
 
 
 Written = str | tuple[int, ...] | tuple[Message, ...]
 """A prompt as the native API takes it: a text, token ids, or the turns of a chat."""
 Prompt = Written | Chat
-"""Text, token ids, or a chat."""
 
 
 class PromptEnd(NamedTuple):
@@ -164,7 +158,6 @@ class Job:
     arrived: float
     """When the request's head was read, in seconds of the clock."""
     parts: Parts = NO_PARTS
-    """Deadlines for parts of the answer (DL-14)."""
     default_max_tokens: int | None = None
     """Tokens generated where ``max_tokens`` is None; None leaves that to the operator."""
     cuts_max_tokens: bool = False
@@ -189,7 +182,6 @@ class Job:
     """Calls that its run will still make after this one, where the client says so (``runs``)."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
-    """The client's trace, from its ``traceparent``."""
     embeds: bool = False
     """Whether the prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
@@ -202,9 +194,7 @@ class Job:
     idempotent: bool = False
     """Whether its text may be made anew after a restart where it cannot be continued exactly."""
     idempotency_key: str = ""
-    """The client's own name for the submission; empty for none."""
     body_digest: bytes = b""
-    """Digest of the body that was submitted under ``idempotency_key``."""
     needs_ids: bool = False
     """Whether it is useless without the ids of its tokens: they are returned to the client, or the
     next turn's prompt is made of them."""

@@ -6,11 +6,26 @@ from orchestrator.clock import Clock
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.gen_ai import GenAiMetrics
-from orchestrator.tasks.misses import TIMED, MissStage, blame, times_of
+from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.windows import BY_TENANT, WINDOWED, Windows
-from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS, BoundedValues
-from orchestrator.telemetry.metrics import TENANT, Metrics, Row, exemplar_of
+from orchestrator.tasks.windows import (
+    BY_TENANT,
+    TIMED,
+    WINDOWED,
+    MissStage,
+    Windows,
+    blame,
+    times_of,
+)
+from orchestrator.telemetry.metrics import (
+    MAX_MODELS,
+    MAX_TENANTS,
+    TENANT,
+    BoundedValues,
+    Metrics,
+    Row,
+    exemplar_of,
+)
 from protocol import Outcome
 
 
@@ -88,7 +103,6 @@ class TaskMetrics:
         metrics.watch(self.windows, BY_TENANT)
 
     def ended(self, task: Task, ending: Ending) -> None:
-        """Count a task that has just ended, once."""
         job, outcome, error = task.job, ending.outcome, ending.error
         code = error.code.value if error is not None else ""
         model, tenant = self._models.of(task.served_name), self._tenants.of(job.tenant)
@@ -128,8 +142,7 @@ class TaskMetrics:
 
     @property
     def attainment(self) -> float:
-        """Share (0 to 1) of ended requests whose deadline was kept (DL-10); 1 before any has
-        ended."""
+        """Share (0 to 1) of requests that ended in time (DL-10); 1 before any ended."""
         ended = sum(self.settled.values())
         return self.settled[Outcome.MET] / ended if ended else 1.0
 
@@ -180,5 +193,50 @@ _ROWS: tuple[Row[TaskMetrics], ...] = (
         "tokens",
         "Tokens generated after a deadline or abort",
         lambda of: of.tokens_late,
+    ),
+)
+
+
+JOURNAL: tuple[Row[DurableTasks], ...] = (
+    Row(
+        "gauge",
+        "journal_failing",
+        "bool",
+        "1 while the journal cannot be written, and durable tasks are refused",
+        lambda durable: bool(durable.fault),
+    ),
+    Row("gauge", "journal_live", "tasks", "Durable tasks that have not ended", lambda d: d.live),
+    Row(
+        "gauge",
+        "journal_left",
+        "tasks",
+        "Durable tasks that a drain has left to the next process, which tells what they come to",
+        lambda durable: durable.left,
+    ),
+    Row(
+        "gauge",
+        "journal_unwritten",
+        "records",
+        "Promised records that wait for the disk",
+        lambda durable: durable.unwritten,
+    ),
+    Row(
+        "counter",
+        "journal_lost",
+        "tasks",
+        "Tasks that another orchestrator has taken on while this one stood still; "
+        "those that had ended here too (ended) are in the outcomes of both",
+        lambda durable: [(("live",), durable.lost), (("ended",), durable.outdone)],
+        ("stage",),
+    ),
+    Row("counter", "journal_commits", "transactions", "Transactions", lambda d: d.commits),
+    Row("counter", "journal_records", "records", "Records in them", lambda d: d.records),
+    Row(
+        "counter",
+        "journal_recovered",
+        "tasks",
+        "Tasks of an earlier process, by what was done with them at the start",
+        lambda durable: [((how,), count) for how, count in durable.recovered.items()],
+        ("how",),
     ),
 )

@@ -38,8 +38,7 @@ ANY_KIND = PromptKind()
 
 
 def kind_of(prompt: Prompt, grammar: Grammar | None = None) -> PromptKind:
-    """The kind of a prompt whose answer must match ``grammar``: takes microseconds, however long it
-    is."""
+    """The kind of a prompt, in microseconds; its answer must match ``grammar``."""
     asked = [grammar.kind, grammar.text] if grammar is not None else []
     if isinstance(prompt, str):
         return PromptKind(_hash(asked), _opening(prompt))
@@ -65,7 +64,6 @@ def _openings(words: Sequence[str]) -> tuple[bytes, ...]:
 
 
 def _hash(texts: Iterable[str]) -> bytes:
-    """A hash of texts in their order; empty for none."""
     parts = [text[:_MAX_CHARS] for text in texts]
     if not parts:
         return b""

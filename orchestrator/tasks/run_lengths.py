@@ -32,12 +32,10 @@ SAME_S: Final = 0.02
 """Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
 Calls that follow each other more closely, each with as long a deadline, are rare."""
 HALF_LIFE: Final = 64
-"""Runs after which a run has half its weight."""
 _LEANING: Final = 3.0
 """Weight, in runs, of what is known of a wider kind."""
 _MIN_ALIVE: Final = 0.02
 _FEWEST: Final = 0.1
-"""Fewer expected calls than this are none."""
 _KEPT: Final = 0.5 ** (1 / HALF_LIFE)
 _GRACE_S: Final = 1.0
 
@@ -91,7 +89,6 @@ class RunLengths:
         """The least recently used first."""
 
     def add(self, kinds: Sequence[Kind], calls: int, *, ended: bool) -> None:
-        """Count a run of these kinds, with that many calls."""
         for kind in kinds:
             self._node(kind).add(calls, ended=ended)
 
@@ -220,7 +217,6 @@ class RunWatch:
             self._over(heappop(self._due)[2])
 
     def _over(self, run: _Watched) -> None:
-        """Learn from a run that has no more calls."""
         if not run.calls:
             return
         self.lengths.add(run.kinds, run.calls, ended=not (run.is_cut or run.running))

@@ -71,7 +71,7 @@ class Runs:
     """The runs that have calls to come. A run that is past its deadline is forgotten."""
 
     def __init__(self, clock: Clock, max_runs: int = MAX_RUNS) -> None:
-        self.on_news: Callable[[RunNews], None] = _ignore
+        self.on_news: Callable[[RunNews], None] = lambda news: None
         """Called with what others have to know of the runs here."""
         self._clock = clock
         self._max_runs = max_runs
@@ -137,7 +137,6 @@ class Runs:
         self.on_news(RunNews(tuple(names), run.calls, left_s, deadline.unix_ms))
 
     def hear(self, news: RunNews) -> None:
-        """Take in what another orchestrator tells of a run."""
         run = self._find(news.names)
         if news.calls is not None:
             deadline = Deadline(self._clock.now() + news.left_s, news.unix_ms)
@@ -179,10 +178,6 @@ class Runs:
             self._count -= 1
             if not own:
                 del self._by_key[name.key]
-
-
-def _ignore(news: RunNews) -> None:
-    pass
 
 
 def run_names(job: Job) -> list[RunName]:

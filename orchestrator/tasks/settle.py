@@ -110,8 +110,7 @@ def _settle_fit(task: Task, ending: Ending) -> None:
 
 
 def _with_parts(task: Task, ending: Ending, now: float) -> tuple[Outcome, Part | None]:
-    """The outcome, and the part that was missed: a text that ended well is met if all its parts are
-    (DL-14)."""
+    """The outcome and the missed part: a text is met if all its parts are (DL-14)."""
     if ending.outcome in (Outcome.MET, Outcome.PARTIAL):
         part = task.missed_at(now)
         return (ending.outcome if part is None else Outcome.MISSED), part

@@ -114,7 +114,6 @@ class Tracing:
         return span
 
     def end(self, span: Span) -> None:
-        """End a span now."""
         span.end(self._unix_ns(self._clock.now()))
 
     def start(self, name: str, parent: Context, begun: float) -> Span:
@@ -140,7 +139,6 @@ class RequestSpan:
         self.trace = TraceContext(
             f"{made.trace_id:032x}", f"{made.span_id:016x}", made.trace_flags.sampled
         )
-        """The trace that spans beneath this one belong to."""
 
     def end(self, attributes: Mapping[str, Field], *, failed: bool) -> None:
         """End the span, because the answer is written, or never will be."""
@@ -166,8 +164,7 @@ class TaskSpans:
     def attempt_ended(
         self, address: str, dispatched_at: float, first_token_at: float, end: End | None, now: float
     ) -> None:
-        """Make spans of an attempt that a worker is done with, or, without ``end``, was lost
-        with."""
+        """Make spans of an attempt that ended, or, without ``end``, was lost."""
         self._attempts += 1
         error = "instance_lost" if end is None else (end.code or "")
         lane = self._tracing.add(
@@ -214,7 +211,6 @@ class TaskSpans:
             )
 
     def ended(self, task: Task) -> None:
-        """End the task's span; ``task.ending`` is set."""
         ending, job, marks, span = task.ending, task.job, task.marks, self._span
         assert ending is not None
         if task.model:

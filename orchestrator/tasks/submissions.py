@@ -33,7 +33,6 @@ class SubmissionKey(NamedTuple):
     """A client's own name for its submission, which is valid with its own token only."""
 
     token: str
-    """Fingerprint of the client's token."""
     name: str
 
 
@@ -58,7 +57,6 @@ class Submissions(Generic[T]):
         self._store = store
         self._entries: dict[SubmissionKey, _Entry[T]] = {}
         self._keys: dict[str, SubmissionKey] = {}
-        """Keys by task id."""
         store.on_forget.append(self._forget)
 
     def __len__(self) -> int:

@@ -74,7 +74,6 @@ class EarlierText:
 
     ids: list[int]
     texts: list[str]
-    """Text of each token."""
     differs: Callable[[], None]
     """Ends the task, because the text that is made again is not the same."""
 
@@ -215,7 +214,6 @@ class Task(WorkItem[Job, Listener]):
         self.given_chance: float | None = None
         """The chance (0 to 1) of being in time that it had when it was first sent to a worker."""
         self.losses: list[Loss] = []
-        """Attempts whose worker went away or hung."""
         self.is_resumable = False
         """Whether another instance could continue what it has generated, which ``transcript``
         keeps."""
@@ -236,7 +234,6 @@ class Task(WorkItem[Job, Listener]):
         self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
         self.spans: Traced | None = None
-        """The task's spans, where its trace is kept."""
         self.entry: JournalEntry | None = None
         """Place of the task in the journal; None for most tasks."""
         self.first_id_free = 0
@@ -246,7 +243,6 @@ class Task(WorkItem[Job, Listener]):
 
     @property
     def served_name(self) -> str:
-        """The name by which its client knows the model."""
         return self.model if self.adapter is None else self.adapter.name
 
     @property
@@ -306,7 +302,6 @@ class Task(WorkItem[Job, Listener]):
         return self.transcript
 
     def begin(self, now: float, wait_ms: float) -> None:
-        """Note that the worker started the job after ``wait_ms`` in its own queue."""
         if self.stage is not Stage.DISPATCHED:
             return
         self.stage = Stage.RUNNING
@@ -377,8 +372,7 @@ class Task(WorkItem[Job, Listener]):
                 )
 
     def _repeats(self, earlier: EarlierText, delta: Delta) -> bool:
-        """Whether new tokens are those of the earlier text, as far as that goes; if not, the task
-        ends."""
+        """Whether new tokens are those of the earlier text; if not, the task ends."""
         first, end = self.completion_tokens, self.completion_tokens + len(delta.ids)
         known = earlier.ids[first:end]
         if delta.ids[: len(known)] != known:

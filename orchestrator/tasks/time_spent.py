@@ -44,7 +44,6 @@ class TimeSpent:
         self._paused_in = Phase.DECODE
 
     def sent(self, now: float) -> None:
-        """Note that an attempt begins."""
         self._enter(Phase.WAITING, now)
         self._earlier = self._parts(now, None)
         self._spent = [0.0] * len(Phase)
@@ -58,7 +57,6 @@ class TimeSpent:
             self._worker_wait_s = wait_ms / 1000
 
     def token(self, now: float) -> None:
-        """Note a token of the attempt; only the first one changes anything."""
         if self.phase < Phase.DECODE:
             self._enter(Phase.DECODE, now)
 
@@ -69,7 +67,6 @@ class TimeSpent:
             self._enter(Phase.WAITING, now)
 
     def resumed(self, now: float) -> None:
-        """Note that a paused attempt goes on where it was."""
         self._enter(self._paused_in, now)
 
     def restore(self, spent_s: Sequence[float], now: float) -> None:

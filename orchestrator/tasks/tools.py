@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import msgspec
 
 JsonObject = Mapping[str, object]
-"""The type that JSON's objects decode to."""
 
 
 class Tool(msgspec.Struct, frozen=True):

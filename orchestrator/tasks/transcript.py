@@ -33,7 +33,6 @@ class Transcript:
 
     @property
     def kept_bytes(self) -> int:
-        """Approximate memory that this takes, in bytes, by the weights above."""
         tops = len(self.logprobs[0].top) if self.logprobs else 0
         return TOKEN_BYTES * len(self.ids) + len(self.logprobs) * (
             LOGPROB_BYTES + TOP_LOGPROB_BYTES * tops

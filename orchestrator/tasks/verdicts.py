@@ -61,7 +61,6 @@ def overdue(task: Task, now: float) -> Ending:
 
 
 def no_first_token(task: Task, now: float) -> Ending:
-    """Ending for a first token whose own deadline is past (DL-14)."""
     error = DeadlineExceeded(
         "the first token's deadline passed before any came",
         exceeded_by_ms=1000 * (now - task.parts.cut_at),
@@ -71,7 +70,6 @@ def no_first_token(task: Task, now: float) -> Ending:
 
 
 def aborted(cause: AbortCause) -> Ending:
-    """Ending for a task that somebody entitled to it wants to stop."""
     error: Aborted
     if cause is AbortCause.DISCONNECT:
         error = ClientDisconnected("the client is gone")
@@ -81,7 +79,6 @@ def aborted(cause: AbortCause) -> Ending:
 
 
 def failed(error: TidegateError) -> Ending:
-    """Ending for a failure on our side."""
     return Ending(Outcome.FAILED, FinishReason.ERROR, error)
 
 
@@ -113,7 +110,6 @@ def differs(task: Task) -> Ending:
 
 
 def refused(error: TidegateError) -> Ending:
-    """Ending for a task that was never taken on."""
     return Ending(Outcome.REFUSED, FinishReason.ERROR, error)
 
 

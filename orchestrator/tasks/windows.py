@@ -6,17 +6,71 @@ that does not. A window is a ring of slices: anything older than it is dropped a
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from orchestrator.clock import Clock
+from orchestrator.tasks.deadline import Part
+from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.job import Priority
+from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import TENANT, Row, Samples
 from protocol import Outcome
+
+LIKELY = 0.9
+"""Chance of being in time, when it was sent, above which a task was expected to be."""
+
+
+class MissStage(StrEnum):
+    """The stages that can be to blame."""
+
+    QUEUE = "queue"
+    """The task waited, here or in the worker, or was never sent."""
+    ROUTE = "route"
+    """The way to the worker and back."""
+    PREFILL = "prefill"
+    DECODE = "decode"
+    RETRY = "retry"
+    """An instance did not finish the task, and it began again elsewhere."""
+    PREDICTION = "prediction"
+    """The task was sent in good time by what was known, and the worker took longer."""
+
+
+TIMED = (MissStage.QUEUE, MissStage.ROUTE, MissStage.PREFILL, MissStage.DECODE)
+
+
+def times_of(budget: Budget) -> dict[MissStage, float]:
+    spent = (budget.queue_ms, budget.route_ms, budget.prefill_ms, budget.decode_ms)
+    return dict(zip(TIMED, spent, strict=True))
+
+
+def blame(task: Task, ending: Ending) -> MissStage:
+    """The stage to blame for a miss.
+
+    The first that applies: an instance failed; it was never sent; the way took longest; its chance
+    was good when it was sent; else the stage that took longest. A first token that came too late
+    has nothing to do with decoding, a late one after it with nothing else.
+    """
+    if task.attempts:
+        return MissStage.RETRY
+    if not task.marks.dispatched:
+        return MissStage.QUEUE
+    if ending.missed_part is Part.TOKEN_GAP:
+        return MissStage.DECODE
+    times = times_of(ending.budget)
+    if ending.missed_part is Part.FIRST_TOKEN:
+        del times[MissStage.DECODE]
+    longest = max(times, key=times.__getitem__)
+    if longest is MissStage.ROUTE:
+        return longest
+    if task.given_chance is not None and task.given_chance >= LIKELY:
+        return MissStage.PREDICTION
+    return longest
+
 
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 SLICES = 12
 
 Key = tuple[Priority, str]
-"""Class and tenant."""
 
 
 @dataclass(slots=True)
@@ -46,7 +100,6 @@ class SlidingWindow:
         tally.met += outcome is Outcome.MET
 
     def totals(self, now: float) -> dict[Key, Tally]:
-        """Tallies of all slices together, by key."""
         self._advance(now)
         totals: dict[Key, Tally] = {}
         for part in self._slices:
@@ -83,7 +136,6 @@ class Windows:
             window.count(key, outcome, now)
 
     def by_class(self) -> Iterator[tuple[str, str, Tally, float]]:
-        """Names of each window and class, their tally, and the seconds that the window covers."""
         return self._grouped(lambda key: key[0].value)
 
     def by_tenant(self) -> Iterator[tuple[str, str, Tally, float]]:

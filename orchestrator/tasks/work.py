@@ -102,14 +102,12 @@ class WorkItem(Generic[J, L]):
         "timer",
     )
     what: ClassVar[str]
-    """What this is called in logs."""
 
     def __init__(self, work_id: str, job: J, parts: Parts = NO_PARTS) -> None:
         self.id = work_id
         self.job = job
         self.deadline = job.deadline
         self.parts = parts
-        """Deadlines for parts of the answer (DL-14)."""
         self.correlation_id = job.correlation_id
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)
@@ -121,7 +119,6 @@ class WorkItem(Generic[J, L]):
         self.attempts = 0
         """How often it was sent to an instance that did not finish it."""
         self.failed_on: frozenset[str] = frozenset()
-        """The instances that did not finish it."""
         self.model = ""
         """The model's own name, once it is known that there is such a model."""
         self.instance = ""
@@ -133,11 +130,9 @@ class WorkItem(Generic[J, L]):
 
     @property
     def served_name(self) -> str:
-        """The name by which its client knows the model."""
         return self.model
 
     def names(self) -> dict[str, Field]:
-        """The fields by which log lines name it."""
         return {f"{self.what}_id": self.id, "correlation_id": self.correlation_id}
 
     def listen(self, listener: L) -> None:

@@ -21,7 +21,6 @@ LogFormat = Literal["auto", "json", "text"]
 
 
 def fields(**values: Field) -> Mapping[str, object]:
-    """``extra`` of a logging call: structured fields beside the message."""
     return {"fields": values}
 
 

@@ -5,7 +5,8 @@ somebody scrapes (LB-8). Names end in their unit.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -146,3 +147,55 @@ class _Watch(Collector, Generic[S]):
             for labels, value in [((), read)] if isinstance(read, float | int) else read:
                 metric.add_metric(labels, value)
             yield metric
+
+
+OTHER = "other"
+MAX_TENANTS = 20
+MAX_MODELS = 50
+"""Limits for tenants and models: each value is a time series of its own, and one for every bucket
+of a histogram that has it."""
+
+
+class BoundedValues:
+    """Lets the first ``most`` values through as they are; all that come later are ``other``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[Hashable] = set()
+
+    def of(self, value: str) -> str:
+        """The label value to use for ``value``: itself, or ``other``."""
+        if value in self._known:
+            return value
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(value)
+        return value
+
+
+_LABELLED = re.compile(rb"^([A-Za-z_:][\w:]*)\{", re.M)
+_PLAIN = re.compile(rb"^([A-Za-z_:][\w:]*) ", re.M)
+_FAMILY = re.compile(rb"^(?=# HELP )", re.M)
+
+
+def labelled(page: bytes, label: str, value: str) -> bytes:
+    """A page whose samples have one label more; ``value`` needs no escapes."""
+    pair = f'{label}="{value}"'.encode()
+    page = _LABELLED.sub(rb"\1{" + pair + b",", page)
+    return _PLAIN.sub(rb"\1{" + pair + b"} ", page)
+
+
+def merged(pages: Sequence[bytes]) -> bytes:
+    """One page with the samples of all, whose labels must differ; a metric has one head."""
+    heads: dict[bytes, bytes] = {}
+    samples: dict[bytes, list[bytes]] = {}
+    for page in pages:
+        for family in _FAMILY.split(page.removesuffix(_EOF)):
+            lines = family.splitlines(keepends=True)
+            head = [line for line in lines if line.startswith(b"#")]
+            if head:
+                name = head[0].split(b" ", 3)[2]
+                heads.setdefault(name, b"".join(head))
+                samples.setdefault(name, []).extend(lines[len(head) :])
+    body = b"".join(heads[name] + b"".join(samples[name]) for name in heads)
+    return body + (_EOF if pages[0].endswith(_EOF) else b"")

@@ -74,7 +74,6 @@ def narrate(
 
 
 def narrated(told: Narration, target: str) -> dict[str, Field]:
-    """The fields that every narrated line has."""
     return {"actor": told.actor.value, "action": told.action.value, "target": target or None}
 
 
@@ -257,7 +256,6 @@ _FAILURES = {
 
 
 def of_ending(outcome: Outcome, code: Code | None, cause: AbortCause | None) -> Narration:
-    """The event that tells of a request's end."""
     if outcome is Outcome.ABORTED and cause is AbortCause.DISCONNECT:
         return _GONE
     if code is not None:

@@ -1,4 +1,4 @@
-"""``make bench-slot``: the slot pipeline beside a naive one with the same providers, in turns.
+"""``make bench-slot``: the slot pipeline compared with a naive one, in turns.
 
     python -m perf.clips [--quick] [--json PATH]
     python -m perf.clips --soak 3600 [--json PATH]       make soak-slot

@@ -5,7 +5,6 @@ What all load generators look for in the bytes of a response, and one kept-alive
 
 import asyncio
 import re
-import ssl
 from typing import Final, Self
 
 import msgspec
@@ -41,19 +40,15 @@ class HttpError(RuntimeError):
 
 
 class HttpConnection:
-    """One kept-alive connection for requests one after another, over TLS where a context is given;
-    it has no time limits of its own."""
+    """One kept-alive connection for requests one after another; it has no time limits."""
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
-        self._tls = tls
         self._received = b""
 
     async def __aenter__(self) -> Self:
-        self._reader, self._writer = await asyncio.open_connection(
-            self._host, self._port, ssl=self._tls
-        )
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
         return self
 
     async def __aexit__(self, *_: object) -> None:

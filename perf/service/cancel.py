@@ -18,7 +18,6 @@ The step is what the worker reports of itself. The aim is one step + 5 ms at the
 import asyncio
 import random
 import re
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -146,12 +145,10 @@ async def _running_task(stack: Stack, model: str) -> AsyncIterator[Act]:
 
 
 @asynccontextmanager
-async def running_stream(
-    port: int, model: str, *, ignores_eos: bool = True, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Act]:
+async def running_stream(port: int, model: str) -> AsyncIterator[Act]:
     """Run an OpenAI stream; the act closes its socket."""
-    async with HttpConnection(HOST, port, tls) as stream:
-        stream.send("POST", PATH, completion(model, _TOKENS) | {"ignore_eos": ignores_eos})
+    async with HttpConnection(HOST, port) as stream:
+        stream.send("POST", PATH, completion(model, _TOKENS))
         await stream.until(FIRST_TEXT)
 
         async def act() -> None:

@@ -152,4 +152,4 @@ class _Thing:
 
 
 _THINGS: Final = [_Thing(number) for number in range(4096)]
-BENCH = Bench("step", "what a step costs a worker, beside a plain loop", run, limit_s=60)
+BENCH = Bench("step", "what a step costs a worker, over a plain loop", run, limit_s=60)

@@ -147,7 +147,7 @@ def new_arguments() -> argparse.ArgumentParser:
         default=[SLOW.name],
         help="for traces: slow, twice eight slots, or a demo engine by its slots",
     )
-    add("--rows", type=int, nargs="*", default=list(ROWS), help="fixed numbers, beside ours")
+    add("--rows", type=int, nargs="*", default=list(ROWS), help="fixed numbers of rows, too")
     add("--arrivals", nargs="+", choices=("poisson", "trace"), default=["poisson", "trace"])
     add("--deadlines", type=Manner, nargs="+", choices=list(Manner), default=list(Manner))
     add("--lengths", choices=("open", "known"), default="open")

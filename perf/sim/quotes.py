@@ -1,4 +1,4 @@
-"""What quotes said, beside what became of it (DL-21).
+"""What quotes said, and what became of it (DL-21).
 
 Half facts, half stories of which nobody says how long they will be (``perf.load.cells``), bursts
 among them, on one instance with 64 slots, from half of its capacity to twice as much. Every client

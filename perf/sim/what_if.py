@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.api.http.answer_ids import task_id_of
+from orchestrator.api.http.finding import task_id_of
 from perf.sim.replay.recording import Recorded, RecordedLoad, RecordedRequest
 from perf.sim.replay.verdict import Alone, Findings, Tried, find
 

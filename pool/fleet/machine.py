@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from catalog.errors import ProvisionError
 from pool.artifacts.resolve import resolve_model
 from pool.engines.triton import TritonPorts
 from pool.fleet.beside import PoolOrchestrator
 from pool.fleet.home import InstanceRecord
+from pool.fleet.llamacpp import SERVER, PoolLlamaCpp
 from pool.fleet.member import OnStep, PoolUnit, ports_of
 from pool.fleet.specs import ORCHESTRATOR, AnySpec, InstanceSpec, OrchestratorSpec
 from pool.fleet.triton import PoolTriton, TritonHost, former
 from pool.process.detached import Found, clear_remains, find_detached
+from pool.units.llamacpp import is_asked_for
 
 
 class PoolMachine:
@@ -29,9 +32,14 @@ class PoolMachine:
         ports = (0, 0, 0) if kept is None else kept.ports
         if isinstance(spec, OrchestratorSpec):
             return self._beside(spec, ports[0], on_step)
+        if (model := self._gguf_of(spec)) is not None:
+            return PoolLlamaCpp(self.host, spec, model, ports[0], on_step)
         return PoolTriton(self.host, spec, TritonPorts(*ports), on_step)
 
     def make_former(self, found: Found, on_step: OnStep) -> PoolUnit:
+        if found.label.facts.get("server") == SERVER:
+            gone = InstanceSpec(found.label.unit, model="")
+            return PoolLlamaCpp(self.host, gone, Path(), 0, on_step)
         if found.label.unit != ORCHESTRATOR:
             return former(found, self.host, on_step)
         port = ports_of(found)[0]
@@ -46,6 +54,15 @@ class PoolMachine:
         except ProvisionError:
             return True  # it will fail to start, with the reason, and the old one stays
         return await self.host.gpus.fits_beside(spec, model)
+
+    def _gguf_of(self, spec: InstanceSpec) -> Path | None:
+        """The model of an instance that llama.cpp's server is to run; None for a Triton, which
+        says what is wrong with a model that is not there."""
+        try:
+            model = resolve_model(spec.model, self.host.state_dir)
+        except ProvisionError:
+            return None
+        return model if is_asked_for(spec.settings, model) else None
 
     def _beside(self, spec: OrchestratorSpec, kept_port: int, on_step: OnStep) -> PoolOrchestrator:
         host = self.host

@@ -1,7 +1,7 @@
 """Runs one instance's Triton, detached: finds its model, measures memory before each start."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from pool.process.detached import DetachedProcess, DetachedStarter, Found
 from pool.process.ports import free_ports, host_port, is_free, require_free
 from pool.supervise import Keeping, first_of
 from pool.units.triton import TritonInstance
-from protocol.gguf import is_gguf
 from worker.settings import SHARED_BY
 
 _DEMO = "demo"
@@ -128,23 +127,13 @@ class PoolTriton(TritonInstance):
         if self._wanted.model == _DEMO:
             env["TIDEGATE_WORKER__MODEL_NAME"] = _DEMO
         env |= self._wanted.settings
-        if len(self._group) > 1 and self._is_split(env.get(_ENGINE, "auto"), model):
+        if len(self._group) > 1 and env.get(_ENGINE, "auto") in ("auto", "vllm"):
             env.setdefault(_TENSOR_PARALLEL, str(len(self._group)))
         env |= await asyncio.to_thread(environment_for, env, self._host.state_dir)
         if self._group:
-            try:
-                visible = await self._host.gpus.ledger.visible(self._group)
-            except GpuUnavailable as error:
-                raise StartFailed(str(error)) from error
-            return env | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+            return env | await visible_gpus(self._host, self._group)
         # Not part of the digest: how many share the memory is no reason to start an instance anew.
         return env | {SHARED_BY: str(max(1, self._host.sharing()))}
-
-    @staticmethod
-    def _is_split(engine: str, model: Path) -> bool:
-        """Whether vLLM is to split the model over a group of GPUs. llama.cpp spreads models by
-        itself."""
-        return engine == "vllm" or (engine == "auto" and not is_gguf(model))
 
     def _choose_ports(self) -> TritonPorts:
         """The next start's ports: fixed or kept ones, otherwise free ones. Raises ``PortInUse``."""
@@ -158,6 +147,17 @@ class PoolTriton(TritonInstance):
                 for fixed, before in zip(asked, kept, strict=True)
             )
         )
+
+
+async def visible_gpus(host: TritonHost, group: Sequence[str]) -> dict[str, str]:
+    """Variables by which a process sees these GPUs and no others. Raises ``StartFailed``."""
+    if not group:
+        return {}
+    try:
+        visible = await host.gpus.ledger.visible(group)
+    except GpuUnavailable as error:
+        raise StartFailed(str(error)) from error
+    return {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def former(found: Found, host: TritonHost, on_step: OnStep) -> PoolTriton:

@@ -3,5 +3,6 @@
 - ``unit``            what all have in common: a process, its log, its heartbeats
 - ``triton``          one Triton: start, ready, lost, stop
 - ``triton_control``  asks one over gRPC: is it up, is its model ready, will it drain
+- ``llamacpp``        one llama.cpp server, in the place of a Triton for a GGUF file
 - ``orchestrator``    the orchestrator as a child process
 """

@@ -105,6 +105,7 @@ def test_a_stamp_that_is_cut_short_is_none(
 ) -> None:
     monkeypatch.setattr(bootstrap, "VENV", tmp_path)
     monkeypatch.setattr(bootstrap, "_pip_install", lambda arguments: None)
+    monkeypatch.setattr(bootstrap, "_uv_install", lambda arguments: True)
     monkeypatch.setattr(bootstrap, "_have_the_client_seen", lambda: None)
     with pytest.raises(OSError, match="No space left"):
         bootstrap.install_packages([], bootstrap._STAMP)

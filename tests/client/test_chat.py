@@ -52,6 +52,25 @@ async def test_new_forgets_the_conversation() -> None:
     assert fake.submitted[1]["messages"] == [{"role": "user", "content": "two"}]
 
 
+async def test_a_command_is_never_sent_to_the_model() -> None:
+    fake = FakeOrchestrator([STARTED, token(2, "x"), end(3, 1)])
+    shown = await converse(fake, ["/help", "/quit now", "//etc/hosts", "/exit", "two"])
+    assert "start over" in shown and "There is no /quit; /help" in shown
+    assert [each["messages"][-1]["content"] for each in fake.submitted] == ["/etc/hosts"]
+
+
+async def test_one_question_gets_its_answer_and_a_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed = sse(2, "error", {"code": "deadline_exceeded", "message": "too late by 3 ms"})
+    fake = FakeOrchestrator([STARTED, token(2, "Hello"), end(3, 1)], [STARTED, failed])
+    async with fake.serve():
+        assert await chat.run(fake.base_url, read=chat._one_line("hi")) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith("Hello") and "Ctrl-C" not in shown
+        assert await chat.run(fake.base_url, read=chat._one_line("hi")) == 1
+
+
 async def test_errors_are_shown_and_the_session_goes_on() -> None:
     failed = sse(2, "error", {"code": "deadline_exceeded", "message": "too late by 3 ms"})
     fake = FakeOrchestrator([STARTED, failed], [STARTED, token(2, "fine"), end(3, 1)])
@@ -113,13 +132,14 @@ async def test_no_server_is_one_clear_message(
     unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await chat.run(f"http://127.0.0.1:{unused_tcp_port}") == 1
-    assert "tidegate up" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "tidegate up" in said.err and said.err.count("\n") == 1 and not said.out
 
 
 async def test_unknown_model_names_those_served(capsys: pytest.CaptureFixture[str]) -> None:
     async with FakeOrchestrator().serve() as fake:
         assert await chat.run(fake.base_url, model="other") == 1
-    assert "demo" in capsys.readouterr().out
+    assert "demo" in capsys.readouterr().err
 
 
 async def test_lines_come_from_a_pipe(

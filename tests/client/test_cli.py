@@ -103,7 +103,7 @@ def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
     monkeypatch.setenv("TIDEGATE_WORKER__DEVIC", "cpu")
     assert main(["up", "--device", "cpu"]) == command.EXIT_FAILED
     said = capsys.readouterr().err
-    assert "TIDEGATE_WORKER_KV_BLOCKS: this setting is now TIDEGATE_WORKER__KV__BLOCKS" in said
+    assert "_KV_BLOCKS: not a setting; did you mean TIDEGATE_WORKER__KV__BLOCKS?" in said
     assert "TIDEGATE_WORKER__DEVIC: not a setting; did you mean TIDEGATE_WORKER__DEVICE?" in said
     assert launched == []
 
@@ -334,8 +334,8 @@ def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> No
     assert main(["chat", "--url", "http://h:1", "--deadline-ms", "500"]) == 3
     assert main(["chat", "--first-token-ms", "200", "--token-gap-ms", "50"]) == 3
     assert given == [
-        ("http://h:1", None, "secret", 500, None, None),
-        ("http://127.0.0.1:8080", None, "secret", None, 200, 50),
+        ("http://h:1", None, "secret", 500, None, None, None),
+        ("http://127.0.0.1:8080", None, "secret", None, 200, 50, None),
     ]
 
 

@@ -9,6 +9,7 @@ from catalog.models import ModelCatalog
 from catalog.paths import DEMO_CHECKPOINT
 from pool.spec import LaunchSpec
 from tests.pool.artifacts.test_staging_local import make_folder
+from tests.support import fake_llamacpp
 from tests.support.model_files import checkpoint, gguf
 from tidegate.cli.main import main
 
@@ -99,15 +100,20 @@ def test_up_takes_a_model_by_its_name(
     assert len(launched) == 1
 
 
-def test_up_runs_a_gguf_model_by_the_engine_that_reads_it(
-    home: Path, tmp_path: Path, launched: list[LaunchSpec]
+def test_up_runs_a_gguf_model_by_the_server_that_reads_it(
+    home: Path, tmp_path: Path, launched: list[LaunchSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_folder(tmp_path, {"tiny.gguf": gguf()})
     assert run("add", str(tmp_path / "tiny.gguf"), "--keep-free", "0") == 0
+    assert main(["up", "--model", "tiny"]) == 1
+    assert "not installed here: tidegate engines ensure llamacpp" in capsys.readouterr().err
+    fake_llamacpp.install(home)
+    assert main(["worker", "--model", "tiny"]) == 1
+    assert "take tidegate up" in capsys.readouterr().err
     assert main(["up", "--model", "tiny"]) == 0
     assert main(["up", "--model", str(tmp_path / "tiny.gguf")]) == 0
     for spec in launched:
-        assert spec.worker_env["TIDEGATE_WORKER__ENGINE"] == "llamacpp"
+        assert spec.runs_gguf
         assert spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"].endswith("tiny.gguf")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tidegate
-from clips.api.types import ClipBody
+from clips.api import ClipBody
 from clips.dispatch.job import OUTPUTS
 from clips.extension import clips_of
 from clips.plan.recipe import MAJOR, MINOR

@@ -48,7 +48,7 @@ def files() -> dict[str, bytes]:
 
 
 @pytest.fixture
-async def slots(
+async def fake(
     worker: FakeWorker, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> FakeClips:
     monkeypatch.setitem(fake_slots.FILES, "mp4", files["mp4"])
@@ -88,11 +88,11 @@ PERCENTS = (
 
 
 async def test_a_clip_is_watched_while_it_is_made_and_then_played(
-    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
+    devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await serving(await make_service(worker, token=KEY, slots__serve=True))
     plan = FakePlan(hold_at="clip", given_up=("half the frames a second",))
-    slots.plan = lambda call: plan
+    fake.plan = lambda call: plan
     async with open_tab(devtools, service.url) as tab:
         await tab.until("document.querySelector('#key-dialog').open")
         await tab.type(KEY)
@@ -123,7 +123,7 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
             assert await tab.until(f"{video}.videoWidth") == 32
             assert 1.9 < await tab.until(f"{video}.duration") < 2.3
         # What it was sent as, and what the board makes of the instance.
-        (call,) = slots.calls
+        (call,) = fake.calls
         assert call.recipe["text"].startswith("Good morning") and call.recipe["check"]["enabled"]
         assert (
             call.recipe["portrait"]["seed"] == 5 and "red hair" in call.recipe["portrait"]["prompt"]
@@ -140,10 +140,10 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
 
 
 async def test_by_keyboard_and_on_a_phone(
-    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
+    devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await serving(await make_service(worker, slots__serve=True))
-    slots.plan = lambda call: FakePlan(hold_at="video")
+    fake.plan = lambda call: FakePlan(hold_at="video")
     async with open_tab(devtools, f"{service.url}/", width=360, height=740) as tab:
         await tab.until("document.querySelector('#status').dataset.state === 'ready'")
         await tab.press("3")
@@ -158,12 +158,12 @@ async def test_by_keyboard_and_on_a_phone(
         assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
         await tab.press("Escape")
         assert await until_ended(tab) == "aborted"
-        await service.until(lambda: slots.cancelled == 1)
+        await service.until(lambda: fake.cancelled == 1)
         assert await tab.js("document.querySelector('#clip-cancel').disabled")
-        assert slots.calls[0].recipe["text"] == "Say 1/2 3 d"
+        assert fake.calls[0].recipe["text"] == "Say 1/2 3 d"
         # What cannot be in time says why, and what would do.
-        slots.plan = lambda call: FakePlan()
-        slots.state = fake_slots.make_state(buffer_s=100.0)
+        fake.plan = lambda call: FakePlan()
+        fake.state = fake_slots.make_state(buffer_s=100.0)
         (instance,) = clips_of(service.orchestrator).fleet
         await service.until(lambda: instance.ability.buffer_s == 100.0)
         await tab.js("document.querySelector('[name=clip_on_deadline][value=error]').click()")
@@ -171,7 +171,7 @@ async def test_by_keyboard_and_on_a_phone(
         await tab.press("Enter", CTRL)
         assert await until_ended(tab) == "refused"
         assert "deadline_infeasible" in await tab.text("#clip-reason")
-        assert len(slots.calls) == 1
+        assert len(fake.calls) == 1
         assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
         assert complaints(tab, service) == [f"504 (Gateway Timeout) {service.url}/v2/slots"]
 
@@ -189,7 +189,7 @@ async def test_without_the_model_there_is_no_tab_and_it_says_what_to_do(
 
 
 async def test_an_instance_that_renders_clips_alone_is_well(
-    devtools: str, slots: FakeClips, worker: FakeWorker, make_service: MakeService
+    devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:
     """It serves no text, and is neither red on the board nor counted as an instance for text."""
     worker.is_slots_only = True

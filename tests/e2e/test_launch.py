@@ -86,7 +86,7 @@ class Up:
             "launcher": self.state["launcher_pid"],
             "orchestrator": self.state["orchestrator_pid"],
             "server": instance["pid"],
-            "stub": instance["stub_pids"][0],
+            "stub": next(iter(instance.get("stub_pids", ())), None),
         }[role]
 
     def is_ready(self) -> bool:
@@ -178,7 +178,10 @@ def marks() -> Iterator[list[Marked]]:
 
 def lay_out(checkout: Path) -> None:
     """A checkout that is set up, with everything but most of the tests."""
-    for part in ("catalog", "client", "model_repository", "orchestrator", "pool"):
+    for part in (
+        *("catalog", "client", "clips", "model_repository", "orchestrator", "picker", "pool"),
+        "protocol",
+    ):
         shutil.copytree(ROOT / part, checkout / part)
     (checkout / "worker").symlink_to(ROOT / "worker")  # with what was compiled of it
     (checkout / "tests" / "support").mkdir(parents=True)

@@ -1,38 +1,50 @@
-"""Lanes against the servers themselves, where somebody runs them with the demo checkpoint::
+"""Lanes against the servers themselves: llama.cpp's, where it is installed (make test-llamacpp),
+and those that somebody runs with the demo checkpoint::
 
     REAL_SERVERS='vllm+http://127.0.0.1:8000?tokenizer=worker/demo_model/checkpoint,llamacpp+http://…'
 
-They are big, and not what CI installs: without the variable these tests are skipped.
+They are big, and not what CI installs: without the variable their tests are skipped.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import aiohttp
 import pytest
 
 from orchestrator.lanes import ServerKind, kind_of
 from orchestrator.lanes.endpoint import read_endpoint
+from tests.support.llamacpp import demo_gguf, llamacpp_server
 from tests.support.stack import PATIENCE_S, Orchestrator
 
-SERVERS = [entry for entry in os.environ.get("REAL_SERVERS", "").split(",") if entry]
+OURS = "llamacpp"
+SERVERS = [OURS, *filter(None, os.environ.get("REAL_SERVERS", "").split(","))]
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(not SERVERS, reason="REAL_SERVERS names no servers of other kinds"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ASKED = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 LONG = ASKED | {"max_tokens": 1500}
 
 
-@pytest.fixture(params=SERVERS or ["none"], ids=lambda entry: entry.partition("+")[0])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, Orchestrator]]:
-    entry = request.param + "&alias=demo"
-    orchestrator = Orchestrator(entry)
+@pytest.fixture(scope="module", params=SERVERS, ids=lambda entry: entry.partition("+")[0])
+def entry(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """An entry of ``TIDEGATE_INSTANCES``, without an alias."""
+    if request.param != OURS:
+        yield request.param
+        return
+    folder = tmp_path_factory.mktemp("llamacpp")
+    with llamacpp_server(demo_gguf(folder), folder / "log") as served:
+        yield served.address.partition("&alias=")[0]
+
+
+@pytest.fixture
+async def server(entry: str) -> AsyncIterator[tuple[str, Orchestrator]]:
+    orchestrator = Orchestrator(entry + "&alias=demo")
     await asyncio.to_thread(orchestrator.start)
-    yield request.param, orchestrator
+    yield entry, orchestrator
     assert await asyncio.to_thread(orchestrator.stop) == 0
 
 

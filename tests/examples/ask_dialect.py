@@ -8,8 +8,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import GenerationRequest, read_job
-from orchestrator.api.http.one_answer import whole_answer
-from orchestrator.api.http.responses import json_response
+from orchestrator.api.http.responses import json_response, whole_answer
 from orchestrator.tasks.job import Api, Job, Prompt
 
 ASK: Final = Dialect("/ask", lambda error, request_id: {"sorry": error.message}, is_tolerant=True)

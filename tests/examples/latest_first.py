@@ -1,7 +1,6 @@
 """An order of the queue: who can wait longest goes first, of whatever class."""
 
-from orchestrator.queue.order import Place, Waiting
-from orchestrator.queue.tiers import Tier
+from orchestrator.queue.order import Place, Tier, Waiting
 
 
 class LatestFirst:

@@ -215,7 +215,7 @@ HOMES: Final = {
     "CLIENT_BUFFER_BYTES": "orchestrator.api.http.event_stream",
     "CLIENT_TIMEOUT_S": "orchestrator.api.http.event_stream",
     "DOWN_AFTER_S": "orchestrator.lanes.config",
-    "KEEP_OUTCOMES_S": "orchestrator.tasks.journal.terms",
+    "KEEP_OUTCOMES_S": "orchestrator.tasks.journal.store",
     "KEPT_TASKS": "orchestrator.build",
     "LEASE_S": "orchestrator.state.connection",
     "LOOK_EVERY_S": "orchestrator.instances.discovery.sources",

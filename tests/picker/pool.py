@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multidict import CIMultiDict
 
 from orchestrator.api.http.context import context_of
-from orchestrator.api.openai.errors import OPENAI
+from orchestrator.api.openai.shapes import OPENAI
 from orchestrator.clock import instant
 from orchestrator.errors import DeadlineExceeded
 from orchestrator.settings import whole_settings

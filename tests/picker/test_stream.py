@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from picker.ext_proc import (
     BUFFERED,
     BUFFERED_PARTIAL,
+    CHUNK_BYTES,
     FULL_DUPLEX_STREAMED,
     GRPC,
     METHOD,
@@ -23,7 +24,6 @@ from picker.ext_proc import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from picker.replies import CHUNK_BYTES
 from tests.support.certificates import certificates
 from tests.support.pods import FakePod, ServedPicker, events, serve_picker
 

@@ -54,7 +54,7 @@ def test_the_build_backend_first_then_triton_beside_everything_else(commands: Co
     assert bootstrap.main() == 0
     first, *others = commands.installed
     assert first == "setuptools"
-    assert sorted(others) == sorted([wheel.WHEEL, ".[cpu]"])
+    assert sorted(others) == sorted([wheel.WHEEL, "uv", ".[cpu]"])
 
 
 @pytest.mark.parametrize("has_pip", [True, False])
@@ -74,6 +74,22 @@ def test_a_new_environment_gets_the_pinned_pip(
     assert pip[0] == made_by
 
 
+@pytest.mark.parametrize(
+    ("arguments", "fails_at"),
+    [([], "uv"), ([], "--torch-backend"), (["--pip-args=--no-index"], "")],
+)
+def test_pip_installs_what_uv_cannot(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, arguments: list[str], fails_at: str
+) -> None:
+    """Where uv is not to be had, where it fails, and where the user has said what pip is to do."""
+    commands.fails = lambda command: fails_at in command
+    monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+    assert bootstrap.main() == 0
+    last = next(command for command in reversed(commands) if ".[cpu]" in command)
+    assert last[:3] == [str(bootstrap.VENV_PYTHON), "-m", "pip"]
+    assert bootstrap._has_stamp(bootstrap._STAMP)
+
+
 def test_a_second_run_runs_nothing(commands: Commands) -> None:
     bootstrap.main()
     commands.clear()
@@ -89,12 +105,12 @@ def test_clips_add_to_what_running_needs_and_development_has_them(
     for arguments in (["--slot"], ["--slot"], []):
         monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
         assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[cpu,slot]"]
+    assert commands.installed == ["setuptools", "uv", ".[cpu,slot]"]
     commands.clear()
     for arguments in (["--dev"], ["--dev"], ["--slot"], []):
         monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
         assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[cpu,dev]"]
+    assert commands.installed == ["setuptools", "uv", ".[cpu,dev]"]
 
 
 def test_after_a_change_each_is_installed_when_it_is_wanted(
@@ -107,7 +123,10 @@ def test_after_a_change_each_is_installed_when_it_is_wanted(
     for arguments in ([], ["--dev"]):
         monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
         assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[cpu]", "setuptools", ".[cpu,dev]"]
+    assert commands.installed == [
+        *("setuptools", "uv", ".[cpu]"),
+        *("setuptools", "uv", ".[cpu,dev]"),
+    ]
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
@@ -116,7 +135,7 @@ def test_a_changed_pin_installs_packages_but_no_triton(commands: Commands, chang
     commands.clear()
     (bootstrap.ROOT / changed).write_text("changed")
     assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[cpu]"]
+    assert commands.installed == ["setuptools", "uv", ".[cpu]"]
 
 
 def test_an_interrupted_install_is_repeated(
@@ -128,7 +147,7 @@ def test_an_interrupted_install_is_repeated(
     commands.clear()
     commands.fails = lambda command: False
     assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[cpu]"]
+    assert commands.installed == ["setuptools", "uv", ".[cpu]"]
 
 
 def test_type_checkers_see_the_client(commands: Commands) -> None:
@@ -154,7 +173,7 @@ def test_with_ngcs_triton_the_wheel_is_not_needed(commands: Commands) -> None:
     (bootstrap.NGC_ROOT / "bin").mkdir(parents=True)
     (bootstrap.NGC_ROOT / "bin" / "tritonserver").touch()
     bootstrap.main()
-    assert commands.installed == ["setuptools", ".[cpu]"]
+    assert commands.installed == ["setuptools", "uv", ".[cpu]"]
 
 
 def test_an_unfit_machine_is_told_in_one_sentence(

@@ -16,10 +16,9 @@ from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.placement import Candidate, Placer, PrefixIndex
 from orchestrator.prediction import StepModel
-from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
-from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.prediction import Calibration, Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.start_times import StartTimes

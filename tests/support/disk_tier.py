@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.memory import FakeMemory
-from worker.kv_disk.background import Task
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.block_store import BlockStore
+from worker.kv_disk.transfers import Task
 
 SMALL = BlockFormat("U8", (1, 16), 16)
 ROOMY = (10**9, 10**9)

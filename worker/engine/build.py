@@ -14,12 +14,11 @@ from worker.engine.engine import Engine, EngineConfig
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
-from worker.kv_disk.build import open_disk_tier
-from worker.loaded import LoadedEngine
+from worker.kv_disk.disk_tier import open_disk_tier
+from worker.loaded import LoadedEngine, LoadTiming
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import why_unservable
-from worker.models.load_timing import LoadTiming
 from worker.runner.base import BuiltRunner
 from worker.runner.out_of_memory import StepMemory
 from worker.runner.script import DEFAULT_SCRIPT, Script, read_script

@@ -7,11 +7,12 @@ from typing import Protocol
 import msgspec
 
 from protocol import ModelCard, Pooling, SamplingDefaults
+from protocol.sampling import defaults_of
 from worker.engine.device_facts import device_facts
 from worker.engine.digest import version_of
 from worker.log import model_log
+from worker.models.config import read_generation_config
 from worker.models.folder import model_name
-from worker.models.generation import read_sampling_defaults
 from worker.scheduler.config import MAX_WAITING
 from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
@@ -121,3 +122,16 @@ def model_card(
         device_mask=facts.device_mask,
         deterministic=settings.deterministic and settings.engine == "torch",
     )
+
+
+def read_sampling_defaults(path: Path) -> SamplingDefaults:
+    """Sampling defaults of checkpoint directory ``path``; unfit ones are left out with a warning.
+
+    Raises ``BrokenCheckpoint`` for a file that cannot be read.
+    """
+    found = defaults_of(read_generation_config(path))
+    for unfit in found.unfit:
+        model_log.warning(
+            "%s: %s is out of range and not used", path / "generation_config.json", unfit
+        )
+    return found.defaults

@@ -19,6 +19,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from secrets import randbits
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protocol import (
     FinishReason,
     KvReport,
@@ -37,7 +40,6 @@ from worker.core import (
     JobTokens,
     StepUnderWay,
 )
-from worker.engine.embedding import normalised
 from worker.engine.executor import Executed, Executor
 from worker.engine.expiry import ExpiryCheck
 from worker.engine.kv_events import KvEventQueue
@@ -388,7 +390,7 @@ class Engine(ThreadedEngine):
                 tokens -= new
                 end_reason, request.tokens = LENGTH, request.tokens[: request.prompt_tokens]
                 if request.pooled is not None:
-                    request.embedding = normalised(request.pooled)
+                    request.embedding = _normalised(request.pooled)
             self._finish(request, end_reason, events)
         self._totals.tokens += tokens
 
@@ -498,3 +500,9 @@ def _cut_after_end(
 ) -> tuple[list[int], list[TokenLogprob] | None]:
     end = next(i for i, token in enumerate(ids, 1) if token in end_ids)
     return ids[:end], logprobs and logprobs[:end]
+
+
+def _normalised(vector: NDArray[np.float32]) -> bytes:
+    """``vector`` scaled to length 1, little-endian float32; a sum of states does as a mean."""
+    wide = vector.astype(np.float64)
+    return (wide / max(float(np.linalg.norm(wide)), 1e-12)).astype("<f4").tobytes()

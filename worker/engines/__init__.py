@@ -4,7 +4,7 @@
 only when it is asked for: it has an environment of its own.
 
 - ``backend``  what a third-party engine has to do: batch, compute, sample
-- ``stepped``  what is done for it: deadlines, aborts, order, accounts; ``needs``, ``stats``
+- ``stepped``  what is done for it: deadlines, aborts, order, accounts
 """
 
 import time

@@ -7,11 +7,12 @@ jobs to take up and which to give up.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
+from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob, WorkerStats
 from worker.core import Job
-from worker.scheduler.end_reason import NOT_FINITE
+from worker.engine.stats import Totals
+from worker.scheduler.step_time import StepTime
 
 
 @dataclass(slots=True)
@@ -30,12 +31,6 @@ class Produced:
     message: str = ""
     cached_tokens: int = 0
     """Prompt tokens found computed already; stated with a job's first tokens."""
-
-
-def not_finite(handle: int) -> Produced:
-    """The result of a job whose logits were NaN or infinite; it and its KV have been given up."""
-    end = NOT_FINITE
-    return Produced(handle, end=end.reason, code=end.code, message=end.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +87,48 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release everything. Idempotent."""
+
+
+NO_LOAD: Final = BackendLoad(0, 0, 0, 0)
+"""Load of a backend that was closed."""
+
+
+@dataclass(slots=True)
+class BackendTotals(Totals):
+    """Totals, with ``cached_tokens``: prompt tokens that were found computed already."""
+
+    cached_tokens: int = 0
+
+
+def snapshot(
+    load: BackendLoad,
+    totals: BackendTotals,
+    step_time: StepTime,
+    *,
+    held: int,
+    waiting: int,
+    check_us: float,
+) -> WorkerStats:
+    """The state after a step; ``held`` jobs are the backend's, which may queue some on its own."""
+    queued = min(load.waiting, held)
+    return WorkerStats(
+        kv_blocks_total=load.kv_blocks_total,
+        kv_blocks_used=load.kv_blocks_used,
+        kv_blocks_free=load.kv_blocks_total - load.kv_blocks_used,
+        running=held - queued,
+        waiting=waiting + queued,
+        step_ms=step_time.step_s * 1e3,
+        prefill_tokens_per_s=step_time.prefill_tokens_per_s,
+        tokens_total=totals.tokens,
+        late_tokens_total=totals.late_tokens,
+        jobs_total=totals.jobs,
+        check_us=check_us,
+        steps_total=totals.steps,
+        busy_ms_total=totals.busy_s * 1e3,
+        prefill_tokens_total=totals.prompt_tokens,
+        cached_tokens_total=totals.cached_tokens,
+        kv_blocks_cached=load.kv_blocks_cached,
+        evicted_blocks_total=load.evicted_blocks_total,
+        hit_blocks_total=load.hit_blocks_total,
+        missed_blocks_total=load.missed_blocks_total,
+    )

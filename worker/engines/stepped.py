@@ -20,7 +20,6 @@ next step returns, or later; its end is not published before, for ``LONGEST_LEAV
 import itertools
 import math
 import time
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -40,17 +39,14 @@ from worker.core import (
 )
 from worker.engine.expiry import ExpiryCheck
 from worker.engine.threaded import ThreadedEngine
-from worker.engines.backend import Backend, BackendLoad, Produced
-from worker.engines.needs import lacking
+from worker.engines.backend import NO_LOAD, Backend, BackendLoad, BackendTotals, Produced, snapshot
 from worker.engines.pausing import BackendPauses, PausingBackend
-from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
 from worker.errors import RequestError
 from worker.log import engine_log
 from worker.scheduler.end_reason import (
     ABORTED,
     DRAINED,
     LENGTH,
-    NOT_FINITE_LOG,
     STOPPED,
     TOO_LATE_TO_START,
     EndReason,
@@ -58,8 +54,7 @@ from worker.scheduler.end_reason import (
     grammar_failed,
     loss_of,
 )
-from worker.scheduler.order import latest_start
-from worker.scheduler.refusal import EngineLimits, refused
+from worker.scheduler.refusal import EngineLimits, lacking, refused
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime
 
@@ -291,14 +286,7 @@ class SteppedEngine(ThreadedEngine):
             if refusal is not None:
                 self._told(request, refusal)
                 continue
-            # A job that only reads its prompt generates a token all the same, which is not
-            # published.
-            wanted = request.prompt_tokens + max(1, job.sampling.max_tokens)
-            request.limit_tokens = min(wanted, self._limits.capacity_tokens)
-            room = request.limit_tokens - request.prompt_tokens
-            request.least_tokens = min(request.least_tokens, room)
-            request.latest_start = latest_start(request, self._step_time)
-            insort(self._waiting, request, key=_queue_order)
+            self._limits.line_up(request, self._waiting, self._step_time)
             if job.pause_requested:
                 self._pauses.ask()
             self._stats_due = True
@@ -422,9 +410,6 @@ class SteppedEngine(ThreadedEngine):
         if made.prompt is not None:
             self._events.append(JobPrompt(job, made.prompt))
         end_reason = _own_end(made)
-        if end_reason is not None and end_reason.code is Code.NOT_FINITE:
-            engine_log.error(NOT_FINITE_LOG, len(request.tokens))
-            self._totals.not_finite += 1
         ids, logprobs = list(made.ids), made.logprobs
         if ids and (end_reason is None or end_reason.code is None):
             if request.first_token_at is None:
@@ -528,10 +513,6 @@ class SteppedEngine(ThreadedEngine):
             waiting=len(self._waiting),
             check_us=self._expiry.check_us,
         )
-
-
-def _queue_order(request: Request) -> tuple[float, float]:
-    return request.latest_start, request.submitted_at
 
 
 def _own_end(made: Produced) -> EndReason | None:

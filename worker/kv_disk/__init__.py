@@ -3,8 +3,8 @@
 ::
 
     engine's thread    disk_tier    what to save and to restore; pins pool blocks for the two below
-    two threads        saver        pool → staging → files, and a session's manifest
-                       loader       files → staging → pool
+    two threads        transfers    saver: pool → staging → files, and a session's manifest
+                                    loader: files → staging → pool
     below              block_store  what is on disk: bounded, least recently used goes first
                        block_file   one block as one safetensors file
                        directories  those of other models and engines, listed and removed

@@ -11,15 +11,26 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from pathlib import Path
+from threading import Thread
 
-from worker.kv_disk.background import Background
 from worker.kv_disk.base import TierStats
-from worker.kv_disk.block_store import BlockStore
+from worker.kv_disk.block_store import BlockStore, fingerprint
 from worker.kv_disk.copies import KVMemory
-from worker.kv_disk.loader import Load, Loader
-from worker.kv_disk.saver import PinnedBlock, Save, Saver
+from worker.kv_disk.directories import log_others
+from worker.kv_disk.transfers import (
+    Background,
+    BackgroundThread,
+    Load,
+    Loader,
+    PinnedBlock,
+    Save,
+    Saver,
+)
+from worker.log import model_log
 from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
@@ -275,3 +286,30 @@ class DiskTier:
             self._restored(restore)
         self._restores.clear()
         self._unpin(list(self._saving.values()))
+
+
+def open_disk_tier(
+    scheduler: Scheduler, memory: KVMemory, path: Path, most_bytes: int, origin: str
+) -> DiskTier:
+    """The tier under ``path`` for blocks of this ``origin``, which names what computed them.
+
+    Raises ``ValueError`` when ``path`` cannot be used.
+    """
+    root = path / fingerprint(origin, memory.format)
+    try:
+        store = BlockStore(root, memory.format, most_bytes=most_bytes)
+    except OSError as error:
+        raise ValueError(
+            f"TIDEGATE_WORKER__KV__DISK_PATH: {path} cannot be used ({error.strerror}); name a"
+            " directory that the worker may write to"
+        ) from error
+    model_log.info("KV disk %s holds %d blocks for this model", path, len(store))
+    loading, saving = BackgroundThread("tidegate-kv-load"), BackgroundThread("tidegate-kv-save")
+    # On a thread: there may be a million files to add up, and nothing waits for the sum.
+    Thread(target=_log_others, args=(path, root), name="tidegate-kv-list", daemon=True).start()
+    return DiskTier(scheduler, store, memory, loading, saving)
+
+
+def _log_others(path: Path, own: Path) -> None:
+    with suppress(OSError):  # a directory was removed while it was measured
+        log_others(path, own)

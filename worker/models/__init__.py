@@ -3,12 +3,9 @@
 Without torch, about checkpoints:
 
 - ``config``       what its ``config.json`` says; ``rope_scaling``, ``fields``
-- ``generation``   the sampling that its ``generation_config.json`` recommends
 - ``families``     the architectures, and how they differ
 - ``parameters``   the tensors that a model needs
 - ``folder``       the name of a folder, and what it is when it is not a checkpoint
-- ``digest``       a name for its contents
-- ``load_timing``  how long each phase of a start took
 
 With torch, from files to logits:
 
@@ -16,7 +13,6 @@ With torch, from files to logits:
 - ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``malloc``
 - ``linear``       linear layers as they lie in memory; ``blocked``: for products of our own
                    (``worker.cpu_kernels.block_products``)
-- ``decoder``      the model, written as in the paper
-- ``rope``         rotary positions and their stretches
+- ``decoder``      the model, written as in the paper, with its rotary positions
 - ``model``        from a checkpoint to a model
 """

@@ -4,7 +4,7 @@
 - ``torch_runner``  on the CPU; ``cuda_runner`` on CUDA, with ``cuda_graphs``; ``synthetic`` makes
   tokens up, ``scripted`` has them from a ``script``
 - ``forward``       packed tokens through the model
-- ``memory``, ``cgroup``, ``out_of_memory``  how much there is; steps that do not fit
+- ``memory``, ``out_of_memory``  how much there is; steps that do not fit
 - ``device``, ``precision``, ``utilization``
 - ``device_probe``, ``xid_watch``  whether the device still works; ``simulated_device`` can be told
   not to

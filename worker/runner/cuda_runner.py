@@ -37,9 +37,14 @@ from worker.runner.torch_runner import (
     spread,
 )
 from worker.runner.utilization import StreamMeter, TimingEvent
-from worker.sampling.finite import CheckedRows, check_prompts
-from worker.sampling.pooling import PooledStates, pool_states, pools_any
-from worker.sampling.prompt_scores import PromptScores
+from worker.sampling.prompt_results import (
+    CheckedRows,
+    PooledStates,
+    PromptScores,
+    check_prompts,
+    pool_states,
+    pools_any,
+)
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request

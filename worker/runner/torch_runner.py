@@ -13,9 +13,13 @@ from worker.attention import PackedBatch
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.pinned import upload
 from worker.runner.forward import Forward
-from worker.sampling.finite import CheckedRows, check_prompts
-from worker.sampling.pooling import pool_states
-from worker.sampling.prompt_scores import PromptScores, score_prompts
+from worker.sampling.prompt_results import (
+    CheckedRows,
+    PromptScores,
+    check_prompts,
+    pool_states,
+    score_prompts,
+)
 from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import PENDING, Request

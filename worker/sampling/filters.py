@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.grammar.masks import Masks
 from worker.pinned import upload
 
 _NARROW: Final = 256
@@ -53,7 +54,7 @@ def candidates(
     narrow = limit <= _NARROW // 2
     whole = np.flatnonzero(~filtered)
     if len(whole):
-        mine = _rows_of(logits, whole)
+        mine = rows_of(logits, whole)
         yield Candidates(whole, _weights(mine, mine.amax(-1, keepdim=True), min_p[whole]), None)
     for which, width in (
         (filtered & narrow, _NARROW),
@@ -63,7 +64,7 @@ def candidates(
         if width * _WORTH_SELECTING > vocabulary:
             width = vocabulary
         while len(rows):
-            mine = _rows_of(logits, rows)
+            mine = rows_of(logits, rows)
             values, ids = _largest(mine, width)
             weights = _weights(values, values[:, :1], min_p[rows])
             kept, undecided = _kept(mine, values, limit[rows], top_p[rows])
@@ -73,7 +74,7 @@ def candidates(
                 break
             decided = np.flatnonzero(~undecided)
             if len(decided):
-                yield Candidates(rows[decided], _rows_of(weights, decided), _rows_of(ids, decided))
+                yield Candidates(rows[decided], rows_of(weights, decided), rows_of(ids, decided))
             rows, width = rows[undecided], vocabulary
 
 
@@ -144,8 +145,27 @@ def _by_value(values: NDArray[np.float32], ids: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(keys & 0xFFFFFFFF)
 
 
-def _rows_of(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def rows_of(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
     if len(rows) == len(tensor):
         return tensor
     return tensor[upload(rows, tensor.device)]
+
+
+def apply_masks_(logits: Tensor, masks: Masks) -> None:
+    """Mask the rows of ``logits`` [rows, vocabulary] that are in ``masks``."""
+    if logits.device.type == "cpu":
+        _apply_on_cpu(logits.numpy(), masks)
+        return
+    rows = upload(masks.rows, logits.device)
+    words = upload(masks.words.view(np.int32), logits.device)
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    barred = ((words[:, :, None] >> bits) & 1).reshape(len(rows), -1) == 0
+    mine = logits[rows].masked_fill_(barred[:, : logits.shape[-1]], -torch.inf)
+    logits.index_copy_(0, rows, mine)
+
+
+def _apply_on_cpu(logits: NDArray[np.float32], masks: Masks) -> None:
+    for row, words in zip(masks.rows, masks.words, strict=True):
+        bits = np.unpackbits(words.view(np.uint8), count=logits.shape[-1], bitorder="little")
+        np.copyto(logits[row], -np.inf, where=bits == 0)

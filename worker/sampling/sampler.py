@@ -31,8 +31,7 @@ from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.grammar.masks import Masks
 from worker.pinned import download, upload
-from worker.sampling.filters import candidates
-from worker.sampling.masks import apply_
+from worker.sampling.filters import apply_masks_, candidates, rows_of
 from worker.sampling.params import (
     BIASED,
     CONSTRAINED,
@@ -138,7 +137,7 @@ class Sampler:
         logprobs = None
         if some & WANTS_LOGPROBS:
             wanting = np.flatnonzero(needs & WANTS_LOGPROBS)
-            logprobs = (wanting, self._rows_of(logits, wanting).log_softmax(dim=-1))
+            logprobs = (wanting, rows_of(logits, wanting).log_softmax(dim=-1))
         if some & BIASED:
             rows = np.flatnonzero(needs & BIASED)
             self._biases.add_(logits, rows, slots[rows])
@@ -153,12 +152,12 @@ class Sampler:
                     logits[row, self._upload(own)] = -torch.inf
         if some & CONSTRAINED:
             assert masks is not None
-            apply_(logits, masks())
+            apply_masks_(logits, masks())
         if not some & DRAWS:
             chosen = _argmax(logits)
         else:
             drawing = np.flatnonzero(needs & DRAWS)
-            drawn = self._draw(self._rows_of(logits, drawing), slots[drawing], positions[drawing])
+            drawn = self._draw(rows_of(logits, drawing), slots[drawing], positions[drawing])
             if len(drawing) == len(slots):
                 chosen = drawn
             else:
@@ -246,7 +245,7 @@ class Sampler:
         filters = table.top_k[slots], table.top_p[slots], table.min_p[slots]
         drawn = torch.empty(len(slots), dtype=torch.int64, device=self._device)
         for rows, weights, ids in candidates(scaled, *filters):
-            picked = _pick_at(weights, self._rows_of(uploaded[1], rows))
+            picked = _pick_at(weights, rows_of(uploaded[1], rows))
             if ids is not None:
                 picked = ids.gather(1, picked[:, None]).squeeze(1)
             if len(rows) == len(slots):
@@ -261,14 +260,10 @@ class Sampler:
         wanting: NDArray[np.int64],
         counts: NDArray[np.int64],
     ) -> "_Logprobs":
-        own = logprobs.gather(1, self._rows_of(chosen, wanting)[:, None])
+        own = logprobs.gather(1, rows_of(chosen, wanting)[:, None])
         ranks = (logprobs >= own).sum(dim=-1, dtype=torch.int32)
         top = logprobs.topk(min(int(counts.max()), logprobs.shape[-1]), dim=-1)
         return _Logprobs(wanting, counts, own.squeeze(1), ranks, top.values, top.indices)
-
-    def _rows_of(self, tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
-        """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
-        return tensor if len(rows) == len(tensor) else tensor[self._upload(rows)]
 
     def _upload(self, array: NDArray[np.generic]) -> Tensor:
         return upload(array, self._device)

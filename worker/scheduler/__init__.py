@@ -6,6 +6,6 @@
 - ``request``       a job inside the engine; ``end_reason`` why it ends, ``refusal`` why not begun
 - ``block_pool``    KV pages, references, hashes; ``prefix_cache`` shares them
 - ``step_time``     estimates of how long steps take
-- ``order``         who is served first; ``backfill`` who may go before one that lacks blocks
+- ``order``         who is served first, and who may go before one that lacks blocks
 - ``pauses``        who stands still
 """

@@ -1,10 +1,15 @@
-"""Limits beyond which every engine refuses a job."""
+"""Limits beyond which every engine refuses a job, and the order in which others wait."""
 
+from bisect import insort
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from protocol import Code, FinishReason, context_note
+from protocol import Code, Feature, FinishReason, context_note, features_of
+from worker.core import Job
 from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason
+from worker.scheduler.order import latest_start
 from worker.scheduler.request import Request
+from worker.scheduler.step_time import StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,38 @@ class EngineLimits:
             )
         return None
 
+    def line_up(self, request: Request, waiting: list[Request], step_time: StepTime) -> None:
+        """Put a request that is not refused among ``waiting``, least slack first."""
+        # A job that only reads its prompt generates a token all the same, which is not published.
+        wanted = request.prompt_tokens + max(1, request.job.sampling.max_tokens)
+        request.limit_tokens = min(wanted, self.capacity_tokens)
+        room = request.limit_tokens - request.prompt_tokens
+        request.least_tokens = min(request.least_tokens, room)
+        request.latest_start = latest_start(request, step_time)
+        insort(waiting, request, key=queue_order)
+
+
+def queue_order(request: Request) -> tuple[float, float]:
+    return request.latest_start, request.submitted_at
+
 
 def refused(code: Code, message: str) -> EndReason:
     """End of a job that is refused."""
     return EndReason(FinishReason.ERROR, code, message)
+
+
+def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
+    """Why this engine cannot run a job, or None. Orchestrators avoid such engines beforehand."""
+    needed = features_of(job.sampling)
+    if job.constraint is not None:
+        needed.append(Feature.GRAMMAR)
+    if job.pooling is not None:
+        needed.append(Feature.EMBEDDINGS)
+    missing = [feature.value for feature in needed if feature in lacks]
+    if not missing:
+        return None
+    return refused(
+        Code.INVALID_REQUEST,
+        f"this worker's engine has no {', '.join(missing)}; leave that out, or ask for a model that"
+        " an instance with another engine serves",
+    )

@@ -17,14 +17,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from worker.scheduler.backfill import not_delaying
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.end_reason import EndReason
-from worker.scheduler.order import latest_start, most_urgent_first
+from worker.scheduler.order import most_urgent_first, not_delaying
 from worker.scheduler.plan import Plan, Row
 from worker.scheduler.prefix_cache import PrefixCache
-from worker.scheduler.refusal import EngineLimits
+from worker.scheduler.refusal import EngineLimits, queue_order
 from worker.scheduler.request import PENDING, Request
 from worker.scheduler.sessions import KeptSessions
 from worker.scheduler.stalls import Stalls
@@ -80,14 +79,7 @@ class Scheduler:
         held = len(self.running) + len(self.waiting) + len(self.paused)
         refusal = self._limits.refusal(request, held, now)
         if refusal is None:
-            # A job that only reads its prompt generates a token all the same, which is not
-            # published.
-            wanted = request.prompt_tokens + max(1, request.job.sampling.max_tokens)
-            request.limit_tokens = min(wanted, self.capacity_tokens)
-            room = request.limit_tokens - request.prompt_tokens
-            request.least_tokens = min(request.least_tokens, room)
-            request.latest_start = latest_start(request, self.step_time)
-            insort(self.waiting, request, key=_queue_order)
+            self._limits.line_up(request, self.waiting, self.step_time)
             self._blocked = False
             self.sessions.begin(request)
         return refusal
@@ -282,7 +274,7 @@ class Scheduler:
         for request in self.waiting:
             assert not request.paused, "a paused request waits"
             assert request.slot == -1 and not request.blocks, "a waiting request holds something"
-        assert self.waiting == sorted(self.waiting, key=_queue_order), "the queue lost its order"
+        assert self.waiting == sorted(self.waiting, key=queue_order), "the queue lost its order"
 
     def _has_unregistered_blocks(self, request: Request) -> bool:
         """Whether a step that was launched, and not read yet, fills blocks of ``request``."""
@@ -364,11 +356,11 @@ class Scheduler:
         not_begun = [one for one in prefilling if not one.begun and _is_before(head, one)]
         if not not_begun or not self._would_fit(head, not_begun):
             return
-        for request in sorted(not_begun, key=_queue_order, reverse=True):
+        for request in sorted(not_begun, key=queue_order, reverse=True):
             prefilling.remove(request)
             self._leave_slot(request)
             self.prefix_cache.give_back(request)
-            insort(self.waiting, request, key=_queue_order)
+            insort(self.waiting, request, key=queue_order)
             self.unblock()
             if self._would_fit(head, ()):
                 return
@@ -395,9 +387,5 @@ class Scheduler:
         request.slot = -1
 
 
-def _queue_order(request: Request) -> tuple[float, float]:
-    return request.latest_start, request.submitted_at
-
-
 def _is_before(one: Request, other: Request) -> bool:
-    return _queue_order(one) < _queue_order(other)
+    return queue_order(one) < queue_order(other)

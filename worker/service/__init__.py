@@ -2,8 +2,8 @@
 
 - ``call``      one Triton request as plain data, and the handle that answers it
 - ``lane``      the lane contract: many jobs on one stream, answered in frames
-- ``plain_intake``  takes requests of Triton's vLLM contract; ``plain_request`` reads them,
-  ``plain_reply`` answers them
+- ``plain_intake``  takes requests of Triton's vLLM contract; and answers them;
+  ``plain_request`` reads them
 - ``replies``   lanes and plain requests as the emitter sees them
 - ``emitter``   the one thread that owns every response sender
 - ``kv_events`` what enters and leaves the prefix cache, for lanes

@@ -1,7 +1,6 @@
 """Checks who may open a lane, drain the worker, or generate through the plain contract."""
 
 import hmac
-from collections.abc import Callable
 
 from pydantic import SecretStr
 
@@ -42,10 +41,10 @@ class Secret:
         return self._token is not None
 
 
-def warn_if_open(lane: Secret, say: Callable[[str], None] = service_log.warning) -> None:
+def warn_if_open(lane: Secret) -> None:
     """Tell the operator once, at start, what anybody who reaches Triton's ports may do."""
     if not lane.is_asked:
-        say(
+        service_log.warning(
             "no lane token is set (TIDEGATE_WORKER__LANE_TOKEN): whoever reaches Triton's gRPC "
             "port may open lanes, read the hashes of cached blocks and drain this worker"
         )

@@ -11,7 +11,7 @@ answer (WK-8); vLLM's default of 16 means up to the context's end.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ import msgspec
 
 from protocol import (
     Grammar,
+    GrammarKind,
+    InvalidGrammar,
     ModelCard,
     OnDeadline,
     Sampling,
@@ -32,8 +34,76 @@ from protocol import tensors as names
 from protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
 from worker.errors import ContextOverflow, InvalidCall
 from worker.service.call import Call
-from worker.service.plain_grammar import FIELDS as GRAMMAR_FIELDS
-from worker.service.plain_grammar import read_grammar
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _schema(value: Any) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, _json(value), lenient=True)
+
+
+def _of(kind: GrammarKind) -> Callable[[Any], Grammar]:
+    return lambda value: Grammar(kind, _json(value))
+
+
+_KINDS: Mapping[str, Callable[[Any], Grammar]] = {
+    "json": _schema,
+    "regex": _of(GrammarKind.REGEX),
+    "choice": _of(GrammarKind.CHOICE),
+    "grammar": _of(GrammarKind.LARK),
+    "json_object": lambda value: Grammar(GrammarKind.JSON_OBJECT),
+    "structural_tag": _of(GrammarKind.STRUCTURAL_TAG),
+}
+_NO_KINDS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+"""vLLM's options that change nothing here."""
+_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
+_WHOLE = ("structured_outputs", "guided_decoding")
+_GRAMMAR_FIELDS = (*_WHOLE, *_GUIDED)
+"""Parameters that are read here."""
+
+
+def read_grammar(stated: Mapping[str, Any]) -> Grammar | None:
+    """The grammar that ``stated`` parameters ask for; None for none. Raises ``InvalidCall``."""
+    asked: list[tuple[str, str, Any]] = []
+    for field in _WHOLE:
+        asked += ((field, kind, value) for kind, value in _options(field, stated.get(field)))
+    for field, kind in _GUIDED.items():
+        if stated.get(field) is not None:
+            asked.append((field, kind, stated[field]))
+    if not asked:
+        return None
+    field, kind, value = asked[0]
+    if len(asked) > 1:
+        raise InvalidCall(f"{field} and {asked[1][0]}: expected one thing that the text must match")
+    try:
+        grammar = _KINDS[kind](value)
+        grammar.check()
+    except (InvalidGrammar, ValueError, RecursionError) as error:
+        raise InvalidCall(f"{field}: {excerpt(error, 200)}") from None
+    return grammar
+
+
+def _options(field: str, value: Any) -> list[tuple[str, Any]]:
+    """What an object states, which may stand in a string."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise InvalidCall(f"{field} must be a JSON object") from None
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise InvalidCall(f"{field} must be a JSON object")
+    found = [
+        (kind, one) for kind, one in value.items() if one not in (None, False) and kind in _KINDS
+    ]
+    unknown = [kind for kind in value if kind not in _KINDS and kind not in _NO_KINDS]
+    if len(found) != 1 or unknown:
+        raise InvalidCall(f"{field}: expected exactly one of {', '.join(_KINDS)}")
+    return found
+
 
 MAX_CHOICES = 128
 """Largest ``n``, as on the orchestrator's OpenAI routes."""
@@ -194,7 +264,7 @@ def parse_plain(
         sampling=sampling,
         n=stated.n,
         stop_in_text=stated.include_stop_str_in_output,
-        grammar=read_grammar({name: getattr(stated, name) for name in GRAMMAR_FIELDS}),
+        grammar=read_grammar({name: getattr(stated, name) for name in _GRAMMAR_FIELDS}),
         states_max_tokens=stated.max_tokens is not None,
         states_logprobs=stated.logprobs is not None,
         budget_ms=_budget_ms(stated, default_deadline_ms, unix_ms),

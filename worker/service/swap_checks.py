@@ -15,7 +15,7 @@ from worker.memory import GIB
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import model_name, why_unservable
 from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory, block_bytes
-from worker.settings import BLOCK_TOKENS, RENAMED, WorkerSettings
+from worker.settings import BLOCK_TOKENS, WorkerSettings
 
 _OF_THE_PROCESS = frozenset(
     {
@@ -65,9 +65,9 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
 
 def _problem(name: str) -> str:
     """Why a swap cannot set what is named so; empty if it can."""
-    if RENAMED.get(name, name) in _OF_THE_PROCESS:
+    if name in _OF_THE_PROCESS:
         return "it is the process's own"
-    return problem_of(name, WorkerSettings, RENAMED, "a worker setting")
+    return problem_of(name, WorkerSettings, "a worker setting")
 
 
 def _path_of(started: WorkerSettings, name: str) -> Path:

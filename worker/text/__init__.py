@@ -2,8 +2,7 @@
 
 - ``tokenizer``    encodes; knows special tokens and chat template
 - ``detokenizer``  ids to text, incremental and UTF-8 safe
-- ``stop_strings`` finds stop strings, holding back what might become one
-- ``text_stream``  detokenizes and stops the text of one job
+- ``text_stream``  detokenizes the text of one job, and finds its stop strings across any split
 """
 
 from worker.text.text_stream import Fed, TextStream

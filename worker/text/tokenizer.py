@@ -96,11 +96,6 @@ class Tokenizer:
         return self._hf.id_to_token(token_id) or ""
 
     @property
-    def largest_id(self) -> int:
-        """Largest id of any token, added ones included; -1 without any."""
-        return max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
-
-    @property
     def pieces(self) -> TokenPieces | None:
         """The bytes of each token's text; None where a text is more than these joined."""
         return None if self._texts is None else self._texts.pieces

@@ -39,6 +39,7 @@ DESCRIPTION = """\
 Talk to a model; the answer appears as it is generated.
 
   tidegate chat
+  tidegate chat "Tell me a story."                   one question, and its answer
   tidegate chat --url http://127.0.0.1:9000 --deadline-ms 2000
   echo 'Tell me a story.' | tidegate chat --json
 """
@@ -46,7 +47,12 @@ Talk to a model; the answer appears as it is generated.
 ReadLine = Callable[[], str]
 """Reads the next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
 
-GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over."
+GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over, /help says more."
+HELP = """\
+/new   forget what was said, and start over
+/help  this
+/exit  leave, as Ctrl-D does
+Anything else goes to the model; a line that begins with two slashes goes without the first."""
 
 
 @click.command(cls=Command, help=DESCRIPTION, short_help="talk to a model")
@@ -56,6 +62,7 @@ GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over."
 @option("--first-token-ms", type=POSITIVE, help="and its first token this long")
 @option("--token-gap-ms", type=POSITIVE, help="then a token at least this often")
 @json_option
+@click.argument("question", nargs=-1)
 def chat(
     url: str,
     token: str | None,
@@ -64,14 +71,16 @@ def chat(
     first_token_ms: int | None,
     token_gap_ms: int | None,
     as_json: bool,
+    question: tuple[str, ...],
 ) -> int:
     with importing():
         import asyncio
 
         import tidegate.client  # noqa: F401 - which `run` needs
     talk = run_json if as_json else run
+    read = _one_line(" ".join(question)) if question else None
     try:
-        return asyncio.run(talk(url, model, token, deadline_ms, first_token_ms, token_gap_ms))
+        return asyncio.run(talk(url, model, token, deadline_ms, first_token_ms, token_gap_ms, read))
     except ValueError as error:  # a URL that is none
         raise click.ClickException(f"{error}; see --url") from error
 
@@ -83,8 +92,10 @@ async def run(
     deadline_ms: int | None = None,
     first_token_ms: int | None = None,
     token_gap_ms: int | None = None,
+    read: ReadLine | None = None,
 ) -> int:
-    """Chat until the input ends; returns 0, or 1 when the server cannot be used."""
+    """Chat until the input, by default the terminal's, ends; returns 0, or 1 when the server cannot
+    be used, or has not answered the last question."""
     from rich.console import Console
 
     from tidegate.client import Client
@@ -96,22 +107,38 @@ async def run(
         try:
             models = await client.models()
         except ConnectFailed as error:
-            console.print(f"{error}\nStart a server with `tidegate up`, or name another URL.")
-            return 1
+            return _failed(
+                f"{error}; start a server with `tidegate up`, or name another with --url"
+            )
         except TidegateError as error:
-            console.print(f"{base_url} cannot be used: {error}")
-            return 1
+            return _failed(f"{base_url} cannot be used: {error}")
         if not models:
-            console.print(f"{base_url} serves no model yet; try again in a moment.")
-            return 1
+            return _failed(f"{base_url} serves no model yet; try again in a moment")
         chosen = model or models[0]
         if chosen not in models:
-            console.print(f"No model {chosen!r} at {base_url}; served: {', '.join(models)}.")
-            return 1
+            return _failed(f"no model {chosen!r} at {base_url}; served: {', '.join(models)}")
         options = _options(deadline_ms, first_token_ms, token_gap_ms)
         options["model"] = chosen
-        console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
-        return await Chat(client, console, _line_reader(), options).run()
+        if read is None:
+            console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
+        return await Chat(client, console, read or _line_reader(), options).run()
+
+
+def _failed(why: str) -> int:
+    print(f"tidegate chat: {why}", file=sys.stderr)
+    return 1
+
+
+def _one_line(question: str) -> ReadLine:
+    """Reads one question, and then there is none."""
+    lines = iter([question])
+
+    def read() -> str:
+        for line in lines:
+            return line
+        raise EOFError
+
+    return read
 
 
 async def run_json(
@@ -121,6 +148,7 @@ async def run_json(
     deadline_ms: int | None = None,
     first_token_ms: int | None = None,
     token_gap_ms: int | None = None,
+    read: ReadLine | None = None,
 ) -> int:
     """Chat with a program: one JSON object on a line for each line of input."""
     import asyncio
@@ -136,7 +164,11 @@ async def run_json(
     turns: list[Message] = []
     status = 0
     async with Client(base_url, token=token, retries=NO_RETRIES) as client:
-        while line := await asyncio.to_thread(sys.stdin.readline):
+        while True:
+            try:
+                line = await asyncio.to_thread(read or _read_line)
+            except EOFError:
+                break
             if not line.strip():
                 continue
             turns.append({"role": "user", "content": line.strip()})
@@ -214,26 +246,38 @@ class Chat:
         self._read = read
         self._options = options
         self._turns: list[Message] = []
+        self._status = 0
 
     async def run(self) -> int:
-        """Answer turn after turn until the input ends; returns the exit status."""
+        """Answer turn after turn until the input ends; returns 1 if the last one failed, else
+        0."""
         try:
             while True:
                 # Blocks the loop on purpose: nothing else runs between two turns, and Ctrl-C can
                 # only interrupt line editing in the main thread.
                 line = self._read().strip()
+                if line == "/exit":
+                    raise EOFError
                 if line == "/new":
                     self._turns.clear()
                     self._say("A new conversation.")
+                elif line == "/help":
+                    self._say(HELP)
+                elif line.startswith("/") and not line.startswith("//"):
+                    self._say(f"There is no {line.split()[0]}; /help says what there is.")
                 elif line:
-                    await self._turn(line)
-        except (EOFError, KeyboardInterrupt, _Leave):
+                    await self._turn(line.removeprefix("/"))
+        except EOFError:
+            self._console.print()
+            return self._status
+        except (KeyboardInterrupt, _Leave):
             self._console.print()
             return 0
 
     async def _turn(self, line: str) -> None:
         self._turns.append({"role": "user", "content": line})
         answer = await self._answer()
+        self._status = 1 if answer is None else 0
         if answer is None or not answer.texts:
             self._turns.pop()
         else:
@@ -332,7 +376,11 @@ def _read_terminal() -> str:
 
 def _read_pipe() -> str:
     with _ctrl_c_raises():
-        line = sys.stdin.readline()
+        return _read_line()
+
+
+def _read_line() -> str:
+    line = sys.stdin.readline()
     if not line:
         raise EOFError
     return line

@@ -22,16 +22,17 @@ from orchestrator.tls import SETTING, Tls, stated_tls
 from pool import command
 from pool.artifacts.resolve import resolve_model
 from pool.console import curl_line
-from pool.engines.environments import environment_for
+from pool.engines.environments import environment_for, environment_if_made
 from pool.engines.triton import TritonPorts
 from pool.preflight.slot import check_slot
 from pool.spec import SLOT_MODEL, LaunchSpec
+from pool.units.llamacpp import ENGINE as LLAMACPP
 from pool.units.store import find_store
+from protocol.gguf import find_gguf, is_gguf, parts_of
 from worker.engine_args import read_engine_args
 from worker.environment import unknown_variables
-from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
-from worker.settings import PREFIX, RENAMED, WorkerSettings
+from worker.settings import PREFIX, WorkerSettings
 
 if TYPE_CHECKING:
     from orchestrator.settings import Settings
@@ -107,7 +108,7 @@ def run(args: LaunchOptions) -> int:
     except ProvisionError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
-    problem = None if args.no_llm else _environment_problem() or _model_problem(worker_env)
+    problem = None if args.no_llm else _problem(worker_env, serve=args.serve)
     if problem is not None:
         print(f"tidegate: {problem}", file=sys.stderr)
         return command.EXIT_FAILED
@@ -145,13 +146,17 @@ def run(args: LaunchOptions) -> int:
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
 
 
+def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str | None:
+    return _environment_problem() or _model_problem(worker_env, serve=serve)
+
+
 def _environment_problem() -> str | None:
     """What is wrong with the worker's variables: names that it does not have; else None."""
-    lines = unknown_variables(WorkerSettings, renamed=RENAMED)
+    lines = unknown_variables(WorkerSettings)
     return "\n".join(lines) if lines else None
 
 
-def _model_problem(worker_env: Mapping[str, str]) -> str | None:
+def _model_problem(worker_env: Mapping[str, str], *, serve: bool) -> str | None:
     """Reason why a named model cannot be served, found before anything is started; else None."""
     path = Path(worker_env[_MODEL_PATH])
     script = worker_env.get(_ENGINE_ARGS, "") if worker_env.get(_ENGINE) == SCRIPTED_ENGINE else ""
@@ -162,13 +167,22 @@ def _model_problem(worker_env: Mapping[str, str]) -> str | None:
             read_script(Path(read_engine_args(script).get("script", "")))
         except ValueError as error:
             return str(error)
-    if worker_env.get(_ENGINE) == "llamacpp":
-        from worker.engines.llamacpp.gguf_file import find_gguf, parts_of
-
+    if worker_env.get(_ENGINE) == LLAMACPP:
         try:
             parts_of(find_gguf(path))
-        except BrokenCheckpoint as error:
+        except ValueError as error:
             return str(error)
+        if not environment_if_made(LLAMACPP, state_dir()):
+            return (
+                f"{path} is run by llama.cpp's server, which is not installed here: tidegate"
+                " engines ensure llamacpp"
+            )
+        if not serve:
+            return (
+                "tidegate worker starts Triton, and GGUF files are run by llama.cpp's server: take"
+                " tidegate up, or start that server yourself and name it in TIDEGATE_INSTANCES"
+                " (docs/engines.md)"
+            )
         return None
     if (path / "config.json").is_file():
         return None
@@ -253,8 +267,8 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
             env.setdefault(_MODEL_NAME, registered.name)
     env = _with_script(env, args.model)
-    if _is_gguf(env.get(_MODEL_PATH, "")) and env.get(_ENGINE, "auto") == "auto":
-        env[_ENGINE] = "llamacpp"  # no other reads them
+    if env.get(_ENGINE, "auto") == "auto" and is_gguf(Path(env.get(_MODEL_PATH, ""))):
+        env[_ENGINE] = LLAMACPP  # no worker reads them
     if _MODEL_PATH not in env:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
@@ -271,10 +285,6 @@ def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:
     named = {_MODEL_PATH: str(DEMO_CHECKPOINT), _ENGINE: SCRIPTED_ENGINE}
     script = {_ENGINE_ARGS: json.dumps({"script": str(path)})} if is_file else {}
     return {_MODEL_NAME: path.stem} | env | named | script
-
-
-def _is_gguf(path: str) -> bool:
-    return path.endswith(".gguf") and os.path.isfile(path)
 
 
 def _slot_env(device: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from tidegate.cli.runtime import importing
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _ENGINES = [
-    *("auto", "torch", "vllm", "llamacpp", "transformers"),
+    *("auto", "torch", "vllm", "llamacpp"),
     *("synthetic-free", "synthetic-paced", "synthetic-scripted"),
 ]
 
@@ -121,8 +121,8 @@ _worker_options = _options(
     _of_the_model(
         "--engine",
         type=Choice(_ENGINES),
-        help="auto: vllm on CUDA where it is installed and has the model, llamacpp for"
-        " .gguf files, else torch; synthetic: made-up tokens (auto)",
+        help="auto: vllm on CUDA where it is installed and has the model, llama.cpp's"
+        " server for .gguf files, else torch; synthetic: made-up tokens (auto)",
     ),
     _of_the_model("--instances", type=INSTANCES, default=1, help="Tritons to run"),
     _of_the_model(

@@ -2,7 +2,7 @@
 whether to go on.
 
 A provider loads its model when it is made, keeps it, and renders into views that it is given. It
-serves one slot at a time.
+serves one clip at a time.
 """
 
 from collections.abc import Callable, Sequence

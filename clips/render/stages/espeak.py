@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clips.plan.errors import RecipeError
 from clips.plan.plan import SAMPLE_RATE
-from clips.plan.recipe import Recipe
+from clips.plan.recipe import Recipe, RecipeError
 from clips.render.memory import Resident, media_log
 from clips.render.stages import espeak_child
 from clips.render.stages.base import Step
@@ -124,7 +123,7 @@ class EspeakSpeech:
         except RecipeError:
             raise
         except BaseException:
-            # The process may hang, and its next output would be taken for the next slot's.
+            # The process may hang, and its next output would be taken for the next clip's.
             self._process.kill()
             self._process = _Espeak(self._command)
             raise

@@ -19,7 +19,6 @@ from clips.plan.recipe import Recipe
 from clips.render.memory import Resident
 from clips.render.stages.base import Step
 from clips.render.stages.checkpoint import loading, need_all, not_installed, open_folder, resident
-from clips.render.stages.nf4 import quantise
 from clips.render.stages.pace import Pace
 from worker.errors import LoadError
 
@@ -278,3 +277,33 @@ def _blocks(pictures: Any, texts: Any) -> Iterator[torch.nn.Module]:
 
 def _name(dtype: torch.dtype) -> str:
     return "fp32" if dtype == torch.float32 else "bf16"
+
+
+def quantise(module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace each linear layer of ``module`` by one of 4.13 bits a weight on ``device`` that
+    computes in ``dtype``, one after the other, so that the module is never in memory twice.
+
+    Raises ``LoadError`` without bitsandbytes.
+    """
+    try:
+        from bitsandbytes.nn import Linear4bit, Params4bit
+    except ImportError as error:
+        raise not_installed("flux in nf4", "slot-flux", error) from None
+    for name, layer in list(module.named_modules()):
+        if type(layer) is not torch.nn.Linear:
+            continue
+        small: Any = Linear4bit(
+            layer.in_features,
+            layer.out_features,
+            bias=layer.bias is not None,
+            compute_dtype=dtype,
+            quant_type="nf4",
+            compress_statistics=True,
+            device="meta",
+        )
+        small.weight = Params4bit(
+            layer.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True
+        )
+        small.bias = layer.bias
+        parent, _, last = name.rpartition(".")
+        setattr(module.get_submodule(parent), last, small.to(device))

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from clips.plan.errors import RecipeError
-from clips.plan.recipe import Recipe
+from clips.plan.recipe import Recipe, RecipeError
 from clips.render.memory import Resident, media_log
 from clips.render.stages.base import Step
 from clips.render.stages.checkpoint import loading, need_all, not_installed, open_folder, resident

@@ -7,8 +7,7 @@ from typing import TypeVar
 import torch
 
 from clips.plan.budgets import Stage
-from clips.plan.errors import RecipeError
-from clips.plan.recipe import Chosen
+from clips.plan.recipe import Chosen, RecipeError
 from clips.render.stages.base import (
     CheckProvider,
     PortraitProvider,

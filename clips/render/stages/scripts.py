@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from clips.plan.errors import RecipeError
+from clips.plan.recipe import RecipeError
 from protocol import excerpt
 
 _SAID_BY_ALL: Final = frozenset(

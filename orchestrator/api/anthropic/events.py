@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from orchestrator.api.anthropic.errors import error_body
-from orchestrator.api.anthropic.shapes import message, new_call_id, stop, usage
+from orchestrator.api.anthropic.shapes import error_body, message, new_call_id, stop, usage
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
@@ -52,8 +51,7 @@ class MessageEvents:
     # as a listener
 
     def started(self, task: Task) -> None:
-        """Send nothing: the first byte is the first token's, so that errors can still be a
-        status."""
+        """Send nothing: until the first token's byte an error can still be a status."""
 
     def tokens(self, task: Task, delta: Delta) -> None:
         events = [_BEFORE_TEXT + _encode(text) + _AFTER_TEXT for text in delta.texts if text]
@@ -104,8 +102,7 @@ class MessageEvents:
 
 
 class ParsedMessageEvents(MessageEvents):
-    """Events of a task whose model may think in tags, or call tools: one block for each of
-    those."""
+    """Events of a task whose model may think in tags or call tools: a block for each of those."""
 
     def __init__(self, stream: EventStream, request_id: str, output: TaskOutput) -> None:
         super().__init__(stream, request_id)
@@ -170,7 +167,6 @@ class ParsedMessageEvents(MessageEvents):
         return events
 
     def _close(self) -> list[bytes]:
-        """End the block that is open, if one is."""
         if not self._open:
             return []
         events = []

@@ -16,16 +16,21 @@ from orchestrator.api.anthropic.types import (
     refuse_unsupported,
 )
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
-from orchestrator.api.http.model_names import served_name
-from orchestrator.api.http.one_answer import WholeAnswer, stream_answer, whole_answer
+from orchestrator.api.http.finding import cancel
 from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
-from orchestrator.api.http.responses import json_response, task_fields, task_headers
+from orchestrator.api.http.responses import (
+    WholeAnswer,
+    json_response,
+    stream_answer,
+    task_fields,
+    task_headers,
+    whole_answer,
+)
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Output, ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
@@ -38,8 +43,6 @@ _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class ParsedMessages(NamedTuple):
-    """A parsed request, without its body."""
-
     job: Job
     prompt: Prompt
     tools: ToolUse | None
@@ -112,8 +115,7 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """Accept any date as a version; all mean the same here. Raises ``InvalidRequest`` for
-    others."""
+    """Accept any date as a version; all mean the same. Raises ``InvalidRequest`` for others."""
     version = headers.get("anthropic-version")
     if version is not None and not _VERSION.fullmatch(version.strip()):
         raise InvalidRequest(
@@ -135,15 +137,15 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedMessages:
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, Api.MESSAGES, keep=keep)
     prompt, use = chat_of(body)
-    return ParsedMessages(job, prompt, use, bool(body.stream), thinking_of(body).is_required)
+    must_think = thinking_of(body.thinking).is_required
+    return ParsedMessages(job, prompt, use, bool(body.stream), must_think)
 
 
 async def _with_output(
     request: web.Request, parsed: ParsedMessages
 ) -> tuple[Job, TaskOutput | None]:
-    """The job with its tools applied, and the parser of the model's output where that may be more
-    than text. Raises ``InvalidRequest`` for what the model cannot do, and what ``loaded_model``
-    raises."""
+    """The job with its tools applied, and the parser of output that may be more than text. Raises
+    ``InvalidRequest`` for what the model cannot do, and what ``loaded_model`` raises."""
     encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
         raise InvalidRequest(

@@ -1,7 +1,7 @@
 """Tools of Anthropic's bodies, which of them may or must be called, and how much to think."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -46,28 +46,17 @@ class ThinkingBody(msgspec.Struct, frozen=True):
     display: Unused = NULL
 
 
-class StatesMessagesTools(Protocol):
-    """The fields of a body that are read here."""
-
-    @property
-    def tools(self) -> msgspec.Raw: ...
-    @property
-    def tool_choice(self) -> msgspec.Raw: ...
-    @property
-    def thinking(self) -> msgspec.Raw: ...
-
-
 _tools_reader: Reader[list[MessagesToolBody] | None] = Reader(list[MessagesToolBody] | None)
 _choice_reader: Reader[ChoiceBody | None] = Reader(ChoiceBody | None)
 _thinking_reader: Reader[ThinkingBody | None] = Reader(ThinkingBody | None)
 
 
-def tool_use_of(body: StatesMessagesTools) -> ToolUse | None:
+def tool_use_of(stated_tools: msgspec.Raw, tool_choice: msgspec.Raw) -> ToolUse | None:
     """The tools that may be called; None where there are none. Raises ``InvalidRequest``."""
-    require_bounds(body.tools)
-    require_bounds(body.tool_choice, "tool_choice")
-    choice: ChoiceBody | None = decode_part(body.tool_choice, _choice_reader, "tool_choice")
-    stated: list[MessagesToolBody] | None = decode_part(body.tools, _tools_reader, "tools")
+    require_bounds(stated_tools)
+    require_bounds(tool_choice, "tool_choice")
+    choice: ChoiceBody | None = decode_part(tool_choice, _choice_reader, "tool_choice")
+    stated: list[MessagesToolBody] | None = decode_part(stated_tools, _tools_reader, "tools")
     tools = tuple(
         read_tool(tool.name, tool.description, tool.input_schema, tool.strict, f"tools[{at}]")
         for at, tool in enumerate(stated or ())
@@ -113,10 +102,10 @@ class Thinking(NamedTuple):
     """Whether a model that cannot think is refused; otherwise thinking is a hint."""
 
 
-def thinking_of(body: StatesMessagesTools) -> Thinking:
-    """How much to think, as the body states it. Raises ``InvalidRequest``."""
-    require_bounds(body.thinking, "thinking")
-    stated: ThinkingBody | None = decode_part(body.thinking, _thinking_reader, "thinking")
+def thinking_of(thinking: msgspec.Raw) -> Thinking:
+    """How much to think, as a body states it. Raises ``InvalidRequest``."""
+    require_bounds(thinking, "thinking")
+    stated: ThinkingBody | None = decode_part(thinking, _thinking_reader, "thinking")
     if stated is None:
         return Thinking({}, is_required=False)
     thinks = {"enable_thinking": stated.type != "disabled"}

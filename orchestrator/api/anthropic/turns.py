@@ -87,19 +87,18 @@ Block = (
 
 
 class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn. A body may have so many that garbage collection would cost more than anything
-    else."""
+    """One turn. A body may have so many that garbage collection would dominate."""
 
     role: Literal["user", "assistant", "system"]
     content: str | tuple[Block, ...]
 
 
 def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[Message, ...]:
-    """A chat of alternating turns; a last turn by the assistant is continued.
+    """A chat of alternating turns; a last turn by the assistant is continued. Raises
+    ``InvalidRequest``.
 
     Blocks of one turn are joined as they are, consecutive turns of one role with an empty line
-    between them. Results of tools become turns of their own, before the user's text. Raises
-    ``InvalidRequest``.
+    between them. Results of tools become turns of their own, before the user's text.
     """
     if not messages:
         raise InvalidRequest("messages is empty; it needs at least one", field="messages")

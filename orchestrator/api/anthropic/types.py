@@ -8,22 +8,65 @@ from typing import ClassVar
 
 import msgspec
 
-from orchestrator.api.anthropic.errors import ThreadUnsupported
-from orchestrator.api.anthropic.forms import stated_form
+from orchestrator.api.anthropic.shapes import ThreadUnsupported
 from orchestrator.api.anthropic.tools import thinking_of, tool_use_of
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
+from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import (
     NULL,
     OtherFormsRequest,
     ServedValues,
     StatedGrammar,
     Unused,
+    nothing,
     other_forms,
     refuse_unserved,
 )
-from orchestrator.api.http.template_arguments import template_arguments
+from orchestrator.api.http.grammars import json_schema
+from orchestrator.api.http.tools import require_bounds, template_arguments
+from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Chat, Prompt
+
+
+class FormatBody(msgspec.Struct, frozen=True):
+    """A JSON Schema for the answer; its text goes to the worker as it came."""
+
+    type: str
+    schema: msgspec.Raw = NULL
+    name: Unused = NULL
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    """Output settings. The effort to make is a hint that nothing here depends on."""
+
+    format: msgspec.Raw = NULL
+    effort: Unused = NULL
+    task_budget: Unused = NULL
+
+
+_config_reader: Reader[OutputConfig | None] = Reader(OutputConfig | None)
+_format_reader: Reader[FormatBody | None] = Reader(FormatBody | None)
+
+
+def stated_form(output_config: msgspec.Raw, output_format: msgspec.Raw) -> StatedGrammar | None:
+    """The grammar that the answer must match, if one is stated. Raises ``InvalidRequest``."""
+    require_bounds(output_config, "output_config")
+    config: OutputConfig | None = decode_part(output_config, _config_reader, "output_config")
+    field, stated = "output_config.format", NULL if config is None else config.format
+    if stated == NULL:
+        field, stated = "output_format", output_format
+    require_bounds(stated, field)
+    form: FormatBody | None = decode_part(stated, _format_reader, field)
+    if form is None:
+        return None
+    if form.type != "json_schema":
+        raise InvalidRequest(
+            f"{field}: type {form.type[:32]!r} is not supported; expected json_schema", field=field
+        )
+    if form.schema == NULL:
+        raise InvalidRequest(f"{field}: json_schema needs schema", field=field)
+    return StatedGrammar(field, json_schema(field, form.schema, None))
 
 
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,22 +174,19 @@ class _Thread(msgspec.Struct):
 
 def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolUse | None]:
     """The conversation, and those of its tools that may be called. Raises ``InvalidRequest``."""
-    use = tool_use_of(body)
-    arguments = {**thinking_of(body).arguments, **template_arguments(body.chat_template_kwargs)}
+    use = tool_use_of(body.tools, body.tool_choice)
+    arguments = dict(thinking_of(body.thinking).arguments)
+    arguments |= template_arguments(body.chat_template_kwargs)
     turns = turns_of(body.system, body.messages)
     if use is None and not arguments:
         return turns, None
     return Chat(turns, template_arguments=arguments, tools=use.tools if use else ()), use
 
 
-def _nothing(value: object) -> bool:
-    return not value
-
-
 _ONLY = {
     **other_forms("output_config.format"),
-    "mcp_servers": ServedValues(_nothing, "tools of servers are not served", is_hint=True),
-    "container": ServedValues(_nothing, "tools of servers are not served", is_hint=True),
+    "mcp_servers": ServedValues(nothing, "tools of servers are not served", is_hint=True),
+    "container": ServedValues(nothing, "tools of servers are not served", is_hint=True),
     "speed": ServedValues(
         lambda value: value == "standard", "there is one, standard", is_hint=True
     ),

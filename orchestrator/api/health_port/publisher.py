@@ -1,5 +1,4 @@
-"""The orchestrator's end of the health port: runs a responder process and tells it what to
-answer."""
+"""The orchestrator's end of the health port: runs a responder and tells it what to answer."""
 
 import asyncio
 import json
@@ -27,14 +26,11 @@ Answers = Callable[[], Mapping[str, PreparedResponse]]
 
 
 class HealthPort:
-    """Keeps one responder running, and sends it the answers.
-
-    The socket is bound here and stays open while a responder is replaced: checks wait meanwhile.
-    """
+    """Keeps one responder running, and sends it the answers. The socket stays open while a
+    responder is replaced: checks wait meanwhile."""
 
     def __init__(self, answers: Answers, host: str, port: int, *, is_shared: bool = False) -> None:
-        """Bind the socket; ``is_shared``: other processes listen there too. Raises ``OSError`` if
-        the port cannot be listened on."""
+        """``is_shared``: other processes listen there too. Raises ``OSError``."""
         self.answers = answers
         """The answers as they are now, by path."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -74,7 +70,6 @@ class HealthPort:
             await asyncio.sleep(_RESTART_S)
 
     async def _respond(self) -> None:
-        """Start a responder and publish until it ends."""
         fd = self._listener.fileno()
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -151,7 +151,6 @@ class Responder:
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Serve until the pipe ends."""
         while True:
             ready = self._selector.select(_LOOK_EVERY_S)
             # News from the pipe is read before requests are answered.
@@ -201,11 +200,8 @@ class Responder:
             self._close(fd)
 
     def _exchange(self, fd: int, connection: _Connection) -> bool:
-        """Read, answer and send as far as possible without waiting. Returns whether the connection
-        is over.
-
-        Nothing is read before all is sent, so that a client that does not read takes no memory.
-        """
+        """Read, answer and send without waiting. Returns whether the connection is over. Nothing is
+        read before all is sent, so that a client that does not read takes no memory."""
         exchange, now = connection.exchange, time.monotonic()
         if not exchange.unsent:
             with suppress(BlockingIOError):

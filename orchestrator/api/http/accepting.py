@@ -1,14 +1,111 @@
-"""Accepting connections, as many as open files allow; failures are logged once a minute."""
+"""Accepting connections, as many as open files allow, and a bound on them in all and per address.
+
+The last few are for operators::
+
+    for everybody, 3/4 of them from one address │ operators │ beyond the limit
+    ◀───────────── most - 16 ─────────────────▶ ◀── 16 ───▶ ◀── 64 at most ──▶
+                                                ◀──── all but operators get ───▶
+                                                      a 503 and are closed
+"""
 
 import asyncio
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 from aiohttp import web
 
-from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
+from orchestrator.errors import NoCapacity
 from orchestrator.telemetry.log import fields, service_log
+
+RESERVED_CONNECTIONS = 16
+"""Connections kept for health checks, metrics and operators' calls, out of those allowed in all."""
+MIN_CONNECTIONS = 2 * RESERVED_CONNECTIONS
+_TURNED_AWAY = 64
+"""Connections beyond those allowed that can be open at a time, to be heard and answered."""
+_MAX_OF_ONE = 0.75
+"""Share (0 to 1) of the connections that one address may have, and one of several keys."""
+
+
+class Counted(Protocol):
+    """A connection."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request is in progress."""
+
+    def turn_away(self) -> None:
+        """Close the connection without having heard what it wants."""
+
+
+class KeyShares:
+    """Bounds the requests in progress of each key, and so the connections that it takes."""
+
+    def __init__(self, most: int) -> None:
+        """``most`` is the bound on all connections."""
+        self._most = max(1, int(_MAX_OF_ONE * (most - RESERVED_CONNECTIONS)))
+        self._by_key: Counter[str] = Counter()
+
+    @contextmanager
+    def counted(self, key: str) -> Iterator[None]:
+        """Count a request during the block. Raises ``NoCapacity`` for a key at its share."""
+        if self._by_key[key] >= self._most:
+            raise NoCapacity(
+                f"{self._most} requests of this key are under way, which is its share of the "
+                "connections; try again when some of them have ended",
+                retry_after_ms=1000.0,
+            )
+        self._by_key[key] += 1
+        try:
+            yield
+        finally:
+            self._by_key[key] -= 1
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+
+class ConnectionLimit:
+    """Allows at most ``most`` connections, three quarters of them from one address."""
+
+    def __init__(self, most: int) -> None:
+        self._usual = most - RESERVED_CONNECTIONS
+        self._beyond = RESERVED_CONNECTIONS + min(_TURNED_AWAY, most // 2)
+        self._by_address: Counter[str] = Counter()
+        self._reserved: dict[Counted, None] = {}
+        """Connections beyond those for everybody, the longest silent first."""
+
+    def opened(self, connection: Counted, address: str) -> bool:
+        """Count a connection; False if it is one of the last few, which are not for every request.
+        Where there are too many of those, the longest silent one is closed."""
+        own = self._by_address[address]
+        most_of_one = max(1, _MAX_OF_ONE * self._usual)
+        if self._by_address.total() < self._usual and own < most_of_one:
+            self._by_address[address] += 1
+            return True
+        if len(self._reserved) >= self._beyond:
+            silent = (other for other in self._reserved if not other.is_serving)
+            gone = next(silent, connection)
+            self._reserved.pop(gone, None)
+            gone.turn_away()
+        self._reserved[connection] = None
+        return False
+
+    def heard(self, connection: Counted) -> None:
+        """Note that one of the last few has said something: the others are closed before it."""
+        if connection in self._reserved:
+            self._reserved[connection] = self._reserved.pop(connection)
+
+    def closed(self, connection: Counted, address: str, *, is_reserved: bool) -> None:
+        if is_reserved:
+            self._reserved.pop(connection, None)
+            return
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
 
 _RESERVED_FILES = 256
 """Open files that clients' connections never take, or half of all where there are few: for lanes,
@@ -37,8 +134,7 @@ def raise_file_limit() -> int:
 
 
 def most_connections() -> int:
-    """How many connections the process's limit of open files, raised as far as it may be,
-    allows."""
+    """How many connections the process's raised limit of open files allows."""
     files = raise_file_limit()
     return max(MIN_CONNECTIONS, files - min(_RESERVED_FILES, files // 2))
 
@@ -47,8 +143,8 @@ class Port(asyncio.AbstractServer):
     """Listens at one address for the life of the process, for a server that may be replaced.
 
     asyncio's own server loses a connection that it has accepted and not attached when it closes
-    (cpython#109564), and one that closes for another to listen anew loses what waits in the kernel.
-    Here the socket stays, and ``server`` decides who gets the next connection.
+    (cpython#109564), and one that closes for another to listen loses what waits in the kernel. Here
+    the socket stays, and ``server`` decides who gets the next connection.
     """
 
     def __init__(self, listening: Sequence[socket.socket], server: ProtocolFactory) -> None:
@@ -68,8 +164,7 @@ class Port(asyncio.AbstractServer):
     async def open(
         cls, host: str, port: int, server: ProtocolFactory, *, is_shared: bool = False
     ) -> "Port":
-        """Listen at every address of ``host``; ``is_shared``: as one of several processes. Raises
-        ``OSError``."""
+        """Listen at every address of ``host``; ``is_shared``: with others. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listening: list[socket.socket] = []
@@ -87,14 +182,12 @@ class Port(asyncio.AbstractServer):
         return cls(listening, server)
 
     def hand_over(self, server: ProtocolFactory) -> None:
-        """Have another server get the next connections."""
         self.server = server
         if self.on_handed_over is not None:
             self.on_handed_over()
 
     def close(self) -> None:
-        """Accept no more. Connections that were accepted are attached still: see
-        ``wait_closed``."""
+        """Accept no more; what was accepted is still attached (see ``wait_closed``)."""
         if self._retry is not None:
             self._retry.cancel()
         for listening in self.sockets:

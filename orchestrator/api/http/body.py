@@ -1,36 +1,187 @@
-"""JSON bodies, read within bounds and decoded."""
+"""JSON bodies, read within bounds and decoded.
+
+The bytes of bodies that are arriving are bounded over all connections. They count when they come,
+not when a Content-Length announces them: an announcement alone reserves nothing. Nobody waits for
+room. When there is none, the unfinished body that holds most is given up for one that holds less;
+otherwise the one that wants more is. A few large bodies that never end keep no small one out.
+"""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
-from orchestrator.api.http.body_budget import BodyBudget, BodyShare
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.decode import Reader, decode
-from orchestrator.api.http.elsewhere import ELSEWHERE
+from orchestrator.api.http.finding import ELSEWHERE
 from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, passing_over
-from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.errors import (
     BodyTooLarge,
     BodyTooSlow,
+    DeadlineExceeded,
     InvalidRequest,
+    NoCapacity,
     UnsupportedMediaType,
 )
+from orchestrator.fair_gate import FairGate
 from protocol import excerpt
+
+ALL_BODIES_BYTES: Final = 256 * 2**20
+"""Bytes that all bodies may hold together: 64 of the usual largest size."""
+RETRY_AFTER_MS = 1000.0
+SMALL_BYTES = 64 * 2**10
+"""Largest body that may use the last eighth of the budget. Whole bodies that wait to be decoded are
+never given up, and could otherwise fill it."""
+
+
+class BodyShare:
+    """One body's part of the budget."""
+
+    def __init__(self, budget: "BodyBudget", give_up: Callable[[], None]) -> None:
+        self._budget = budget
+        self.give_up = give_up
+        self.held_bytes = 0
+        self.is_given_up = False
+
+    def take(self, count: int) -> None:
+        """Count more bytes that have come. Raises ``NoCapacity`` if there is no room for them."""
+        if self.is_given_up or not self._budget.make_room(self, count):
+            raise self.refusal()
+        self.held_bytes += count
+
+    def finish(self) -> None:
+        """The whole body is kept from now on. Raises ``NoCapacity`` when it was just given up."""
+        if self.is_given_up:
+            raise self.refusal()
+        self._budget.finished(self)
+
+    def refusal(self) -> NoCapacity:
+        return NoCapacity(
+            f"too many request bodies are arriving at once, of which {self._budget.most_bytes} "
+            "bytes are held; try again shortly",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+
+class BodyBudget:
+    """Bounds all bodies together to ``most_bytes``."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.total_bytes = 0
+        self._unfinished: dict[BodyShare, None] = {}
+
+    @contextmanager
+    def share(self, give_up: Callable[[], None]) -> Iterator[BodyShare]:
+        """A body's part, which is returned at the end of the block. ``give_up`` is called when its
+        room is taken away: it must stop the reading soon, and must not raise."""
+        share = BodyShare(self, give_up)
+        self._unfinished[share] = None
+        try:
+            yield share
+        finally:
+            self._unfinished.pop(share, None)
+            self._release(share)
+
+    def make_room(self, share: BodyShare, count: int) -> bool:
+        """Count ``count`` more bytes for ``share``; False if it may not have them."""
+        is_small = share.held_bytes + count <= SMALL_BYTES
+        most = self.most_bytes if is_small else self.most_bytes * 7 // 8
+        while self.total_bytes + count > most:
+            others = (other for other in self._unfinished if other is not share)
+            largest = max(others, key=lambda other: other.held_bytes, default=None)
+            if largest is None or largest.held_bytes <= share.held_bytes + count:
+                return False
+            del self._unfinished[largest]
+            self._release(largest)
+            largest.is_given_up = True
+            largest.give_up()
+        self.total_bytes += count
+        return True
+
+    def finished(self, share: BodyShare) -> None:
+        self._unfinished.pop(share, None)
+
+    def check_integrity(self) -> None:
+        assert 0 <= self.total_bytes <= self.most_bytes
+        assert sum(share.held_bytes for share in self._unfinished) <= self.total_bytes
+        assert not any(share.is_given_up for share in self._unfinished)
+
+    def _release(self, share: BodyShare) -> None:
+        self.total_bytes -= share.held_bytes
+        share.held_bytes = 0
+
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+_BYTES_PER_S = 2**20
+"""Size in bytes that sets a body back by one second in its tenant's order of work."""
+
+
+class LargeBodies:
+    """Turns large bodies into requests on a thread, one after the other, tenants in turn.
+
+    The decoder holds the interpreter lock, for some 10 ms per megabyte, so the thread rests after
+    each body for as long as it took. A tenant's body goes before those of its own that came up to a
+    second earlier for each megabyte that they are larger.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tidegate-bodies")
+        self._gate = FairGate()
+        self._rests_until = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._gate.is_busy
+
+    async def work(self, call: Callable[[], T], size: int, due_at: float, tenant: str = "") -> T:
+        """Run ``call`` on the thread. ``size`` is the body's, in bytes; ``due_at`` is on the loop's
+        clock. Raises ``DeadlineExceeded`` if its turn has not come by then."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(due_at):
+                await self._gate.enter(tenant, loop.time() + size / _BYTES_PER_S)
+        except TimeoutError:
+            late_s = loop.time() - due_at
+            raise DeadlineExceeded.before("the body was read; send less", late_s) from None
+        began = loop.time()
+
+        def done(work: "asyncio.Future[Any]") -> None:
+            if not work.cancelled():
+                work.exception()  # the client may be gone, and then nobody needs to know
+            self._gate.leave(tenant, loop.time() - began)
+
+        work = loop.run_in_executor(self._executor, self._work, call)
+        work.add_done_callback(done)
+        return await asyncio.shield(work)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self, call: Callable[[], T]) -> T:
+        began = time.monotonic()
+        if began < self._rests_until:
+            time.sleep(self._rests_until - began)
+            began = time.monotonic()
+        try:
+            return call()
+        finally:
+            ended = time.monotonic()
+            self._rests_until = ended + (ended - began)
+
+
 BODIES = web.AppKey("bodies", BodyBudget)
 
 BODY_TIMEOUT_S: Final = 30.0
-"""Seconds that a client may take to send a body, or the next piece of a file: enough for 4 MiB over
-1.2 Mbit/s."""
+"""Seconds for a body, or the next piece of a file: enough for 4 MiB over 1.2 Mbit/s."""
 
 INLINE_BYTES = 64 * 1024
 """Largest body that costs the event loop less than a millisecond, and is decoded on it."""
@@ -39,12 +190,9 @@ LARGE_BODIES = web.AppKey("large_bodies", LargeBodies)
 
 
 async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T], R]) -> R:
-    """Read the request's body as ``reader``'s type; returns what ``make`` makes of it.
-
-    Nothing else of the body is kept. For a large body both happen on a thread. Raises
-    ``InvalidRequest`` or a kind of it, and ``DeadlineExceeded`` when the deadline of the headers
-    passes meanwhile.
-    """
+    """Read the request's body as ``reader``'s type; returns what ``make`` makes of it, and keeps
+    nothing else. Raises ``InvalidRequest`` or a kind of it, and ``DeadlineExceeded`` when the
+    deadline of the headers passes meanwhile."""
     require_json(request)
     patience = asyncio.timeout(BODY_TIMEOUT_S)
 

@@ -1,10 +1,12 @@
-"""One client's connection: bounds how long a head may take, and notices hang-ups and idle readers.
+"""The server, and its clients' connections: bounds how long a head may take, notices hang-ups and
+idle readers, and leaves nothing to be answered by aiohttp itself.
 
 aiohttp allows a connection an hour of silence, and buffers what comes behind a running request,
 where an end of input does not show.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -12,19 +14,31 @@ from aiohttp import HttpVersion11, web
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from orchestrator.api.http.connection_limit import ConnectionLimit
+from orchestrator.api.auth import is_admin_call, is_open_path
+from orchestrator.api.config import CONFIG, ApiConfig
+from orchestrator.api.http.accepting import ConnectionLimit
+from orchestrator.api.http.browsers import Browsers
+from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
 from orchestrator.api.http.event_stream import STREAM
-from orchestrator.api.http.hang_ups import HangUps, Prober, notice_vanished, unacknowledged_bytes
-from orchestrator.api.http.losses import Losses
-from orchestrator.api.http.unhandled import Unhandled
-from orchestrator.errors import TidegateError
-from orchestrator.settings import HttpSettings
+from orchestrator.api.http.hang_ups import (
+    CAN_WATCH,
+    HangUps,
+    Losses,
+    Prober,
+    notice_vanished,
+    unacknowledged_bytes,
+)
+from orchestrator.api.http.responses import Unhandled
+from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
 from orchestrator.telemetry.log import fields, service_log
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 HEADER_TIMEOUT_S: Final = 20.0
 """Seconds that a client may take to send a request's head, from its first byte on."""
 RESERVED_HEADER_TIMEOUT_S: Final = 2.0
 """Seconds for a head at the last connections, which are kept for operators."""
+_EXPECTED = "100-continue"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The one interim response that every client of HTTP/1.1 accepts, asked for or not."""
 _NO_ROOM = (
@@ -36,28 +50,20 @@ _NO_ROOM = (
 
 class Connection(RequestHandler):
     """One client's connection. Closed when a request's head takes too long to come, or when nothing
-    of what is sent is read for as long as an idle connection may stand.
-
-    A client that ends its side of the connection behind a whole request still gets its answer, as
-    long as it is there to read it; see ``hang_ups``.
-    """
+    of what is sent is read for as long as an idle connection may stand. A client that only ends its
+    side behind a whole request still gets its answer; see ``hang_ups``."""
 
     def __init__(
         self,
-        server: web.Server,
-        settings: HttpSettings,
-        limit: ConnectionLimit,
-        unhandled: Unhandled,
-        hang_ups: HangUps | None,
-        losses: Losses,
+        server: "_Server",
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
-        self._settings = settings
-        self._limit = limit
-        self._unhandled = unhandled
-        self._hang_ups = hang_ups
-        self._losses = losses
+        self._settings = server.settings
+        self._limit = server.limit
+        self._unhandled = server.unhandled
+        self._hang_ups = server.hang_ups
+        self._losses = server.losses
         self._address: str | None = None
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
@@ -86,7 +92,6 @@ class Connection(RequestHandler):
 
     @property
     def is_serving(self) -> bool:
-        """Whether a request is in progress."""
         return self._current_request is not None
 
     @property
@@ -130,7 +135,6 @@ class Connection(RequestHandler):
         self._write_timer = self._loop.call_later(timeout_s, look)
 
     def _unsent_bytes(self) -> int:
-        """Bytes that we and the kernel hold for the client."""
         assert self.transport is not None
         ours: int = self.transport.get_write_buffer_size()
         return ours + unacknowledged_bytes(self._fd)
@@ -244,9 +248,8 @@ class Connection(RequestHandler):
         super()._resume_transport_reading()
 
     def _discard_input(self) -> None:
-        """Read on, but keep nothing more: unread bytes would hide the end of input for ever once
-        they fill the window. Requests that are whole are answered; then the connection is closed,
-        as it may be (RFC 9112, 9.3.2)."""
+        """Read on, but keep nothing: unread bytes would hide the end of input once they fill the
+        window. Whole requests are answered; then the connection is closed (RFC 9112, 9.3.2)."""
         self._discards = True
         self._in_head = False
         if self._messages and not self._payload.is_eof():
@@ -320,3 +323,63 @@ class Connection(RequestHandler):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+class Runner(web.AppRunner):
+    """An application's runner whose connections are ``Connection`` objects."""
+
+    async def _make_server(self) -> web.Server:
+        orchestrator = self.app[ORCHESTRATOR]
+        unhandled = Unhandled(orchestrator, self.app[DIALECTS], self.app[HTTP_ERRORS])
+        return _Server(await super()._make_server(), self.app[CONFIG], unhandled)
+
+
+class _Server(web.Server):
+    """Makes connections. ``made`` is aiohttp's own server, for the application."""
+
+    def __init__(self, made: web.Server, config: ApiConfig, unhandled: Unhandled) -> None:
+        super().__init__(
+            self._outermost(made.request_handler),
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            **made._kwargs,
+        )
+        self.settings = config.http
+        self.unhandled = unhandled
+        self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
+        self.losses = Losses(self._loop)
+        self.limit = ConnectionLimit(config.http.max_connections)
+        self._browsers = Browsers(config.http)
+
+    def __call__(self) -> RequestHandler:
+        return Connection(self, loop=self._loop, **self._kwargs)
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - aiohttp's
+        await super().shutdown(timeout)
+        if self.hang_ups is not None:
+            self.hang_ups.close()
+
+    def _outermost(self, handle: Handle) -> Handle:
+        """``handle``, after what aiohttp would refuse before any middleware, such as ``Expect``."""
+
+        async def outermost(request: web.BaseRequest) -> web.StreamResponse:
+            connection, refused = request.protocol, self.unhandled.refused
+            assert isinstance(connection, Connection)
+            method, path = request.method, request.path
+            for_operators = is_open_path(path) or is_admin_call(method, path)
+            if connection.is_reserved and not for_operators:
+                no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)
+                response = refused(request, no_room)
+                response.headers.update(self._browsers.headers(request.headers))
+                return response
+            if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
+                # aiohttp's own answer repeats the header, and breaks off where it is not text.
+                wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
+                return refused(request, wrong)
+            try:
+                return await handle(request)
+            except web.HTTPException as error:
+                message = f"the request cannot be served: {error.reason}"
+                return refused(request, InvalidRequest(message))
+
+        return outermost

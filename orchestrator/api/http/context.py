@@ -9,6 +9,7 @@ from aiohttp import web
 from prometheus_client import Counter
 
 from orchestrator.api.auth import ANYBODY, Authenticator, Key
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.ignored import Ignored
 from orchestrator.clock import Clock, Instant, instant
 from orchestrator.errors import InvalidRequest, TidegateError
@@ -20,6 +21,8 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
 from protocol import Grammar
 
+ANY_END = "*"
+"""Ends an alias that stands for all names that begin like it."""
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
 """OpenAI's name for the correlation id's header, which proxies use too."""
@@ -84,13 +87,11 @@ class Context:
     grammars: tuple[Grammar, ...] = ()
     """Grammars one of which the answer must match."""
     ignored_headers: list[str] = field(default_factory=list)
-    """Headers of gateways and SDKs that could not be read, or may not count; named in the
-    answer."""
+    """Headers of gateways and SDKs that cannot be read or may not count; the answer names them."""
     task: Task | None = None
     """The request's task, once it is admitted."""
     body: bytes | None = None
-    """The body that was read, where the request may have to be handed on to another orchestrator;
-    dropped once the answer begins."""
+    """The body, where another orchestrator may have to get it; dropped once the answer begins."""
     is_forwarded: bool = False
     """Whether another orchestrator answers."""
     adapt: Callable[[Job], Job] | None = None
@@ -98,7 +99,6 @@ class Context:
 
     @property
     def answer_id(self) -> str:
-        """Id under which the answer names the request."""
         return self.request_id or self.correlation_id
 
 
@@ -128,8 +128,7 @@ def context_of(
 
 
 def read_correlation_id(request: web.Request, default: str) -> str:
-    """The client's correlation id, else ``default``. Raises ``InvalidRequest`` for one that is
-    unfit to be passed on."""
+    """The client's correlation id, else ``default``. Raises ``InvalidRequest``."""
     given = request.headers.get(CORRELATION_HEADER)
     if given is None:
         return default
@@ -144,3 +143,29 @@ def read_correlation_id(request: web.Request, default: str) -> str:
 def trace_of(request: web.Request) -> TraceContext | None:
     """The trace that the request is part of: its own span if there is one, else the caller's."""
     return request.get(TRACE) or read_traceparent(request.headers.get("traceparent"))
+
+
+def served_name(request: web.Request, name: str | None) -> str:
+    """Our name for the model that a client asks for; empty where it leaves that to us."""
+    if not name:
+        return ""
+    aliases = request.app[CONFIG].model_aliases
+    if name in aliases:
+        return aliases[name]
+    open_ended = (one for one in aliases if one.endswith(ANY_END))
+    begun = (one for one in open_ended if name.startswith(one.removesuffix(ANY_END)))
+    longest = max(begun, key=len, default=None)
+    if longest is None or _is_ours(request, name):
+        return name
+    return aliases[longest]
+
+
+def listed_aliases(app: web.Application) -> Mapping[str, str]:
+    """Aliases that stand for one name each, with their models."""
+    aliases = app[CONFIG].model_aliases
+    return {name: model for name, model in aliases.items() if not name.endswith(ANY_END)}
+
+
+def _is_ours(request: web.Request, name: str) -> bool:
+    orchestrator = request.app[ORCHESTRATOR]
+    return name in orchestrator.models.by_name() or name in orchestrator.stages.demand.loadable()

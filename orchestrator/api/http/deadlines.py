@@ -17,7 +17,7 @@ For the whole request; the earliest of all wins, and the answer names it (DL-20)
 ==================================  ===========================================  ===========
 
 A bound says how long somebody between us and the user waits for this exchange. It makes a deadline
-earlier and never later, and means nothing for a task that goes on without its client. The last two
+earlier and never later, and means nothing for a task that outlives its connection. The last two
 say how long an SDK waits for an answer in one piece, or between two pieces of one: they count for
 the former only. ``x-request-timeout`` has no standard: without a unit it means seconds, and more
 than 3600 of them are passed over, for they are probably milliseconds.
@@ -33,7 +33,7 @@ For parts of the answer (DL-14), none negative; the smallest of all wins:
 ``x-llm-d-slo-tpot-ms``, ``x-slo-…``      milliseconds             llm-d's       a target
 ========================================  =======================  ============  ================
 
-llm-d's router bounds the wait in its queue by ``x-llm-d-inference-ttl``: what has begun goes on.
+llm-d's router bounds the wait in its queue by ``x-llm-d-inference-ttl``: what has begun continues.
 
 A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
 target, the request ends there; a target that is missed stops nothing.
@@ -64,11 +64,9 @@ _RFC3339 = re.compile(
 )
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 _MIN_S = -1e12
-"""Earliest deadline, relative to arrival: anything earlier is just as late, and unfit to be
-shown."""
+"""Earliest deadline, relative to arrival: anything earlier is just as late."""
 _SECONDS_OF_OUR_TIME = (1e9, 1e11)
-"""Numbers that are plausible as epoch seconds (since 2001); as milliseconds, they would be in the
-1970s."""
+"""Plausible as epoch seconds (since 2001); as milliseconds they would be in the 1970s."""
 _GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _GRPC_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
@@ -76,8 +74,7 @@ _GO_DURATION = re.compile(rf"[+-]?(?:0|(?:{_GO_STEP.pattern})+)", re.ASCII)
 _GO_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _GO_UNIT_S |= {"m": 60.0, "h": 3600.0}
 _MAX_BARE_S = 3600.0
-"""Largest number without a unit that is taken as seconds in a header that some write in seconds and
-some in milliseconds."""
+"""Largest bare number taken as seconds in a header that some write in milliseconds."""
 
 
 _Read = Callable[[str], float | None]
@@ -110,12 +107,10 @@ def read_deadline(
     in_one_piece: bool = False,
     ignored: MutableSequence[str] | None = None,
 ) -> Deadline:
-    """The deadline of a request, whose answer comes ``in_one_piece`` or bit by bit.
-
-    ``is_awaited``: the client waits for it on this connection, so that bounds count. Unreadable
-    headers of gateways and SDKs are added to ``ignored``. Raises ``InvalidRequest`` for unreadable
-    ones that a client states itself.
-    """
+    """The deadline of a request, whose answer comes ``in_one_piece`` or bit by bit. Bounds count if
+    the client waits for it on this connection (``is_awaited``). Unreadable headers of gateways and
+    SDKs are added to ``ignored``. Raises ``InvalidRequest`` for those that a client states
+    itself."""
     passed_over: MutableSequence[str] = [] if ignored is None else ignored
     stated = list(_budgets(headers, arrival))
     for name, read in _DEADLINES_OF_OTHERS.items():
@@ -289,8 +284,7 @@ def _absolute_s(value: str) -> float:
 
 
 def _rfc3339_s(minute: str, second: str, fraction: str, zone: str) -> float:
-    """Unix time in seconds. A leap second (RFC 3339, 5.7) is the first of the next day, as in
-    POSIX."""
+    """Unix time in seconds. A leap second (RFC 3339, 5.7) is the next day's first, as in POSIX."""
     leap_s = second == "60"
     moment = datetime.fromisoformat(f"{minute}{'59' if leap_s else second}{zone}".upper())
     utc = moment.astimezone(UTC)
@@ -307,8 +301,7 @@ def _grpc_timeout_s(value: str) -> float:
 
 
 def _go_duration_s(value: str) -> float | None:
-    """A duration in seconds, read like Go's ``time.ParseDuration``, as llm-d's router does; None
-    where it cannot be read."""
+    """A duration in seconds, as Go's ``time.ParseDuration`` reads it; None if unreadable."""
     if not _GO_DURATION.fullmatch(value):
         return None
     seconds = sum(float(count) * _GO_UNIT_S[unit] for count, unit in _GO_STEP.findall(value))

@@ -1,16 +1,20 @@
-"""JSON to a type, with errors that name the field that is wrong and what it may be."""
+"""JSON to a type, with errors that name the field that is wrong and what it may be.
+
+Where unknown fields are ignored, the text is parsed again along its type to find their names. The
+content of unknown fields, and of what the type leaves raw, is not examined.
+"""
 
 import re
-from collections.abc import Iterator
-from functools import cached_property
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property, reduce
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, overload
 
 import msgspec
 import msgspec.inspect as types
 
-from orchestrator.api.http.ignored import passed_over
-from orchestrator.api.http.message_types import with_unknown_fields
-from orchestrator.api.http.unknown_fields import put_down_unknown
+from orchestrator.api.http.ignored import Ignored, passed_over
 from orchestrator.errors import InvalidRequest
 from protocol import excerpt
 
@@ -25,10 +29,8 @@ _STEP = re.compile(r"[^.\[\]]+")
 
 class Reader(Generic[T]):
     """Reads JSON as a type: strictly, or, where the request is read tolerantly (``passing_over``),
-    ignoring fields that the type lacks and accepting numbers in strings.
-
-    Reading tolerantly costs nothing extra for a text without such fields: the same decoding tells.
-    """
+    ignoring unknown fields and accepting numbers in strings. That costs nothing extra for a text
+    without such fields: the same decoding tells."""
 
     @overload
     def __init__(self, kind: type[T], *, strict: bool = True) -> None: ...
@@ -59,8 +61,7 @@ class Reader(Generic[T]):
 
     @cached_property
     def _closed(self) -> "msgspec.json.Decoder[T]":
-        """Decoder that refuses unknown fields even in types that allow them, so that they are
-        noticed."""
+        """Refuses unknown fields even in types that allow them, so that they are noticed."""
         kind = with_unknown_fields(self.type, forbidden=True)
         return msgspec.json.Decoder(kind, strict=False)
 
@@ -93,8 +94,7 @@ def decode(body: bytes, reader: Reader[T]) -> T:
 
 
 def decode_part(part: msgspec.Raw, reader: Reader[T], field: str) -> T:
-    """Read a part of a body that was left raw, at ``field``, as ``reader``'s type. Raises
-    ``InvalidRequest``."""
+    """Read a part of a body that was left raw, at ``field``. Raises ``InvalidRequest``."""
     try:
         return reader.read(part, field)
     except msgspec.ValidationError as error:
@@ -161,8 +161,163 @@ def _inside(place: types.Type, step: str) -> Iterator[types.Type]:
         yield from _alternatives(place.item_type)
 
 
-def _alternatives(place: types.Type) -> Iterator[types.Type]:
-    if isinstance(place, types.UnionType):
-        yield from place.types
-    else:
-        yield place
+def mapped(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """``kind`` with each type in it replaced by ``change`` of that type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is None or origin is Literal or not parts:
+        return change(kind)
+    if origin is Annotated:
+        return Annotated[(mapped(parts[0], change), *parts[1:])]
+    inner = tuple(part if part is ... else mapped(part, change) for part in parts)
+    if inner == parts:
+        return kind
+    if origin in (Union, UnionType):
+        return Any if Any in inner else reduce(or_, inner)
+    return origin[inner]
+
+
+def redefined(field: msgspec.structs.FieldInfo, kind: Any, default: object) -> Any:
+    """A field with a new type, as ``msgspec.defstruct`` takes it: name, type, and the rest."""
+    made = (
+        msgspec.field(name=field.encode_name, default_factory=field.default_factory)
+        if field.default_factory is not msgspec.NODEFAULT
+        else msgspec.field(name=field.encode_name, default=default)
+    )
+    return field.name, kind, made
+
+
+@cache
+def with_unknown_fields(kind: Any, *, forbidden: bool) -> Any:
+    """``kind`` with unknown fields ``forbidden`` or allowed in it and in all its inner messages."""
+    return mapped(kind, lambda leaf: _changed(leaf, forbidden) if _is_message(leaf) else leaf)
+
+
+def _is_message(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+@cache
+def _changed(message: type[msgspec.Struct], forbidden: bool) -> type[msgspec.Struct]:
+    """A subclass of ``message`` for the new rule, so that it can be used in its place."""
+    if getattr(message, "has_fields_of_ours", False):
+        return message
+    fields = [
+        redefined(field, kind, field.default)
+        for field in msgspec.structs.fields(message)
+        if (kind := with_unknown_fields(field.type, forbidden=forbidden)) != field.type
+    ]
+    if not fields and message.__struct_config__.forbid_unknown_fields is forbidden:
+        return message
+    return msgspec.defstruct(
+        message.__name__,
+        fields,
+        bases=(message,),
+        module=message.__module__,
+        namespace={"__doc__": message.__doc__},
+        forbid_unknown_fields=forbidden,
+        kw_only=True,
+    )
+
+
+_MAX_BYTES = 2**20
+"""Longest text searched, which takes 20 times its size; for longer ones one name is reported."""
+_MAX_OBJECTS = 1_000
+"""Most objects parsed, at some microseconds each: clients send the same names in all of them."""
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_arrays = msgspec.json.Decoder(list[msgspec.Raw])
+_raw = msgspec.json.Decoder(msgspec.Raw)
+
+
+def put_down_unknown(
+    text: str | msgspec.Raw, shape: types.Type, place: str, ignored: Ignored
+) -> bool:
+    """Add to ``ignored`` the fields that ``shape`` lacks in ``text``, which stands at ``place`` and
+    has been read as that type. Returns whether any was found; a long text is not searched."""
+    length = len(text) if isinstance(text, str) else len(memoryview(text))
+    if length > _MAX_BYTES:
+        return False
+    search = _Search(ignored)
+    try:
+        search.look(_raw.decode(text), shape, place)
+    except msgspec.DecodeError:  # a name that is not valid text, such as half a surrogate pair
+        return False
+    return search.has_found
+
+
+class _Search:
+    def __init__(self, ignored: Ignored) -> None:
+        self.has_found = False
+        """Whether there was an unknown field, be it one that had been named before."""
+        self._ignored = ignored
+        self._left = _MAX_OBJECTS
+
+    def look(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
+        first = bytes(memoryview(value)[:1])
+        if first == b"{":
+            self._object(value, shape, place)
+        elif first == b"[" and (items := _items_of(shape)) is not None:
+            for inner in _arrays.decode(value):
+                self.look(inner, items, f"{place}[]")
+
+    def _object(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
+        if self._left <= 0:
+            self._ignored.has_more = True
+        if self._ignored.has_more:
+            return
+        self._left -= 1
+        stated = _objects.decode(value)
+        message = _message_of(shape, stated)
+        if message is None:
+            return
+        known = _fields_of(message.cls)
+        for name, inner in stated.items():
+            if name not in known:
+                if name != message.tag_field:
+                    self.has_found = True
+                    self._ignored.add(place, name)
+            elif (field := known[name]) is not None:
+                self.look(inner, field, f"{place}.{name}" if place else name)
+
+
+def _alternatives(shape: types.Type) -> tuple[types.Type, ...]:
+    return shape.types if isinstance(shape, types.UnionType) else (shape,)
+
+
+def _items_of(shape: types.Type) -> types.Type | None:
+    """Type of a list's items, if they may be messages; else None."""
+    for one in _alternatives(shape):
+        if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one):
+            return one.item_type
+    return None
+
+
+def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.StructType | None:
+    """The message type of an object; of several its tag decides. None where none fits."""
+    messages = [one for one in _alternatives(shape) if isinstance(one, types.StructType)]
+    if len(messages) < 2:
+        return messages[0] if messages else None
+    for one in messages:
+        tag = stated.get(one.tag_field or "")
+        if tag is not None and msgspec.json.decode(tag) == one.tag:
+            return one
+    return None
+
+
+@cache
+def _fields_of(message: type) -> dict[str, types.Type | None]:
+    """Type of each field, by name; None for one that holds no messages to search."""
+    info = types.type_info(message)
+    assert isinstance(info, types.StructType)
+    return {
+        field.encode_name: field.type if _has_messages(field.type) else None
+        for field in info.fields
+    }
+
+
+def _has_messages(shape: types.Type) -> bool:
+    for one in _alternatives(shape):
+        if isinstance(one, types.StructType):
+            return True
+        if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one.item_type):
+            return True
+    return False

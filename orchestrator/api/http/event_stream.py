@@ -30,13 +30,12 @@ HEADERS_WITHIN_S = 1.0
 CLIENT_BUFFER_BYTES: Final = 2**20
 """How far a client may fall behind before it is disconnected (OR-11)."""
 KERNEL_BYTES: Final = 2**15
-"""Approximate bound on what the kernel may hold for a client beyond that; by default it takes
-megabytes."""
+"""About what the kernel may hold for a client beyond that; by default it takes megabytes."""
 CLIENT_TIMEOUT_S: Final = 10.0
 """Seconds that a client may take nothing while something waits for it before it is disconnected."""
 PAUSE_AFTER_S: Final = 0.5
 """Seconds that a client may be behind before its job may be paused for others that wait; the job
-goes on once the client has read what there is."""
+continues once the client has read what there is."""
 _KEEP_ALIVE = b": still there\n\n"
 _NO_FILE = -1
 _PIECE = 64 * 1024
@@ -50,8 +49,6 @@ SSE_HEADERS: Mapping[str, str] = {
 
 
 class EventStream:
-    """One response of server-sent events."""
-
     def __init__(
         self, request: web.Request, headers: Mapping[str, str], keepalive_s: float
     ) -> None:
@@ -98,8 +95,7 @@ class EventStream:
         self._woken.set()
 
     def _write(self, data: bytes) -> None:
-        """Write while nothing is queued before it; what the socket does not take is queued
-        first."""
+        """Write while nothing is queued; what the socket does not take is queued first."""
         transport = self._transport
         assert transport is not None
         if transport.is_closing():  # from here on its file may be another connection's
@@ -130,7 +126,6 @@ class EventStream:
             self.send(_KEEP_ALIVE)
 
     def finish(self, data: bytes = b"") -> None:
-        """Write the last events, then end the response."""
         self.send(data)
         self._finished = True
         self._woken.set()
@@ -157,12 +152,9 @@ class EventStream:
     # ── the handler's side ───────────────────────────────────────────────────────────────────
 
     async def run(self, past: Iterator[bytes] | None = None) -> web.StreamResponse:
-        """Serve the stream to its end; returns the handler's response.
-
-        With ``past``, headers leave at once, followed by what it yields, at the client's pace: it
-        is asked for more only when all before has left. Raises what was given to ``refuse``, and
-        ``ConnectionError`` or ``CancelledError`` when the client goes away or is given up.
-        """
+        """Serve the stream to its end. With ``past``, headers leave at once, followed by what it
+        yields: it is asked for more only when all before has left. Raises what was given to
+        ``refuse``, and ``ConnectionError`` or ``CancelledError`` when the client is gone."""
         if past is None:
             await self._until_first_event()
         if self._refusal is not None:
@@ -215,8 +207,7 @@ class EventStream:
             self.send(_KEEP_ALIVE)
 
     async def _until_woken(self) -> None:
-        """Wait for the end, or for a client that does not keep up; keeps the stream alive
-        meanwhile."""
+        """Wait for the end, or a client that does not keep up; keeps the stream alive."""
         # Check twice within the time, so that no silence is longer than it.
         look_s = self._keepalive_s / 2 if self._keepalive_s else None
         while True:

@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, Context, trace_of
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, Context, served_name, trace_of
 from orchestrator.api.http.deadlines import Headers, read_deadline, read_parts
 from orchestrator.api.http.ignored import pass_over
-from orchestrator.api.http.model_names import served_name
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
 from orchestrator.tasks.job import (
@@ -52,8 +51,7 @@ NO_FAIRNESS_ID = "default-flow"
 CALLS_LEFT_HEADER = "X-Chain-Calls-Left"
 NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
-"""Type of fields that are accepted and not even decoded, which could take long, because they do not
-change the answer."""
+"""Type of accepted fields that do not change the answer: not decoded, which could take long."""
 _MAX_LOOKED_AT = 256
 """Most bytes that are decoded of a field of which only some values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
@@ -62,14 +60,12 @@ _CAPABILITY = re.compile(r"\d{1,3}\.\d{1,3}", re.ASCII)
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
 _MAX_BIAS_BYTES = 64 * 1024
-"""Bound on ``logit_bias``: as many entries as are allowed take less, and many more take long to
-decode."""
+"""Bound on ``logit_bias``: all allowed entries take less, and many more take long to decode."""
 
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Placement of a task. ``instances`` are named as ``/v2/instances`` names them, which also says
-    what each offers. All fields are our own, so that an unknown one is a mistake in every
-    dialect."""
+    """Placement of a task. ``/v2/instances`` names ``instances``, and says what each offers. All
+    fields are our own, so that an unknown one is a mistake in every dialect."""
 
     has_fields_of_ours: ClassVar[bool] = True
 
@@ -82,8 +78,6 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServedValues(NamedTuple):
-    """The values of a field that are served."""
-
     fits: Callable[[Any], bool]
     """Whether a value is served."""
     otherwise: str
@@ -156,7 +150,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return None
 
     def wants_one_piece(self) -> bool:
-        """Whether the client waits for the whole answer at once."""
         return False
 
     def is_awaited(self) -> bool:
@@ -185,9 +178,14 @@ class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tr
     structured_outputs: Unused = NULL
 
 
+def nothing(value: object) -> bool:
+    """Whether a field that is not served states nothing."""
+    return not value
+
+
 def other_forms(own: str) -> dict[str, ServedValues]:
     """Fields that are refused in favor of ``own``, and those of which only one value is served."""
-    instead = ServedValues(lambda value: not value, f"send {own}")
+    instead = ServedValues(nothing, f"send {own}")
     forms = [one for one in OtherFormsRequest.__struct_fields__ if one.startswith("guided_")]
     return {
         **dict.fromkeys([*forms, "response_format", "structured_outputs"], instead),
@@ -198,8 +196,7 @@ def other_forms(own: str) -> dict[str, ServedValues]:
 def read_job(
     request: web.Request, body: GenerationRequest, api: Api, *, keep: bool
 ) -> tuple[Job, Prompt]:
-    """The job and prompt of a request. Raises ``InvalidRequest``, or ``Forbidden`` for a tenant
-    that the key may not name."""
+    """The job and prompt of a request. Raises ``InvalidRequest``, ``Forbidden`` for a tenant."""
     return read_job_of(request, body, api, keep=keep), body.prompt_of()
 
 
@@ -267,9 +264,18 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     return job if context.adapt is None else context.adapt(job)
 
 
+def one_limit(field: str, stated: int | None, max_tokens: int | None) -> int | None:
+    """A limit that an API calls ``field``, or ``max_tokens``. Raises ``InvalidRequest``."""
+    if stated is None:
+        return max_tokens
+    if max_tokens not in (None, stated):
+        refusal = InvalidRequest(f"max_tokens and {field} differ; send one of them", field=field)
+        pass_over("", "max_tokens", refusal)
+    return stated
+
+
 def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) -> None:
-    """Raise ``InvalidRequest`` for the first field whose value is not served, according to
-    ``served``."""
+    """Raise ``InvalidRequest`` for the first field whose value is not ``served``."""
     for field, (fits, expected, is_hint) in served.items():
         value = getattr(body, field, None)
         if isinstance(value, msgspec.Raw):
@@ -287,10 +293,8 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) ->
 
 def class_of(headers: Headers, body: GenerationRequest) -> Priority:
     """The class that a request waits in: by its ``priority``, else by its API's own word for it,
-    else by the objective that a gateway names.
-
-    An integer is vLLM's: less is earlier, 0 is usual, and anything above waits as batch work.
-    """
+    else by the objective that a gateway names. An integer is vLLM's: above 0 waits as batch
+    work."""
     if isinstance(body.priority, Priority):
         return body.priority
     if body.priority is not None:
@@ -344,8 +348,7 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
 
 
 def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:
-    """Id of the conversation, from the body, or from a header for clients that cannot add a
-    field."""
+    """Id of the conversation, from the body, or a header for clients that cannot add a field."""
     named = headers.get(SESSION_HEADER)
     if body.session_id is None:
         return _name(SESSION_HEADER, named) or ""
@@ -358,8 +361,7 @@ def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:
 
 
 def _idle_keep_s(body: GenerationRequest, default_s: float, session_id: str) -> float:
-    """Seconds for which the conversation's KV is kept for its next turn; the default unless
-    stated."""
+    """Seconds for which the conversation's KV is kept for its next turn."""
     stated = body.idle_keep_s
     if stated is None:
         return default_s if session_id else 0.0

@@ -5,7 +5,7 @@ A schema's own text goes to the worker as it came: it may be long, and nobody el
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,8 +22,6 @@ _ROOM_BYTES = 4096
 
 
 class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of bodies that may state a grammar."""
-
     response_format: msgspec.Raw = NULL
     structured_outputs: msgspec.Raw = NULL
     guided_json: msgspec.Raw = NULL
@@ -60,7 +58,7 @@ class _ResponseFormat(msgspec.Struct):
     type: str
     json_schema: _JsonSchema | None = None
     schema: msgspec.Raw = NULL
-    """llama.cpp's place for the schema, beside ``json_object``."""
+    """llama.cpp's place for the schema, next to ``json_object``."""
     format: Unused = NULL
     structures: Unused = NULL
     triggers: Unused = NULL
@@ -80,20 +78,14 @@ class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     whitespace_pattern: None = None
 
 
-class _Read(NamedTuple):
-    format: Reader[_ResponseFormat]
-    outputs: Reader[_StructuredOutputs]
-
-
-_READ = _Read(
-    Reader(_ResponseFormat),
-    Reader(_StructuredOutputs),
-)
+_format_reader = Reader(_ResponseFormat)
+_outputs_reader = Reader(_StructuredOutputs)
+_strings = Reader(str)
 
 
 def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
     """The grammar of OpenAI's ``response_format``; None for text. Raises ``InvalidRequest``."""
-    stated = _decode(field, value, _READ.format)
+    stated = _decode(field, value, _format_reader)
     if stated.type == "text":
         return None
     if stated.type == "json_schema":
@@ -116,16 +108,13 @@ def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
 def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar:
     """Grammar of a schema, or of a string that holds one. Parts that cannot be enforced are
     ignored, unless it is ``strict``. Raises ``InvalidRequest``."""
-    text = _text(schema)
-    if text.startswith('"'):
-        text = str(_decode(field, schema, _strings))
+    text = _unquoted(field, schema)
     return _checked(field, GrammarKind.JSON_SCHEMA, text, lenient=not strict)
 
 
 def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
-    if _text(value).startswith('"'):
-        value = msgspec.Raw(_decode(field, value, _strings).encode())
-    stated = _decode(field, value, _READ.outputs)
+    value = msgspec.Raw(_unquoted(field, value).encode())
+    stated = _decode(field, value, _outputs_reader)
     found: list[Grammar] = []
     if stated.json != NULL:
         found.append(json_schema(field, stated.json, None))
@@ -138,9 +127,7 @@ def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
     if stated.json_object:
         found.append(Grammar(GrammarKind.JSON_OBJECT))
     if stated.structural_tag != NULL:
-        text = _text(stated.structural_tag)
-        if text.startswith('"'):
-            text = str(_decode(field, stated.structural_tag, _strings))
+        text = _unquoted(field, stated.structural_tag)
         found.append(_checked(field, GrammarKind.STRUCTURAL_TAG, text))
     if len(found) != 1:
         raise _unfit(
@@ -174,11 +161,16 @@ def _text(value: msgspec.Raw) -> str:
     return bytes(memoryview(value)).decode().strip()
 
 
+def _unquoted(field: str, value: msgspec.Raw) -> str:
+    """A value's JSON, or the string that it is."""
+    text = _text(value)
+    return str(_decode(field, value, _strings)) if text.startswith('"') else text
+
+
 def _unfit(field: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: {why}", field=field)
 
 
-_strings = Reader(str)
 _READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
     "response_format": response_format,
     "structured_outputs": _structured_outputs,

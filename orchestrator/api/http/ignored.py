@@ -103,8 +103,7 @@ _current: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
 
 @contextmanager
 def passing_over(ignored: Ignored | None) -> Iterator[None]:
-    """While the block runs, record what a request's body has without meaning in ``ignored``; with
-    None it is refused."""
+    """Record in ``ignored`` what a body has without meaning; with None it is refused."""
     token = _current.set(ignored)
     try:
         yield
@@ -113,8 +112,7 @@ def passing_over(ignored: Ignored | None) -> Iterator[None]:
 
 
 def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
-    """Record ``name`` at ``place`` as ignored. Raises ``otherwise`` where requests are read
-    strictly."""
+    """Record ``name`` as ignored. Raises ``otherwise`` where requests are read strictly."""
     ignored = _current.get()
     if ignored is None:
         raise otherwise

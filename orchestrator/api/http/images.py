@@ -1,11 +1,14 @@
 """Images that a body has in itself. Nothing is fetched: a URL in a request could name any host that
 this process can reach, and no other client (server-side request forgery).
+
+An image of some kilobytes can stand for billions of pixels, so its header tells its size before
+anybody decodes it. Of all formats only those are read that OpenAI's and Anthropic's APIs take.
 """
 
 import base64
 import binascii
+from typing import NamedTuple
 
-from orchestrator.api.http.image_headers import FORMATS, pixels_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image
 from protocol import excerpt
@@ -14,8 +17,7 @@ _EXAMPLE = "data:image/png;base64,iVBORw…"
 
 
 def image_of_url(url: str | None, where: str) -> Image:
-    """The image in a ``data:`` URL, which a body has at ``where``. Raises ``InvalidRequest``, for
-    all other URLs too."""
+    """The image in a ``data:`` URL at ``where``. Raises ``InvalidRequest`` for any other URL."""
     if not url:
         raise InvalidRequest(
             f"{where} is required: the image as a data: URL, for instance {_EXAMPLE}", field=where
@@ -61,3 +63,74 @@ def refuse_file(where: str) -> InvalidRequest:
         f"{where}: images are not read from uploaded files; send the image itself, as base64",
         field=where,
     )
+
+
+FORMATS = "PNG, JPEG, GIF or WebP"
+_MAX_SEGMENTS = 4096
+"""Segments of a JPEG that are looked through for its size; usual ones have some ten before it."""
+_STARTS_OF_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
+_FILL = 0xFF
+
+
+class Pixels(NamedTuple):
+    width: int
+    height: int
+
+
+def pixels_of(data: bytes) -> Pixels | None:
+    """The size of an image file; None for one that is of another format or broken."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        found = _png(data)
+    elif data.startswith(b"\xff\xd8"):
+        found = _jpeg(data)
+    elif data.startswith((b"GIF87a", b"GIF89a")):
+        found = Pixels(_little(data, 6, 2), _little(data, 8, 2))
+    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        found = _webp(data)
+    else:
+        return None
+    return found if found is not None and min(found) > 0 else None
+
+
+def _png(data: bytes) -> Pixels | None:
+    if data[12:16] != b"IHDR":
+        return None
+    return Pixels(_big(data, 16, 4), _big(data, 20, 4))
+
+
+def _jpeg(data: bytes) -> Pixels | None:
+    at = 2
+    for _ in range(_MAX_SEGMENTS):
+        if data[at : at + 1] != b"\xff" or at + 1 >= len(data):
+            return None
+        kind = data[at + 1]
+        if kind in _STARTS_OF_FRAMES:
+            return Pixels(_big(data, at + 7, 2), _big(data, at + 5, 2))
+        if kind == _FILL:
+            at += 1
+        elif kind in _WITHOUT_LENGTH:
+            at += 2
+        else:
+            at += 2 + _big(data, at + 2, 2)
+    return None
+
+
+def _webp(data: bytes) -> Pixels | None:
+    match data[12:16]:
+        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
+            return Pixels(_little(data, 26, 2) & 0x3FFF, _little(data, 28, 2) & 0x3FFF)
+        case b"VP8L" if data[20:21] == b"\x2f":
+            bits = _little(data, 21, 4)
+            return Pixels(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+        case b"VP8X":
+            return Pixels(1 + _little(data, 24, 3), 1 + _little(data, 27, 3))
+    return None
+
+
+def _big(data: bytes, at: int, length: int) -> int:
+    return int.from_bytes(data[at : at + length], "big")
+
+
+def _little(data: bytes, at: int, length: int) -> int:
+    return int.from_bytes(data[at : at + length], "little")

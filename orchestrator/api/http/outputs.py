@@ -25,8 +25,7 @@ _AT_ONCE = 256
 
 
 class TaskOutput:
-    """Parser of one task's output, fed by its listener: ``begin``, ``feed`` with each delta,
-    ``finish``."""
+    """Parses one task's output: ``begin``, ``feed`` with each delta, ``finish``."""
 
     __slots__ = ("_encoder", "_format", "_parser", "_special", "_tools")
 
@@ -108,8 +107,7 @@ def output_of(
 
 
 def _may_think(job: Job, tools: ToolUse | None) -> bool:
-    """Whether the model may think before its answer, or the first token on is of the answer,
-    whatever it looks like."""
+    """Whether the model may think first; else all is the answer, whatever it looks like."""
     if job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG:
         return True
     return bool(job.grammar.before) or (tools is not None and tools.must_call)
@@ -119,10 +117,8 @@ def in_form(
     request: web.Request, encoder: PromptEncoder, job: Job, chat: Prompt, use: ToolUse | None
 ) -> Job:
     """The request's job, with grammars for what its answer must match in the model's own format:
-    calls that must be made or match a schema, a stated form behind the model's thinking.
-
-    Raises ``InvalidRequest`` for a model whose tool calls could not be told from text.
-    """
+    calls that must be made or match a schema, a stated form behind the model's thinking. Raises
+    ``InvalidRequest`` for a model whose tool calls could not be told from text."""
     if use is not None:
         job = _with_tools(request, encoder, job, chat, use)
         if use.must_call:
@@ -200,8 +196,7 @@ def _with_tools(
 
 
 def _checked(request: web.Request, grammar: Grammar) -> Grammar:
-    """Check a grammar; errors in it are reported as the client's ``tools``. Raises
-    ``InvalidGrammar``."""
+    """Check a grammar; its errors are about ``tools``. Raises ``InvalidGrammar``."""
     context = request[CONTEXT]
     context.field_names = {**context.field_names, "grammar": "tools"}
     grammar.check()

@@ -1,29 +1,48 @@
-"""Answers and errors as every dialect sends them: JSON, and headers that tell of deadlines."""
+"""Answers and errors as every dialect sends them: whole or streamed, with headers on deadlines.
 
+``Unhandled`` answers what reaches no handler. aiohttp would answer in plain text with the bytes
+that it could not read, and log them with a traceback, a client's key or prompt in it (OR-16).
+"""
+
+import asyncio
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from prometheus_client import Counter
 
 from orchestrator.admission.rate_limits import Standing
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import (
+    CONTEXT,
     CORRELATION_HEADER,
+    ORCHESTRATOR,
     REQUEST_ID_HEADER,
     Context,
+    Dialect,
+    new_context,
 )
+from orchestrator.api.http.deadlines import stated_deadline
+from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.ignored import IGNORED_HEADER, header_of
 from orchestrator.errors import (
     DeadlineExceeded,
+    InvalidRequest,
     MethodNotAllowed,
     TidegateError,
     Unauthenticated,
     Unavailable,
 )
-from orchestrator.service import QueueRoom
+from orchestrator.service import Orchestrator, QueueRoom
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
-from orchestrator.tasks.task import Task
+from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.task import Listener, Task
+from orchestrator.tasks.transcript import Transcript
+from orchestrator.telemetry.log import fields, service_log
 
 
 def json_response(
@@ -82,9 +101,8 @@ def name_response(response: web.StreamResponse, context: Context) -> None:
 def rate_limit_headers(
     standings: Iterable[Standing], queue: QueueRoom | None = None
 ) -> dict[str, str]:
-    """``x-ratelimit-…`` headers as OpenAI spells them. A bounded ``queue`` limits requests too,
-    and whichever leaves fewer is reported; when a queue will be empty is not known, so it has no
-    reset."""
+    """``x-ratelimit-…`` headers as OpenAI spells them. A bounded ``queue`` limits requests too, and
+    the lower rest is reported; when a queue will be empty is not known, so it has no reset."""
     headers = {}
     if queue is not None:
         headers["x-ratelimit-limit-requests"] = str(queue.bound)
@@ -152,3 +170,110 @@ def _name_as_sent(error: TidegateError, names: Mapping[str, str]) -> None:
         error.field = names[ours]
         if error.message.startswith((f"{ours} ", f"{ours}:")):
             error.message = error.field + error.message.removeprefix(ours)
+
+
+_LOG_EVERY_S = 1.0
+"""Shortest time between two log lines on malformed requests."""
+
+
+class Unhandled:
+    """Answers in the dialect of the path, as far as there is one."""
+
+    def __init__(
+        self, orchestrator: Orchestrator, dialects: Sequence[Dialect], errors: Counter
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._dialects = dialects
+        self._errors = errors
+        self._malformed = 0
+        self._log_at = 0.0
+
+    def refused(self, request: web.BaseRequest, error: TidegateError) -> web.Response:
+        """The answer to a request that is refused before any handler sees it."""
+        orchestrator, context = self._orchestrator, self._context(request)
+        context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
+        return self._answer(error, context)
+
+    def malformed(self, request: web.BaseRequest, error: BaseException | None) -> web.Response:
+        """The answer to bytes that are not a request; nothing of them is repeated or kept."""
+        context = self._context(request)
+        self._malformed += 1
+        if context.arrival.mono >= self._log_at:
+            self._log_at = context.arrival.mono + _LOG_EVERY_S
+            service_log.info(
+                "malformed HTTP request",
+                extra=fields(
+                    correlation_id=context.correlation_id,
+                    reason=type(error).__name__,
+                    count=self._malformed,
+                ),
+            )
+            self._malformed = 0
+        why = "it is not HTTP/1.1, or its length or a header is wrong"
+        if isinstance(error, LineTooLong):
+            why = "a line of its head is too long"
+        return self._answer(InvalidRequest(f"the request cannot be read: {why}"), context)
+
+    def _context(self, request: web.BaseRequest) -> Context:
+        return new_context(request, self._orchestrator.clock, self._dialects)
+
+    def _answer(self, error: TidegateError, context: Context) -> web.Response:
+        self._errors.labels(context.dialect.status_of(error), error.code).inc()
+        response = error_response(error, context, self._orchestrator.clock.now())
+        name_response(response, context)
+        response.force_close()
+        return response
+
+
+async def stream_answer(
+    request: web.Request, job: Job, prompt: Prompt, listen: Callable[[EventStream], Listener]
+) -> web.StreamResponse:
+    """Submit a job; ``listen`` makes the listener that writes its answer to a stream."""
+    orchestrator = request.app[ORCHESTRATOR]
+    stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
+    listener = listen(stream)
+    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [listener])
+    stream.headers |= deadline_headers(task.deadline)
+    stream.on_behind = lambda: orchestrator.mark_reading(task, not stream.is_behind)
+    try:
+        return await stream.run()
+    finally:
+        task.unlisten(listener)
+        orchestrator.disconnected(task, too_slow=stream.too_slow)
+
+
+class Awaited(Listener, Protocol):
+    complete: asyncio.Event
+
+
+async def until_answered(request: web.Request, job: Job, prompt: Prompt, answer: Awaited) -> Task:
+    """Submit a job and wait for its end, which ``answer`` hears. Raises ``TidegateError``."""
+    orchestrator = request.app[ORCHESTRATOR]
+    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
+    try:
+        await answer.complete.wait()
+    finally:
+        task.unlisten(answer)
+        orchestrator.disconnected(task)
+    assert task.ending is not None
+    if task.ending.error is not None:
+        raise task.ending.error
+    return task
+
+
+class WholeAnswer(Transcript):
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete = asyncio.Event()
+
+    def ended(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
+        self.complete.set()
+
+
+async def whole_answer(
+    request: web.Request, job: Job, prompt: Prompt, answer: WholeAnswer | None = None
+) -> tuple[Task, Transcript]:
+    """Submit a job and wait for all its tokens and texts; the ``tail`` of the text is the ending's.
+    Raises ``TidegateError`` if it did not end well."""
+    answer = answer or WholeAnswer()
+    return await until_answered(request, job, prompt, answer), answer

@@ -1,4 +1,4 @@
-"""Rules for tools in every dialect: names, schemas and arguments within bounds."""
+"""What a body tells its chat template: tools, and vLLM's ``chat_template_kwargs``."""
 
 import re
 from collections.abc import Mapping
@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.ignored import passed_over
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing.tool_use import ToolUse
+from orchestrator.parsing import ToolUse
+from orchestrator.tasks.job import TemplateArgument
 from orchestrator.tasks.tools import JsonObject, Tool, ToolCall
 
 MAX_TOOLS = 512
@@ -43,12 +45,9 @@ def read_tool(
 
 
 def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str) -> ToolCall:
-    """Read a call of an earlier turn. Its arguments are an object or a string that holds one; null
-    or an empty string means no arguments.
-
-    Arguments that are not JSON object are shown to the model as it wrote them, unless requests are
-    read strictly. Raises ``InvalidRequest``.
-    """
+    """Read a call of an earlier turn, whose arguments are an object, one in a string, or none. What
+    is no JSON object is shown to the model as it wrote it, unless requests are read strictly.
+    Raises ``InvalidRequest``."""
     if isinstance(arguments, str):
         text = arguments
     elif bytes(memoryview(arguments)[:1]) == b'"':
@@ -67,8 +66,7 @@ def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str)
 
 
 def read_object(data: str | bytes, what: str, where: str) -> JsonObject:
-    """Read a JSON object that is not nested too deeply. Raises ``InvalidRequest`` that names
-    ``what``."""
+    """Read a JSON object of few levels. Raises ``InvalidRequest`` that names ``what``."""
     try:
         value = _object_decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -88,8 +86,7 @@ def require_bounds(raw: msgspec.Raw, field: str = "tools") -> None:
 
 
 def require_known(use: ToolUse) -> None:
-    """Raise ``InvalidRequest`` for a choice of a tool that does not exist, or for too many
-    tools."""
+    """Raise ``InvalidRequest`` for a chosen tool that does not exist, or too many tools."""
     if len(use.tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(use.tools)}", field="tools")
     if use.only and all(tool.name != use.only for tool in use.tools):
@@ -100,3 +97,29 @@ def _inside(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return list(value.values())
     return value if isinstance(value, list) else []
+
+
+_MAX_ARGUMENT_BYTES = 4096
+_arguments_decoder = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
+_WORD = re.compile(r"[A-Za-z0-9 _.,:+-]{0,64}")
+"""Strings that a template may be given: no special token is spelled like this."""
+
+
+def template_arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:
+    if stated is NULL:
+        return {}
+    field = "chat_template_kwargs"
+    if len(memoryview(stated)) > _MAX_ARGUMENT_BYTES:
+        raise InvalidRequest(f"{field} must have at most {_MAX_ARGUMENT_BYTES} bytes", field=field)
+    unfit = InvalidRequest(
+        f"{field} must be an object of true, false, numbers or words of up to 64 characters, "
+        'such as {"enable_thinking": false}',
+        field=field,
+    )
+    try:
+        arguments = _arguments_decoder.decode(stated) or {}
+    except msgspec.DecodeError:
+        raise unfit from None
+    if any(isinstance(value, str) and not _WORD.fullmatch(value) for value in arguments.values()):
+        raise unfit
+    return arguments

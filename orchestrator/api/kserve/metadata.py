@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
-from orchestrator.api.http.model_names import served_name
+from orchestrator.api.config import VERSION
+from orchestrator.api.http.context import HEALTH, ORCHESTRATOR, served_name
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.http.version import VERSION
 from orchestrator.errors import NotFound
 from orchestrator.extension import PlainModel
 from orchestrator.prompts.encoder import PromptEncoder
@@ -38,10 +37,8 @@ OUTPUTS = {
 
 
 def model_of(request: web.Request) -> PromptEncoder:
-    """The model that a path names; Triton's own model name means the only one there is.
-
-    Raises ``NotReady`` or ``ModelNotFound``, and ``NotFound`` for a version that does not exist.
-    """
+    """The model that a path names; Triton's own model name means the only one there is. Raises
+    ``NotReady`` or ``ModelNotFound``, and ``NotFound`` for a version that does not exist."""
     orchestrator, match = request.app[ORCHESTRATOR], request.match_info
     if match.get("version", MODEL_VERSION) != MODEL_VERSION:
         raise NotFound(f"a model has one version, {MODEL_VERSION}")
@@ -70,24 +67,14 @@ async def ready(request: web.Request) -> web.Response:
 
 async def model(request: web.Request) -> web.Response:
     """Show a model's tensors."""
-    if (of_room := _model_of_room(request)) is not None:
-        return json_response(
-            {
-                "name": request.match_info["model"],
-                "versions": [MODEL_VERSION],
-                "platform": "python",
-                "inputs": _described(of_room.inputs),
-                "outputs": _described(of_room.outputs),
-            }
-        )
-    encoder = model_of(request)
+    of_room = _model_of_room(request)
     return json_response(
         {
-            "name": encoder.name,
+            "name": request.match_info["model"] if of_room else model_of(request).name,
             "versions": [MODEL_VERSION],
             "platform": "python",
-            "inputs": _described(INPUTS),
-            "outputs": _described(OUTPUTS),
+            "inputs": _described(of_room.inputs if of_room else INPUTS),
+            "outputs": _described(of_room.outputs if of_room else OUTPUTS),
         }
     )
 
@@ -129,7 +116,6 @@ def routes() -> list[web.RouteDef]:
 
 
 def paths(end: str = "") -> tuple[str, str]:
-    """Paths of a model, without and with its version."""
     return f"/v2/models/{{model}}{end}", f"/v2/models/{{model}}/versions/{{version}}{end}"
 
 

@@ -10,11 +10,15 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_job
-from orchestrator.api.http.one_answer import stream_answer, whole_answer
-from orchestrator.api.http.responses import json_response, task_fields, task_headers
-from orchestrator.api.kserve.events import PieceEvents
+from orchestrator.api.http.responses import (
+    json_response,
+    stream_answer,
+    task_fields,
+    task_headers,
+    whole_answer,
+)
 from orchestrator.api.kserve.metadata import model_of, paths
-from orchestrator.api.kserve.outputs import Outputs, as_tensors
+from orchestrator.api.kserve.outputs import Outputs, PieceEvents, as_tensors
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest, read_stated
 from orchestrator.errors import InvalidRequest
 from orchestrator.prompts.encoder import PromptEncoder
@@ -27,8 +31,6 @@ _infer_reader = Reader(InferRequest)
 
 
 class ParsedInference(NamedTuple):
-    """A parsed request, with what its answer depends on."""
-
     job: Job
     prompt: Prompt
     outputs: Outputs
@@ -48,8 +50,7 @@ async def generate(request: web.Request) -> web.Response:
 
 
 async def generate_stream(request: web.Request) -> web.StreamResponse:
-    """Generate an answer as server-sent events: as it comes, or as one event if ``stream`` is not
-    true."""
+    """Generate an answer as server-sent events: as it comes, or as one without ``stream``."""
     parsed = await _read_generate(request)
     if parsed.is_streamed:
         return await stream_answer(

@@ -86,8 +86,7 @@ class InferRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: msgspec.Raw = NULL
 
     def fields(self) -> GenerateRequest:
-        """The request in the form of ``generate``, by field. Raises ``InvalidRequest`` for unknown
-        or malformed tensors."""
+        """The request in the form of ``generate``. Raises ``InvalidRequest`` for wrong tensors."""
         values: dict[str, Any] = {}
         for at, tensor in enumerate(self.inputs):
             field, expected = f"inputs[{at}]", INPUTS.get(tensor.name)
@@ -151,10 +150,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any] | None)
 
 
 def read_stated(body: GenerateRequest, model: str, unix_ms: float) -> StatedRequest:
-    """Everything that a request asks of a generation; ``unix_ms`` is when it came.
-
-    Raises ``InvalidRequest``.
-    """
+    """Everything that a request, which came at ``unix_ms``, asks for. Raises ``InvalidRequest``."""
     beside = _object(body.parameters, "parameters")
     sampling = beside
     if body.sampling_parameters:

@@ -16,14 +16,30 @@ from typing import Final
 
 import msgspec
 
+from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.responses import task_fields
-from orchestrator.api.native.errors import error_object
 from orchestrator.clock import Clock
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from protocol import Delta, Outcome, TokenLogprob
+
+
+def error_object(error: TidegateError) -> dict[str, object]:
+    """An error as an answer, a task's ``error`` and an ``error`` event have it."""
+    body: dict[str, object] = {
+        "code": error.code.value,
+        "message": error.message,
+        "retryable": error.retryable,
+    }
+    if error.field is not None:
+        body["field"] = error.field
+    return body | error.details
+
+
+NATIVE = Dialect("/v2", lambda error, request_id: {"error": error_object(error)})
+
 
 FIRST_TOKEN = 2
 """Number of the first token's event."""
@@ -83,14 +99,11 @@ class TaskEvents(NumberedEvents):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the client does not keep up."""
         return self._stream.is_behind
 
     def replay(self, task: Task, queue_position: int) -> Iterator[bytes]:
         """Yield what has happened so far, in pieces; after the last one the task is listened to.
-
-        The task goes on while a piece is being read, so there may be more after each.
-        """
+        The task proceeds while a piece is being read, so there may be more after each."""
         queued = {"task_id": task.id, "queue_position": queue_position}
         yield self._event(0, "queued", queued)
         transcript = task.record()
@@ -158,8 +171,7 @@ class TaskEvents(NumberedEvents):
         texts: Sequence[str],
         logprobs: Sequence[TokenLogprob],
     ) -> bytes:
-        """One event per token that the client does not have; ``first`` is the index of
-        ``ids[0]``."""
+        """An event per token that the client lacks; ``first`` is the index of ``ids[0]``."""
         events = []
         for offset in range(max(0, self._after + 1 - FIRST_TOKEN - first), len(ids)):
             index = first + offset

@@ -5,10 +5,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.api.http.elsewhere import told_by_siblings
-from orchestrator.api.http.finding import status_of
+from orchestrator.api.http.finding import answer_id, status_of, told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
@@ -24,8 +22,7 @@ STATUSES = ("queued", "dispatched", "running", "ended")
 
 
 async def listing(request: web.Request) -> web.Response:
-    """List the caller's tasks, or everybody's for an admin; newest first, ``limit`` of one
-    ``status``."""
+    """List the caller's tasks, or all for an admin; newest first, by ``status``, ``limit``."""
     orchestrator = request.app[ORCHESTRATOR]
     return await listed(request, "tasks", _newest_first(orchestrator), _line)
 
@@ -62,7 +59,7 @@ async def listed(
 
 
 def _place(line: dict[str, Any]) -> tuple[bool, float]:
-    """Sort key of a list's line: work that goes on, then what has ended, each the newest first."""
+    """Sort key of a list's line: live work, then what has ended, each the newest first."""
     has_ended = line["outcome"] is not None
     return has_ended, line["age_ms"] - (line["took_ms"] if has_ended else 0.0)
 

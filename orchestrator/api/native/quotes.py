@@ -86,7 +86,6 @@ def _reservation(held: Reservation, unix_ms: float, hold_ms: float) -> dict[str,
 
 
 def _read(request: web.Request, body: QuoteRequest) -> _Asked:
-    """Raises ``InvalidRequest``."""
     if body.accept is not None and body.accept not in BROKEN:
         raise InvalidRequest(
             f"accept must be one of {', '.join(map(str, BROKEN))}: the chance with which the "

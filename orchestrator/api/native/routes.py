@@ -9,22 +9,28 @@ from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel, recorded
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job
-from orchestrator.api.http.finding import find_task, is_kept, status_of, submitted_before
+from orchestrator.api.http.finding import (
+    cancel,
+    find_task,
+    is_kept,
+    recorded,
+    status_of,
+    submitted_before,
+)
 from orchestrator.api.http.responses import (
     deadline_headers,
     json_response,
     task_fields,
     task_headers,
 )
-from orchestrator.api.native.errors import error_object
 from orchestrator.api.native.events import (
     TaskEvents,
     ended,
+    error_object,
     last_number,
     read_last_event_id,
     usage,
@@ -184,8 +190,7 @@ def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Jo
 
 
 def _text(task: Task) -> dict[str, object]:
-    """The task's text so far, if anybody may ask for it: text for its own client only is not
-    kept."""
+    """The task's text so far; text for its own client only is not kept."""
     if not is_kept(task):
         return {}
     return {"text": task.record().text() + ("" if task.ending is None else task.ending.tail)}

@@ -12,8 +12,7 @@ from orchestrator.tasks.job import Message, OnDisconnect, Prompt, Written, said_
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn of a chat. A body may have so many that garbage collection would cost more than
-    anything else."""
+    """One turn. A body may have so many that garbage collection would dominate."""
 
     role: str
     content: str
@@ -66,8 +65,7 @@ def given(body: HasPrompt) -> list[str]:
 
 
 def prompt_of(body: HasPrompt) -> Written:
-    """The prompt in whichever form it is given. Raises ``InvalidRequest`` for empty
-    ``messages``."""
+    """The prompt, in any form. Raises ``InvalidRequest`` for empty ``messages``."""
     if body.prompt is not None:
         return body.prompt
     if body.messages is not None:

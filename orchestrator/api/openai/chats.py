@@ -7,8 +7,7 @@ import msgspec
 
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.images import image_of_url, refuse_file
-from orchestrator.api.http.template_arguments import template_arguments
-from orchestrator.api.http.tools import read_call
+from orchestrator.api.http.tools import read_call, template_arguments
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Chat, Message, said_by
@@ -59,8 +58,7 @@ class MessageToolCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn of a chat. A body may have so many that garbage collection would cost more than
-    anything else."""
+    """One turn. A body may have so many that garbage collection would dominate."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | tuple[str | ContentPart, ...] | None = None
@@ -114,8 +112,7 @@ def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
 
 def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     """A turn as the model reads it. Its earlier thinking is left out, as templates do, unless it
-    called tools in that turn, because then it continues from there. ``called`` maps the ids of
-    calls so far to their names."""
+    called tools in that turn. ``called`` maps the ids of calls so far to their names."""
     content = _text_of(message, f"messages[{at}].content")
     parts = _parts_of(message.content, f"messages[{at}].content")
     if parts and message.role != "user":
@@ -193,9 +190,8 @@ def _result(message: ChatMessage, content: str, where: str, called: Mapping[str,
 
 
 def _text_of(message: ChatMessage, where: str) -> str:
-    """The text of a message. An assistant's turn may have none, because it calls tools, and so may
-    a tool's result. Others must have content: where it is missing, it stands under another name,
-    which was ignored."""
+    """The text of a message. An assistant's turn with calls, or a tool's result, may have none.
+    Others must: where it is missing, it stands under another name, which was ignored."""
     content = message.content
     if isinstance(content, str):
         return content

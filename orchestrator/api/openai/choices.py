@@ -17,8 +17,7 @@ from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Listener, Task
 
 AT_ONCE = 2
-"""Tasks begun or ended per pass of the event loop, so that nobody else has to wait for all of
-them."""
+"""Tasks begun or ended per pass of the event loop, so that nobody waits for all of them."""
 
 
 class Choices:
@@ -33,8 +32,7 @@ class Choices:
         self._read_ahead: deque[Task] = deque()
         """The first task of each prompt whose choices have not begun."""
         self._readings: deque[Reading] = deque()
-        """Parallel to ``_read_ahead``: how the prompt reads, so that its other tasks need not
-        repeat that."""
+        """Parallel to ``_read_ahead``: how the prompt reads, for its other tasks."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
 
@@ -48,10 +46,8 @@ class Choices:
         return self.tasks[0] if self.tasks else None
 
     async def submit(self, listener_of: Callable[[int], Listener]) -> None:
-        """Offer all tasks, each with a listener for its index. Raises the first refusal.
-
-        Stops early once one of them has failed. However it ends, the caller must call ``leave``.
-        """
+        """Offer all tasks, each with a listener for its index, until one fails. Raises the first
+        refusal. However it ends, the caller must call ``leave``."""
         n = self.request.n
         if self.count > 1:
             field = "n" if n > 1 else "prompt"
@@ -81,10 +77,8 @@ class Choices:
 
     def ended(self, task: Task) -> bool:
         """Note that a task has ended. Returns whether the request is over, by its last task or by
-        an error.
-
-        Called in the middle of what a lane brings, so the others are ended a moment later.
-        """
+        an error. Called in the middle of what a lane brings, so the others are ended a moment
+        later."""
         assert task.ending is not None
         if task.ending.error is None:
             self._left -= 1
@@ -99,17 +93,15 @@ class Choices:
         self._end(self._orchestrator.cancel)
 
     def leave(self, *, too_slow: bool = False) -> None:
-        """Stop following the tasks; their job says whether running ones go on."""
+        """Stop following the tasks; their job says whether running ones continue."""
         self._unlisten()
         self._end(lambda task: self._orchestrator.disconnected(task, too_slow=too_slow))
 
     def mark_reading(self, keeps_up: bool) -> None:
-        """Note whether the client keeps up with what is sent."""
         for task in self.tasks:
             self._orchestrator.mark_reading(task, keeps_up)
 
     def usage(self) -> dict[str, object]:
-        """Usage of all tasks together, once they have ended."""
         return usage(self.tasks, self.request.n)
 
     def told_tier(self) -> dict[str, object]:
@@ -136,8 +128,7 @@ class Choices:
             require_short_echo(tokens, is_streamed=is_streamed and as_ids)
 
     def _stopped(self) -> bool:
-        """Whether a task has failed, so that no more are to be offered; then the others are
-        cancelled."""
+        """Whether a task has failed, so that no more are offered; cancels the others."""
         if self.failed is None:
             return False
         self._unlisten()
@@ -145,8 +136,7 @@ class Choices:
         return True
 
     def _end(self, end: Callable[[Task], None]) -> None:
-        """End tasks, the last first: those that still wait must not start in place of the
-        others."""
+        """End tasks, the last first: a waiting one must not start in place of another."""
         tasks = [*self.tasks, *self._read_ahead]
         _end_some(end, [task for task in tasks if task.ending is None])
 

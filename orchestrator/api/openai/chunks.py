@@ -15,8 +15,14 @@ from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai import echo
 from orchestrator.api.openai.choices import Choices
-from orchestrator.api.openai.errors import error_body
-from orchestrator.api.openai.shapes import Shape, delta_of, stop_reason, stop_text, token_counts
+from orchestrator.api.openai.shapes import (
+    Shape,
+    delta_of,
+    error_body,
+    stop_reason,
+    stop_text,
+    token_counts,
+)
 from orchestrator.parsing import CallArguments, Content, Piece, Reasoning
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
@@ -29,8 +35,7 @@ _PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class ChunkStream:
-    """Turns one choice's tokens into chunks. Listens to its task; ``stream`` sends the chunks of
-    all of a request's choices."""
+    """Turns one choice's tokens into chunks. ``stream`` sends those of all choices."""
 
     def __init__(
         self,
@@ -64,8 +69,7 @@ class ChunkStream:
     # as a listener
 
     def started(self, task: Task) -> None:
-        """Send nothing: the first byte is the first token's, so that errors can still be a
-        status."""
+        """Send nothing: until the first token's byte an error can still be a status."""
         if self._options.needs_prompt_ids:
             self._prompt_ids = list(task.token_ids)  # a task that has ended has none
 
@@ -148,11 +152,9 @@ class ChunkStream:
         self._stream.send(_event(self._chunk(task, [choice])))
 
     def _last(self, ending: Ending, tail: str) -> dict[str, object]:
-        """The choice of the last chunk."""
         return self._shape.delta(self._index, tail or None, None, ending.finish_reason.value)
 
     def _token(self, token_id: int, text: str, logprobs: object) -> dict[str, object]:
-        """The choice of a token's own chunk."""
         return self._shape.delta(self._index, text, logprobs)
 
     def _send_own_chunks(self, task: Task, delta: Delta) -> None:

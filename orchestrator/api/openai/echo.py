@@ -62,7 +62,6 @@ def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
 
 
 def text_of(prompt: Prompt, ids: Sequence[int], tokens: TokenTexts) -> str:
-    """Text that ``echo`` puts before the answer's own."""
     return at_once(_text_of(prompt, ids, tokens))
 
 
@@ -90,8 +89,7 @@ async def add_echo(
 
 
 async def own_form(ids: Sequence[int], task: Task, top: int, tokens: TokenTexts) -> msgspec.Raw:
-    """vLLM's ``prompt_logprobs``: for each token, by id, its own log-probability and the likeliest
-    ones."""
+    """vLLM's ``prompt_logprobs``: for each token, by id, its own and the likeliest ones."""
     return await _in_turns(_own_form(ids, task.prompt_logprobs, top, tokens.token))
 
 

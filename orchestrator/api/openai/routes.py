@@ -10,12 +10,11 @@ from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, listed_aliases, served_name
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
-from orchestrator.api.http.model_names import listed_aliases, served_name
+from orchestrator.api.http.finding import cancel
 from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
 from orchestrator.api.http.responses import (
     deadline_headers,
@@ -174,10 +173,6 @@ async def _answer(
 
     async with submitted(request, choices, listener_of):
         await over.wait()
-    if choices.failed is not None:
-        assert choices.failed.ending is not None and choices.failed.ending.error is not None
-        request[CONTEXT].task = choices.failed
-        raise choices.failed.ending.error
     tasks = choices.tasks
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
     encoder = orchestrator.model(last.model)
@@ -205,7 +200,8 @@ async def submitted(
     listener_of: Callable[[int], Listener],
     stream: EventStream | None = None,
 ) -> AsyncIterator[None]:
-    """Submit all choices for the time of the block; ends what still runs when it is left."""
+    """Submit all choices for the time of the block; ends what still runs when it is left. Without a
+    ``stream``, which tells it, raises the error of the choice that failed."""
     try:
         try:
             await choices.submit(listener_of)
@@ -214,6 +210,10 @@ async def submitted(
             raise
         request[CONTEXT].task = choices.first
         yield
+        if stream is None and choices.failed is not None:
+            assert choices.failed.ending is not None and choices.failed.ending.error is not None
+            request[CONTEXT].task = choices.failed
+            raise choices.failed.ending.error
     finally:
         choices.leave(too_slow=stream is not None and stream.too_slow)
 
@@ -278,8 +278,7 @@ class _Text(Transcript):
 
 
 def _kept(choices: Choices, texts: Sequence[Transcript]) -> list[int]:
-    """The choices that the client gets: the likeliest of each prompt, if it asks for the best; else
-    all."""
+    """The choices that the client gets: each prompt's likeliest, if it asks for the best."""
     n, best = choices.request.n, choices.request.options.best
     if best is None:
         return list(range(choices.count))
@@ -298,9 +297,8 @@ def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
 
 
 def _model(request: web.Request, name: str) -> dict[str, object]:
-    """A model with the fields that vLLM adds, among them the context's length that clients read,
-    and our own: how it writes tool calls and its thinking, and whether it is loaded. Only name and
-    size are known of one that is not."""
+    """A model with vLLM's fields, such as the context's length, and ours: how it writes tool calls
+    and thinking, and whether it is loaded. Of one that is not, only name and size are known."""
     orchestrator = request.app[ORCHESTRATOR]
     demand = orchestrator.stages.demand
     state, loadable = demand.states().get(name, "loaded"), demand.loadable().get(name)

@@ -1,7 +1,8 @@
 """OpenAI's response shapes, for both kinds of completion.
 
 The two differ in names and in how a choice carries text and log-probabilities; a ``Shape`` holds
-that difference, so that streaming and answering in one piece are written once.
+that difference, so that streaming and answering in one piece are written once. Errors are spelled
+as in https://platform.openai.com/docs/guides/error-codes.
 """
 
 import asyncio
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from orchestrator.api.http.answer_ids import ID_PREFIXES
+from orchestrator.api.http.context import Dialect
+from orchestrator.api.http.finding import ID_PREFIXES
+from orchestrator.errors import TidegateError
 from orchestrator.parsing import (
     CallArguments,
     CallBegins,
@@ -25,11 +28,10 @@ from orchestrator.prompts.tokens import Token, TokenTexts
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
-from protocol import TokenLogprob
+from protocol import Code, TokenLogprob
 
 _TOKENS_AT_ONCE = 64
-"""Tokens encoded at a time; with the 20 most likely ones beside each they take one or two
-milliseconds."""
+"""Tokens encoded at a time; with the 20 likeliest for each they take 1 or 2 ms."""
 _LARGE = ("content", "top_logprobs")
 
 _encode = msgspec.json.Encoder().encode
@@ -59,7 +61,6 @@ class Shape:
     def choice(
         self, index: int, text: str, logprobs: object, finish_reason: str
     ) -> dict[str, object]:
-        """A choice of an answer in one piece."""
         content: dict[str, object] = {"text": text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -210,8 +211,7 @@ def stop_reason(ending: Ending) -> str | int | None:
 
 
 def stop_text(ending: Ending, tokens: TokenTexts) -> str:
-    """Text of the stop string or token that ended a text, for clients that want it in the
-    answer."""
+    """Text of the stop string or token, for clients that want it in the answer."""
     if ending.stop_token_id is None:
         return ending.stop
     return tokens.token(ending.stop_token_id).text
@@ -243,3 +243,38 @@ def _described(token: Token, logprob: float) -> dict[str, object]:
 def named(token: Token) -> str:
     """A token's name in OpenAI's older shape, which has no field for bytes."""
     return token.text if token.is_text or token.data is None else f"bytes:{token.text}"
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    499: "cancelled_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_CODES = {Code.CONTEXT_OVERFLOW: "context_length_exceeded"}
+"""OpenAI's own names of errors that clients go by."""
+
+
+def error_body(error: TidegateError) -> dict[str, object]:
+    other = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPES.get(error.status, other),
+            "param": error.field,
+            "code": _CODES.get(error.code, error.code.value),
+            **error.details,
+        }
+    }
+
+
+OPENAI = Dialect(
+    "/v1",
+    lambda error, request_id: error_body(error),
+    time_header="openai-processing-ms",
+    tells_queue=True,
+    is_tolerant=True,
+    aliases=frozenset({"/tokenize", "/detokenize", "/tokenizer_info", "/version", "/load"}),
+)

@@ -7,11 +7,10 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL, Unused, refuse_unserved
-from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import stated_tools
@@ -112,8 +111,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
-    """Describe a model's tokenizer, by the names of ``tokenizer_config.json``, for clients that
-    render its chats themselves."""
+    """Describe a model's tokenizer by the names of ``tokenizer_config.json``."""
     encoder = request.app[ORCHESTRATOR].model(request.query.get("model", ""))
     card = encoder.card
     return json_response(

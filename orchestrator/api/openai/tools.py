@@ -1,7 +1,7 @@
 """Tools in OpenAI's chat bodies, and which of them may or must be called."""
 
 from collections.abc import Set
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -9,7 +9,7 @@ from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing.tool_use import ToolUse
+from orchestrator.parsing import ToolUse
 from orchestrator.tasks.tools import Tool
 from protocol import excerpt
 
@@ -51,17 +51,6 @@ class ChosenTool(msgspec.Struct, frozen=True):
     allowed_tools: _AllowedTools | None = None
 
 
-class StatesTools(Protocol):
-    """The fields of a body that are read here."""
-
-    @property
-    def tools(self) -> msgspec.Raw: ...
-    @property
-    def tool_choice(self) -> msgspec.Raw: ...
-    @property
-    def parallel_tool_calls(self) -> bool | None: ...
-
-
 _tools_reader: Reader[list[ToolBody] | None] = Reader(list[ToolBody] | None)
 _choice_reader: Reader[str | ChosenTool | None] = Reader(str | ChosenTool | None)
 
@@ -82,12 +71,13 @@ def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
     )
 
 
-def tool_use_of(body: StatesTools) -> ToolUse | None:
+def tool_use_of(
+    stated: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bool
+) -> ToolUse | None:
     """The tools that may be called; None if there are none. Raises ``InvalidRequest``."""
-    require_bounds(body.tool_choice, "tool_choice")
-    choice = decode_part(body.tool_choice, _choice_reader, "tool_choice")
-    tools = stated_tools(body.tools)
-    is_parallel = body.parallel_tool_calls is not False
+    require_bounds(tool_choice, "tool_choice")
+    choice = decode_part(tool_choice, _choice_reader, "tool_choice")
+    tools = stated_tools(stated)
     if not isinstance(choice, ChosenTool):
         return use_of(tools, choice, "", is_parallel=is_parallel)
     if choice.type == "allowed_tools":
@@ -113,9 +103,7 @@ def use_of(
     tools: tuple[Tool, ...], mode: str | None, only: str, *, is_parallel: bool
 ) -> ToolUse | None:
     """The tools as ``tool_choice`` has them used: a ``mode``, or the ``only`` one to be called.
-
-    None if no tool may be called. Raises ``InvalidRequest``.
-    """
+    None if no tool may be called. Raises ``InvalidRequest``."""
     if mode not in (None, "auto", "none", "required"):
         raise InvalidRequest(
             "tool_choice must be auto, none, required, or name a function", field="tool_choice"

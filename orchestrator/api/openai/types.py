@@ -11,19 +11,25 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from orchestrator.api.http.fields import FLEX, NULL, ServedValues, Unused, refuse_unserved
+from orchestrator.api.http.fields import (
+    FLEX,
+    NULL,
+    ServedValues,
+    Unused,
+    nothing,
+    one_limit,
+    refuse_unserved,
+)
 from orchestrator.api.http.grammars import GrammarRequest
-from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import tool_use_of
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing.tool_use import ToolUse
+from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Job, Priority, Prompt
 from protocol import OnDeadline
 
 MAX_CHOICES = 128
-"""Most choices of a request, all prompts together: each is a task of its own. OpenAI's bound for
-``n``."""
+"""Most choices of a request, all prompts together: each is a task. OpenAI's bound for ``n``."""
 _Prompts = msgspec.defstruct(
     "_Prompts",
     [(f"prompt_{at}", msgspec.Raw, NULL) for at in range(MAX_CHOICES)],
@@ -37,41 +43,36 @@ _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Deco
 )
 
 
-def _nothing(value: object) -> bool:
-    return not value
-
-
 _SERVED = {
-    "allowed_token_ids": ServedValues(_nothing, "send structured_outputs or logit_bias"),
-    "bad_words": ServedValues(_nothing, "send logit_bias, or look for them in the answer"),
+    "allowed_token_ids": ServedValues(nothing, "send structured_outputs or logit_bias"),
+    "bad_words": ServedValues(nothing, "send logit_bias, or look for them in the answer"),
     "detokenize": ServedValues(lambda value: value is True, "answers have text"),
-    "early_stopping": ServedValues(_nothing, "it belongs to beam search, which is not served"),
+    "early_stopping": ServedValues(nothing, "it belongs to beam search, which is not served"),
     "length_penalty": ServedValues(lambda value: value == 1, "it belongs to beam search"),
-    "logits_processors": ServedValues(_nothing, "send structured_outputs or logit_bias"),
-    "return_tokens_as_token_ids": ServedValues(_nothing, "send return_token_ids"),
+    "logits_processors": ServedValues(nothing, "send structured_outputs or logit_bias"),
+    "return_tokens_as_token_ids": ServedValues(nothing, "send return_token_ids"),
     "truncate_prompt_tokens": ServedValues(
-        _nothing, "what does not fit the context is refused, not cut; send a shorter prompt"
+        nothing, "what does not fit the context is refused, not cut; send a shorter prompt"
     ),
-    "use_beam_search": ServedValues(_nothing, "answers are sampled; send n or best_of"),
+    "use_beam_search": ServedValues(nothing, "answers are sampled; send n or best_of"),
 }
-"""Fields of both kinds of completion of which only some values are served. Ignoring them would
-change the answer."""
+"""Fields of which only some values are served. Ignoring them would change the answer."""
 _SERVED_OF_CHATS = {
     **_SERVED,
-    "add_special_tokens": ServedValues(_nothing, "the chat template has its own"),
-    "audio": ServedValues(_nothing, "only text is served"),
+    "add_special_tokens": ServedValues(nothing, "the chat template has its own"),
+    "audio": ServedValues(nothing, "only text is served"),
     "best_of": ServedValues(lambda value: value == 1, "it belongs to /v1/completions; send n"),
     "chat_template": ServedValues(
-        _nothing, "the model's own is used; send chat_template_kwargs, or a prompt to completions"
+        nothing, "the model's own is used; send chat_template_kwargs, or a prompt to completions"
     ),
-    "documents": ServedValues(_nothing, "send them as text in messages"),
-    "echo": ServedValues(_nothing, "it belongs to /v1/completions"),
+    "documents": ServedValues(nothing, "send them as text in messages"),
+    "echo": ServedValues(nothing, "it belongs to /v1/completions"),
     "function_call": ServedValues(
         lambda value: value in ("none", "auto"), "send tool_choice, which took its place"
     ),
-    "functions": ServedValues(_nothing, "send tools, which took its place"),
+    "functions": ServedValues(nothing, "send tools, which took its place"),
     "modalities": ServedValues(lambda value: value == ["text"], "only text is served"),
-    "prediction": ServedValues(_nothing, "predicted outputs are not served", is_hint=True),
+    "prediction": ServedValues(nothing, "predicted outputs are not served", is_hint=True),
     "web_search_options": ServedValues(
         lambda value: False, "web search is not served", is_hint=True
     ),
@@ -81,14 +82,13 @@ _SERVED_OF_TEXTS = {
     "add_special_tokens": ServedValues(
         bool, "a prompt gets the model's own; send token ids, which get none"
     ),
-    "prompt_embeds": ServedValues(_nothing, "send a prompt, or token ids"),
-    "suffix": ServedValues(_nothing, "it must be empty"),
+    "prompt_embeds": ServedValues(nothing, "send a prompt, or token ids"),
+    "suffix": ServedValues(nothing, "it must be empty"),
 }
 
 
 def tier_of(priority: Priority) -> str:
-    """The ``service_tier`` in which a request is served: the usual one, or flex for work that may
-    wait."""
+    """The ``service_tier`` that serves a request: the usual one, or flex for what may wait."""
     return FLEX if priority is Priority.BATCH else "default"
 
 
@@ -101,7 +101,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerOptions(NamedTuple):
-    """Parts of an answer beside its text."""
+    """Parts of an answer besides its text."""
 
     usage: bool = False
     """Whether a stream ends with the usage of all choices."""
@@ -112,13 +112,11 @@ class AnswerOptions(NamedTuple):
     echo: bool = False
     """Whether the prompt precedes the text, with log-probabilities if the text has them."""
     prompt_logprobs: int | None = None
-    """How many alternatives of each prompt token to return, in vLLM's own form; None for no such
-    list."""
+    """How many alternatives per prompt token, in vLLM's form; None for no such list."""
     best: int | None = None
     """How many of a prompt's choices the client gets, the likeliest; None for all."""
     hides_logprobs: bool = False
-    """Whether log-probabilities are left out of the answer, as they only serve to find the
-    likeliest."""
+    """Whether log-probabilities only serve to find the likeliest choice."""
     tier: bool = False
     """Whether the answer names the ``service_tier`` that it was served in."""
 
@@ -128,8 +126,6 @@ class AnswerOptions(NamedTuple):
 
 
 class ParsedCompletion(NamedTuple):
-    """A parsed request, without its body."""
-
     job: Job
     prompts: tuple[Prompt, ...]
     n: int
@@ -203,8 +199,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         }
 
     def wanted_prompt_logprobs(self) -> int | None:
-        """How many alternatives' log-probabilities to return per prompt token; None: not even its
-        own."""
+        """How many alternatives to return per prompt token; None: not even its own."""
         return self.prompt_logprobs
 
     def wants_one_piece(self) -> bool:
@@ -223,8 +218,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         return None
 
     def choices_per_prompt(self, prompts: int) -> int:
-        """How many choices each of so many ``prompts`` gets. Raises ``InvalidRequest`` for too
-        many."""
+        """How many choices each of ``prompts`` gets. Raises ``InvalidRequest`` for too many."""
         n = 1 if self.n is None else self.n
         if not 1 <= n <= MAX_CHOICES:
             raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {n}", field="n")
@@ -276,15 +270,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     web_search_options: Unused = NULL
 
     def token_limit(self) -> int | None:
-        if self.max_completion_tokens is None:
-            return self.max_tokens
-        if self.max_tokens not in (None, self.max_completion_tokens):
-            refusal = InvalidRequest(
-                "max_tokens and max_completion_tokens differ; send one of them",
-                field="max_completion_tokens",
-            )
-            pass_over("", "max_tokens", refusal)
-        return self.max_completion_tokens
+        return one_limit("max_completion_tokens", self.max_completion_tokens, self.max_tokens)
 
     def field_names(self) -> Mapping[str, str]:
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
@@ -300,7 +286,8 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
         return None
 
     def tool_use(self) -> ToolUse | None:
-        return tool_use_of(self)
+        is_parallel = self.parallel_tool_calls is not False
+        return tool_use_of(self.tools, self.tool_choice, is_parallel=is_parallel)
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         return (chat_of(self, use.tools if use else ()),)

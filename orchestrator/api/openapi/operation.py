@@ -1,4 +1,4 @@
-"""What ``/openapi.json`` has to know of a route beside its path."""
+"""What ``/openapi.json`` has to know of a route besides its path."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,8 +10,7 @@ HTML = "text/html"
 
 
 class Operation(NamedTuple):
-    """One route. ``gives`` are the media types of its ``statuses``, those of a successful
-    answer."""
+    """One route. ``gives`` are the media types of a successful answer."""
 
     body: type | None = None
     gives: tuple[str, ...] = (JSON,)

@@ -1,5 +1,4 @@
-"""``/admin``: control of the process itself, for operators (OR-14); of all processes where several
-share the port."""
+"""``/admin``: control of the process, or of all that share the port, for operators (OR-14)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from aiohttp import web
 
 from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.elsewhere import told_by_siblings
+from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import read_grace_s
 from orchestrator.lifecycle import Lifecycle
@@ -20,15 +19,12 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The objects that operators act on."""
-
     lifecycle: Lifecycle
     reloader: Reloader
     keys_of: Callable[[Settings], tuple[Key, ...]]
     recorder: Recorder
 
     def follow_keys(self, auth: Authenticator) -> None:
-        """Have ``auth`` follow the keys of reloaded settings."""
         keys = ("token", "admin_token", "keys")
         self.reloader.follow(keys, lambda new: auth.replace(self.keys_of(new)))
 

@@ -3,18 +3,16 @@
 from aiohttp import web
 
 from orchestrator.admission.images import MAX_BYTES, MAX_COUNT, MAX_PIXELS
-from orchestrator.api.config import CONFIG
+from orchestrator.api.config import CONFIG, VERSION
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.http.version import VERSION
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import MAX_IDLE_KEEP_S, Api
 from protocol import Feature, OnDeadline
 
 
 async def capabilities(request: web.Request) -> web.Response:
-    """Show what the service can do, for clients that ask first; instances have pages of their
-    own."""
+    """Show what the service can do, for clients that ask first."""
     orchestrator = request.app[ORCHESTRATOR]
     room = orchestrator.queue_room
     added: dict[str, object] = {}

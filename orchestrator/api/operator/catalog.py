@@ -26,7 +26,6 @@ from catalog.engines import EngineCatalog
 from catalog.errors import ProvisionError
 from catalog.model_entry import ModelEntry, ModelState
 from catalog.models import ModelCatalog
-from catalog.paths import state_dir
 from catalog.shared_file import now_ms
 from catalog.verify import verify_model
 from orchestrator.api.http.responses import json_response
@@ -49,8 +48,7 @@ _FOLDERS: Final = re.compile(r"(?<![\w./:-])/(?:[^\s/]+/)*(?=[^\s/])")
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """A verification, with the state ``waiting``, ``running``, ``passed`` or ``failed``. Times are
-    Unix milliseconds."""
+    """A verification: ``waiting``, ``running``, ``passed`` or ``failed``. Times in Unix ms."""
 
     state: str
     asked_ms: int
@@ -71,17 +69,8 @@ class _Listing(NamedTuple):
     entries: Sequence[_Entry]
 
 
-class _Seen(NamedTuple):
-    """Verifications as of one moment."""
-
-    states: dict[tuple[Kind, str], Verification]
-
-    def changed_ms(self, catalog_ms: int) -> int:
-        """When the shown entries changed last, in Unix ms; now while one is being verified."""
-        return max([catalog_ms, *(each.ended_ms or now_ms() for each in self.states.values())])
-
-    def report_of(self, kind: Kind, id: str) -> object:
-        return msgspec.to_builtins(self.states.get((kind, id)))
+_Seen = dict[tuple[Kind, str], Verification]
+"""Verifications as of one moment."""
 
 
 class Verifications:
@@ -89,13 +78,9 @@ class Verifications:
     for, and that yields to everything else: requests are served meanwhile."""
 
     def __init__(self, home: Callable[[], Path]) -> None:
-        self.states: dict[tuple[Kind, str], Verification] = {}
+        self.states: _Seen = {}
         self._home = home
         self._turn = threading.Lock()
-
-    def seen(self) -> _Seen:
-        """All verifications as of now."""
-        return _Seen(dict(self.states))
 
     def ask(self, kind: Kind, id: str) -> Verification:
         """Verify an entry; no effect if that is already waiting or running."""
@@ -143,19 +128,18 @@ class Catalogs:
     verifications: Verifications
 
     def models(self) -> _Listing:
-        seen = self.verifications.seen()  # read before the catalog, which has their results
+        seen = dict(self.verifications.states)  # before the catalog, which has their results
         found = ModelCatalog(self.home()).models()
-        changed_ms = seen.changed_ms(found.changed_ms)
+        changed_ms = _changed_ms(seen, found.changed_ms)
         return _Listing(changed_ms, [self._model(entry, seen) for entry in found.entries])
 
     def engines(self) -> _Listing:
-        seen = self.verifications.seen()
+        seen = dict(self.verifications.states)
         found = EngineCatalog(self.home()).engines()
-        changed_ms = seen.changed_ms(found.changed_ms)
+        changed_ms = _changed_ms(seen, found.changed_ms)
         return _Listing(changed_ms, [self._engine(entry, seen) for entry in found.entries])
 
     def of(self, request: web.Request) -> tuple[Kind, Callable[[], _Listing]]:
-        """The catalog that a path is about."""
         is_model = request.path.startswith("/v2/catalog/models")
         return ("models", self.models) if is_model else ("engines", self.engines)
 
@@ -164,7 +148,7 @@ class Catalogs:
         told["bytes"] = entry.bytes
         if not entry.source.startswith("hub:"):
             told["source"] = "local"
-        told["verification"] = seen.report_of("models", entry.id)
+        told["verification"] = msgspec.to_builtins(seen.get(("models", entry.id)))
         return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
 
     def _engine(self, entry: EngineEntry, seen: _Seen) -> _Entry:
@@ -174,16 +158,11 @@ class Catalogs:
         told["build_flags"] = [_without_folders(flag) for flag in entry.build_flags]
         told["artifacts"] = [PurePath(path).name for path in entry.artifacts]
         told["digest"], told["compute_mode"] = entry.digest, entry.compute_mode
-        told["verification"] = seen.report_of("engines", entry.id)
+        told["verification"] = msgspec.to_builtins(seen.get(("engines", entry.id)))
         return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
 
 
 CATALOGS = web.AppKey("catalogs", Catalogs)
-
-
-def catalogs() -> Catalogs:
-    """Catalogs of the state directory, which is looked up each time."""
-    return Catalogs(state_dir, Verifications(state_dir))
 
 
 async def models(request: web.Request) -> web.Response:
@@ -252,11 +231,8 @@ async def _read(listing: Callable[[], _Listing]) -> _Listing:
 
 
 def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.Response:
-    """An answer with the headers that let a client ask again only for changes; 304 if there are
-    none.
-
-    ``changed_ms`` is None where the answer changes independently of the catalog.
-    """
+    """An answer with the headers that let a client ask again only for changes (then 304).
+    ``changed_ms`` is None where it changes independently of the catalog."""
     body = msgspec.json.encode(told)
     tag = hashlib.sha256(body).hexdigest()[:32]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
@@ -268,8 +244,7 @@ def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.R
 
 
 def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
-    """Whether the client has this answer, by RFC 9110: a tag takes precedence, a date counts only
-    without one."""
+    """Whether the client has this answer (RFC 9110): a date counts only without a tag."""
     tags = request.if_none_match
     if tags is not None:
         return any(each.value in (tag, "*") for each in tags)
@@ -281,6 +256,11 @@ def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
         # a date in the future comes from a wrong clock: later changes may precede it
         and changed_ms // 1000 <= since.timestamp() <= time.time()
     )
+
+
+def _changed_ms(seen: _Seen, catalog_ms: int) -> int:
+    """When the shown entries changed last, in Unix ms; now while one is being verified."""
+    return max([catalog_ms, *(each.ended_ms or now_ms() for each in seen.values())])
 
 
 def _without_paths(text: str, home: Path) -> str:

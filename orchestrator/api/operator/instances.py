@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.elsewhere import told_by_siblings
+from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import read_grace_s, read_registration, read_reload, read_swap
 from orchestrator.instances.discovery import DiscoverySync
@@ -85,10 +85,8 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 async def swap(request: web.Request) -> web.Response:
-    """Give an instance another model: 202 while it goes on, 200 where the caller waits. Idempotent.
-
-    Raises ``SwapFailed`` for a caller who waits; others see it in ``GET /v2/instances``.
-    """
+    """Give an instance another model: 202 while it loads, 200 where the caller waits. Idempotent.
+    Raises ``SwapFailed`` for a caller who waits; others see it in ``GET /v2/instances``."""
     asked = await read_swap(request)
     swaps = request.app[ORCHESTRATOR].stages.swaps
     running = swaps.start(request.match_info["address"], asked.settings, asked.grace_s)
@@ -96,8 +94,7 @@ async def swap(request: web.Request) -> web.Response:
 
 
 async def reload(request: web.Request) -> web.Response:
-    """Have an instance load its model again, from its files: drained, then swapped to the same one.
-    Answers, and raises, like a swap."""
+    """Have an instance load its model again, from its files. Answers, and raises, like a swap."""
     asked = await read_reload(request)
     swaps = request.app[ORCHESTRATOR].stages.swaps
     running = swaps.reload(request.match_info["address"], asked.grace_s)
@@ -186,21 +183,15 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
 
 def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]:
     """An instance with what rooms add, and its latest swap."""
-    added: dict[str, Any] = {}
+    described: dict[str, Any] = describe(instance, orchestrator.registry)
     for room in orchestrator.rooms:
-        added |= room.describe(instance.address)
-    return {
-        **describe(instance, orchestrator.registry),
-        **added,
-        "swap": _latest_swap(orchestrator.stages.swaps, instance),
-    }
+        described |= room.describe(instance.address)
+    return described | {"swap": _latest_swap(orchestrator.stages.swaps, instance)}
 
 
 def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]) -> None:
     """Add the jobs that other processes at this port have on instances to those of this one.
-
-    ``load`` has them already: the worker's statistics count everybody's jobs.
-    """
+    ``load`` has them already: the worker's statistics count everybody's jobs."""
     by_address = {one["address"]: one for one in described}
     for other in elsewhere:
         if (mine := by_address.get(other["address"])) is not None:
@@ -208,8 +199,7 @@ def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]
 
 
 def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
-    """The latest swap that was asked for here, or that the instance's lanes report; null if
-    none."""
+    """The latest swap that was asked for here, or that the instance's lanes report."""
     running, told = swaps.latest.get(instance.address), instance.swap
     if running is not None and (not running.is_over or told is None or told.model == running.model):
         return describe_swap(running)
@@ -247,7 +237,7 @@ def _rows(instance: Instance) -> dict[str, object]:
 
 
 def _pace(instance: Instance) -> dict[str, object]:
-    """Measured: the most tokens/s of late. Predicted: the first token of a short prompt sent now,
+    """Measured: the most tokens/s recently. Predicted: the first token of a short prompt sent now,
     and what predictions are based on."""
     if instance.step_learner is None or not instance.step_learner.model.known:
         return {"perf_tokens_per_s": None, "first_token_ms": None, "prediction": None}

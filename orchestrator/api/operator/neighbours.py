@@ -1,14 +1,23 @@
-"""Endpoints that clients, probes and dashboards of vLLM and of NVIDIA's NIM expect.
+"""What clients, probes and dashboards of vLLM and of NVIDIA's NIM expect.
 
 vLLM's ``/version``, ``/ping`` (SageMaker's probe) and ``/load``; NIM's ``/v1/health/live``,
-``/v1/health/ready``, ``/v1/metadata`` and ``/v1/version``.
+``/v1/health/ready``, ``/v1/metadata`` and ``/v1/version``. The metrics that endpoint pickers and
+autoscalers read of a model server, under vLLM's names: the "model server protocol" that llm-d's
+router follows (https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/
+proposals/003-model-server-protocol).
 """
+
+from collections.abc import Callable, Collection, Iterator
 
 from aiohttp import web
 
+from orchestrator.api.config import VERSION
 from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.http.version import VERSION
+from orchestrator.instances.instance import Instance
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.work import Stage
+from orchestrator.telemetry.metrics import Row, Samples
 
 
 async def version(request: web.Request) -> web.Response:
@@ -73,3 +82,116 @@ def _health(status: int, name: str) -> web.Response:
     is_not = "" if status == 200 else "not "
     message = f"Service is {is_not}{name}."
     return json_response({"object": "health.response", "message": message}, status=status)
+
+
+VLLM_PREFIX = "vllm:"
+
+
+def _models(orchestrator: Orchestrator) -> list[str]:
+    """Names of the models that are served, without their adapters."""
+    known = orchestrator.models.by_name()
+    return [name for name, encoder in known.items() if encoder.adapter is None]
+
+
+def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
+    """Number of tasks in one of ``stages``, by model; 0 for a served model that has none."""
+
+    def read(orchestrator: Orchestrator) -> Samples:
+        counts = dict.fromkeys(_models(orchestrator), 0)
+        for task in orchestrator.live():
+            model = task.model or task.job.model
+            if model in counts and task.stage in stages:
+                counts[model] += 1
+        return (((model,), count) for model, count in counts.items())
+
+    return read
+
+
+def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]]]:
+    """Instances that have reported their KV cache, by model."""
+    for model in _models(orchestrator):
+        of_model = [
+            instance
+            for instance in orchestrator.registry
+            if instance.card is not None and instance.card.model == model
+        ]
+        told = [one for one in of_model if one.stats is not None and one.stats.kv_blocks_total]
+        if told:
+            yield model, told
+
+
+def _blocks(instances: list[Instance]) -> tuple[int, int]:
+    stats = [one.stats for one in instances if one.stats is not None]
+    return sum(of.kv_blocks_used for of in stats), sum(of.kv_blocks_total for of in stats)
+
+
+def _kv_usage(orchestrator: Orchestrator) -> Samples:
+    for model, instances in _instances(orchestrator):
+        used, total = _blocks(instances)
+        yield (model,), used / total
+
+
+def _cache_config(orchestrator: Orchestrator) -> Samples:
+    for model, instances in _instances(orchestrator):
+        card = instances[0].card
+        assert card is not None
+        yield (model, str(card.block_tokens), str(_blocks(instances)[1])), 1.0
+
+
+def _loras(orchestrator: Orchestrator) -> Samples:
+    known = orchestrator.models.by_name()
+    adapters = [name for name, encoder in known.items() if encoder.adapter is not None]
+    return [((str(len(adapters)), ",".join(adapters), ""), orchestrator.clock.unix())]
+
+
+_WAITING = (Stage.RECEIVED, Stage.QUEUED, Stage.DISPATCHED)
+_MODEL = ("model_name",)
+
+VLLM: tuple[Row[Orchestrator], ...] = (
+    Row(
+        "gauge",
+        "num_requests_running",
+        "requests",
+        "Requests whose answer is being made",
+        _tasks((Stage.RUNNING,)),
+        _MODEL,
+    ),
+    Row(
+        "gauge",
+        "num_requests_waiting",
+        "requests",
+        "Requests that wait, here or on an instance",
+        _tasks(_WAITING),
+        _MODEL,
+    ),
+    *(
+        Row(
+            "gauge",
+            name,
+            "share",
+            f"KV blocks in use, of all instances of the model together{note}",
+            _kv_usage,
+            _MODEL,
+        )
+        for name, note in (
+            ("kv_cache_usage_perc", "; 1 is all, and cached ones are free"),
+            ("gpu_cache_usage_perc", ", by its older name"),
+        )
+    ),
+    Row(
+        "gauge",
+        "cache_config_info",
+        "1",
+        "Tokens of a KV block, and how many there are",
+        _cache_config,
+        ("model_name", "block_size", "num_gpu_blocks"),
+    ),
+    Row(
+        "gauge",
+        "lora_requests_info",
+        "s",
+        "LoRA adapters that are served, all of them loaded; the value is the time since 1970",
+        _loras,
+        ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    ),
+)

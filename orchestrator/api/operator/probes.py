@@ -5,11 +5,11 @@ import asyncio
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
-from orchestrator.api.http.elsewhere import ELSEWHERE
-from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
+from orchestrator.api.http.finding import ELSEWHERE
+from orchestrator.api.operator.neighbours import VLLM_PREFIX
 from orchestrator.errors import NotReady
 from orchestrator.health import PreparedResponse
-from orchestrator.telemetry.merging import labelled, merged
+from orchestrator.telemetry.metrics import labelled, merged
 
 
 def _answer(probe: PreparedResponse) -> web.Response:
@@ -38,14 +38,12 @@ async def overall(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Show all metrics, for Prometheus: of all processes where several share the port, each under
-    its label ``process``."""
+    """Show all metrics for Prometheus; of several processes each under its label ``process``."""
     return await _exposition(request)
 
 
 async def vllm_metrics(request: web.Request) -> web.Response:
-    """Show only the metrics under vLLM's names, for endpoint pickers, which ask many times a
-    second."""
+    """Show only the metrics under vLLM's names, for endpoint pickers, which ask often."""
     return await _exposition(request, VLLM_PREFIX)
 
 

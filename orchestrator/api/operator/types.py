@@ -1,7 +1,6 @@
 """Bodies that operators send."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -22,14 +21,10 @@ class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of a registration. ``address``: ``host:port`` of a Triton's gRPC endpoint, or a URL, for
-    ``ttl_s`` seconds."""
+    """Registration of a Triton's gRPC endpoint (``host:port``) or a URL, for ``ttl_s`` seconds."""
 
     address: str
     ttl_s: float = 45.0
-
-
-_registrations = Reader(RegisterRequest)
 
 
 class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,6 +59,7 @@ class AskedSwap:
 
 
 _reader = Reader(DrainRequest)
+_registrations = Reader(RegisterRequest)
 _swap_reader = Reader(SwapRequest)
 _reload_reader = Reader(ReloadRequest)
 MAX_SETTINGS = 64
@@ -73,7 +69,7 @@ async def read_grace_s(request: web.Request, default_s: float) -> float:
     """Grace period of a drain in seconds; the body may be left out. Raises ``InvalidRequest``."""
     if not request.body_exists:
         return default_s
-    asked = (await read_body(request, _reader, _same)).grace_ms
+    asked = await read_body(request, _reader, lambda body: body.grace_ms)
     return default_s if asked is None else _checked_grace_s(asked)
 
 
@@ -131,6 +127,3 @@ def _checked_grace_s(asked: float) -> float:
 async def read_registration(request: web.Request) -> RegisterRequest:
     """The instance to register, and for how long. Raises ``InvalidRequest``."""
     return await read_body(request, _registrations, lambda asked: asked)
-
-
-_same: Callable[[DrainRequest], DrainRequest] = lambda asked: asked  # noqa: E731

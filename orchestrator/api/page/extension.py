@@ -7,7 +7,5 @@ from orchestrator.extension import Extension
 
 
 class PageRoom(Extension):
-    """The page's files."""
-
     def edges(self) -> tuple[ModuleType, ...]:
         return (page,)

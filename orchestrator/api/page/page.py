@@ -57,10 +57,6 @@ class _File:
     etag: str
 
 
-def _read(path: Path) -> _File:
-    return _file(path.read_bytes(), path.suffix)
-
-
 def _file(body: bytes, suffix: str) -> _File:
     content_type = _TYPES.get(suffix, "text/plain")
     return _File(body, content_type, hashlib.sha256(body).hexdigest()[:32])
@@ -68,13 +64,15 @@ def _file(body: bytes, suffix: str) -> _File:
 
 def _files_in(folder: Path, below: str = "") -> dict[str, _File]:
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {below + path.relative_to(folder).as_posix(): _read(path) for path in paths}
+    return {
+        below + path.relative_to(folder).as_posix(): _file(path.read_bytes(), path.suffix)
+        for path in paths
+    }
 
 
 def _all_files() -> dict[str, _File]:
-    """The page's files, and those of the views that optional rooms add. A room has a folder
-    ``page`` with ``view.html``, a ``<section>`` whose ``data-module`` exports ``View`` and
-    ``Card``, and ``view.css``."""
+    """The page's files, with the views of optional rooms: a folder ``page`` with ``view.css`` and
+    ``view.html``, a ``<section>`` whose ``data-module`` exports ``View`` and ``Card``."""
     found = _files_in(_STATIC)
     views = sorted(Path(orchestrator.__file__).parents[1].glob("*/page/view.html"))
     sections = [view.read_text("utf-8") for view in views]

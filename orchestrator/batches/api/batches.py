@@ -8,13 +8,13 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openapi.operation import PLAIN, Operation
-from orchestrator.batches.api.files import read_keep_s
+from orchestrator.batches.api.files import page_of, read_keep_s
 from orchestrator.batches.api.served_lines import batches_of, owner_of
-from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status, StoredBatch
-from orchestrator.batches.service import new_batch, new_id, read_window
+from orchestrator.batches.folder import new_id
+from orchestrator.batches.records import LineOutcome, Status, StoredBatch
+from orchestrator.batches.service import new_batch, read_window
 from orchestrator.errors import InvalidRequest
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
@@ -29,21 +29,10 @@ _STAMPS = (
     Status.CANCELLING,
     Status.CANCELLED,
 )
-_UNSERVED = {
-    LineOutcome.EXPIRED: (
-        "batch_expired",
-        "This request could not be executed before the completion window expired.",
-    ),
-    LineOutcome.CANCELLED: (
-        "batch_cancelled",
-        "This request was not executed: its batch was cancelled.",
-    ),
-}
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
-    """How long the results are kept; the service's own bound also
-    applies."""
+    """How long the results are kept; the service's own bound also applies."""
 
     anchor: str
     seconds: int
@@ -92,7 +81,7 @@ async def create(request: web.Request) -> web.Response:
 async def batches(request: web.Request) -> web.Response:
     """The key's batches, the newest first."""
     own = await batches_of(request).batches(owner_of(request))
-    return json_response(page_of(own, request.query, most=_MAX_PER_PAGE).body(shape))
+    return json_response(page_of(own, request.query, shape, most=_MAX_PER_PAGE))
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -137,29 +126,6 @@ def shape(batch: StoredBatch) -> dict[str, object]:
         "request_counts": {"total": batch.total, "completed": succeeded, "failed": failed},
         "metadata": batch.metadata or None,
     }
-
-
-def entry(
-    batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
-) -> bytes:
-    """One line of the output or the error file."""
-    told: dict[str, object] = {
-        "id": f"batch_req_{batch.id.removeprefix('batch_')}_{line.number}",
-        "custom_id": line.custom_id,
-        "response": None,
-        "error": None,
-    }
-    if kind in _UNSERVED:
-        code, message = _UNSERVED[kind]
-        told["error"] = {"code": code, "message": message}
-    else:
-        assert answer is not None
-        told["response"] = {
-            "status_code": answer.status,
-            "request_id": answer.request_id,
-            "body": msgspec.Raw(answer.body),
-        }
-    return msgspec.json.encode(told) + b"\n"
 
 
 def _checked(body: BatchRequest) -> BatchRequest:

@@ -1,20 +1,20 @@
 """``/v1/files``: what batches read and write."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from aiohttp import BodyPartReader, web
 
 from orchestrator.api.http.body import BODY_TIMEOUT_S
-from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openapi.operation import PLAIN, Operation
-from orchestrator.batches.api.contents import stream_files
 from orchestrator.batches.api.served_lines import batches_of, owner_of
-from orchestrator.batches.records import StoredFile
-from orchestrator.batches.upload import Upload
+from orchestrator.batches.records import StoredBatch, StoredFile
+from orchestrator.batches.shop import Upload
 from orchestrator.errors import BodyTooSlow, InvalidRequest, UnsupportedMediaType
+
+N = TypeVar("N", StoredFile, StoredBatch)
 
 PURPOSE = "batch"
 _PIECE_BYTES = 2**16
@@ -59,8 +59,8 @@ async def files(request: web.Request) -> web.Response:
     own = [file for file in own if purpose in (None, file.purpose)]
     if request.query.get("order") == "asc":
         own.reverse()
-    page = page_of(own, request.query, most=_MAX_PER_PAGE, default=_MAX_PER_PAGE)
-    return json_response(page.body(shape))
+    most = _MAX_PER_PAGE
+    return json_response(page_of(own, request.query, shape, most=most, default=most))
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -78,7 +78,17 @@ async def delete(request: web.Request) -> web.Response:
 async def content(request: web.Request) -> web.StreamResponse:
     """Download a file's content."""
     file = await _named(request)
-    return await stream_files(request, [file.id], "application/jsonl", file.bytes)
+    response = web.StreamResponse()
+    response.content_type = "application/jsonl"
+    response.content_length = file.bytes
+    async for piece in batches_of(request).content(file.id):
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(piece)
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write_eof()
+    return response
 
 
 def shape(file: StoredFile) -> dict[str, object]:
@@ -96,9 +106,37 @@ def shape(file: StoredFile) -> dict[str, object]:
     }
 
 
+def page_of(
+    entries: Sequence[N],
+    query: Mapping[str, str],
+    shape: Callable[[N], object],
+    *,
+    most: int,
+    default: int = 20,
+) -> dict[str, object]:
+    """The page that ``query`` asks for, as OpenAI spells it: ``limit`` entries behind the one named
+    by ``after``, each as ``shape`` renders it. Raises ``InvalidRequest``."""
+    limit = query.get("limit", str(default))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 7 and 1 <= int(limit) <= most):
+        raise InvalidRequest(f"limit must be a whole number from 1 to {most}", field="limit")
+    begin = 0
+    if "after" in query:
+        names = [entry.id for entry in entries]
+        if query["after"] not in names:
+            raise InvalidRequest("after names nothing in this list", field="after")
+        begin = names.index(query["after"]) + 1
+    page = entries[begin : begin + int(limit)]
+    return {
+        "object": "list",
+        "data": [shape(entry) for entry in page],
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": begin + len(page) < len(entries),
+    }
+
+
 def read_keep_s(anchor: object, seconds: object, field: str) -> float:
-    """Seconds for which a client wants something kept, raised to the minimum. Raises
-    ``InvalidRequest``."""
+    """Seconds to keep something, raised to the minimum. Raises ``InvalidRequest``."""
     text = str(seconds)
     if anchor != "created_at" or not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequest(
@@ -163,7 +201,6 @@ async def _text(part: BodyPartReader) -> str:
 
 
 def _keep_s(fields: Mapping[str, str]) -> float | None:
-    """Seconds of the form's ``expires_after[…]``; None if it is not stated."""
     anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     if anchor is None and seconds is None:
         return None

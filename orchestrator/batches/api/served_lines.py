@@ -1,15 +1,32 @@
-"""Lines of batches, served by the handlers of the live routes as batch-class work."""
+"""Lines of batches, served by the handlers of the live routes as batch-class work: whatever these
+read and answer, without a connection."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.http_writer import HttpVersion11
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
-from orchestrator.api.auth import NOBODY
-from orchestrator.api.http import own_requests
-from orchestrator.api.http.context import AUTH, CONTEXT, ORCHESTRATOR
+from orchestrator.api.auth import NOBODY, Key
+from orchestrator.api.http.context import (
+    AUTH,
+    CONTEXT,
+    DIALECTS,
+    ORCHESTRATOR,
+    Context,
+    new_context,
+)
+from orchestrator.api.http.responses import error_response
 from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, StoredBatch
 from orchestrator.batches.service import Batches
 from orchestrator.clock import instant
@@ -23,6 +40,90 @@ from orchestrator.errors import (
 )
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Job, OnDisconnect, Priority
+from orchestrator.telemetry.log import fields, service_log
+
+
+class _Reply(NamedTuple):
+    """A handler's answer, or the error that it raised."""
+
+    status: int
+    body: bytes
+    error: TidegateError | None
+
+
+class _Nobody(BaseProtocol):
+    """Stand-in for a connection, for requests that have none."""
+
+    ssl_context = peername = sockname = None
+
+
+async def _send(
+    app: web.Application,
+    path: str,
+    body: bytes,
+    *,
+    key: Key,
+    name: str,
+    adapt: Callable[[Job], Job],
+    refusal: TidegateError | None = None,
+) -> _Reply:
+    """Have ``POST path`` answered as for a client of ``key``, under the correlation id ``name``, or
+    a ``refusal`` instead. ``adapt`` changes the job. Cancelling this counts as hanging up."""
+    request = _request(app, path, body)
+    match = await app.router.resolve(request)
+    match.add_app(app)
+    match.freeze()
+    request._match_info = match
+    orchestrator = app[ORCHESTRATOR]
+    context: Context = new_context(request, orchestrator.clock, app[DIALECTS])
+    context.correlation_id, context.key, context.adapt = name, key, adapt
+    request[CONTEXT] = context
+    try:
+        if refusal is not None:
+            raise refusal
+        response = await match.handler(request)
+        assert isinstance(response, web.Response) and isinstance(response.body, bytes)
+        return _Reply(response.status, response.body, None)
+    except TidegateError as error:
+        failure = error
+    except Exception:
+        service_log.exception("request handler failed", extra=fields(correlation_id=name))
+        failure = TidegateError("an internal error occurred")
+    response = error_response(failure, context, orchestrator.clock.now())
+    assert isinstance(response.body, bytes)
+    return _Reply(response.status, response.body, failure)
+
+
+def _request(app: web.Application, path: str, body: bytes) -> web.Request:
+    loop = asyncio.get_running_loop()
+    nobody = _Nobody(loop)
+    headers = CIMultiDict({"Content-Type": "application/json", "Content-Length": str(len(body))})
+    content = StreamReader(nobody, 2**16, loop=loop)
+    content.feed_data(body)
+    content.feed_eof()
+    message = RawRequestMessage(
+        "POST",
+        path,
+        HttpVersion11,
+        CIMultiDictProxy(headers),
+        tuple((name.encode(), value.encode()) for name, value in headers.items()),
+        False,
+        None,
+        False,
+        False,
+        URL(path),
+    )
+    task = asyncio.current_task()
+    assert task is not None
+    return web.Request(
+        message,
+        content,
+        cast(RequestHandler, nobody),
+        cast(AbstractStreamWriter, None),  # nothing is written but a whole answer, which is taken
+        task,
+        loop,
+        client_max_size=app._client_max_size,
+    )
 
 
 class HasBatches(Protocol):
@@ -34,8 +135,16 @@ class HasBatches(Protocol):
 
 BATCHES = web.AppKey("batches", HasBatches)
 
-Entry = Callable[[StoredBatch, BatchLine, LineOutcome, LineResult | None], bytes]
-"""Renders a line's result for its client to read (``batches.shop.Server.entry``)."""
+_UNSERVED = {
+    LineOutcome.EXPIRED: (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    LineOutcome.CANCELLED: (
+        "batch_cancelled",
+        "This request was not executed: its batch was cancelled.",
+    ),
+}
 
 
 def batches_of(request: web.Request) -> Batches:
@@ -50,7 +159,6 @@ def batches_of(request: web.Request) -> Batches:
 
 
 def owner_of(request: web.Request) -> str:
-    """Fingerprint of the key whose files and batches a request may see."""
     return request[CONTEXT].key.fingerprint
 
 
@@ -66,19 +174,33 @@ _modes = msgspec.json.Decoder(_Modes)
 class BatchLines:
     """The ``batches.shop.Server`` of an application."""
 
-    def __init__(self, app: web.Application, batches: Batches, entry: Entry) -> None:
+    def __init__(self, app: web.Application, batches: Batches) -> None:
         self._app = app
         self._batches = batches
-        self._entry = entry
 
     def entry(
         self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
     ) -> bytes:
-        return self._entry(batch, line, kind, answer)
+        told: dict[str, object] = {
+            "id": f"batch_req_{batch.id.removeprefix('batch_')}_{line.number}",
+            "custom_id": line.custom_id,
+            "response": None,
+            "error": None,
+        }
+        if kind in _UNSERVED:
+            code, message = _UNSERVED[kind]
+            told["error"] = {"code": code, "message": message}
+        else:
+            assert answer is not None
+            told["response"] = {
+                "status_code": answer.status,
+                "request_id": answer.request_id,
+                "body": msgspec.Raw(answer.body),
+            }
+        return msgspec.json.encode(told) + b"\n"
 
     def most_at_once(self, owner: str) -> int:
-        """Half of the requests that the key may have in progress: the rest is for its other
-        requests."""
+        """Half of the requests that the key may have; the rest is for its others."""
         orchestrator = self._app[ORCHESTRATOR]
         limit = orchestrator.limits.concurrent_of(owner)
         return max(1, limit // 2) if limit else self._batches.config.window
@@ -103,7 +225,7 @@ class BatchLines:
                 keep=False,
             )
 
-        reply = await own_requests.send(
+        reply = await _send(
             self._app,
             batch.endpoint,
             line.body,

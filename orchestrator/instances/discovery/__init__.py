@@ -1,6 +1,6 @@
 """Follows which Triton instances there are, as that changes while the service runs.
 
-``sources`` says where addresses come from, ``registered`` has those that are pushed, ``sync`` keeps
+``sources`` says where addresses come from, ``sync`` has those that are pushed, and keeps
 the registry in step with them.
 """
 

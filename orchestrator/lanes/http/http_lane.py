@@ -3,8 +3,8 @@
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from abc import abstractmethod
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -12,14 +12,53 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.lanes.base import LaneOwner
+from orchestrator.lanes.cards import BadFolder, ModelFolder, ServerFacts, make_card
 from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import Endpoint
-from orchestrator.lanes.http.pool import HttpPool
 from orchestrator.lanes.http.sse import EventTooLong, SseDecoder, SseEvent
 from orchestrator.lanes.lane_job import JobFailed, LaneJob, ServerLost
-from orchestrator.lanes.model_folder import BadFolder
 from orchestrator.lanes.polled import PolledLane
-from protocol import Code, excerpt
+from protocol import Code, Feature, ModelCard, excerpt
+
+MAX_CONNECTIONS = 4096
+"""Most connections: a job has one to itself while it runs; more jobs wait, until their deadline."""
+KEEP_S = 4.0
+"""Seconds that an idle connection is kept: less than servers keep one (uvicorn and llama.cpp: 5 s),
+lest a job meets its end."""
+READ_BYTES = 2**18
+CONNECT_S = 5.0
+
+
+class HttpPool:
+    """The shared HTTP client, opened by the first lane that needs it and closed by the last."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self._users = 0
+
+    def acquire(self) -> aiohttp.ClientSession:
+        """The client, for one more user, who must call ``release`` later."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=MAX_CONNECTIONS, limit_per_host=0, keepalive_timeout=KEEP_S
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # Jobs have deadlines of their own, and polls a limit.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                read_bufsize=READ_BYTES,
+                auto_decompress=False,
+                headers={"User-Agent": "tidegate", "Accept-Encoding": "identity"},
+            )
+        self._users += 1
+        return self._session
+
+    async def release(self) -> None:
+        self._users -= 1
+        if not self._users and self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
 
 MAX_ANSWER_BYTES = 2**20
 """Most bytes read of an answer that is not a stream."""
@@ -43,7 +82,16 @@ _CODES = {
 
 
 class HttpLane(PolledLane):
-    """A lane to a server's HTTP API, over the pool that all lanes share."""
+    """A lane to a server's HTTP API, over the pool that all lanes share. A kind of server states
+    these facts, and adds ``_facts`` and ``_generate``."""
+
+    lacks: tuple[Feature, ...] = ()
+    abort_ms: float
+    slots: int
+    """Jobs at once where neither the operator nor the server says."""
+    running: re.Pattern[bytes] | None = None
+    """Finds the jobs in the server's ``/metrics``; None if it has none there."""
+    takes_ids = False
 
     def __init__(
         self,
@@ -69,9 +117,32 @@ class HttpLane(PolledLane):
         if http is not None:
             await self._pool.release()
 
+    @abstractmethod
+    async def _facts(self, folder: ModelFolder) -> ServerFacts:
+        """What the server tells of itself. Raises ``ServerLost``."""
+
+    async def _reach(self, folder: ModelFolder) -> ModelCard:
+        await self._read_key()
+        await self._get("/health")
+        told = await self._facts(folder)
+        return make_card(
+            self.endpoint,
+            folder,
+            told,
+            lacks=self.lacks,
+            abort_ms=self.abort_ms,
+            slots=self.slots,
+            takes_ids=self.takes_ids,
+        )
+
+    async def _poll(self) -> int | None:
+        await self._get("/health")
+        if self.running is None:
+            return None
+        return jobs_in(await self._get_or("/metrics", b""), self.running)
+
     async def _read_key(self) -> None:
-        """Read the key that the server asks for, anew at each connection, so that it can be
-        changed. Raises ``BadFolder``."""
+        """Read the server's key at each connection: it may change. Raises ``BadFolder``."""
         path = self.endpoint.key_file
         if path is None:
             return
@@ -120,9 +191,9 @@ class HttpLane(PolledLane):
 
     async def _events(
         self, job: LaneJob, path: str, body: dict[str, Any]
-    ) -> AsyncIterator[SseEvent]:
-        """Events of the answer to a request. A reader that stops closes the connection, which tells
-        the server that the rest is not wanted.
+    ) -> AsyncGenerator[SseEvent, None]:
+        """Events of the answer to a request. A reader that leaves (``aclosing``) closes the
+        connection, which tells the server that the rest is not wanted.
 
         Raises ``JobFailed`` and ``ServerLost``; a body that just ends is for the reader to judge.
         """
@@ -206,11 +277,6 @@ def decoded(decoder: "msgspec.json.Decoder[_E]", data: memoryview) -> _E:
     return event
 
 
-def closing(events: AsyncIterator[SseEvent]) -> "aclosing[Any]":
-    """``events`` for ``async with``: a reader that leaves early closes the connection at once."""
-    return aclosing(events)
-
-
 def _failed(status: int, said: str) -> Exception:
     code = _CODES.get(status, Code.ENGINE_ERROR)
     return JobFailed(code, f"its server answers {status}{f': {said}' if said else ''}")
@@ -226,7 +292,6 @@ def _message(body: bytes) -> str:
 
 
 def error_text(value: object) -> str:
-    """The message in ``{"error": {"message": …}}``, ``{"error": …}`` or ``{"message": …}``."""
     if isinstance(value, dict):
         for name in ("error", "message", "detail"):
             if value.get(name):

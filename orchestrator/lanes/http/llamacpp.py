@@ -3,32 +3,29 @@
 The server leaves out the ids of tokens that end within a character or within what may be a stop
 string, so its card says that it lacks them. ``t_max_predict_ms`` is set to the job's budget: it
 counts from the first token on and looks at line ends, so it is a second net and no deadline. The
-server notices a closed connection with the next token that it sends, or, while it computes a
-prompt, once a second.
+server notices a closed connection with the next token that it sends; while it computes a prompt it
+looks when for a second it has told nobody anything, tokens and counts among it.
 """
 
 import re
+from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
 
-from orchestrator.lanes.cards import ServerFacts, make_card
+from orchestrator.lanes.cards import ModelFolder, ServerFacts
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
-    closing,
     count_of,
     decoded,
     jobs_in,
 )
 from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
-from orchestrator.lanes.model_folder import ModelFolder
-from protocol import Feature, FinishReason, ModelCard
+from protocol import Feature, FinishReason
 
-ABORT_MS: Final = 300.0
-"""Ms until an aborted job's slot is free: 5 to 28 measured while it decodes, 250 to 270 twice of
-seven times on a busy machine; a second while it computes a long prompt."""
-LACKS: Final = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
+COUNT_EVERY_S: Final = 2.5
+"""Seconds between questions for its jobs, long enough for it to look at its connections."""
 _RUNNING = re.compile(
     rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
 )
@@ -41,7 +38,6 @@ class _Event(ServerEvent):
     stop_type: str = ""
     stopping_word: str = ""
     tokens_predicted: int = 0
-    tokens_cached: int = 0
 
 
 class _Slot(msgspec.Struct):
@@ -56,33 +52,33 @@ _slots_decoder = msgspec.json.Decoder(list[_Slot])
 class LlamaCppLane(HttpLane):
     """A lane to one ``llama-server``."""
 
+    lacks = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
+    abort_ms = 300.0
+    """Ms until an aborted job's slot is free while it decodes (docs/engines.md has what was
+    measured); a second and more while it computes a long prompt."""
+    slots = 1
+    running = _RUNNING
     _has_metrics = True
+    _count_at = 0.0
 
-    async def _reach(self, folder: ModelFolder) -> ModelCard:
-        await self._read_key()
-        await self._get("/health")
+    async def _facts(self, folder: ModelFolder) -> ServerFacts:
         props = await self._get_object("/props")
         path = str(props.get("model_alias") or props.get("model_path") or "")
         name = self.endpoint.model or path.rpartition("/")[2].removesuffix(".gguf") or "llamacpp"
         settings = props.get("default_generation_settings")
-        return make_card(
-            self.endpoint,
-            folder,
-            ServerFacts(
-                name,
-                "llamacpp-server",
-                str(props.get("build_info") or ""),
-                context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
-                slots=count_of(props.get("total_slots")),
-            ),
-            lacks=LACKS,
-            abort_ms=ABORT_MS,
-            slots=1,
-            takes_ids=False,
+        return ServerFacts(
+            name,
+            "llamacpp-server",
+            str(props.get("build_info") or ""),
+            context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
+            slots=count_of(props.get("total_slots")),
         )
 
     async def _poll(self) -> int | None:
         await self._get("/health")
+        if self._clock.now() < self._count_at:
+            return None
+        self._count_at = self._clock.now() + COUNT_EVERY_S
         if self._has_metrics:
             jobs = jobs_in(await self._get_or("/metrics", b""), _RUNNING)
             self._has_metrics = jobs is not None
@@ -94,7 +90,7 @@ class LlamaCppLane(HttpLane):
         return sum(slot.is_processing for slot in slots) if slots else None
 
     async def _generate(self, job: LaneJob) -> Finish:
-        async with closing(self._events(job, "/completion", self._request(job))) as events:
+        async with aclosing(self._events(job, "/completion", self._request(job))) as events:
             async for event in events:
                 one = decoded(_decoder, event.data)
                 # The tokens that the server keeps to itself are counted, not named.

@@ -6,30 +6,20 @@ connection drops the request from its batch after the step under way. It has no 
 """
 
 import asyncio
+from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
 
-from orchestrator.lanes.cards import ServerFacts, make_card
-from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, count_of, decoded
-from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
-from orchestrator.lanes.model_folder import ModelFolder
-from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
-from protocol import Code, Feature, FinishReason, ModelCard, TokenLogprob
+from orchestrator.lanes.cards import ModelFolder, ServerFacts
+from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, count_of, decoded
+from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
+from orchestrator.lanes.text_only import PromptText, StopCutter
+from protocol import Feature, FinishReason, TokenLogprob
 
-ABORT_MS: Final = 100.0
-SLOTS: Final = 32
 MAX_STOPS: Final = 4
 """Stop strings that the server takes unless its operator allows more; the text is cut here at any
 number of them."""
-LACKS: Final = (
-    Feature.IGNORE_EOS,
-    Feature.LOGIT_BIAS,
-    Feature.MIN_P,
-    Feature.MIN_TOKENS,
-    Feature.PENALTIES,
-    Feature.STOP_TOKEN_IDS,
-)
 
 
 class _Token(msgspec.Struct):
@@ -55,46 +45,36 @@ _decoder = msgspec.json.Decoder(_Event)
 class TgiLane(HttpLane):
     """A lane to one ``text-generation-launcher``."""
 
+    lacks = (
+        Feature.IGNORE_EOS,
+        Feature.LOGIT_BIAS,
+        Feature.MIN_P,
+        Feature.MIN_TOKENS,
+        Feature.PENALTIES,
+        Feature.STOP_TOKEN_IDS,
+    )
+    abort_ms = 100.0
+    slots = 32
     _text: PromptText | None = None
 
-    async def _reach(self, folder: ModelFolder) -> ModelCard:
-        await self._read_key()
+    async def _facts(self, folder: ModelFolder) -> ServerFacts:
         if self._text is None:
             self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
-        await self._get("/health")
         info = await self._get_object("/info")
-        return make_card(
-            self.endpoint,
-            folder,
-            ServerFacts(
-                self.endpoint.model or str(info.get("model_id") or "tgi"),
-                "tgi",
-                str(info.get("version") or ""),
-                context_tokens=count_of(info.get("max_total_tokens")),
-                quantization=str(info.get("quantize") or ""),
-            ),
-            lacks=LACKS,
-            abort_ms=ABORT_MS,
-            slots=SLOTS,
-            takes_ids=False,
+        return ServerFacts(
+            self.endpoint.model or str(info.get("model_id") or "tgi"),
+            "tgi",
+            str(info.get("version") or ""),
+            context_tokens=count_of(info.get("max_total_tokens")),
+            quantization=str(info.get("quantize") or ""),
         )
-
-    async def _poll(self) -> int | None:
-        await self._get("/health")
-        return None
 
     async def _generate(self, job: LaneJob) -> Finish:
         assert self._text is not None
-        try:
-            if len(job.token_ids) <= INLINE_IDS:
-                prompt = self._text.text_of(job.token_ids)
-            else:
-                prompt = await asyncio.to_thread(self._text.text_of, job.token_ids)
-        except UnsendablePrompt as error:
-            raise JobFailed(Code.INVALID_REQUEST, str(error)) from None
+        prompt = await self._text.prompt_of(job)
         cutter = StopCutter(job.sampling.stop)
         is_silent = job.sampling.skip_special_tokens
-        async with closing(self._events(job, "/generate_stream", _request(job, prompt))) as events:
+        async with aclosing(self._events(job, "/generate_stream", _request(job, prompt))) as events:
             async for event in events:
                 one = decoded(_decoder, event.data)
                 if one.token is not None:

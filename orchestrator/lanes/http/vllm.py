@@ -6,35 +6,26 @@ own turn. The server has no deadline: the lane's is all there is.
 
 import asyncio
 import re
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
 
-from orchestrator.lanes.cards import ServerFacts, make_card
+from orchestrator.lanes.cards import ModelFolder, ServerFacts
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
-    closing,
     count_of,
     decoded,
-    jobs_in,
 )
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
-from orchestrator.lanes.model_folder import ModelFolder
-from orchestrator.lanes.vllm_sampling import vllm_sampling
+from orchestrator.lanes.plain_contract import vllm_sampling
 from protocol import (
     Code,
     FinishReason,
-    ModelCard,
     TokenLogprob,
 )
 
-ABORT_MS: Final = 65.0
-"""Ms until an aborted job's slot is free: 27 to 63 measured (0.32, a small model on a CPU): a step,
-and a turn of the server's loop."""
-SLOTS: Final = 64
-"""Jobs at once if the operator does not say; vLLM takes more and queues them itself."""
 USAGE_S: Final = 1.0
 """Seconds that a text that has ended waits for the server's usage report."""
 _IDS_SINCE: Final = (0, 10, 2)
@@ -43,6 +34,7 @@ _RUNNING = re.compile(
 )
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _TOKEN = "token_id:"
+_DONE = memoryview(b"[DONE]")
 
 
 class _Logprobs(msgspec.Struct):
@@ -80,12 +72,16 @@ _decoder = msgspec.json.Decoder(_Chunk)
 class VllmLane(HttpLane):
     """A lane to one ``vllm serve``."""
 
+    abort_ms = 65.0
+    """Ms until an aborted job's slot is free: 27 to 63 measured (0.32, a small model on a CPU):
+    a step, and a turn of the server's loop."""
+    slots = 64
+    """vLLM takes more and queues them itself."""
+    running = _RUNNING
+    takes_ids = True
     _model = ""
-    _has_ids = True
 
-    async def _reach(self, folder: ModelFolder) -> ModelCard:
-        await self._read_key()
-        await self._get("/health")
+    async def _facts(self, folder: ModelFolder) -> ServerFacts:
         models = (await self._get_object("/v1/models")).get("data")
         served = {
             str(one.get("id")): one
@@ -102,28 +98,16 @@ class VllmLane(HttpLane):
             version = ""
         found = _VERSION.match(str(version))
         # An unknown version is taken for a new one.
-        self._has_ids = found is None or tuple(int(n or 0) for n in found.groups()) >= _IDS_SINCE
-        return make_card(
-            self.endpoint,
-            folder,
-            ServerFacts(
-                self._model,
-                "vllm-server",
-                str(version),
-                context_tokens=count_of(served[self._model].get("max_model_len")),
-            ),
-            lacks=(),
-            abort_ms=ABORT_MS,
-            slots=SLOTS,
-            takes_ids=self._has_ids,
+        self.takes_ids = found is None or tuple(int(n or 0) for n in found.groups()) >= _IDS_SINCE
+        return ServerFacts(
+            self._model,
+            "vllm-server",
+            str(version),
+            context_tokens=count_of(served[self._model].get("max_model_len")),
         )
 
-    async def _poll(self) -> int | None:
-        await self._get("/health")
-        return jobs_in(await self._get_or("/metrics", b""), _RUNNING)
-
     async def _generate(self, job: LaneJob) -> Finish:
-        body = request_of(job, self._model, returns_ids=self._has_ids)
+        body = request_of(job, self._model, returns_ids=self.takes_ids)
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as limit:
                 await self._read_answer(job, body, limit)
@@ -134,9 +118,9 @@ class VllmLane(HttpLane):
     async def _read_answer(
         self, job: LaneJob, body: dict[str, Any], limit: asyncio.Timeout
     ) -> None:
-        async with closing(self._events(job, "/v1/completions", body)) as events:
+        async with aclosing(self._events(job, "/v1/completions", body)) as events:
             async for event in events:
-                if event.data == b"[DONE]":
+                if event.data == _DONE:
                     return
                 chunk = decoded(_decoder, event.data)
                 usage = chunk.usage
@@ -158,7 +142,6 @@ class VllmLane(HttpLane):
 
 
 def request_of(job: LaneJob, model: str, *, returns_ids: bool = True) -> dict[str, Any]:
-    """The body of a job's request."""
     sampling = job.sampling
     body: dict[str, Any] = {
         "model": model,

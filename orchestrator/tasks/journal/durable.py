@@ -14,16 +14,18 @@ from typing import TypeVar
 from orchestrator.clock import Clock
 from orchestrator.errors import Draining, JournalUnavailable, TidegateError
 from orchestrator.tasks.journal.entries import Entry, new_entry
-from orchestrator.tasks.journal.look_ups import Found
-from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Tokens
 from orchestrator.tasks.journal.records import (
+    Accept,
+    Batch,
+    Ended,
     StoredTokens,
+    Tokens,
     UnfinishedTask,
     request_of,
     result_of,
     row_of,
 )
-from orchestrator.tasks.journal.store import JournalStore
+from orchestrator.tasks.journal.store import Found, JournalStore
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0
@@ -40,19 +42,18 @@ class DurableTasks:
         """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
         self.fault = ""
         """Why nothing can be written; empty while all is well."""
-        self.on_fault: Callable[[], None] = _nothing
-        """Called when ``fault`` has changed."""
+        self.on_fault: Callable[[], None] = lambda: None
         self.commits = self.records = 0
         self.recovered: Counter[str] = Counter()
         """Number of tasks of an earlier process, by what was done with them."""
-        self.observe_ms: Callable[[float], None] = _ignore
+        self.observe_ms: Callable[[float], None] = lambda ms: None
         """Called with the time that each transaction took, in ms."""
-        self.on_lost: Callable[[Task], None] = _ignore_task
+        self.on_lost: Callable[[Task], None] = lambda task: None
         """Called with each task that another orchestrator has taken on, because this one had not
         been heard of for too long."""
         self.lost = 0
         """How many those were; their outcome is told by the other orchestrator."""
-        self.on_outdone: Callable[[Task], None] = _ignore_task
+        self.on_outdone: Callable[[Task], None] = lambda task: None
         """Called with each task that has ended here although another orchestrator had taken it on
         before, which tells its end."""
         self.outdone = 0
@@ -65,7 +66,6 @@ class DurableTasks:
         self._ending: dict[int, Entry] = {}
         """Entries of tasks that have ended, by number, until the writer has dealt with the end."""
         self._left: list[Entry] = []
-        """Entries that are left to the next process."""
         self._undecided: dict[int, Entry] = {}
         """Entries whose clients wait for the disk, the oldest first."""
         self._looks_at: asyncio.TimerHandle | None = None
@@ -77,15 +77,14 @@ class DurableTasks:
         self._reader = store.new_reader()
         self._writer = store.new_writer(
             clock.unix,
-            on_batch=self._on_batch,
-            on_fault=self._on_fault,
+            on_batch=lambda batch: self._call(self._written, batch),
+            on_fault=lambda fault: self._call(self._set_fault, fault),
             live=self._to_begin_with,
         )
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start to write."""
         self._loop = asyncio.get_running_loop()
         self._writer.start()
 
@@ -103,33 +102,27 @@ class DurableTasks:
 
     @property
     def live(self) -> int:
-        """How many tasks have not ended."""
         return len(self._live)
 
     @property
     def left(self) -> int:
-        """How many tasks a drain has left to the next process."""
         return len(self._left)
 
     @property
     def unwritten(self) -> int:
-        """How many promised records wait for the disk."""
         return self._writer.unwritten
 
     @property
     def set_aside(self) -> str:
-        """New name of a damaged file, in the journal's folder; empty where there is none."""
         return self._writer.set_aside
 
     @property
     def is_async(self) -> bool:
-        """Whether tasks are promised before they are on the disk."""
         return self.window_ms > 0
 
     # ── a task's way ─────────────────────────────────────────────────────────────────────────
 
     def require(self) -> None:
-        """Raise ``JournalUnavailable`` while nothing can be written."""
         if self.fault:
             raise JournalUnavailable(
                 f"durable tasks are not accepted now, for the journal cannot be written: "
@@ -137,8 +130,7 @@ class DurableTasks:
             )
 
     def accept(self, task: Task, model_digest: str) -> None:
-        """Hand a task that was let in to the writer. ``committed`` waits until it is on the
-        disk."""
+        """Hand an admitted task to the writer; ``committed`` waits for the disk."""
         offset = self._clock.unix() - self._clock.now()
         accept = Accept(
             row_of(self._next_n, task, self._clock, self.boot),
@@ -164,8 +156,7 @@ class DurableTasks:
         entry.tokens = tokens
 
     async def committed(self, task: Task) -> None:
-        """Wait until an accepted task is on the disk. Raises ``JournalUnavailable`` or
-        ``Draining``."""
+        """Wait for an accepted task's commit. Raises ``JournalUnavailable`` or ``Draining``."""
         entry = task.entry
         assert isinstance(entry, Entry)
         if self.is_async:
@@ -192,8 +183,7 @@ class DurableTasks:
             entry.decide(f"the disk did not take it within {COMMIT_WAIT_S:g} s")
 
     def refuse(self, task: Task) -> None:
-        """Mark a task that nobody was told of: its end, which must follow, frees its submission's
-        name."""
+        """Mark a task that nobody was told of: its end frees its submission's name."""
         entry = task.entry
         assert isinstance(entry, Entry)
         entry.is_refused = True
@@ -206,8 +196,7 @@ class DurableTasks:
             del self._by_name[name]
 
     def check_owned(self) -> None:
-        """Find out whether another orchestrator has taken live tasks on meanwhile; ``on_lost`` is
-        called for each of them."""
+        """Call ``on_lost`` for each live task that another orchestrator has taken on."""
         for entry in self._live.values():
             self._writer.put(Tokens(entry.n, entry.tokens, StoredTokens(b"", [])))
 
@@ -229,8 +218,7 @@ class DurableTasks:
             self._writer.put(tokens)
 
     def keep_no_tokens(self, task: Task) -> None:
-        """Stop writing tokens of a task of ``adopt`` that is made anew, lest one text is written
-        behind the other."""
+        """Write no more tokens of an adopted task whose text is made again from its start."""
         assert isinstance(task.entry, Entry)
         task.entry.keeps_tokens = False
 
@@ -304,11 +292,9 @@ class DurableTasks:
         return next((entry.task for entry in entries if entry.task.id == task_id), None)
 
     async def find(self, task_id: str) -> Found | None:
-        """A task by its id, of this process or an earlier one."""
         return await self._reader.find(task_id)
 
     async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
-        """A task by its client's name for the submission."""
         return await self._reader.find_submission(key, idempotency_key)
 
     # ── from the writer's thread ─────────────────────────────────────────────────────────────
@@ -322,12 +308,6 @@ class DurableTasks:
     def _write_tokens_anew(self, _: None) -> None:
         for entry in self._live.values():
             entry.tokens = 0
-
-    def _on_batch(self, batch: Batch) -> None:
-        self._call(self._written, batch)
-
-    def _on_fault(self, fault: str) -> None:
-        self._call(self._set_fault, fault)
 
     def _call(self, function: Callable[[T], None], value: T) -> None:
         assert self._loop is not None
@@ -360,8 +340,7 @@ class DurableTasks:
                     entry.tokens = min(entry.tokens, one.first)
 
     def _lose(self, n: int) -> None:
-        """Let go of a task that another orchestrator has taken on: its followers are cut off, to
-        ask again there."""
+        """Drop a task that another orchestrator has taken on: its followers ask there."""
         entry = self._live.pop(n, None)
         ending = self._ending.pop(n, None)
         if entry is not None:
@@ -378,15 +357,3 @@ class DurableTasks:
         if fault != self.fault:
             self.fault = fault
             self.on_fault()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _ignore(ms: float) -> None:
-    pass
-
-
-def _ignore_task(task: Task) -> None:
-    pass

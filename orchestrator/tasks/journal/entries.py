@@ -5,8 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.errors import JournalUnavailable, KeyInUse
-from orchestrator.tasks.journal.operations import Accept, Tokens
-from orchestrator.tasks.journal.records import StoredTokens, UnfinishedTask, pack_ids
+from orchestrator.tasks.journal.records import (
+    Accept,
+    StoredTokens,
+    Tokens,
+    UnfinishedTask,
+    pack_ids,
+)
 from orchestrator.tasks.task import Task
 
 
@@ -21,14 +26,12 @@ class Entry:
     committed: asyncio.Future[None]
     """Done once the acceptance is on the disk; raises ``JournalUnavailable``."""
     begun: float
-    """When the entry was made, on the event loop's clock."""
     tokens: int = 0
     """How many tokens have been handed to the writer."""
     keeps_tokens: bool = True
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
-    """Whether the next process continues the task."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def when_recorded(self, call: Callable[[], None]) -> None:
@@ -69,7 +72,6 @@ class Entry:
         return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts, spent_s))
 
     def decide(self, fault: str) -> None:
-        """Note that the acceptance is on the disk, or that ``fault`` prevents it."""
         if self.committed.done():
             return
         if fault:

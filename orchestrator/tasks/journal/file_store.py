@@ -1,11 +1,377 @@
-"""Durable tasks in a file of this orchestrator's own."""
+"""Writes durable tasks to the journal's file, and reads them there (OR-5)."""
 
+import os
+import sqlite3
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from orchestrator.tasks.journal.file import JournalFile
-from orchestrator.tasks.journal.operations import Accept, Batch
-from orchestrator.tasks.journal.reader import JournalReader
-from orchestrator.tasks.journal.writer import JournalWriter
+import msgspec
+
+from orchestrator.clock import Boot
+from orchestrator.tasks.journal import (
+    store,
+)
+from orchestrator.tasks.journal.file import (
+    JournalFile,
+    connect,
+    describe_error,
+    is_damage,
+    prepare,
+    set_aside,
+)
+from orchestrator.tasks.journal.lock import JournalError
+from orchestrator.tasks.journal.records import (
+    COLUMNS,
+    Accept,
+    Batch,
+    Ended,
+    Operation,
+    StoredResult,
+    TaskRow,
+    Tokens,
+    pack,
+    read_record,
+)
+from orchestrator.tasks.journal.store import ById, Found, GroupCommit, LookUps, Question
+from orchestrator.telemetry.log import fields, service_log
+
+MAX_OFF_S = 86_400.0
+"""Longest time off between two boots that is believed, in seconds."""
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    age: float
+    unix: float
+    boot_id: str
+    boot_s: float
+
+
+class AgeClock:
+    """A clock that begins as Unix seconds and never jumps. ``load`` it before ``now``.
+
+    Retention by the wall clock would remove everything when that is set forward, and would keep a
+    text for ever that ended while it was wrong. Within one boot the machine's own clock counts.
+    Across boots only the wall clock knows how long the machine was off, and it is believed up to a
+    day: after a longer time off, rows are kept that much longer.
+    """
+
+    def __init__(self, unix: Callable[[], float], boot: Boot) -> None:
+        self._unix = unix
+        self._boot = boot
+        self._offset: float | None = None
+        """Difference between this clock and the boot's seconds; None before ``load``."""
+
+    def now(self) -> float:
+        """Seconds on this clock; only differences mean anything."""
+        assert self._offset is not None
+        return self._boot.now() + self._offset
+
+    def load(self, db: sqlite3.Connection) -> None:
+        """Continue from the time stored in ``db``; no effect if the time is known already."""
+        if self._offset is not None:
+            return
+        found = db.execute("SELECT value FROM meta WHERE name = 'age'").fetchone()
+        now = self._unix() if found is None else self._after(found[0])
+        self._offset = now - self._boot.now()
+
+    def save(self, db: sqlite3.Connection) -> None:
+        mark = _Mark(self.now(), self._unix(), self._boot.id, self._boot.now())
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('age', ?)", (msgspec.msgpack.encode(mark),))
+
+    def _after(self, stored: bytes) -> float:
+        try:
+            mark = msgspec.msgpack.decode(stored, type=_Mark)
+        except msgspec.DecodeError:  # without it the wall clock is as good as any
+            return self._unix()
+        if self._boot.has(mark.boot_id, mark.boot_s):
+            return mark.age + self._boot.now() - mark.boot_s
+        return mark.age + min(max(self._unix() - mark.unix, 0.0), MAX_OFF_S)
+
+
+TIDY_ROWS = 2000
+"""Most rows removed at a time, lest submissions wait for it."""
+
+_INSERT = (
+    f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
+    "ON CONFLICT (n) DO NOTHING"
+)
+
+
+def write(db: sqlite3.Connection, operations: Sequence[Operation], age: float) -> None:
+    """Write all operations in one transaction, or none. A task's operations keep their order.
+    ``age`` is now, on the clock of retention."""
+    db.execute("BEGIN IMMEDIATE")
+    # Comes first, because a client that was refused may have come again under the same name.
+    refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
+    if refused:
+        db.executemany(
+            "UPDATE tasks SET idempotency_key = NULL WHERE n = ?", [(n,) for n in refused]
+        )
+    accepted = (one for one in operations if isinstance(one, Accept))
+    _insert(db, [_nameless(one) if one.row.n in refused else one for one in accepted])
+    db.executemany(
+        "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
+        [(one.n, one.first, pack(one.tokens)) for one in operations if isinstance(one, Tokens)],
+    )
+    _end(db, [one for one in operations if isinstance(one, Ended)], age)
+    if not operations:  # tests whether the disk takes anything
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
+    db.execute("COMMIT")
+
+
+def _insert(db: sqlite3.Connection, accepted: Sequence[Accept]) -> None:
+    if not accepted:
+        return
+    db.executemany(_INSERT, [[getattr(one.row, name) for name in COLUMNS] for one in accepted])
+    db.executemany(
+        "INSERT OR IGNORE INTO requests VALUES (?, ?)",
+        [(one.row.n, pack(one.request)) for one in accepted if one.request is not None],
+    )
+
+
+def _end(db: sqlite3.Connection, ended: Sequence[Ended], age: float) -> None:
+    """End the tasks that have not ended: whichever end is first counts."""
+    if not ended:
+        return
+    numbers = [(one.n,) for one in ended]
+    # Comes first: a full disk takes the rest where these were.
+    db.executemany("DELETE FROM requests WHERE n = ?", numbers)
+    db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
+    db.executemany(
+        "INSERT OR IGNORE INTO results (n, ended_unix, ended_age, body) "
+        "SELECT n, ?, ?, ? FROM tasks WHERE n = ? AND ended_unix IS NULL",
+        [(one.ended_unix, age, pack(one.result), one.n) for one in ended],
+    )
+    db.executemany(
+        "UPDATE tasks SET ended_unix = ?, ended_age = ?, outcome = ?, finish_reason = ?, code = ?, "
+        "completion_tokens = ?, idempotency_key = iif(?, idempotency_key, NULL) "
+        "WHERE n = ? AND ended_unix IS NULL",
+        [
+            (
+                one.ended_unix,
+                age,
+                one.result.outcome.value,
+                one.result.finish_reason.value,
+                None if one.result.error is None else one.result.error.code.value,
+                one.completion_tokens,
+                one.is_accepted,
+                one.n,
+            )
+            for one in ended
+        ],
+    )
+
+
+def remove_old(db: sqlite3.Connection, results_before: float, tasks_before: float) -> int:
+    """Remove rows that ended before these times, on the clock of ``write``, up to a bound; returns
+    how many."""
+    db.execute("BEGIN IMMEDIATE")
+    removed = db.execute(
+        "DELETE FROM results WHERE n IN "
+        "(SELECT n FROM results WHERE ended_age < ? ORDER BY ended_age LIMIT ?)",
+        (results_before, TIDY_ROWS),
+    ).rowcount
+    removed += db.execute(
+        "DELETE FROM tasks WHERE n IN "
+        "(SELECT n FROM tasks WHERE ended_age < ? ORDER BY ended_age LIMIT ?)",
+        (tasks_before, TIDY_ROWS),
+    ).rowcount
+    db.execute("COMMIT")
+    return removed
+
+
+def _nameless(accept: Accept) -> Accept:
+    return replace(accept, row=replace(accept.row, idempotency_key=None))
+
+
+SET_ASIDE_EVERY_S = 600.0
+_TIDIES_PER_CHECKPOINT = 6
+
+
+class JournalWriter(GroupCommit):
+    """Writes to a file. A transaction that fails is rolled back."""
+
+    failures = (sqlite3.Error, OSError, JournalError)
+
+    def __init__(
+        self,
+        file: JournalFile,
+        unix: Callable[[], float],
+        *,
+        on_batch: Callable[[Batch], None],
+        on_fault: Callable[[str], None],
+        live: Callable[[], Sequence[Accept]],
+    ) -> None:
+        """``live`` returns the tasks that have not ended, with which a new file begins."""
+        config = file.config
+        window_ms = config.terms.window_ms
+        super().__init__(str(config.path), window_ms, on_batch=on_batch, on_fault=on_fault)
+        self._file = file
+        self._config = config
+        self._ages = AgeClock(unix, file.boot)
+        self._live = live
+        self._aside = file.set_aside
+        self._db: sqlite3.Connection | None = None
+        self._inode = 0
+        self._lacks_live = False
+        """Whether the file is a new one that still lacks the live tasks."""
+        self._may_set_aside_at = 0.0
+        self._tidied = 0
+
+    @property
+    def set_aside(self) -> str:
+        return "" if self._aside is None else self._aside.name
+
+    def _failed(self, error: Exception) -> str:
+        db = self._db
+        if db is not None:
+            try:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+            except sqlite3.Error:
+                self._disconnect()
+        if not isinstance(error, sqlite3.OperationalError):
+            self._disconnect()
+        if is_damage(error):
+            self._begin_anew()
+        name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+        return f"{describe_error(error, self._config.path)} ({name})"
+
+    def _begin_anew(self) -> None:
+        """Put a damaged file aside. The next try makes a new one, with the live tasks; if that is
+        damaged at once, the disk is at fault."""
+        self._disconnect()
+        if time.monotonic() < self._may_set_aside_at:
+            return
+        self._may_set_aside_at = time.monotonic() + SET_ASIDE_EVERY_S
+        try:
+            self._aside = set_aside(self._config.path)
+        except OSError as error:
+            service_log.error(
+                "the damaged journal cannot be set aside: %s",
+                error.strerror,
+                extra=fields(journal=str(self._config.path)),
+            )
+
+    def _disconnect(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            try:
+                db.close()
+            except sqlite3.Error:
+                service_log.exception("closing the journal failed")
+
+    def _open(self) -> sqlite3.Connection:
+        """The connection to the file of the journal's name; a new file gets the live tasks."""
+        inode = self._inode_now()
+        self._lacks_live |= not inode
+        if self._db is not None and self._inode != inode:
+            service_log.error(
+                "the journal's file is gone: it is written anew",
+                extra=fields(journal=str(self._config.path)),
+            )
+            self._disconnect()
+        self._file.lock.require()
+        if self._db is None:
+            self._lacks_live |= self._inode not in (0, inode)
+            prepare(self._config)
+            db = self._db = connect(self._config)
+            self._ages.load(db)
+            self._ages.save(db)
+            if self._lacks_live:
+                write(db, self._live(), self._ages.now())
+                self._lacks_live = False
+            self._inode = self._inode_now()
+        return self._db
+
+    def _inode_now(self) -> int:
+        try:
+            return os.stat(self._config.path).st_ino
+        except FileNotFoundError:
+            return 0
+
+    def _write(self, operations: Sequence[Operation]) -> None:
+        db = self._open()
+        write(db, operations, self._ages.now())
+
+    # ── retention ────────────────────────────────────────────────────────────────────────────
+
+    def _tidy(self) -> None:
+        """Remove rows beyond their age, a bounded number at a time."""
+        removed = 0
+        self._busy_since = time.monotonic()
+        try:
+            db = self._open()
+            now = self._ages.now()
+            terms = self._config.terms
+            old_result, old = now - terms.keep_results_s, now - terms.keep_s
+            removed = remove_old(db, old_result, old)
+            self._tidied += 1
+            if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
+                self._ages.save(db)
+                # The write-ahead log goes too, with what it still has of removed prompts.
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except (sqlite3.Error, OSError, JournalError) as error:
+            self._tell(self._failed(error))
+        except Exception as error:  # a fault of ours must not end the thread
+            service_log.exception("removing what is old from the journal failed; will retry")
+            self._tell(self._failed(error))
+        finally:
+            self._busy_since = None
+        self._on_fault(self._fault)  # the disk may have hung until now, and that is over
+        wait_s = store.RETRY_S if removed >= TIDY_ROWS else store.TIDY_EVERY_S
+        self._tidy_at = time.monotonic() + wait_s
+
+
+_LOOK = (
+    f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
+    "LEFT JOIN results r ON r.n = t.n"
+)
+
+
+class JournalReader(LookUps):
+    """Reads the file that has the journal's name."""
+
+    failures = (sqlite3.Error, OSError)
+
+    def __init__(self, file: JournalFile) -> None:
+        super().__init__()
+        self._file = file
+        self._db: sqlite3.Connection | None = None
+        self._inode = 0
+
+    def _look(self, question: Question) -> Found | None:
+        if isinstance(question, ById):
+            where, values = "t.id = ?", [question.task_id]
+        else:
+            where = "t.key = ? AND t.idempotency_key = ?"
+            values = [question.key, question.idempotency_key]
+        try:
+            found = self._connection().execute(f"{_LOOK} WHERE {where}", values).fetchone()
+        except sqlite3.Error:
+            self._disconnect()
+            raise
+        if found is None:
+            return None
+        *columns, body = found
+        row = TaskRow(*columns)
+        return Found(row, read_record(StoredResult, row.n, body))
+
+    def _told(self, error: Exception) -> str:
+        return describe_error(error, self._file.config.path)
+
+    def _connection(self) -> sqlite3.Connection:
+        inode = os.stat(self._file.config.path).st_ino
+        if self._db is None or inode != self._inode:
+            self._disconnect()
+            self._db, self._inode = connect(self._file.config), inode
+        return self._db
+
+    def _disconnect(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
 
 
 class FileStore:

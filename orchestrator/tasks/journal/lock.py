@@ -67,7 +67,6 @@ class JournalLock:
             ) from None
 
     def close(self) -> None:
-        """Release both locks. No connection may be open any more."""
         for file in (self._file, self._lock):
             if file >= 0:
                 with suppress(OSError):
@@ -129,7 +128,6 @@ def _lock(file: int, path: Path, holder: str) -> None:
 
 
 def _inode(path: Path) -> int:
-    """Inode of a file; 0 if there is none."""
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:

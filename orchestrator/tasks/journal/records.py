@@ -1,8 +1,12 @@
-"""The stored form of a durable task, and a task made from it again."""
+"""The stored form of a durable task, what is written of it, and a task made from it again.
+
+Records are stored in MessagePack. A record that cannot be read costs its own task only.
+"""
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +17,7 @@ from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
+from orchestrator.telemetry.log import fields, service_log
 from protocol import AbortCause, Code, FinishReason, Outcome, Sampling, TokenLogprob
 
 _IDS = "I"
@@ -78,7 +83,6 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     start_wait_s: float | None
     """Seconds from its arrival to its start; None if it never started."""
     first_id_free: int
-    """See ``Task.first_id_free``."""
     deadline_source: str = ""
 
     def __post_init__(self) -> None:
@@ -116,7 +120,6 @@ class UnfinishedTask:
     row: TaskRow
     request: StoredRequest | None
     tokens: StoredTokens
-    """All tokens that were journalled."""
 
 
 COLUMNS = tuple(TaskRow.__dataclass_fields__)
@@ -133,8 +136,7 @@ def unpack_ids(blob: bytes) -> list[int]:
 
 
 def _check_ids(blob: bytes) -> None:
-    """Raise ``ValueError`` for broken ids; msgspec makes it a ``ValidationError`` where a record is
-    read."""
+    """Raise ``ValueError``, of which msgspec makes a ``ValidationError``, for broken ids."""
     if len(blob) % _ID_BYTES:
         raise ValueError(f"{len(blob)} bytes of token ids, which have {_ID_BYTES} each")
 
@@ -172,7 +174,6 @@ def request_of(task: Task, model_digest: str, clock_offset: float) -> StoredRequ
 
 
 def result_of(task: Task) -> StoredResult:
-    """The result of a task that has ended."""
     ending, transcript, marks = task.ending, task.transcript, task.marks
     assert ending is not None and transcript is not None
     error = ending.error
@@ -300,3 +301,86 @@ def _error_of(stored: StoredError) -> TidegateError:
     error = with_code(stored.code, stored.message)
     error.field, error.details, error.retryable = stored.field, stored.details, stored.retryable
     return error
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """A task that must be on the disk before it is promised to anybody."""
+
+    row: TaskRow
+    request: StoredRequest | None
+    """Request to run the task by; None where an earlier process wrote one that is unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """More tokens of a task, from index ``first`` on."""
+
+    n: int
+    first: int
+    tokens: StoredTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task has ended."""
+
+    n: int
+    ended_unix: float
+    completion_tokens: int
+    result: StoredResult
+    is_accepted: bool = True
+    """Whether somebody was told of the task; if not, it keeps no idempotency key."""
+
+
+Operation = Accept | Tokens | Ended
+
+
+@dataclass(slots=True)
+class Batch:
+    """The operations of one transaction, whether it succeeded or not."""
+
+    operations: list[Operation] = field(default_factory=list)
+    took_s: float = 0.0
+    fault: str = ""
+    """Why none of it is on the disk; empty if all of it is."""
+    lost: set[int] = field(default_factory=set)
+    """Numbers of tasks that another orchestrator has taken on: nothing of them was written."""
+    named_elsewhere: set[int] = field(default_factory=set)
+    """Numbers of tasks that were not accepted, because their key has a task of that name."""
+
+
+R = TypeVar("R", StoredRequest, StoredResult)
+
+pack = msgspec.msgpack.Encoder().encode
+
+
+def read_record(kind: type[R], task: str | int, body: bytes | None) -> R | None:
+    """The request or result of ``task``; None if there is none that can be read."""
+    if body is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.DecodeError:
+        service_log.exception("a task in the journal cannot be read", extra=fields(task=task))
+        return None
+
+
+def read_tokens(task: str | int, rows: Iterable[tuple[int, bytes]]) -> StoredTokens:
+    """The tokens of a task from records in order, each with the index of its first token: as far
+    as they follow each other without a gap, and can be read."""
+    ids, texts, spent_s = bytearray(), list[str](), StoredTokens(b"", []).spent_s
+    for first, body in rows:
+        if first < len(texts):  # written again from the beginning, into a new store
+            continue
+        if first > len(texts):
+            break
+        try:
+            batch = msgspec.msgpack.decode(body, type=StoredTokens)
+        except msgspec.DecodeError:
+            service_log.exception("tokens in the journal cannot be read", extra=fields(task=task))
+            break
+        ids += batch.ids
+        texts += batch.texts
+        spent_s = batch.spent_s
+    return StoredTokens(bytes(ids), texts, spent_s)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clips.api.routes import CLIP_SUBMISSIONS
+from clips.api import CLIP_SUBMISSIONS
 from clips.extension import clips_of
 from orchestrator.retention import Retention
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
@@ -19,18 +19,18 @@ RECIPE: dict[str, Any] = {"schema": "1.0", "text": "Good morning.", "video": {"f
 
 
 @pytest.fixture
-async def slots(worker: FakeWorker) -> FakeClips:
+async def fake(worker: FakeWorker) -> FakeClips:
     worker.slots = FakeClips()
     return worker.slots
 
 
 @pytest.fixture
-async def service(slots: FakeClips, worker: FakeWorker, make_service: MakeService) -> Service:
+async def service(fake: FakeClips, worker: FakeWorker, make_service: MakeService) -> Service:
     return await serving(await make_service(worker))
 
 
 async def serving(service: Service, count: int = 1) -> Service:
-    """Once so many of its instances take slots."""
+    """Once so many of its instances take clips."""
     await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == count)
     return service
 
@@ -45,31 +45,31 @@ async def submit(
         return answer if status == 202 else answer["error"]
 
 
-async def follow(service: Service, slot: dict[str, Any], after: str = "") -> list[Event]:
+async def follow(service: Service, clip: dict[str, Any], after: str = "") -> list[Event]:
     headers = {"Last-Event-ID": after} if after else {}
-    async with service.http.get(slot["events_url"], headers=headers) as response:
+    async with service.http.get(clip["events_url"], headers=headers) as response:
         assert response.status == 200
         return [event async for event in read_events(response)]
 
 
-async def status_of(service: Service, slot: dict[str, Any]) -> dict[str, Any]:
-    async with service.http.get(f"/v2/slots/{slot['slot_id']}") as response:
+async def status_of(service: Service, clip: dict[str, Any]) -> dict[str, Any]:
+    async with service.http.get(f"/v2/slots/{clip['slot_id']}") as response:
         assert response.status == 200
         answer: dict[str, Any] = await response.json()
         return answer
 
 
-async def until_ended(service: Service, slot: dict[str, Any]) -> dict[str, Any]:
-    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
+async def until_ended(service: Service, clip: dict[str, Any]) -> dict[str, Any]:
+    found = clips_of(service.orchestrator).store.get(clip["slot_id"])
     await service.until(lambda: found.ending is not None)
-    return await status_of(service, slot)
+    return await status_of(service, clip)
 
 
-async def test_a_recipe_becomes_a_clip(service: Service, slots: FakeClips) -> None:
-    slot = await submit(service, outputs=["mp4", "wav", "png"], preview=True)
-    assert slot["status"] == "dispatched" and slot["queue_position"] == 0
-    assert slot["predicted_ms"] > 0 and slot["outputs"] == {} and slot["correlation_id"]
-    events = await follow(service, slot)
+async def test_a_recipe_becomes_a_clip(service: Service, fake: FakeClips) -> None:
+    clip = await submit(service, outputs=["mp4", "wav", "png"], preview=True)
+    assert clip["status"] == "dispatched" and clip["queue_position"] == 0
+    assert clip["predicted_ms"] > 0 and clip["outputs"] == {} and clip["correlation_id"]
+    events = await follow(service, clip)
     assert [event.id for event in events] == [str(number) for number in range(len(events))]
     assert events[0].event == "queued"
     stages = [event.json() for event in events if event.event == "stage"]
@@ -81,7 +81,7 @@ async def test_a_recipe_becomes_a_clip(service: Service, slots: FakeClips) -> No
     result = events[-1].json()
     assert events[-1].event == "result" and result["outcome"] == "met"
     assert result["video_ms"] == 10.0 and result["deadline_met"] is True
-    status = await status_of(service, slot)
+    status = await status_of(service, clip)
     assert status["status"] == "ended" and status["outputs"] == result["outputs"]
     for name, kind, data in (
         ("mp4", "video/mp4", MP4),
@@ -90,58 +90,58 @@ async def test_a_recipe_becomes_a_clip(service: Service, slots: FakeClips) -> No
     ):
         async with service.http.get(status["outputs"][name]) as response:
             assert (response.content_type, await response.read()) == (kind, data)
-    (call,) = slots.calls
+    (call,) = fake.calls
     assert call.recipe == RECIPE and call.parameters["outputs"] == "mp4,wav,png"
     assert 0 < call.parameters["deadline_ms"] <= 20_000
-    assert call.request_id == f"{slot['slot_id']}/{slot['correlation_id']}"
+    assert call.request_id == f"{clip['slot_id']}/{clip['correlation_id']}"
     assert service.metric("tidegate_slot_outcomes_total", outcome="met", code="") == 1
     assert service.metric("tidegate_slot_stage_ms_count", stage="video") == 1
     assert service.metric("tidegate_slot_stage_quantile_ms", stage="clip", quantile="0.95") == 10
 
 
-async def test_resume_without_duplicates(service: Service, slots: FakeClips) -> None:
+async def test_resume_without_duplicates(service: Service, fake: FakeClips) -> None:
     plan = FakePlan(hold_at="video")
-    slots.plan = lambda call: plan
-    slot = await submit(service)
-    async with service.http.get(slot["events_url"]) as response:
+    fake.plan = lambda call: plan
+    clip = await submit(service)
+    async with service.http.get(clip["events_url"]) as response:
         first = []
         async for event in read_events(response):
             first.append(event)
             if event.event == "stage" and event.json()["stage"] == "video":
                 break
     plan.release.set()
-    rest = await follow(service, slot, after=first[-1].id)
+    rest = await follow(service, clip, after=first[-1].id)
     ids = [int(event.id) for event in (*first, *rest)]
     assert ids == list(range(len(ids))) and rest[-1].event == "result"
-    again = await follow(service, slot)
+    again = await follow(service, clip)
     assert [event.id for event in again] == [str(number) for number in ids]
     async with service.http.get(
-        slot["events_url"], headers={"Last-Event-ID": rest[-1].id}
+        clip["events_url"], headers={"Last-Event-ID": rest[-1].id}
     ) as response:
         assert response.status == 204
 
 
 async def test_who_claims_events_that_there_are_not_hears_of_the_end(
-    service: Service, slots: FakeClips
+    service: Service, fake: FakeClips
 ) -> None:
     plan = FakePlan(hold_at="video")
-    slots.plan = lambda call: plan
-    slot = await submit(service)
-    await service.until(lambda: slots.running == 1)
-    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
-    following = asyncio.create_task(follow(service, slot, after="999999999999"))
+    fake.plan = lambda call: plan
+    clip = await submit(service)
+    await service.until(lambda: fake.running == 1)
+    found = clips_of(service.orchestrator).store.get(clip["slot_id"])
+    following = asyncio.create_task(follow(service, clip, after="999999999999"))
     await service.until(lambda: bool(found.listeners))
     plan.release.set()
     assert (await following)[-1].event == "result"
 
 
 async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
-    service: Service, slots: FakeClips
+    service: Service, fake: FakeClips
 ) -> None:
-    slots.plan = lambda call: FakePlan(hold_at="image")
-    slot = await submit(service)
-    await service.until(lambda: slots.running == 1)
-    url = f"/v2/slots/{slot['slot_id']}"
+    fake.plan = lambda call: FakePlan(hold_at="image")
+    clip = await submit(service)
+    await service.until(lambda: fake.running == 1)
+    url = f"/v2/slots/{clip['slot_id']}"
     for call, path in (
         (service.http.post, f"{url}/cancel"),
         (service.http.delete, url),
@@ -149,34 +149,34 @@ async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
     ):
         async with call(path) as response:
             assert response.status == 202
-    status = await status_of(service, slot)
+    status = await status_of(service, clip)
     assert (status["outcome"], status["error"]["code"]) == ("aborted", "cancelled")
-    await service.until(lambda: slots.cancelled == 1 and slots.running == 0)
-    events = await follow(service, slot)
+    await service.until(lambda: fake.cancelled == 1 and fake.running == 0)
+    events = await follow(service, clip)
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "cancelled")
 
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
 async def test_wp1_a_client_that_goes_away(
-    service: Service, slots: FakeClips, on_disconnect: str
+    service: Service, fake: FakeClips, on_disconnect: str
 ) -> None:
     plan = FakePlan(hold_at="audio")
-    slots.plan = lambda call: plan
-    slot = await submit(service, on_disconnect=on_disconnect)
-    async with service.http.get(slot["events_url"]) as response:
+    fake.plan = lambda call: plan
+    clip = await submit(service, on_disconnect=on_disconnect)
+    async with service.http.get(clip["events_url"]) as response:
         await anext(read_events(response))
         response.close()
     if on_disconnect == "cancel":
-        status = await until_ended(service, slot)
+        status = await until_ended(service, clip)
         assert (status["outcome"], status["error"]["code"]) == ("aborted", "client_disconnected")
     else:
-        found = clips_of(service.orchestrator).store.get(slot["slot_id"])
+        found = clips_of(service.orchestrator).store.get(clip["slot_id"])
         await service.until(lambda: not found.listeners)
         plan.release.set()
-        assert (await until_ended(service, slot))["outcome"] == "met"
+        assert (await until_ended(service, clip))["outcome"] == "met"
 
 
-async def test_the_same_key_gets_the_same_slot(service: Service, slots: FakeClips) -> None:
+async def test_the_same_key_gets_the_same_clip(service: Service, fake: FakeClips) -> None:
     key = {"Idempotency-Key": "a"}
     first = await submit(service, headers=key)
     async with service.http.post(
@@ -188,7 +188,7 @@ async def test_the_same_key_gets_the_same_slot(service: Service, slots: FakeClip
     error = await submit(service, 422, headers=key, preview=True)
     assert error["field"] == "Idempotency-Key"
     await until_ended(service, first)
-    assert len(slots.calls) == 1
+    assert len(fake.calls) == 1
 
 
 @for_each(
@@ -225,11 +225,11 @@ async def test_what_cannot_be_in_time_is_refused_with_a_reason(
     assert late["code"] == "deadline_exceeded"
 
 
-async def test_less_than_was_asked_for_is_partial(service: Service, slots: FakeClips) -> None:
-    slots.plan = lambda call: FakePlan(given_up=("no check",))
-    slot = await submit(service, on_deadline="degrade")
-    assert (await until_ended(service, slot))["outcome"] == "partial"
-    assert slots.calls[0].parameters["on_deadline"] == "degrade"
+async def test_less_than_was_asked_for_is_partial(service: Service, fake: FakeClips) -> None:
+    fake.plan = lambda call: FakePlan(given_up=("no check",))
+    clip = await submit(service, on_deadline="degrade")
+    assert (await until_ended(service, clip))["outcome"] == "partial"
+    assert fake.calls[0].parameters["on_deadline"] == "degrade"
     assert service.metric("tidegate_slots_degraded_total", what="check") == 1
 
 
@@ -244,32 +244,32 @@ async def test_less_than_was_asked_for_is_partial(service: Service, slots: FakeC
     ],
 )
 async def test_a_workers_error_reaches_the_client(
-    service: Service, slots: FakeClips, error: str, at: str, outcome: str, code: str
+    service: Service, fake: FakeClips, error: str, at: str, outcome: str, code: str
 ) -> None:
-    slots.plan = lambda call: FakePlan(error=error, error_at=at, saved=at == "video")
-    slot = await submit(service)
-    status = await until_ended(service, slot)
+    fake.plan = lambda call: FakePlan(error=error, error_at=at, saved=at == "video")
+    clip = await submit(service)
+    status = await until_ended(service, clip)
     assert (status["outcome"], status["error"]["code"]) == (outcome, code)
     assert bool(status["outputs"]) == (at == "video"), "what there is of it is kept"
-    last = (await follow(service, slot))[-1]
+    last = (await follow(service, clip))[-1]
     assert (last.event, last.json()["code"]) == ("error", code)
 
 
 async def test_a_deadline_ends_it_here_where_the_worker_does_not(
-    service: Service, slots: FakeClips
+    service: Service, fake: FakeClips
 ) -> None:
-    slots.plan = lambda call: FakePlan(hold_at="video")
-    slot = await submit(service)
-    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
+    fake.plan = lambda call: FakePlan(hold_at="video")
+    clip = await submit(service)
+    found = clips_of(service.orchestrator).store.get(clip["slot_id"])
     await service.until(lambda: "video" in found.percents)
     service.leap(21)
-    status = await until_ended(service, slot)
+    status = await until_ended(service, clip)
     assert (status["outcome"], status["error"]["code"]) == ("missed", "deadline_exceeded")
     assert "in video" in status["error"]["message"]
-    await service.until(lambda: slots.cancelled == 1)
+    await service.until(lambda: fake.cancelled == 1)
 
 
-async def test_anothers_slot_is_not_there(make_service: MakeService, worker: FakeWorker) -> None:
+async def test_anothers_clip_is_not_there(make_service: MakeService, worker: FakeWorker) -> None:
     worker.slots = FakeClips()
     keys = {"a": {"token": "token-a"}, "b": {"token": "token-b"}}
     service = await serving(await make_service(worker, keys=keys, admin_token="root"))
@@ -277,10 +277,10 @@ async def test_anothers_slot_is_not_there(make_service: MakeService, worker: Fak
     def as_key(name: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {name}"}
 
-    slot = await submit(service, headers=as_key("token-a"))
-    found = clips_of(service.orchestrator).store.get(slot["slot_id"])
+    clip = await submit(service, headers=as_key("token-a"))
+    found = clips_of(service.orchestrator).store.get(clip["slot_id"])
     await service.until(lambda: found.ending is not None)
-    url = f"/v2/slots/{slot['slot_id']}"
+    url = f"/v2/slots/{clip['slot_id']}"
     for path in (url, f"{url}/events", f"{url}/outputs/clip.mp4"):
         for token, status in (("token-b", 404), ("token-a", 200), ("root", 200)):
             async with service.http.get(path, headers=as_key(token)) as response:
@@ -294,21 +294,21 @@ async def test_anothers_slot_is_not_there(make_service: MakeService, worker: Fak
 
 @for_each("named_by", ("task_id", "correlation_id"))
 async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
-    service: Service, slots: FakeClips, named_by: str
+    service: Service, fake: FakeClips, named_by: str
 ) -> None:
-    slots.plan = lambda call: FakePlan(hold_at="video")
-    slot = await submit(service, on_disconnect="continue")
+    fake.plan = lambda call: FakePlan(hold_at="video")
+    clip = await submit(service, on_disconnect="continue")
     async with service.http.get("/v2/tasks") as response:
         (line,) = (await response.json())["tasks"]
-    assert (line["task_id"], line["api"]) == (slot["slot_id"], "slots")
+    assert (line["task_id"], line["api"]) == (clip["slot_id"], "slots")
     async with service.http.delete(f"/v2/tasks/{line[named_by]}") as response:
-        assert (response.status, (await response.json())["task_ids"]) == (202, [slot["slot_id"]])
-    assert (await status_of(service, slot))["outcome"] == "aborted"
+        assert (response.status, (await response.json())["task_ids"]) == (202, [clip["slot_id"]])
+    assert (await status_of(service, clip))["outcome"] == "aborted"
 
 
-async def test_listing(service: Service, slots: FakeClips) -> None:
+async def test_listing(service: Service, fake: FakeClips) -> None:
     plan = FakePlan(hold_at="video")
-    slots.plan = lambda call: plan
+    fake.plan = lambda call: plan
     first, second = await submit(service), await submit(service)
     await service.until(
         lambda: clips_of(service.orchestrator).store.get(second["slot_id"]).stage == 2
@@ -341,10 +341,10 @@ async def test_what_is_kept_is_bounded(
     assert app is not None
     made = []
     for number in range(4):
-        slot = await submit(service, headers={"Idempotency-Key": str(number)})
-        found = clips_of(service.orchestrator).store.get(slot["slot_id"])
+        clip = await submit(service, headers={"Idempotency-Key": str(number)})
+        found = clips_of(service.orchestrator).store.get(clip["slot_id"])
         await service.until(lambda found=found: found.ending is not None)  # type: ignore[misc]
-        made.append(slot)
+        made.append(clip)
     store = clips_of(service.orchestrator).store
     assert 0 < store.total_bytes <= most.keep_bytes
     assert len(store) < 4 and len(app[CLIP_SUBMISSIONS]) == len(store)
@@ -353,8 +353,8 @@ async def test_what_is_kept_is_bounded(
 
 
 async def test_files_have_ranges_and_heads(service: Service) -> None:
-    slot = await submit(service)
-    url = (await until_ended(service, slot))["outputs"]["mp4"]
+    clip = await submit(service)
+    url = (await until_ended(service, clip))["outputs"]["mp4"]
     size = len(MP4)
 
     async def get(**headers: str) -> tuple[int, str | None, bytes]:
@@ -385,12 +385,12 @@ async def test_files_have_ranges_and_heads(service: Service) -> None:
 
 
 async def test_no_text_in_the_log(
-    service: Service, slots: FakeClips, caplog: pytest.LogCaptureFixture
+    service: Service, fake: FakeClips, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     recipe = {**RECIPE, "text": "a-secret-word", "portrait": {"prompt": "another-secret"}}
-    slot = await submit(service, recipe=recipe, headers={"X-Correlation-Id": "named"})
-    await until_ended(service, slot)
+    clip = await submit(service, recipe=recipe, headers={"X-Correlation-Id": "named"})
+    await until_ended(service, clip)
     (line,) = [r for r in caplog.records if getattr(r, "fields", {}).get("api") == "slots"]
     told = line.fields  # type: ignore[attr-defined]
     assert (told["correlation_id"], told["outcome"]) == ("named", "met")
@@ -412,7 +412,7 @@ async def test_instances_show_their_slot_models(
     assert service.metric("tidegate_slot_abort_to_freed_ms", instance=both.address, quantile="0.5")
 
 
-async def test_slots_alone_make_a_service_ready(
+async def test_clips_alone_make_a_service_ready(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     worker.slots, worker.is_slots_only = FakeClips(), True
@@ -421,51 +421,51 @@ async def test_slots_alone_make_a_service_ready(
     await until_ended(service, await submit(service))
 
 
-async def test_a_drain_lets_slots_end_and_takes_no_new_ones(
-    service: Service, slots: FakeClips
+async def test_a_drain_lets_clips_end_and_takes_no_new_ones(
+    service: Service, fake: FakeClips
 ) -> None:
     plan = FakePlan(hold_at="video")
-    slots.plan = lambda call: plan
-    slot = await submit(service)
-    await service.until(lambda: slots.running == 1)
+    fake.plan = lambda call: plan
+    clip = await submit(service)
+    await service.until(lambda: fake.running == 1)
     draining = asyncio.create_task(service.parts.lifecycle.drain(30.0))
     await service.until(lambda: service.parts.health.status == "draining")
     assert (await submit(service, 503))["code"] == "draining"
     plan.release.set()
     await draining
-    assert (await status_of(service, slot))["outcome"] == "met"
+    assert (await status_of(service, clip))["outcome"] == "met"
 
 
-async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, slots: FakeClips) -> None:
+async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, fake: FakeClips) -> None:
     plan = FakePlan(hold_at="video")
-    slots.plan = lambda call: plan
-    slot = await submit(service)
-    await service.until(lambda: slots.running == 1)
+    fake.plan = lambda call: plan
+    clip = await submit(service)
+    await service.until(lambda: fake.running == 1)
     draining = asyncio.create_task(service.parts.lifecycle.drain(30.0))
     await service.until(lambda: service.parts.health.status == "draining")
     plan.release.set()
-    status = await until_ended(service, slot)
+    status = await until_ended(service, clip)
     async with service.http.get(status["outputs"]["mp4"]) as response:
         assert await response.read() == MP4
     assert not draining.done()
     await draining
 
 
-async def test_limits_of_a_key_count_slots_too(
+async def test_limits_of_a_key_count_clips_too(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     worker.slots = FakeClips()
     plan = FakePlan(hold_at="video")
     worker.slots.plan = lambda call: plan
     service = await serving(await make_service(worker, limits__each_key__concurrent=1))
-    slot = await submit(service)
+    clip = await submit(service)
     assert (await submit(service, 429))["code"] == "rate_limited"
     plan.release.set()
-    await until_ended(service, slot)
+    await until_ended(service, clip)
     await until_ended(service, await submit(service))
 
 
-async def test_the_service_says_that_it_serves_slots(
+async def test_the_service_says_that_it_serves_clips(
     service: Service, make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     without = await make_service(await make_worker())

@@ -1,4 +1,4 @@
-"""Which slots are let in: never fewer than could be met while instances idle (DL-7, DL-15), and a
+"""Which clips are let in: never fewer than could be met while instances idle (DL-7, DL-15), and a
 sample of the others (DL-17)."""
 
 import asyncio
@@ -9,7 +9,7 @@ from clips.extension import clips_of
 from clips.plan.budgets import Stage
 from clips.state import StageState
 from tests.clips.api.test_slots import serving, submit, until_ended
-from tests.clips.dispatch.test_service import slots_of
+from tests.clips.dispatch.test_service import fake_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_slots import FakeClips, FakePlan, make_state
 from tests.support.fake_worker import FakeWorker
@@ -34,7 +34,7 @@ async def serve(
 ) -> tuple[Service, FakeClips]:
     worker: FakeWorker = await make_worker()
     worker.slots = FakeClips(stages=stages(**paces), slots_total=slots, slots_free=slots)
-    return await serving(await make_service(worker, **settings)), slots_of(worker)
+    return await serving(await make_service(worker, **settings)), fake_of(worker)
 
 
 async def test_dl19_clips_are_served_after_a_busy_start(
@@ -44,10 +44,10 @@ async def test_dl19_clips_are_served_after_a_busy_start(
     service, model = await serve(make_service, make_worker, A_BUSY_START, REFUSAL_SAMPLE=0.0)
     model.plan = lambda call: held
     held = FakePlan(hold_at="video")
-    slots = [await submit(service, deadline_ms=ms) for ms in (5_000, 20_000, 45_000, 45_000)]
-    assert [slot["status"] for slot in slots] == ["dispatched"] * 2 + ["queued"] * 2
+    clips = [await submit(service, deadline_ms=ms) for ms in (5_000, 20_000, 45_000, 45_000)]
+    assert [clip["status"] for clip in clips] == ["dispatched"] * 2 + ["queued"] * 2
     held.release.set()
-    ends = [await until_ended(service, slot) for slot in slots]
+    ends = [await until_ended(service, clip) for clip in clips]
     assert [end["outcome"] for end in ends] == ["met"] * 4
     assert service.metric("tidegate_slot_infeasible_judged_total") == 0
     assert not any("keep_on" in call.parameters for call in model.calls)
@@ -58,13 +58,13 @@ async def test_what_is_told_to_be_given_up_is_not_guessed(
 ) -> None:
     service, model = await serve(make_service, make_worker, A_BUSY_START)
     asked = {"deadline_ms": 20_000, "on_deadline": "degrade"}
-    slots = [await submit(service, **asked)]
-    await until_ended(service, slots[0])
+    clips = [await submit(service, **asked)]
+    await until_ended(service, clips[0])
     model.state = make_state(stages=stages(**SEEN))
     can = clips_of(service.orchestrator).fleet.instances
     await service.until(lambda: all(one.ability.rates[Stage.CHECK] == 20 for one in can.values()))
-    slots.append(await submit(service, **asked))
-    assert [slot["predicted_given_up"] for slot in slots] == [[], ["no check"]]
+    clips.append(await submit(service, **asked))
+    assert [clip["predicted_given_up"] for clip in clips] == [[], ["no check"]]
 
 
 async def test_dl7_what_is_certain_to_be_late_is_refused(
@@ -74,8 +74,8 @@ async def test_dl7_what_is_certain_to_be_late_is_refused(
     error = await submit(service, 504, deadline_ms=9_000)
     assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "clip")
     # It hardly takes less than 20 s, but it may, and nobody else wants the time.
-    slot = await submit(service, deadline_ms=15_000)
-    assert (await until_ended(service, slot))["outcome"] == "met"
+    clip = await submit(service, deadline_ms=15_000)
+    assert (await until_ended(service, clip))["outcome"] == "met"
     assert service.metric("tidegate_slot_infeasible_refused_total") == 1
     assert service.metric("tidegate_slot_unserved_total", kind="admission") == 1
 
@@ -91,8 +91,8 @@ async def test_what_will_hardly_be_in_time_waits_for_nobody_who_would_be(
     assert error["code"] == "deadline_infeasible", "though it may take 10 s: no capacity idles"
     later = await submit(service, deadline_ms=60_000)
     held.release.set()
-    for slot in (running, later):
-        assert (await until_ended(service, slot))["outcome"] == "met"
+    for clip in (running, later):
+        assert (await until_ended(service, clip))["outcome"] == "met"
 
 
 async def test_it_waits_for_a_fast_instance_rather_than_try_a_slow_one(
@@ -104,10 +104,10 @@ async def test_it_waits_for_a_fast_instance_rather_than_try_a_slow_one(
     held = FakePlan(hold_at="video")
     fast.slots.plan = lambda call: held
     service = await serving(await make_service(slow, fast, REFUSAL_SAMPLE=0.0), 2)
-    slots = [await submit(service, deadline_ms=ms) for ms in (39_000, 39_500)]
-    slots.append(await submit(service, deadline_ms=50_000))
+    clips = [await submit(service, deadline_ms=ms) for ms in (39_000, 39_500)]
+    clips.append(await submit(service, deadline_ms=50_000))
     held.release.set()
-    ends = [await until_ended(service, slot) for slot in slots]
+    ends = [await until_ended(service, clip) for clip in clips]
     assert [end["instance"] for end in ends] == [fast.address, slow.address, fast.address]
 
 
@@ -115,8 +115,8 @@ async def test_dl7_observe_lets_in_and_counts(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     service, model = await serve(make_service, make_worker, SEEN, admission__mode="observe")
-    slot = await submit(service, deadline_ms=9_000)
-    assert (await until_ended(service, slot))["outcome"] == "met"
+    clip = await submit(service, deadline_ms=9_000)
+    assert (await until_ended(service, clip))["outcome"] == "met"
     assert service.metric("tidegate_slot_infeasible_judged_total") == 1
     assert service.metric("tidegate_slot_infeasible_refused_total") == 0
     assert [call.parameters["keep_on"] for call in model.calls] == [True]
@@ -128,13 +128,13 @@ async def test_dl17_a_sample_of_refusals_is_let_in_and_its_rate_published(
     service, model = await serve(make_service, make_worker, SEEN, 1, REFUSAL_SAMPLE=1.0)
     held = FakePlan(hold_at="video")
     model.plan = lambda call: held
-    slots = [await submit(service, deadline_ms=ms) for ms in (60_000, 9_000)]
+    clips = [await submit(service, deadline_ms=ms) for ms in (60_000, 9_000)]
     # Those that are refused otherwise make nobody late.
-    slots.append(await submit(service, deadline_ms=60_000))
-    assert [slot["queue_position"] for slot in slots] == [0, 1, 1]
+    clips.append(await submit(service, deadline_ms=60_000))
+    assert [clip["queue_position"] for clip in clips] == [0, 1, 1]
     held.release.set()
-    for slot in slots:
-        assert (await until_ended(service, slot))["outcome"] == "met"
+    for clip in clips:
+        assert (await until_ended(service, clip))["outcome"] == "met"
     sampled = {"kind": "admission", "result": "met"}
     assert service.metric("tidegate_slot_infeasible_samples_total", **sampled) == 1
     assert service.metric("tidegate_slot_false_refusal_rate") == 1
@@ -147,11 +147,11 @@ async def test_dl17_a_sample_of_a_full_queue_and_of_early_stops(
     service, model = await serve(make_service, make_worker, SEEN, 1, **settings)
     held = FakePlan(hold_at="video", spared=True)
     model.plan = lambda call: held
-    slots = [await submit(service, deadline_ms=60_000) for _ in range(2)]
-    assert slots[1]["status"] == "queued"
+    clips = [await submit(service, deadline_ms=60_000) for _ in range(2)]
+    assert clips[1]["status"] == "queued"
     held.release.set()
-    for slot in slots:
-        assert (await until_ended(service, slot))["outcome"] == "met"
+    for clip in clips:
+        assert (await until_ended(service, clip))["outcome"] == "met"
     for kind in ("stopped", "queue_full"):
         labels = {"kind": kind, "result": "met"}
         assert service.metric("tidegate_slot_infeasible_samples_total", **labels) == 1
@@ -163,8 +163,8 @@ async def test_dl17_an_early_stop_is_counted(
     service, model = await serve(make_service, make_worker, SEEN, REFUSAL_SAMPLE=0.0)
     late = "deadline_exceeded: video: 3.0 s are left, and the rest takes 4.0 s at the least"
     model.plan = lambda call: FakePlan(error=late, error_at="image")
-    slot = await submit(service, deadline_ms=60_000)
-    assert (await until_ended(service, slot))["outcome"] == "missed"
+    clip = await submit(service, deadline_ms=60_000)
+    assert (await until_ended(service, clip))["outcome"] == "missed"
     assert service.metric("tidegate_slot_unserved_total", kind="stopped") == 1
 
 

@@ -50,7 +50,7 @@ def test_who_says_nothing_is_taken_at_its_targets() -> None:
     assert alone_s(work) == pytest.approx(12 + 8 + 1)
 
 
-def test_stages_of_two_slots_overlap_and_one_serves_one_at_a_time() -> None:
+def test_stages_of_two_clips_overlap_and_one_serves_one_at_a_time() -> None:
     """Speech 2 s beside portrait 3 s, video 4 s, check 1 s."""
     can = ability(2, 3, 4, 1)
     line = InstanceTimeline(can, NOW, ())
@@ -128,5 +128,5 @@ def test_nothing_that_is_said_to_be_in_time_is_late(
         assert found.is_in_time == (found.finish_at <= want.due_at(can))
         if found.is_in_time:
             busy[found.address] += can.work(found.plan, want.chosen)[Stage.VIDEO]
-            # A stage serves one slot at a time: what it did by then fits before it.
+            # A stage serves one clip at a time: what it did by then fits before it.
             assert busy[found.address] <= found.finish_at - NOW + 1e-6

@@ -28,7 +28,7 @@ async def a_worker(make_worker: MakeWorker, *, port: int = 0, **state: Any) -> F
     return worker
 
 
-def slots_of(worker: FakeWorker) -> FakeClips:
+def fake_of(worker: FakeWorker) -> FakeClips:
     assert worker.slots is not None
     return worker.slots
 
@@ -45,9 +45,9 @@ async def test_it_goes_where_it_is_done_first(
     near = await a_worker(make_worker)
     service = await serving(await make_service(far, near), 2)
     for _ in range(2):
-        slot = await submit(service)
-        assert (await until_ended(service, slot))["instance"] == near.address
-    assert not slots_of(far).calls
+        clip = await submit(service)
+        assert (await until_ended(service, clip))["instance"] == near.address
+    assert not fake_of(far).calls
 
 
 async def test_the_least_slack_goes_first_and_no_buffer_idles(
@@ -60,34 +60,34 @@ async def test_the_least_slack_goes_first_and_no_buffer_idles(
         plans.append(FakePlan(hold_at="video"))
         return plans[-1]
 
-    slots_of(worker).plan = plan
+    fake_of(worker).plan = plan
     service = await serving(await make_service(worker))
     running = await submit(service, deadline_ms=60_000)
     late = await submit(service, deadline_ms=50_000)
     soon = await submit(service, deadline_ms=20_000)
-    found = [(await status_of(service, slot)) for slot in (running, soon, late)]
+    found = [(await status_of(service, clip)) for clip in (running, soon, late)]
     assert [one["queue_position"] for one in found] == [0, 1, 2]
     assert found[1]["status"] == "queued" and found[1]["predicted_ms"] is not None
     assert service.metric("tidegate_slots_waiting") == 2
-    for number, slot in enumerate((running, soon, late)):
+    for number, clip in enumerate((running, soon, late)):
         await service.until(lambda number=number: len(plans) == number + 1)  # type: ignore[misc]
         plans[number].release.set()
-        await until_ended(service, slot)
-    ids = [call.request_id.partition("/")[0] for call in slots_of(worker).calls]
-    assert ids == [slot["slot_id"] for slot in (running, soon, late)]
+        await until_ended(service, clip)
+    ids = [call.request_id.partition("/")[0] for call in fake_of(worker).calls]
+    assert ids == [clip["slot_id"] for clip in (running, soon, late)]
 
 
 async def test_the_queue_is_bounded(make_service: MakeService, make_worker: MakeWorker) -> None:
     worker = await a_worker(make_worker, slots_total=1, slots_free=1)
     plan = FakePlan(hold_at="video")
-    slots_of(worker).plan = lambda call: plan
+    fake_of(worker).plan = lambda call: plan
     service = await serving(await make_service(worker, MOST_WAITING=1))
     made = [await submit(service) for _ in range(2)]
     error = await submit(service, 429)
     assert error["code"] == "queue_full" and error["retry_after_ms"] >= 1000
     plan.release.set()
-    for slot in made:
-        await until_ended(service, slot)
+    for clip in made:
+        await until_ended(service, clip)
 
 
 async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
@@ -96,7 +96,7 @@ async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
     """One buffer, 10 s each: a second has 25 s, and a third with less slack is not let in."""
     worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
     plan = FakePlan(hold_at="audio")
-    slots_of(worker).plan = lambda call: plan
+    fake_of(worker).plan = lambda call: plan
     service = await serving(await make_service(worker))
     first = await submit(service, deadline_ms=60_000)
     second = await submit(service, deadline_ms=25_000)
@@ -105,8 +105,8 @@ async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
     assert "let in before" in error["message"]
     hopeless = await submit(service, 504, deadline_ms=9_000)
     assert hopeless["binding_constraint"] == "clip"
-    for slot in (first, second):
-        async with service.http.delete(f"/v2/slots/{slot['slot_id']}") as response:
+    for clip in (first, second):
+        async with service.http.delete(f"/v2/slots/{clip['slot_id']}") as response:
             assert response.status == 202
 
 
@@ -115,41 +115,41 @@ async def test_what_a_dying_instance_had_is_rendered_elsewhere(
 ) -> None:
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
-    slots_of(near).plan = lambda call: FakePlan(die_at="video")
+    fake_of(near).plan = lambda call: FakePlan(die_at="video")
     service = await serving(await make_service(near, far), 2)
-    slot = await submit(service, recipe=RECIPE | {"portrait": {"seed": 7}})
-    status = await until_ended(service, slot)
+    clip = await submit(service, recipe=RECIPE | {"portrait": {"seed": 7}})
+    status = await until_ended(service, clip)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
-    assert slots_of(far).calls[0].recipe == slots_of(near).calls[0].recipe
+    assert fake_of(far).calls[0].recipe == fake_of(near).calls[0].recipe
     assert service.metric("tidegate_slot_retries_total") == 1
-    async with service.http.get(slot["events_url"]) as response:
+    async with service.http.get(clip["events_url"]) as response:
         text = await response.text()
     ids = [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
     assert ids == list(range(len(ids))) and text.count("event: result") == 1
 
 
-async def test_a_slot_is_not_sent_for_ever(
+async def test_a_clip_is_not_sent_for_ever(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker)
-    slots_of(worker).plan = lambda call: FakePlan(error="no_capacity: 64 slots wait already")
+    fake_of(worker).plan = lambda call: FakePlan(error="no_capacity: 64 slots wait already")
     service = await serving(await make_service(worker, ATTEMPTS=3))
     status = await until_ended(service, await submit(service))
     assert (status["outcome"], status["error"]["code"]) == ("failed", "no_capacity")
-    assert len(slots_of(worker).calls) == 3
+    assert len(fake_of(worker).calls) == 3
 
 
 async def test_no_time_for_another_try(make_service: MakeService, make_worker: MakeWorker) -> None:
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(50.0))
-    slots_of(near).plan = lambda call: FakePlan(die_at="video")
+    fake_of(near).plan = lambda call: FakePlan(die_at="video")
     service = await serving(await make_service(near, far), 2)
-    slot = await submit(service, deadline_ms=700)
-    await service.until(lambda: bool(slots_of(near).calls))
+    clip = await submit(service, deadline_ms=700)
+    await service.until(lambda: bool(fake_of(near).calls))
     await near.stop()
-    status = await until_ended(service, slot)
+    status = await until_ended(service, clip)
     assert status["error"]["code"] in ("instance_lost", "deadline_exceeded")
-    assert not slots_of(far).calls, "it could not have been in time there"
+    assert not fake_of(far).calls, "it could not have been in time there"
 
 
 async def test_a_silent_instance_is_suspect_then_down(
@@ -157,17 +157,17 @@ async def test_a_silent_instance_is_suspect_then_down(
 ) -> None:
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
-    slots_of(near).plan = lambda call: FakePlan(hold_at="video")
+    fake_of(near).plan = lambda call: FakePlan(hold_at="video")
     service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
     instance = clips_of(service.orchestrator).fleet.instances[near.address]
-    slot = await submit(service)
-    await service.until(lambda: slots_of(near).running == 1)
-    slots_of(near).is_silent = True
+    clip = await submit(service)
+    await service.until(lambda: fake_of(near).running == 1)
+    fake_of(near).is_silent = True
     await service.until(lambda: instance.health is ClipHealth.SUSPECT)
     assert (await submit(service))["status"] == "dispatched"
-    await service.until(lambda: len(slots_of(far).calls) == 1)
-    await service.until(lambda: slots_of(near).cancelled == 1)
-    status = await until_ended(service, slot)
+    await service.until(lambda: len(fake_of(far).calls) == 1)
+    await service.until(lambda: fake_of(near).cancelled == 1)
+    status = await until_ended(service, clip)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
     # It is connected to anew, and may take its time to answer that.
     broken: list[str] = []
@@ -176,27 +176,27 @@ async def test_a_silent_instance_is_suspect_then_down(
     for _ in range(3):
         clips_of(service.orchestrator).fleet.check_heartbeats()
     assert instance.health is ClipHealth.DOWN and not broken
-    slots_of(near).is_silent = False
+    fake_of(near).is_silent = False
     await service.until(lambda: instance.health is ClipHealth.UP)
 
 
 async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
     make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its slots' streams may be open still, with nobody at the other end."""
+    """Its clips' streams may be open still, with nobody at the other end."""
     monkeypatch.setattr(link, "RENEW_S", 0.05)
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
-    slots_of(near).plan = lambda call: FakePlan(hold_at="video")
+    fake_of(near).plan = lambda call: FakePlan(hold_at="video")
     service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
     instance = clips_of(service.orchestrator).fleet.instances[near.address]
-    slot = await submit(service)
-    await service.until(lambda: slots_of(near).running == 1)
-    slots_of(near).watch_error = "cancelled: nobody is there"
+    clip = await submit(service)
+    await service.until(lambda: fake_of(near).running == 1)
+    fake_of(near).watch_error = "cancelled: nobody is there"
     await service.until(lambda: instance.health is ClipHealth.DOWN)
-    status = await until_ended(service, slot)
+    status = await until_ended(service, clip)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
-    slots_of(near).watch_error = ""
+    fake_of(near).watch_error = ""
     await service.until(lambda: instance.health is ClipHealth.UP)
 
 
@@ -204,7 +204,7 @@ async def test_a_model_that_knows_no_states_serves_by_nominal_times(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker)
-    slots_of(worker).watch_error = "invalid_request: parameters: unknown field `watch`"
+    fake_of(worker).watch_error = "invalid_request: parameters: unknown field `watch`"
     service = await serving(await make_service(worker))
     assert (await until_ended(service, await submit(service)))["outcome"] == "met"
     error = await submit(service, 504, deadline_ms=6_000)
@@ -229,7 +229,7 @@ async def test_a_model_that_comes_and_goes(
     assert (await until_ended(service, await submit(service)))["outcome"] == "met"
 
 
-async def test_an_instance_taken_out_of_use_gets_no_slots(
+async def test_an_instance_taken_out_of_use_gets_no_clips(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker)
@@ -239,19 +239,19 @@ async def test_an_instance_taken_out_of_use_gets_no_slots(
         url = f"/v2/instances/{worker.address}/{verb}"
         async with service.http.post(url, headers=admin) as response:
             assert response.status == 202
-        slot = await submit(service, status)
-    await until_ended(service, slot)
+        clip = await submit(service, status)
+    await until_ended(service, clip)
 
 
-async def test_somebody_elses_slots_take_room_too(
+async def test_somebody_elses_clips_take_room_too(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker, slots_total=2, slots_free=0, free_in_s=(3.0, 4.0))
     service = await serving(await make_service(worker))
-    slot = await submit(service)
-    assert slot["status"] == "queued" and 2500 < slot["predicted_ms"] < 4500
-    slots_of(worker).state = make_state()
-    assert (await until_ended(service, slot))["outcome"] == "met"
+    clip = await submit(service)
+    assert clip["status"] == "queued" and 2500 < clip["predicted_ms"] < 4500
+    fake_of(worker).state = make_state()
+    assert (await until_ended(service, clip))["outcome"] == "met"
 
 
 async def test_a_provider_that_nobody_has(
@@ -282,12 +282,12 @@ async def test_a_hundred_at_once_each_come_to_one_outcome(
         return str((await until_ended(service, answer))["outcome"])
 
     outcomes = await asyncio.gather(*(one(number) for number in range(100)))
-    slots = clips_of(service.orchestrator)
-    assert sum(slots.ledger.settled.values()) == 100 == len(outcomes)
+    clips = clips_of(service.orchestrator)
+    assert sum(clips.ledger.settled.values()) == 100 == len(outcomes)
     assert set(outcomes) <= {"met", "aborted", "missed", "refused", "deadline_infeasible"}
     assert outcomes.count("met") >= 20
-    assert (list(slots.live), slots.waiting) == ([], 0)
-    await service.until(lambda: not any(one.attempts for one in slots.fleet))
+    assert (list(clips.live), clips.waiting) == ([], 0)
+    await service.until(lambda: not any(one.attempts for one in clips.fleet))
     known = service.orchestrator.registry.instances
     assert all(not instance.slots_running for instance in known.values())
 
@@ -300,26 +300,26 @@ async def test_a_watch_is_renewed_without_a_gap(
     service = await serving(await make_service(worker))
     instance = clips_of(service.orchestrator).fleet.instances[worker.address]
     seen = set()
-    while slots_of(worker).watches < 4:
+    while fake_of(worker).watches < 4:
         seen.add(instance.health)
         await asyncio.sleep(0.002)
     assert seen == {ClipHealth.UP}
 
 
-async def test_a_model_that_was_unloaded_gets_no_more_slots(
+async def test_a_model_that_was_unloaded_gets_no_more_clips(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     """Its watch may go on; what is sent is refused by Triton."""
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
     unknown = "Request for unknown model: 'slot' has no available versions"
-    slots_of(near).plan = lambda call: FakePlan(error=unknown)
+    fake_of(near).plan = lambda call: FakePlan(error=unknown)
     service = await serving(await make_service(near, far), 2)
-    slot = await submit(service)
-    watches = slots_of(near).watches
-    status = await until_ended(service, slot)
+    clip = await submit(service)
+    watches = fake_of(near).watches
+    status = await until_ended(service, clip)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
-    await service.until(lambda: slots_of(near).watches > watches)
+    await service.until(lambda: fake_of(near).watches > watches)
 
 
 async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
@@ -327,7 +327,7 @@ async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
 ) -> None:
     worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
     plan = FakePlan(hold_at="clip")
-    slots_of(worker).plan = lambda call: plan
+    fake_of(worker).plan = lambda call: plan
     service = await serving(await make_service(worker))
     running, waiting = await submit(service), await submit(service, deadline_ms=60_000)
     async with service.http.get("/v2/instances") as response:

@@ -39,7 +39,7 @@ class Scene:
         )
         self.waiting = WaitingClips(fleet, clock)
         self.admission = ClipAdmission(
-            lambda slot: None,
+            lambda clip: None,
             fleet,
             self.waiting,
             clock,
@@ -55,14 +55,14 @@ class Scene:
         instance.health, instance.heard_at = ClipHealth.UP, NOW
         instance.ability = Ability(rates, slots=rng.choice((1, 2)))
         for _ in range(instance.ability.slots):
-            needs = self.slot(1000.0, rng.choice(TEXTS), degrade=False).needs
+            needs = self.clip(1000.0, rng.choice(TEXTS), degrade=False).needs
             done = {stage.value: 100 for stage in list(Stage)[: rng.randrange(3)]}
             begun = Begun(needs.whole(instance.ability), needs.chosen, done)
             attempt: Any = SimpleNamespace(begun=begun)
             instance.attempts.append(attempt)
         return instance
 
-    def slot(self, left_s: float, text: str, *, degrade: bool) -> ClipTask:
+    def clip(self, left_s: float, text: str, *, degrade: bool) -> ClipTask:
         recipe = read_recipe({"schema": "1.1", "text": text})
         deadline = Deadline(NOW + left_s, int(1000 * (NOW + left_s + EPOCH_S)))
         job = ClipJob(
@@ -75,10 +75,10 @@ class Scene:
         )
         return ClipTask("", job)
 
-    def done_s(self, slot: ClipTask) -> float:
+    def done_s(self, clip: ClipTask) -> float:
         """What it takes until there is the clip, and the time that is kept back."""
-        others, place = [other.needs for other in self.waiting], self.waiting.place_of(slot)
-        all_needs = [*others[:place], slot.needs, *others[place:]]
+        others, place = [other.needs for other in self.waiting], self.waiting.place_of(clip)
+        all_needs = [*others[:place], clip.needs, *others[place:]]
         found = forecast(all_needs, self.waiting.lines(NOW))[place]
         assert found is not None and found.is_in_time
         return found.finish_at - NOW + self.instances[found.address].ability.buffer_s
@@ -100,30 +100,30 @@ def test_dl16_the_deadline_that_is_named_is_taken_and_hardly_longer_than_it_take
         for _ in range(rng.randrange(1, 12)):
             left_s = rng.choice((8, 15, 30, 60, 120, 300)) * rng.uniform(0.7, 1.3)
             text, degrade = rng.choice(TEXTS), rng.random() < 0.3
-            slot = scene.slot(left_s, text, degrade=degrade)
+            clip = scene.clip(left_s, text, degrade=degrade)
             try:
-                scene.admission.admit(slot)
+                scene.admission.admit(clip)
             except DeadlineInfeasible as error:
                 told_ms = error.details["earliest_feasible_deadline"]
                 assert isinstance(told_ms, int)
                 told_s = told_ms / 1000 - EPOCH_S - NOW
-                again = scene.slot(told_s, text, degrade=degrade)
+                again = scene.clip(told_s, text, degrade=degrade)
                 scene.admission.admit(again)
                 assert left_s < told_s
                 assert is_long or told_s <= 1.5 * scene.done_s(again)
                 refused += 1
             else:
-                scene.waiting.add(slot)
+                scene.waiting.add(clip)
     assert refused > 50
 
 
 def test_dl16_who_finds_nobody_ready_is_told_what_it_takes_alone() -> None:
     scene = Scene(0)
-    slot = scene.slot(1.0, TEXTS[0], degrade=False)
-    scene.waiting.time(slot)
-    scene.waiting.add(slot)
+    clip = scene.clip(1.0, TEXTS[0], degrade=False)
+    scene.waiting.time(clip)
+    scene.waiting.add(clip)
     scene.admission._fleet.ready = list  # type: ignore[method-assign, assignment]
-    error = scene.admission.hopeless(slot, NOW + 10.0)
+    error = scene.admission.hopeless(clip, NOW + 10.0)
     assert isinstance(error, DeadlineInfeasible)
     told_ms = error.details["earliest_feasible_deadline"]
     assert told_ms == pytest.approx(

@@ -150,8 +150,8 @@ def test_hardly_any_work_says_little_of_how_fast_a_stage_is() -> None:
 @pytest.mark.parametrize(
     ("hard_bytes", "slots"), [(0, 4), (100, 4), (80, 3), (41, 1), (10, 1)], ids=str
 )
-def test_as_many_slots_as_there_is_memory_for(
+def test_as_many_clips_as_there_is_memory_for(
     hard_bytes: int, slots: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert clips_within(4, models_bytes=20, slot_bytes=20, hard_bytes=hard_bytes) == slots
+    assert clips_within(4, models_bytes=20, clip_bytes=20, hard_bytes=hard_bytes) == slots
     assert ("lower TIDEGATE_SLOT__SLOTS" in caplog.text) == (slots < 4)

@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from clips.plan.errors import RecipeError
-from clips.plan.recipe import read_recipe
+from clips.plan.recipe import RecipeError, read_recipe
 
 WHOLE = {
     "schema": "1.0",

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from clips.render.stages.liveportrait.networks import Sizes
-from clips.render.stages.liveportrait.weights import FILES, make_networks
+from clips.render.stages.liveportrait.provider import FILES, make_networks
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TINY_FACE = Sizes(

@@ -136,7 +136,7 @@ class Rig:
         return caught.value
 
     async def is_sound(self) -> None:
-        """The next slot is right, in the same buffers."""
+        """The next clip is right, in the same buffers."""
         self.lease.close()
         for fake in self.fakes.values():
             fake.hook = lambda step: None

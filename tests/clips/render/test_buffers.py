@@ -1,4 +1,4 @@
-"""Buffers: no two slots have the same, none is lost, none is given back twice."""
+"""Buffers: no two clips have the same, none is lost, none is given back twice."""
 
 import pytest
 import torch

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clips.plan.errors import RecipeError
-from clips.plan.recipe import Recipe, Voice
+from clips.plan.recipe import Recipe, RecipeError, Voice
 from clips.render.stages.kokoro import KokoroSpeech
 from worker.errors import BrokenCheckpoint, LoadError
 

@@ -1,4 +1,4 @@
-"""A hundred slots leave nothing behind (SL-3)."""
+"""A hundred clips leave nothing behind (SL-3)."""
 
 import gc
 import json
@@ -18,7 +18,7 @@ MAX_GROWTH = 100_000_000
 
 
 def _render(worker: ClipWorker, count: int) -> None:
-    """``count`` slots, two at a time, every tenth of which is cancelled."""
+    """``count`` clips, two at a time, every tenth of which is cancelled."""
     for first in range(0, count, 2):
         responders = [FakeResponder(), FakeResponder()]
         for number, responder in enumerate(responders, first):
@@ -42,7 +42,7 @@ def _taken() -> int:
     return ProcessMemory().used_bytes()
 
 
-def test_a_hundred_slots_grow_by_less_than_100_mb() -> None:
+def test_a_hundred_clips_grow_by_less_than_100_mb() -> None:
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
     settings = RenderSettings(device="cpu", size=64, seconds=1, slots=2, buffer_s=0)

@@ -7,8 +7,14 @@ import torch
 
 from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.render.stages.liveportrait.networks import PUBLISHED, Warping
-from clips.render.stages.liveportrait.provider import LivePortraitVideo, _placed, _rotation
-from clips.render.stages.liveportrait.weights import folded, make_networks, read_state
+from clips.render.stages.liveportrait.provider import (
+    LivePortraitVideo,
+    _placed,
+    _rotation,
+    folded,
+    make_networks,
+    read_state,
+)
 from tests.clips.render.checkpoints import save_portrait_networks, tiny_portrait_sizes
 from worker.errors import BrokenCheckpoint, LoadError
 

@@ -11,12 +11,12 @@ from clips.plan.budgets import BUDGETS, FRESH_S, Activity, Stage, StageTimes
 from clips.plan.plan import SAMPLE_RATE
 from clips.plan.recipe import Recipe, read_recipe
 from clips.render.buffers import BufferPool, BufferSizes
+from clips.render.build import warm_up
 from clips.render.clip import Clip, Unfinished
 from clips.render.errors import OutOfTime
 from clips.render.pipeline import ClipPipeline, PipelineConfig
 from clips.render.prediction import LIKELY
 from clips.render.stages.base import Step
-from clips.render.warm_up import warm_up
 from tests.clips.render.fakes import CPU, FakeVideo, Rig
 
 SIZES = BufferSizes(size=128, frames=150, samples=5 * SAMPLE_RATE)
@@ -78,7 +78,7 @@ class Machine(Rig):
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     machine = Machine()
-    for module in ("pipeline", "rendering", "stage_runner", "warm_up"):
+    for module in ("pipeline", "rendering", "stage_runner", "build"):
         monkeypatch.setattr(f"clips.render.{module}.time", SimpleNamespace(monotonic=machine.now))
     yield machine
     machine.pipeline.close()

@@ -1,4 +1,4 @@
-"""The order of stages, and every way in which a slot can end: buffers come back whole each time."""
+"""The order of stages, and every way in which a clip can end: buffers come back whole each time."""
 
 import asyncio
 import threading
@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from clips.plan.budgets import Stage, StageBudget, StageTimes
-from clips.plan.errors import RecipeError
+from clips.plan.recipe import RecipeError
 from clips.render.buffers import BufferPool
+from clips.render.build import warm_up
 from clips.render.errors import OutOfTime, StageFailed, StageTimeout
 from clips.render.stages.base import Step
-from clips.render.warm_up import warm_up
 from tests.clips.render.fakes import CPU, RECIPE, SIZES, Rig
 from worker.errors import MemoryLimitExceeded
 
@@ -109,7 +109,7 @@ async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: Stage) ->
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-async def test_a_cancelled_slot_has_stopped_when_it_says_so(rig: Rig, stage: Stage) -> None:
+async def test_a_cancelled_clip_has_stopped_when_it_says_so(rig: Rig, stage: Stage) -> None:
     loop = asyncio.get_running_loop()
     begun, ended = asyncio.Event(), threading.Event()
 
@@ -122,11 +122,11 @@ async def test_a_cancelled_slot_has_stopped_when_it_says_so(rig: Rig, stage: Sta
             ended.set()
 
     rig.fakes[stage].hook = step_on
-    slot = asyncio.create_task(rig.run())
+    clip = asyncio.create_task(rig.run())
     await begun.wait()
-    slot.cancel()
+    clip.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await slot
+        await clip
     assert ended.is_set(), "its buffers would be used while it still writes"
     await rig.is_sound()
 
@@ -141,7 +141,7 @@ async def test_no_video_is_begun_that_cannot_be_in_time(rig: Rig) -> None:
     await rig.is_sound()
 
 
-async def test_a_slot_does_not_wait_for_anothers_video_beyond_its_deadline(rig: Rig) -> None:
+async def test_a_clip_does_not_wait_for_anothers_video_beyond_its_deadline(rig: Rig) -> None:
     loop = asyncio.get_running_loop()
     begun, go_on = asyncio.Event(), threading.Event()
 
@@ -215,7 +215,7 @@ async def test_a_check_ends_before_the_time_that_is_kept_back(
     assert began + 599 <= until[0] <= time.monotonic() + 599
 
 
-async def test_memory_beyond_the_limit_ends_a_slot_in_its_step(rig: Rig) -> None:
+async def test_memory_beyond_the_limit_ends_a_clip_in_its_step(rig: Rig) -> None:
     def grow(step: Step) -> None:
         rig.used = 101
 

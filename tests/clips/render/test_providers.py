@@ -5,8 +5,7 @@ import time
 import pytest
 
 from clips.plan.budgets import Stage
-from clips.plan.errors import RecipeError
-from clips.plan.recipe import read_recipe
+from clips.plan.recipe import RecipeError, read_recipe
 from clips.render.buffers import BufferPool
 from clips.render.prediction import LIKELY
 from clips.render.settings import read_clip_settings

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from clips.plan.errors import RecipeError
 from clips.plan.plan import SAMPLE_RATE
-from clips.plan.recipe import read_recipe
+from clips.plan.recipe import RecipeError, read_recipe
 from clips.render.stages.scripts import require_sayable
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from clips.plan.budgets import BUDGETS, Stage, StageTimes
+from clips.render.build import cap_memory
 from clips.render.memory import CountedMemory, clip_guard
-from clips.render.sharing import cap_memory
 from clips.render.stage_runner import StageJob, StageRunner
 from clips.render.stages.base import Step
 from tests.clips.render.fakes import CPU

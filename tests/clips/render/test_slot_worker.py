@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clips.plan.budgets import Stage, StageBudget
-from clips.render import worker as slot
+from clips.render import worker as clip
 from clips.render.answers import Outputs
 from clips.render.buffers import BufferPool
 from clips.render.memory import CountedMemory, Resident, clip_guard
@@ -31,7 +31,7 @@ RECIPE = {"schema": "1.0", "text": "Good morning", "video": {"fps": 12}}
 
 
 class Served:
-    """A slot worker over ``Rig``'s stages, with buffers for one clip."""
+    """A clip worker over ``Rig``'s stages, with buffers for one clip."""
 
     def __init__(self) -> None:
         self.rig = Rig()
@@ -164,7 +164,7 @@ def test_how_long_buffers_take_to_be_free_is_told_by_cause(
     assert all(0 <= each["p50_ms"] <= each["p99_ms"] for each in aborts.values())
 
 
-def test_what_a_broken_stage_left_is_not_there_for_the_next_slot(served: Served) -> None:
+def test_what_a_broken_stage_left_is_not_there_for_the_next_clip(served: Served) -> None:
     def break_down(step: Step) -> None:
         raise RuntimeError("device-side assert")
 
@@ -182,11 +182,11 @@ def test_what_a_broken_stage_left_is_not_there_for_the_next_slot(served: Served)
     assert events(after)[-1]["event"] == "result"
 
 
-def test_a_lost_device_ends_the_process_once_every_slot_was_answered(
+def test_a_lost_device_ends_the_process_once_every_clip_was_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each slot that came would fail within a moment, and the worker draw all of them."""
-    monkeypatch.setattr(slot, "LAST_WORDS_S", 0.02)
+    """Else each clip that came would fail within a moment, and the worker draw all of them."""
+    monkeypatch.setattr(clip, "LAST_WORDS_S", 0.02)
 
     def lost() -> None:
         raise DeviceLost("the device computes nothing any more")
@@ -211,7 +211,7 @@ def test_a_lost_device_ends_the_process_once_every_slot_was_answered(
     assert late.error is not None and late.error[0] is Code.DRAINING
 
 
-def test_a_cancelled_slot_is_encoded_no_further(
+def test_a_cancelled_clip_is_encoded_no_further(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seconds, of a long clip, in which its buffers were nobody's."""
@@ -232,7 +232,7 @@ def test_a_cancelled_slot_is_encoded_no_further(
     served.ask().wait_final()
 
 
-def test_dl17_a_slot_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(
+def test_dl17_a_clip_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(
     served: Served,
 ) -> None:
     for _ in range(2):  # an hour for next to no work

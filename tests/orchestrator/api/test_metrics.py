@@ -4,7 +4,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from orchestrator.tasks.gen_ai import operation_of
 from orchestrator.tasks.job import Api
-from orchestrator.telemetry.labels import MAX_TENANTS, OTHER
+from orchestrator.telemetry.metrics import MAX_TENANTS, OTHER
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.openapi import document as openapi
-from orchestrator.api.openapi.operations import OPERATIONS
+from orchestrator.api.openapi.document import OPERATIONS
 from tests.orchestrator.conftest import Service
 
 

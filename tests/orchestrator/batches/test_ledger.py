@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.batches.config import BatchConfig
-from orchestrator.batches.folder import Folder
-from orchestrator.batches.ledger import Ledger
+from orchestrator.batches.folder import Folder, Ledger
 from orchestrator.batches.records import LineOutcome, StoredBatch, Time
 from orchestrator.batches.service import new_batch
 from orchestrator.clock import Boot

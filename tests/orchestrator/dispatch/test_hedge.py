@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch.hedge import Hedger
-from orchestrator.dispatch.retry_budget import RetryBudget
+from orchestrator.dispatch.retry import RetryBudget
 from orchestrator.prediction import IDLE, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job

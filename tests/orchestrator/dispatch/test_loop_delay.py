@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.dispatch.loop_delay import EVERY_S, LoopDelay
+from orchestrator.dispatch.time_limits import EVERY_S, LoopDelay
 from tests.support.clock import ManualClock
 
 

@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.dispatch.resume import is_resumable, looks_back, with_seed
-from orchestrator.dispatch.retry import FATE_S, Retrier, RetryAfter, RetryConfig, RetryDenied
-from orchestrator.dispatch.retry_budget import RetryBudget
+from orchestrator.dispatch.retry import (
+    FATE_S,
+    Retrier,
+    RetryAfter,
+    RetryBudget,
+    RetryConfig,
+    RetryDenied,
+)
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
 from pool.process.ports import free_ports

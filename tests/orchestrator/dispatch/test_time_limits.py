@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from orchestrator.dispatch.loop_delay import EVERY_S, LoopDelay
-from orchestrator.dispatch.time_limits import TimeLimits
+from orchestrator.dispatch.time_limits import EVERY_S, LoopDelay, TimeLimits
 from orchestrator.instances.instance import Instance
 from protocol import OnDeadline
 from tests.orchestrator.conftest import MakeService

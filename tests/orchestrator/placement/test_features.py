@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.placement import Requirements
-from orchestrator.placement.features import features_of
+from orchestrator.placement.requirements import features_of
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint
 from protocol import Feature, Grammar, GrammarKind, Sampling

@@ -3,8 +3,8 @@
 import pytest
 
 from orchestrator.api.http.responses import error_headers
-from orchestrator.api.native.errors import error_object
-from orchestrator.api.openai.errors import error_body
+from orchestrator.api.native.events import error_object
+from orchestrator.api.openai.shapes import error_body
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.feasibility import AdmissionMode

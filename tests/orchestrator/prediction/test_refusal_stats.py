@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
+from orchestrator.prediction.prediction import Calibration
 from orchestrator.tasks.job import Priority
 from protocol import Code, Outcome
 from tests.orchestrator.conftest import MakeService

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.prediction.releases import start_ms
+from orchestrator.prediction.start_times import start_ms
 
 times = st.lists(st.floats(0.0, 1e5), min_size=1, max_size=16).map(sorted)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from orchestrator.prediction.reliability import BINS, HALF_LIFE, Reliability
+from orchestrator.prediction.quotes import BINS, HALF_LIFE, Reliability
 
 GRID = [at / 50 for at in range(51)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.prompts import chat_template
 from orchestrator.prompts.chat_template import ChatTemplate
-from orchestrator.prompts.template_errors import BadTemplate, Refused
+from orchestrator.prompts.turns import BadTemplate, Refused
 from tests.support.lazy import Lazy
 
 chat_template_utils = Lazy("transformers.utils.chat_template_utils")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
-from orchestrator.prompts import TokenBound
+from orchestrator.prompts.bound import TokenBound
 from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, vocabulary_of
 from orchestrator.prompts.kinds import is_short
 from orchestrator.tasks.image import Image

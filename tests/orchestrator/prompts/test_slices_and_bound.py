@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from orchestrator.prompts import Lookalikes, Slicer, TokenBound
+from orchestrator.prompts.bound import TokenBound
+from orchestrator.prompts.cuts import Lookalikes, Slicer
 from orchestrator.prompts.tokens import TokenTexts
 from tests.support.tokenizers_of_all_kinds import byte_level, demo, metaspace
 

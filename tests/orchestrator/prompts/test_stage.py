@@ -10,8 +10,7 @@ import pytest
 from orchestrator.api.http.responses import error_headers
 from orchestrator.clock import LoopClock
 from orchestrator.errors import QueueFull
-from orchestrator.prompts import EncodingStage, Steps
-from orchestrator.prompts.stage import SMALL_BYTES
+from orchestrator.prompts.stage import SMALL_BYTES, EncodingStage, Steps
 
 FAR_S = 3600.0
 

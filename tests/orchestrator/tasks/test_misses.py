@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Budget, Ending
-from orchestrator.tasks.misses import MissStage, blame
+from orchestrator.tasks.windows import MissStage, blame
 from protocol import FinishReason, Outcome
 from tests.orchestrator.tasks.test_settle import make_task
 

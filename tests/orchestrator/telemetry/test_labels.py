@@ -1,6 +1,6 @@
 """What clients choose makes a bounded number of time series."""
 
-from orchestrator.telemetry.labels import OTHER, BoundedValues
+from orchestrator.telemetry.metrics import OTHER, BoundedValues
 
 
 def test_the_first_values_stay_themselves() -> None:

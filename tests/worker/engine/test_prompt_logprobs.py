@@ -12,7 +12,7 @@ from tests.support.engine import Bench, end_of, ids_of
 from tests.support.lazy import transformers
 from tests.worker.engine.test_torch_engine import build, greedy, prompt, run
 from worker.core import Event, Job, JobPrompt
-from worker.sampling import prompt_scores
+from worker.sampling import prompt_results
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_they_are_those_of_transformers(
     tiny: Path, max_step_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks, beside others, and made a few at a time."""
-    monkeypatch.setattr(prompt_scores, "_MAX_TOKENS", 3)
+    monkeypatch.setattr(prompt_results, "_MAX_TOKENS", 3)
     ids = prompt(23)
     jobs = [greedy(ids, 2, prompt_logprobs=4), greedy(prompt(9, seed=2)), greedy(ids[:2], 3)]
     events = run(build(tiny, max_step_tokens=max_step_tokens), jobs)
@@ -97,6 +97,6 @@ def test_numbers_survive_the_packing() -> None:
         TokenLogprob(float(np.float32(rng.normal())), [(int(rng.integers(2**31)), -0.5)] * 2, 7)
         for _ in range(5)
     ]
-    packed = prompt_scores.PromptLogprobs.pack(9, entries)
+    packed = prompt_results.PromptLogprobs.pack(9, entries)
     assert (packed.first, packed.top, len(packed)) == (9, 2, 5)
     assert packed.unpack() == entries

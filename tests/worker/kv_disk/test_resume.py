@@ -15,7 +15,7 @@ from worker.core import Event, Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
-from worker.kv_disk.background import BackgroundThread
+from worker.kv_disk.transfers import BackgroundThread
 from worker.settings import WorkerSettings
 
 PATIENCE_S = 60.0

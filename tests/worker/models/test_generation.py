@@ -9,8 +9,8 @@ import pytest
 from protocol import SamplingDefaults
 from tests.support.checkpoints import make_checkpoint
 from worker.engine.build import build_engine
+from worker.engine.card import read_sampling_defaults
 from worker.errors import BrokenCheckpoint
-from worker.models.generation import read_sampling_defaults
 from worker.settings import WorkerSettings
 
 QWEN = {

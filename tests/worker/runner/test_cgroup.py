@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.runner import cgroup
-from worker.runner.memory import ProcessMemory
+from worker.runner import memory
+from worker.runner.memory import ProcessMemory, free_of_groups
 
 GIB = 2**30
 
@@ -29,16 +29,16 @@ def test_the_tightest_group_on_the_way_up_counts(tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     group(mount / "a" / "b", limit="max", used=GIB, cached=0)
     group(mount / "a", limit=str(4 * GIB), used=3 * GIB, cached=GIB // 2)
-    assert cgroup.free_bytes(own(tmp_path, "0::/a/b\n"), mount) == 3 * GIB // 2
+    assert free_of_groups(own(tmp_path, "0::/a/b\n"), mount) == 3 * GIB // 2
     group(mount / "a" / "b", limit=str(GIB), used=2 * GIB, cached=0)
-    assert cgroup.free_bytes(own(tmp_path, "0::/a/b\n"), mount) == 0
+    assert free_of_groups(own(tmp_path, "0::/a/b\n"), mount) == 0
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     group(mount, limit=str(2 * GIB), used=GIB, cached=0)
     for path in ("/", "/../..", "/docker/4d5e"):
-        assert cgroup.free_bytes(own(tmp_path, f"0::{path}\n"), mount) == GIB
+        assert free_of_groups(own(tmp_path, f"0::{path}\n"), mount) == GIB
 
 
 def test_the_first_version_has_a_hierarchy_for_memory(tmp_path: Path) -> None:
@@ -46,17 +46,17 @@ def test_the_first_version_has_a_hierarchy_for_memory(tmp_path: Path) -> None:
     group(mount / "memory" / "job", limit=str(3 * GIB), used=GIB, cached=7, v1=True)
     group(mount / "cpu" / "job", limit=str(GIB), used=0, cached=0, v1=True)
     text = "9:name=systemd:/\n5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n"
-    assert cgroup.free_bytes(own(tmp_path, text), mount) == 2 * GIB + 7
+    assert free_of_groups(own(tmp_path, text), mount) == 2 * GIB + 7
 
 
 @pytest.mark.parametrize("text", ["0::/\n", "4:memory:/x\n", ""])
 def test_without_limits_there_is_no_figure(tmp_path: Path, text: str) -> None:
-    assert cgroup.free_bytes(own(tmp_path, text), tmp_path / "mount") is None
-    assert cgroup.free_bytes(tmp_path / "nothing", tmp_path) is None
+    assert free_of_groups(own(tmp_path, text), tmp_path / "mount") is None
+    assert free_of_groups(tmp_path / "nothing", tmp_path) is None
 
 
 def test_what_is_free_is_the_less_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup, "free_bytes", lambda: 12345)
+    monkeypatch.setattr(memory, "free_of_groups", lambda: 12345)
     assert ProcessMemory().free_bytes() == 12345
-    monkeypatch.setattr(cgroup, "free_bytes", lambda: 2**62)
+    monkeypatch.setattr(memory, "free_of_groups", lambda: 2**62)
     assert 0 < ProcessMemory().free_bytes() < 2**62

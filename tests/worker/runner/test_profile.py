@@ -9,7 +9,7 @@ import torch
 from tests.support.checkpoints import make_checkpoint
 from worker.models.config import read_config
 from worker.models.model import load_model
-from worker.runner import profile
+from worker.runner import build
 
 CPU = torch.device("cpu")
 
@@ -27,13 +27,13 @@ def test_a_step_longer_than_the_context_is_several_prompts(
     for name in ("reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda _: None)
     tokens = 2 * config.context_tokens + 3
-    found = profile.largest_step_bytes(model, config, CPU, tokens=tokens, rows=5)
+    found = build.largest_step_bytes(model, config, CPU, tokens=tokens, rows=5)
     assert found == 4000 + 3 * 5 * config.vocab_size * 4
 
 
 @pytest.mark.parametrize(("tokens", "longest"), [(1, 100), (100, 100), (130, 50), (64, 16)])
 def test_prompts_have_places_of_their_own(tokens: int, longest: int) -> None:
-    batch = profile._prompts(tokens, longest)
+    batch = build._prompts(tokens, longest)
     assert batch.query_tokens.sum() == tokens and batch.query_tokens.max() <= longest
     assert len(set(batch.slots.tolist())) == tokens
     begin = 0

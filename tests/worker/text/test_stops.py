@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.support.tokenizers import ALL, ours
 from worker.text import Fed, TextStream
-from worker.text.stop_strings import StopMatcher
+from worker.text.text_stream import StopMatcher
 
 LIBRARY = ALL["byte_level"]
 TOKENIZER = ours(LIBRARY)

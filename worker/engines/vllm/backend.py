@@ -7,6 +7,7 @@ the core's own outputs are what is read.
 """
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,13 +18,52 @@ from protocol.outcomes import RequestError
 from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced
 from worker.engines.vllm.grammar import EndMask, GrammarMasks
-from worker.engines.vllm.held import HeldRequests
 from worker.engines.vllm.images import Seen, VisionReader
 from worker.engines.vllm.prefix_cache import BlockHasher, PrefixReports
-from worker.engines.vllm.requests import make_request
-from worker.engines.vllm.results import produced
+from worker.engines.vllm.requests import make_request, produced
 from worker.errors import InvalidCall
 from worker.scheduler.end_reason import grammar_failed
+
+
+class HeldRequests:
+    """The requests that are kept from vLLM's scheduler, for jobs that are paused. On the engine's
+    thread.
+
+    It is vLLM's own preemption: a request's blocks go back to the pool, where the prefix cache
+    still has them, and the request goes on with its next token, seeds and grammar included.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._held: dict[str, Any] = {}
+
+    def hold(self, name: str) -> bool:
+        """Keep a request out of the batch. False while a step that was planned with it has yet to
+        be read: ask again after that."""
+        scheduler, request = self._scheduler, self._held.get(name)
+        if request is None:
+            request = scheduler.requests[name]
+            if request in scheduler.running:
+                scheduler.running.remove(request)
+                scheduler._preempt_request(request, time.monotonic())
+                # As after a reset of the prefix cache: the runner of version 1 is to take the
+                # request for one that it has not had in its last step.
+                scheduler.prev_step_scheduled_req_ids.discard(name)
+            elif request in scheduler.deferred_waiting or request not in [*scheduler.waiting]:
+                return False
+            scheduler.waiting.remove_requests([request])
+            self._held[name] = request
+        return not request.num_stale_output_tokens
+
+    def release(self, name: str) -> None:
+        """Let a request go on. Does nothing for one that is not held."""
+        request = self._held.pop(name, None)
+        if request is not None:
+            self._scheduler._enqueue_waiting_request(request)
+
+    def forget(self, name: str) -> None:
+        """Note that a request has ended."""
+        self._held.pop(name, None)
 
 
 class EngineCoreDead(RuntimeError):

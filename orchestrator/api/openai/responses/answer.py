@@ -1,12 +1,31 @@
-"""One response in the making: listens to its task, and renders its current state."""
+"""One response in the making: listens to its task, and renders it whole or as OpenAI streams it::
+
+    response.created  response.in_progress
+      for each item: response.output_item.added … response.output_item.done, and between them
+        message    content_part.added  output_text.delta …  output_text.done  content_part.done
+        reasoning  content_part.added  reasoning_text.delta …  reasoning_text.done …
+        call       function_call_arguments.delta …  function_call_arguments.done
+    response.completed | response.incomplete | response.failed
+
+Each is sent with the first bytes that need it, so that until there is a token an error can still be
+an HTTP status (DL-5). All are numbered.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
+from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
-from orchestrator.api.openai.responses.output import ItemKind, OutputItems
-from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
+from orchestrator.api.openai.responses.output import (
+    ItemKind,
+    OutputItems,
+    logprobs_of,
+    response,
+    status_of,
+)
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.errors import InvalidRequest
@@ -14,13 +33,11 @@ from orchestrator.parsing import Piece, Reasoning
 from orchestrator.tasks.job import Message
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.tools import ToolCall
-from orchestrator.tasks.work import Stage
 from protocol import Delta, TokenLogprob
 
 
 class OutputCollector:
-    """Collects a task's output. ``output`` parses what the model says; None: all of it is text.
-    ``keep`` is called at the end."""
+    """Collects a task's output. ``output`` parses it (None: all is text); ``keep`` gets it."""
 
     def __init__(
         self,
@@ -34,7 +51,6 @@ class OutputCollector:
         self.is_plain = output is None and asked.job.sampling.logprobs is None
         """Whether all of the output is the text of one message."""
         self._items = OutputItems(self._tell)
-        self._has_begun = False
         self._output = output
         self._token_of = token_of
         self._keep = keep
@@ -81,35 +97,20 @@ class OutputCollector:
         self._keep(task, self)
         self.complete.set()
 
-    # for those that tell events
-
     def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
         """Hear of an event; nobody does here."""
-
-    def _begin(self, task: Task, *kinds: str) -> None:
-        """Tell the events ``kinds``, with which a response begins, once."""
-        if self._has_begun:
-            return
-        self._has_begun = True
-        for kind in kinds:
-            self._tell(kind, {"response": response(task, self.asked, "in_progress")})
-
-    def _end(self, task: Task) -> None:
-        """Take the task's end, and tell the last event."""
-        ending = task.ending
-        assert ending is not None
-        OutputCollector.ended(self, task)
-        status = status_of(ending)
-        last = {"response": self.body(task) | {"deadline_budget": str(ending.budget)}}
-        self._tell(status if status in ("completed", "incomplete") else "failed", last)
 
     # its current state
 
     def body(self, task: Task) -> dict[str, object]:
-        """The response as it is now."""
-        status = status_of(task.ending, has_started=task.stage >= Stage.RUNNING)
         output = [item.body() for item in self._items.items]
-        return response(task, self.asked, status, output, reasoning_tokens=self._reasoning_tokens)
+        return response(
+            task,
+            self.asked,
+            status_of(task.ending),
+            output,
+            reasoning_tokens=self._reasoning_tokens,
+        )
 
     def turns(self) -> tuple[Message, ...]:
         """The turns that this response adds to the conversation."""
@@ -140,3 +141,82 @@ class OutputCollector:
     def _say(self, text: str) -> None:
         logprobs, self._logprobs = self._logprobs, []
         self._items.say(text, logprobs)
+
+
+_encode = msgspec.json.Encoder().encode
+_DELTA = "response.output_text.delta"
+
+
+class ResponseEvents(OutputCollector):
+    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events."""
+
+    def __init__(
+        self,
+        stream: EventStream,
+        asked: ParsedResponses,
+        output: TaskOutput | None,
+        token_of: TokenOf,
+        keep: Callable[[Task, OutputCollector], None],
+    ) -> None:
+        super().__init__(asked, output, token_of, keep)
+        self._stream = stream
+        self._events: list[bytes] = []
+        """Encoded events that are to be sent together."""
+        self._number = 0
+        self._has_begun = False
+        self._before_text = b""
+        """Encoded start of a plain message's delta, up to its text; empty before a message."""
+
+    # as a listener
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        if self.is_plain and self._before_text:
+            self._stream.send(self._plain_deltas(delta))
+            return
+        self._begin(task)
+        super().tokens(task, delta)
+        if self.is_plain and (message := self._items.open_message) is not None:
+            head = _encode({"type": _DELTA, **message.place}).removesuffix(b"}")
+            self._before_text = b'event: %b\ndata: %b,"delta":' % (_DELTA.encode(), head)
+        events, self._events = b"".join(self._events), []
+        self._stream.send(events)
+
+    def ended(self, task: Task) -> None:
+        ending = task.ending
+        assert ending is not None
+        if ending.error is not None and self._stream.refuse(ending.error):
+            super().ended(task)
+            return
+        self._begin(task)
+        super().ended(task)
+        status = status_of(ending)
+        last = {"response": self.body(task) | {"deadline_budget": str(ending.budget)}}
+        self._tell(status if status in ("completed", "incomplete") else "failed", last)
+        self._stream.finish(b"".join(self._events))
+
+    # inside
+
+    def _begin(self, task: Task) -> None:
+        """Tell the events with which a response begins, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            for kind in ("created", "in_progress"):
+                self._tell(kind, {"response": response(task, self.asked, "in_progress")})
+
+    def _plain_deltas(self, delta: Delta) -> bytes:
+        message = self._items.open_message
+        assert message is not None
+        events = []
+        for text in delta.texts:
+            if text:
+                message.texts.append(text)
+                parts = (self._before_text, _encode(text), self._number)
+                events.append(b'%b%b,"logprobs":[],"sequence_number":%d}\n\n' % parts)
+                self._number += 1
+        return b"".join(events)
+
+    def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
+        event = f"response.{kind}"
+        encoded = _encode({"type": event, "sequence_number": self._number, **fields})
+        self._events.append(b"event: %b\ndata: %b\n\n" % (event.encode(), encoded))
+        self._number += 1

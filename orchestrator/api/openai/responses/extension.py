@@ -10,8 +10,6 @@ from orchestrator.extension import Core, Extension
 
 
 class ResponsesRoom(Extension):
-    """The answers that one orchestrator remembers."""
-
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._responses = ResponseStore(core.clock, KEPT_RESPONSES)

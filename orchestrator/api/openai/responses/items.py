@@ -1,6 +1,6 @@
 """The items of a conversation in the Responses API.
 
-Items of an earlier answer that a client sends back have whatever its SDK keeps beside the text;
+Items of an earlier answer that a client sends back have whatever its SDK keeps with the text;
 only the fields read here matter.
 """
 
@@ -87,11 +87,8 @@ Part = InputText | InputImage | OutputText | PlainText | Refusal | ReasoningText
 
 
 class InputItem(msgspec.Struct, frozen=True, gc=False):
-    """One item of any type. A body may have so many that garbage collection would cost more than
-    anything else.
-
-    A message may come without its ``type``.
-    """
+    """One item of any type; a message may come without its ``type``. A body may have so many that
+    garbage collection would dominate."""
 
     type: str | None = None
     id: str | None = None
@@ -121,8 +118,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns of a request. The flags spare the event loop a search: there may be a hundred
-    thousand turns."""
+    """A request's turns. The flags spare the event loop a search of a hundred thousand turns."""
 
     turns: tuple[Message | Reference, ...]
     has_references: bool = False
@@ -221,11 +217,8 @@ class _Reader:
 def joined(
     earlier: tuple[Message, ...], new: Turns, answer_of: Callable[[str], Message | None]
 ) -> tuple[Message, ...]:
-    """A conversation with its new turns, where references are resolved and results have the names
-    of their tools.
-
-    ``answer_of`` finds the answer of a task. Raises ``InvalidRequest`` for one that is not kept.
-    """
+    """A conversation with its new turns, references resolved and results named after their tools.
+    ``answer_of`` finds the answer of a task. Raises ``InvalidRequest`` for one that is not kept."""
     turns = _resolved(new.turns, answer_of) if new.has_references else new.turns
     history = (*earlier, *turns)
     return _with_names(history) if new.has_orphans else history  # type: ignore[arg-type, return-value]
@@ -312,12 +305,10 @@ def _image_of(part: InputImage, where: str) -> Image:
 
 
 def has_images(content: str | tuple[Part, ...] | None) -> bool:
-    """Whether there are images in a message or a result."""
     return isinstance(content, tuple) and any(isinstance(part, InputImage) for part in content)
 
 
 def text_of(content: str | tuple[Part, ...] | None) -> str:
-    """All text of a message, a thought or a result."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = [part for part in content if not isinstance(part, InputImage)]

@@ -1,4 +1,4 @@
-"""The items of a response: a message, the model's thinking, its tool calls.
+"""OpenAI's response object and its items: a message, the model's thinking, its tool calls.
 
 Items are filled from the pieces into which a model's output is parsed. A stream hears of each step,
 in the order of OpenAI's events.
@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orchestrator.api.openai.shapes import new_call_id
+import msgspec
+
+from orchestrator.api.http.finding import ID_PREFIXES
+from orchestrator.api.http.responses import task_fields
+from orchestrator.api.openai.responses.types import ParsedResponses
+from orchestrator.api.openai.shapes import CHAT, TokenOf, error_body, new_call_id
 from orchestrator.parsing import (
     CallArguments,
     CallBegins,
@@ -18,6 +23,80 @@ from orchestrator.parsing import (
     Piece,
     Reasoning,
 )
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api
+from orchestrator.tasks.task import Task
+from protocol import AbortCause, FinishReason, TokenLogprob
+
+_INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
+"""Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent to those
+who ask for ``on_deadline``."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def response_id(task_id: str) -> str:
+    return ID_PREFIXES[Api.RESPONSES] + task_id
+
+
+def response(
+    task: Task,
+    asked: ParsedResponses,
+    status: str,
+    output: Sequence[object] = (),
+    *,
+    reasoning_tokens: int = 0,
+) -> dict[str, object]:
+    """A whole response in its current state, with its outcome once the task has ended."""
+    ending = task.ending
+    error = ending.error if ending is not None else None
+    reason = _INCOMPLETE.get(ending.finish_reason) if status == "incomplete" and ending else None
+    took_s = task.marks.ended - task.marks.received
+    return {
+        "id": response_id(task.id),
+        "object": "response",
+        "created_at": asked.created_unix,
+        "status": status,
+        "completed_at": asked.created_unix + round(took_s) if status == "completed" else None,
+        "error": None if error is None else error_body(error)["error"],
+        "incomplete_details": None if reason is None else {"reason": reason},
+        "model": task.served_name,
+        "output": output,
+        "usage": None if ending is None else usage(task, reasoning_tokens),
+        "temperature": task.sampling.temperature,
+        "top_p": task.sampling.top_p,
+        **asked.echo,
+        **task_fields(task),
+    }
+
+
+def status_of(ending: Ending | None) -> str:
+    """OpenAI's word for the state of a response."""
+    if ending is None:
+        return "in_progress"
+    if ending.error is not None:
+        return "cancelled" if ending.cause is AbortCause.CANCEL else "failed"
+    return "incomplete" if ending.finish_reason in _INCOMPLETE else "completed"
+
+
+def logprobs_of(
+    ids: Sequence[int], entries: Sequence[TokenLogprob], token_of: TokenOf
+) -> list[object]:
+    """Log-probabilities in a chat's form, encoded already: an answer has thousands."""
+    content = CHAT.logprobs(ids, (), entries, token_of)["content"]
+    assert isinstance(content, list)
+    return [msgspec.Raw(_encode(entry)) for entry in content]
+
+
+def usage(task: Task, reasoning_tokens: int) -> dict[str, object]:
+    return {
+        "input_tokens": task.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": task.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": task.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": task.prompt_tokens + task.completion_tokens,
+    }
+
 
 Tell = Callable[[str, Mapping[str, object]], None]
 """Receives an event: its type without ``response.``, and its fields."""
@@ -47,8 +126,6 @@ _DELTAS = {
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item of a response's output."""
-
     kind: ItemKind
     index: int
     id: str
@@ -102,13 +179,11 @@ class Item:
         return {"id": self.id, "status": self.status, **own}
 
     def opening(self) -> Iterator[Event]:
-        """The events before its first piece."""
         yield "output_item.added", {"output_index": self.index, "item": self.body(is_new=True)}
         if self.kind is not ItemKind.CALL:
             yield "content_part.added", {**self.place, "part": self.part()}
 
     def closing(self) -> Iterator[Event]:
-        """The events after its last piece."""
         match self.kind:
             case ItemKind.CALL:
                 done = {**self.place, "name": self.name, "arguments": self.text}
@@ -124,8 +199,6 @@ class Item:
 
 
 class OutputItems:
-    """The items of one response, as they come into being."""
-
     def __init__(self, tell: Tell) -> None:
         self._task_id = ""
         self._tell = tell
@@ -144,8 +217,7 @@ class OutputItems:
         self._task_id = task_id
 
     def add(self, pieces: Sequence[Piece], logprobs: list[object]) -> list[object]:
-        """Add more output, with its tokens' ``logprobs``; returns those that are left for the next
-        text."""
+        """Add output with its tokens' ``logprobs``; returns those left for the next text."""
         for piece in pieces:
             match piece:
                 case Content(text):
@@ -173,15 +245,13 @@ class OutputItems:
         return logprobs
 
     def say(self, text: str, logprobs: list[object]) -> None:
-        """Add text to the message."""
         item = self._in(ItemKind.MESSAGE)
         item.texts.append(text)
         item.logprobs += logprobs
         self._tell(item.kind.delta, {**item.place, "delta": text, "logprobs": logprobs})
 
     def finish(self, status: str, logprobs: list[object]) -> None:
-        """End the output; ``logprobs`` are those of tokens without text. If there is no item, add
-        an empty message."""
+        """End the output; adds an empty message if there is no item."""
         message = self.open_message
         if message is None and not self.items:
             message = self._begin(ItemKind.MESSAGE)

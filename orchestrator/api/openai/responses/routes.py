@@ -7,21 +7,28 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel_tasks
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_job_of
-from orchestrator.api.http.one_answer import stream_answer, until_answered
+from orchestrator.api.http.finding import cancel_tasks
 from orchestrator.api.http.outputs import in_form, output_of
-from orchestrator.api.http.responses import json_response, task_headers
-from orchestrator.api.http.template_arguments import template_arguments
-from orchestrator.api.openai.responses.answer import OutputCollector
-from orchestrator.api.openai.responses.events import ResponseEvents
+from orchestrator.api.http.responses import (
+    json_response,
+    stream_answer,
+    task_headers,
+    until_answered,
+)
+from orchestrator.api.http.tools import template_arguments
+from orchestrator.api.openai.responses.answer import OutputCollector, ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
-from orchestrator.api.openai.responses.shapes import response_id, status_of
+from orchestrator.api.openai.responses.output import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
-from orchestrator.api.openai.responses.tools import tool_use_of
-from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
+from orchestrator.api.openai.responses.types import (
+    ParsedResponses,
+    ResponsesRequest,
+    echo_of,
+    tool_use_of,
+)
 from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.tasks.job import Api, Chat, Message, OnDisconnect
@@ -138,8 +145,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
 
 
 def _conversation(request: web.Request, asked: ParsedResponses) -> tuple[tuple[Message, ...], Chat]:
-    """All turns that a request is answered from, without instructions, and what the model is to
-    read. Raises ``InvalidRequest``."""
+    """All turns without instructions, and what the model reads. Raises ``InvalidRequest``."""
     key, store = asked.job.key, request.app[RESPONSES]
     history = joined(
         _earlier(store, key, asked.previous_id),

@@ -18,8 +18,7 @@ KEPT_RESPONSES: Final = Retention(keep_count=1000, keep_s=3600.0, keep_bytes=64 
 """What is kept of answers. One takes what its text does, with each of its answers."""
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128
-"""Bytes that keeping takes: a response beside its body, and each of its messages beside the
-text."""
+"""Bytes that a response takes on top of its body, and each message on top of its text."""
 _CALL_BYTES = 64
 """Bytes per character of a call's arguments, which are kept decoded."""
 
@@ -39,8 +38,6 @@ class Stored(NamedTuple):
 
 
 class ResponseStore:
-    """Responses by key and id."""
-
     def __init__(self, clock: Clock, retention: Retention) -> None:
         self.keep_s = retention.keep_s
         self.on_change: ItemCall = ignore
@@ -58,8 +55,7 @@ class ResponseStore:
         return self._ended.kept_bytes
 
     def put(self, key: str, name: str, stored: Stored) -> None:
-        """Keep a response that has just ended. One that is larger than all of the room is not
-        kept."""
+        """Keep a response that has just ended, unless it is larger than all of the room."""
         self._ended.put(key, name, stored, _kept_bytes(stored))
 
     def get(self, key: str, name: str) -> Stored:
@@ -96,7 +92,6 @@ class ResponseStore:
         self._ended.let_go(key, name)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Keys and names of all responses."""
         return self._ended.names()
 
 

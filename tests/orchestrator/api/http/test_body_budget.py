@@ -10,8 +10,7 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orchestrator.api.http import body
-from orchestrator.api.http.body import BODIES
-from orchestrator.api.http.body_budget import ALL_BODIES_BYTES, BodyBudget, BodyShare
+from orchestrator.api.http.body import ALL_BODIES_BYTES, BODIES, BodyBudget, BodyShare
 from orchestrator.api.server import READ_BUFFER_BYTES
 from orchestrator.errors import InvalidRequest, NoCapacity
 from tests.orchestrator.conftest import MakeService, Service

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from orchestrator.dispatch import time_limits
-from orchestrator.prompts import Steps
+from orchestrator.prompts.stage import Steps
 from protocol import Code
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each

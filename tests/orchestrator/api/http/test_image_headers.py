@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.http.image_headers import pixels_of
+from orchestrator.api.http.images import pixels_of
 from tests.support.pictures import picture
 
 KINDS = ("PNG", "JPEG", "GIF", "WEBP")

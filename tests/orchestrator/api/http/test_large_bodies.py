@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from orchestrator.api.http import body as bodies
-from orchestrator.api.http.large_bodies import LargeBodies
+from orchestrator.api.http.body import LargeBodies
 from orchestrator.api.native.types import TaskMessage, TaskRequest
 from orchestrator.api.openai.chats import ChatMessage, ContentPart
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest

@@ -5,7 +5,7 @@ from functools import partial
 
 import aiohttp
 
-from orchestrator.api.http.losses import PER_PASS, Losses
+from orchestrator.api.http.hang_ups import PER_PASS, Losses
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 

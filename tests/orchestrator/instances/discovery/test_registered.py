@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.instances.discovery.registered import MAX, RegisteredInstances
+from orchestrator.instances.discovery.sync import MAX_REGISTRATIONS, RegisteredInstances
 from tests.support.clock import ManualClock
 
 
@@ -67,7 +67,7 @@ def test_a_time_that_makes_no_sense_is_refused(ttl_s: float) -> None:
 
 def test_there_can_be_no_more_than_so_many() -> None:
     rig = Rig()
-    for port in range(1, MAX + 1):
+    for port in range(1, MAX_REGISTRATIONS + 1):
         rig.source.register(f"a:{port}", 10.0)
     with pytest.raises(InvalidRequest, match="there can be no more"):
         rig.source.register("b:1", 10.0)

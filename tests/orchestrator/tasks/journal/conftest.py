@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import group_commit, writer
-from orchestrator.tasks.journal.operations import Operation, Tokens
-from orchestrator.tasks.journal.records import StoredTokens
+from orchestrator.tasks.journal import (
+    file_store,
+    store,
+)
+from orchestrator.tasks.journal.records import Operation, StoredTokens, Tokens
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -93,13 +95,13 @@ def recovered(service: Service) -> dict[str, int]:
 def hold_writes(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """No transaction is begun until the event is set."""
     go_on, loop = asyncio.Event(), asyncio.get_running_loop()
-    write = writer.JournalWriter._write
+    write = file_store.JournalWriter._write
 
-    def held(self: writer.JournalWriter, operations: Sequence[Operation]) -> None:
+    def held(self: file_store.JournalWriter, operations: Sequence[Operation]) -> None:
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
         write(self, operations)
 
-    monkeypatch.setattr(writer.JournalWriter, "_write", held)
+    monkeypatch.setattr(file_store.JournalWriter, "_write", held)
     return go_on
 
 
@@ -168,5 +170,5 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     monkeypatch.setattr(
         sqlite3, "connect", lambda path, **more: connect(path, factory=Connection, **more)
     )
-    monkeypatch.setattr(group_commit, "RETRY_S", 0.01)
+    monkeypatch.setattr(store, "RETRY_S", 0.01)
     return disk

@@ -11,10 +11,9 @@ import pytest
 
 from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal import file as journal_file
-from orchestrator.tasks.journal.ages import MAX_OFF_S, AgeClock
 from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal
+from orchestrator.tasks.journal.file_store import MAX_OFF_S, AgeClock, remove_old, write
 from orchestrator.tasks.journal.records import live_task
-from orchestrator.tasks.journal.transaction import remove_old, write
 from tests.orchestrator.tasks.journal.conftest import Restarts, status_of, task_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept, ended
 from tests.support.clock import ManualClock

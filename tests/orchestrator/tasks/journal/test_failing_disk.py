@@ -12,14 +12,10 @@ import pytest
 from orchestrator.tasks.journal import (
     durable,
     file,
-    group_commit,
-    look_ups,
-    reader,
-    transaction,
-    writer,
+    file_store,
+    store,
 )
-from orchestrator.tasks.journal.operations import Ended, Operation, Tokens
-from orchestrator.tasks.journal.records import StoredTokens
+from orchestrator.tasks.journal.records import Ended, Operation, StoredTokens, Tokens
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -197,8 +193,8 @@ async def test_what_is_wrong_is_told_without_where(
         raise PermissionError(13, "Permission denied", str(restarts.path))
 
     with monkeypatch.context() as broken:
-        broken.setattr(writer.JournalWriter, "_write", fail)
-        broken.setattr(reader.JournalReader, "_look", fail)
+        broken.setattr(file_store.JournalWriter, "_write", fail)
+        broken.setattr(file_store.JournalReader, "_look", fail)
         answer = (await submit(service))[1]
         async with service.http.get("/v2/tasks/0") as response:
             look = await response.text()
@@ -216,7 +212,7 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
         raise TypeError("cannot be encoded")
 
     with monkeypatch.context() as broken:
-        broken.setattr(transaction, "_insert", fail)
+        broken.setattr(file_store, "_insert", fail)
         status, answer = await submit(service)
         assert status == 503 and "internal error" in answer["error"]["message"]
         assert "cannot be encoded" not in str(answer), "it may tell what somebody asked for"
@@ -265,8 +261,8 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of ours there leaves the thread alive; a disk that hangs there is seen as well."""
-    monkeypatch.setattr(group_commit, "TIDY_EVERY_S", 0.01)
-    monkeypatch.setattr(group_commit, "RETRY_S", 0.01)
+    monkeypatch.setattr(store, "TIDY_EVERY_S", 0.01)
+    monkeypatch.setattr(store, "RETRY_S", 0.01)
     service = await restarts.start(worker)
     journal = service.orchestrator.stages.durable
     assert journal is not None
@@ -307,13 +303,13 @@ async def test_a_disk_that_hangs_for_who_reads_does_not_hold_other_work(
     def hang(self: Any, question: Any) -> None:
         go_on.wait()
 
-    monkeypatch.setattr(reader.JournalReader, "_look", hang)
-    monkeypatch.setattr(look_ups, "READ_WAIT_S", 0.05)
+    monkeypatch.setattr(file_store.JournalReader, "_look", hang)
+    monkeypatch.setattr(store, "READ_WAIT_S", 0.05)
     try:
         assert (await submit(service, key="plain", durable=False))[0] == 202
         async with service.http.get("/v2/tasks/0") as response:
             assert response.status == 503
-        monkeypatch.setattr(look_ups, "CLOSE_WAIT_S", 0.05)
+        monkeypatch.setattr(store, "READ_CLOSE_WAIT_S", 0.05)
         await service.parts.lifecycle.close()
     finally:
         go_on.set()

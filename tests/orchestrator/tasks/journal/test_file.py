@@ -13,11 +13,17 @@ import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
 from orchestrator.tasks.journal import file as journal_file
-from orchestrator.tasks.journal import schema
-from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal, set_aside
+from orchestrator.tasks.journal.file import (
+    FIRST,
+    VERSION,
+    JournalConfig,
+    connect,
+    open_journal,
+    set_aside,
+    version_of,
+)
 from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
-from orchestrator.tasks.journal.schema import FIRST, VERSION, version_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept
 
 
@@ -130,8 +136,8 @@ def test_a_file_of_an_earlier_version_is_brought_forward(
 ) -> None:
     open_journal(JournalConfig(path)).close()
     step = ("ALTER TABLE tasks ADD COLUMN more TEXT",)
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
-    monkeypatch.setattr(schema, "VERSION", VERSION + 1)
+    monkeypatch.setattr(journal_file, "MIGRATIONS", (*journal_file.MIGRATIONS, step))
+    monkeypatch.setattr(journal_file, "VERSION", VERSION + 1)
     monkeypatch.setattr(journal_file, "VERSION", VERSION + 1)
     open_journal(JournalConfig(path)).close()
     with closing(sqlite3.connect(path)) as db:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tasks.journal import group_commit
+from orchestrator.tasks.journal import (
+    store,
+)
 from orchestrator.tasks.journal.lock import JournalError, JournalLock
 from tests.orchestrator.tasks.journal.conftest import (
     Restarts,
@@ -85,8 +87,8 @@ async def test_an_orchestrator_that_lost_its_journal_never_writes_again(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files were removed and another process has made new ones by their names."""
-    monkeypatch.setattr(group_commit, "RETRY_S", 0.02)
-    monkeypatch.setattr(group_commit, "TIDY_EVERY_S", 1000.0)
+    monkeypatch.setattr(store, "RETRY_S", 0.02)
+    monkeypatch.setattr(store, "TIDY_EVERY_S", 1000.0)
     held = Plan(stall_at=0)
     worker.plan = lambda job: held
     service = await restarts.start(worker)

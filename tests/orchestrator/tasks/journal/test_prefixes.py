@@ -19,16 +19,19 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.journal.operations import Accept, Ended, Operation, Tokens
+from orchestrator.tasks.journal.file_store import JournalWriter
 from orchestrator.tasks.journal.records import (
+    Accept,
+    Ended,
+    Operation,
     StoredRequest,
     StoredResult,
     StoredTokens,
     TaskRow,
+    Tokens,
     pack_ids,
     unpack_ids,
 )
-from orchestrator.tasks.journal.writer import JournalWriter
 from protocol import FinishReason, Outcome, Sampling
 
 CONFIG = settings(max_examples=12, deadline=None)

@@ -13,10 +13,12 @@ import pytest
 from orchestrator import recovery
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
-from orchestrator.tasks.journal import group_commit, reader, writer
+from orchestrator.tasks.journal import (
+    file_store,
+    store,
+)
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.journal.operations import Ended
-from orchestrator.tasks.journal.records import unpack_ids
+from orchestrator.tasks.journal.records import Ended, unpack_ids
 from protocol import Submit
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
@@ -556,7 +558,7 @@ async def test_prompts_are_gone_with_their_task(restarts: Restarts, worker: Fake
 async def test_results_and_rows_go_when_their_time_has_come(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_commit, "TIDY_EVERY_S", 0.02)
+    monkeypatch.setattr(store, "TIDY_EVERY_S", 0.02)
     service = await restarts.start(
         worker, journal__keep_results_s=0, KEPT_TASKS=NONE_KEPT, KEEP_OUTCOMES_S=1000.0
     )
@@ -608,7 +610,7 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
     durable = service.orchestrator.stages.durable
     assert durable is not None
     looks, was_read, was_written = [], threading.Event(), threading.Event()
-    write, look = writer.JournalWriter._write, reader.JournalReader._look
+    write, look = file_store.JournalWriter._write, file_store.JournalReader._look
 
     def when_read(self: Any, operations: Any) -> None:
         if any(isinstance(one, Ended) for one in operations):
@@ -622,13 +624,13 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
         was_written.wait(30)
         return found
 
-    monkeypatch.setattr(writer.JournalWriter, "_write", when_read)
+    monkeypatch.setattr(file_store.JournalWriter, "_write", when_read)
     held = Plan(stall_at=1)  # its end must not come to the writer together with its beginning
     worker.plan = lambda job: held
     task_id = await task_of(service)
     held.release.set()
     await service.until(lambda: durable.ending(task_id) is not None)
-    monkeypatch.setattr(reader.JournalReader, "_look", before_its_end)
+    monkeypatch.setattr(file_store.JournalReader, "_look", before_its_end)
     looking_up = asyncio.create_task(status_of(service, task_id))
     await service.until(lambda: durable.ending(task_id) is None)
     was_written.set()

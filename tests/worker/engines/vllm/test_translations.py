@@ -24,8 +24,12 @@ from worker.engines.vllm.core import gpu_share
 from worker.engines.vllm.grammar import GrammarState, end_mask
 from worker.engines.vllm.library import process_count
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
-from worker.engines.vllm.requests import MAX_STOP_TOKENS, priority_of, sampling_values
-from worker.engines.vllm.results import token_logprobs
+from worker.engines.vllm.requests import (
+    MAX_STOP_TOKENS,
+    priority_of,
+    sampling_values,
+    token_logprobs,
+)
 from worker.environment import nested
 from worker.errors import EngineMissing, InvalidCall
 from worker.grammar.constraint import Constraint

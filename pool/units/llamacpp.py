@@ -1,0 +1,224 @@
+"""Runs one llama.cpp server on loopback, in the place of a Triton whose worker reads no GGUF.
+
+The server has an environment of its own (``tidegate engines ensure llamacpp``). Orchestrators
+encode prompts themselves, so the file's vocabulary is written for them while it loads.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from catalog.errors import StartFailed
+from pool.engines.environments import environment_if_made
+from pool.engines.recipes import LLAMACPP_SERVER
+from pool.process.http_get import get, http_status
+from pool.process.logs import ignore
+from pool.process.ports import host_port
+from pool.process.process import command_environment
+from pool.supervise import Keeping
+from pool.units.unit import ProcessUnit
+from protocol.gguf import find_gguf, gguf_name, is_gguf, parts_of, read_gguf
+from worker.environment import with_variables
+from worker.settings import WorkerSettings, variable
+
+ENGINE: Final = "llamacpp"
+HOST: Final = "127.0.0.1"
+_ENGINE_VARIABLE: Final = variable("engine")
+_HEEDED: Final = frozenset({"device", "engine_args", "max_running", "model_name", "model_path"})
+"""Settings of a worker that mean something here."""
+_SLOTS: Final = 4
+"""Jobs at once where nothing else is stated: as many as llama.cpp has by itself."""
+_CONTEXT: Final = 8192
+"""Most tokens of a slot where nothing else is stated: KV is taken for all of them at the start."""
+_BATCH: Final = {"cpu": "128", "cuda": "512"}
+"""Tokens of prompts in one step: a cancel takes effect at its end."""
+_TERM_S: Final = 1.5
+_POLL_S: Final = 0.03
+
+
+def is_asked_for(variables: Mapping[str, str], model: Path) -> bool:
+    """Whether a worker's ``variables`` ask for llama.cpp, or its ``model`` leaves nothing else."""
+    engine = variables.get(_ENGINE_VARIABLE, "auto")
+    return engine == ENGINE or (engine == "auto" and is_gguf(model))
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppSpec:
+    """What one server is to be."""
+
+    variables: Mapping[str, str]
+    """``TIDEGATE_WORKER__…``, as a worker would have them; its model among them."""
+    home: Path
+    """The state folder, with the engine and a folder for each file's vocabulary."""
+    load_timeout_s: float = 300.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A start: everything looked up."""
+
+    file: Path
+    command: list[str]
+    vocabulary: Path
+    is_stated: bool
+    """Whether ``vocabulary`` is a folder that the operator named."""
+
+
+class LlamaCppServer(ProcessUnit):
+    """A supervised server, which keeps its port over restarts: lanes reconnect by themselves."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: LlamaCppSpec,
+        port: int,
+        *,
+        log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
+        keeping: Keeping | None = None,
+    ) -> None:
+        super().__init__(name, log=log, warn=warn, keeping=keeping)
+        self.port = port
+        self._spec = spec
+
+    @property
+    def address(self) -> str:
+        """The instance as orchestrators are told of it."""
+        settings, file = _settings(self._spec.variables)
+        folder, _ = self._vocabulary(settings, file)
+        told = {"tokenizer": str(folder), "alias": settings.model_name or gguf_name(file)}
+        return f"llamacpp+http://{host_port(HOST, self.port)}?{urlencode(told, quote_via=quote)}"
+
+    @property
+    def where(self) -> str:
+        return f"HTTP on {host_port(HOST, self.port)}"
+
+    def describe(self) -> dict[str, object]:
+        """Port and process id, for tests and tools."""
+        return {"name": self.name, "http_port": self.port, "pid": self.pid}
+
+    async def start(self) -> None:
+        """Start the server and wait for its model. Raises ``StartFailed`` with the reason."""
+        plan = await asyncio.to_thread(self._plan)
+        env = command_environment({**self._spec.environment, "PYTHONPATH": None})
+        writing = asyncio.create_task(self._write_vocabulary(plan))
+        try:
+            await self._spawn(plan.command, env)
+            await writing
+        finally:
+            writing.cancel()
+        await self.resume()
+
+    async def resume(self) -> None:
+        """Wait until a server that was started, or taken over, serves. Raises ``StartFailed``."""
+        assert self._process is not None
+        deadline = time.monotonic() + self._spec.load_timeout_s
+        while not await self._answers():
+            if not self._process.running:
+                raise self._failure(await self._status())
+            if time.monotonic() > deadline:
+                raise self._failure(f"was not ready after {self._spec.load_timeout_s:.0f} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self, drain_s: float) -> None:
+        """Wait for its jobs, ``drain_s`` at most, and end it: it has no drain of its own."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._idle()
+        await (process.end(_TERM_S) if drain_s > 0 else process.kill())
+
+    async def _answers(self) -> bool:
+        return await http_status(HOST, self.port, "/health") == 200
+
+    async def _idle(self) -> None:
+        """Wait until it says that no slot is busy, or nothing at all."""
+        while True:
+            _, body = await get(HOST, self.port, "/slots")
+            if b'"is_processing":true' not in body:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _vocabulary(self, settings: WorkerSettings, file: Path) -> tuple[Path, bool]:
+        """The folder with the model's tokenizer, and whether it was stated."""
+        stated = settings.engine_args.get("tokenizer")
+        if stated:
+            return Path(stated).expanduser(), True
+        digest = hashlib.sha256(bytes(file.resolve())).hexdigest()[:16]
+        return self._spec.home / "gguf" / digest, False
+
+    def _plan(self) -> _Plan:
+        try:
+            settings, file = _settings(self._spec.variables)
+            parts_of(file)
+            trained = _trained_context(file)
+        except (OSError, ValueError) as error:
+            raise StartFailed(f"{self.name}: {error}") from None
+        strangers = sorted(settings.model_fields_set - _HEEDED)
+        if strangers:
+            raise StartFailed(
+                f"{self.name}: {', '.join(map(variable, strangers))}: not for llama.cpp's server,"
+                f" which heeds {', '.join(sorted(_HEEDED))} alone of a worker's settings"
+            )
+        made = environment_if_made(ENGINE, self._spec.home, settings.device)
+        if not made:
+            raise StartFailed(
+                f"{self.name}: {file.name} is run by llama.cpp's server, which is not installed"
+                " here: tidegate engines ensure llamacpp"
+            )
+        slots = settings.max_running if "max_running" in settings.model_fields_set else _SLOTS
+        params = {
+            "n_parallel": str(slots),
+            "n_ctx": str(slots * min(trained, _CONTEXT)),
+            "n_batch": _BATCH[settings.device],
+            **{name: value for name, value in settings.engine_args.items() if name != "tokenizer"},
+        }
+        python = Path(made["VIRTUAL_ENV"]) / "bin" / "python"
+        command = [str(python), "-P", str(LLAMACPP_SERVER), str(file.absolute()), str(self.port)]
+        command += [settings.device, *(f"{name}={value}" for name, value in params.items())]
+        return _Plan(file, command, *self._vocabulary(settings, file))
+
+    async def _write_vocabulary(self, plan: _Plan) -> None:
+        if plan.is_stated:
+            return
+        # In a process of its own: what reads vocabularies is the worker's.
+        writer = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "worker.models.gguf"),
+            *(str(plan.file), str(plan.vocabulary)),
+            env=command_environment({}),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, said = await writer.communicate()
+        except asyncio.CancelledError:
+            writer.kill()
+            await writer.wait()
+            raise
+        if writer.returncode:
+            raise StartFailed(f"{self.name}: {said.decode(errors='replace').strip()}")
+
+
+def _settings(variables: Mapping[str, str]) -> tuple[WorkerSettings, Path]:
+    """A worker's settings but its engine, and the file that they name. Raises ``ValueError``."""
+    told = {name: value for name, value in variables.items() if name != _ENGINE_VARIABLE}
+    settings = with_variables(WorkerSettings, told)
+    return settings, find_gguf(settings.model_path)
+
+
+def _trained_context(file: Path) -> int:
+    """Tokens for which the model was made; ``_CONTEXT`` where the file does not say."""
+    values = read_gguf(file)
+    context = values.get(f"{values.get('general.architecture')}.context_length")
+    return context if isinstance(context, int) and context > 0 else _CONTEXT

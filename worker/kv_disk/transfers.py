@@ -1,0 +1,234 @@
+"""Loads blocks from disk into reserved blocks of the pool, and saves blocks of the pool to disk.
+
+Each is done a batch at a time on a thread of its own, so that the engine never waits. What is saved
+is given back to the pool before its file is written.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import starmap, takewhile
+from typing import NamedTuple, Protocol
+
+from worker.kv_disk.block_store import BlockStore
+from worker.kv_disk.copies import KVMemory
+from worker.log import engine_log
+
+Task = Callable[[], None]
+
+
+class Background(Protocol):
+    """Runs tasks one after the other, somewhere else. Tests run them by hand."""
+
+    def submit(self, task: Task) -> None: ...
+
+    def close(self, grace_s: float) -> None:
+        """Accept no more tasks; allow those left ``grace_s`` seconds. Idempotent."""
+
+
+class BackgroundThread:
+    """A ``Background`` on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._closed = False
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def submit(self, task: Task) -> None:
+        """Run ``task`` on the thread, which the first call starts: it inherits its maker's
+        niceness, and that of a load would stay."""
+        if not self._closed:
+            if self._thread.ident is None:
+                self._thread.start()
+            self._tasks.put(task)
+
+    def close(self, grace_s: float) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._thread.ident is not None:
+                self._tasks.put(None)
+                self._thread.join(grace_s)
+            self._abandoned = True
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None and not self._abandoned:
+            try:
+                task()
+            except Exception:
+                engine_log.exception("background task of %s failed", self._thread.name)
+
+
+_BATCH_BYTES = 64 * 2**20
+_READERS = 4
+_LARGE_BYTES = 2**18
+"""Bytes of a block from which several threads read and check blocks faster than one."""
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """Counters, written by the loader's thread. ``seconds``: all loading time, with copies."""
+
+    blocks: int = 0
+    seconds: float = 0.0
+    missed: int = 0
+    """Blocks that were thought to be on disk but could not be read."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Blocks to load: ``hashes[i]`` into ``blocks[i]``. The first ``loaded`` are there already."""
+
+    hashes: list[bytes]
+    blocks: list[int]
+    loaded: int = 0
+
+
+class Loader:
+    """Loads blocks, and calls ``done(load)`` on its own thread, exactly once per load."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        memory: KVMemory,
+        background: Background,
+        done: Callable[[Load], None],
+    ) -> None:
+        self.counts = LoadCounts()
+        self._store = store
+        self._memory = memory
+        self._background = background
+        self._done = done
+        batch = max(1, _BATCH_BYTES // memory.format.block_bytes)
+        self._staging = memory.staging(batch)
+        is_large = memory.format.block_bytes >= _LARGE_BYTES
+        self._readers = ThreadPoolExecutor(_READERS, "tidegate-kv-read") if is_large else None
+
+    def block_s(self) -> float:
+        """Mean seconds per block so far; 0 until measured."""
+        counts = self.counts
+        return counts.seconds / counts.blocks if counts.blocks else 0.0
+
+    def submit(self, load: Load) -> None:
+        self._background.submit(lambda: self._run(load))
+
+    def close(self, grace_s: float) -> None:
+        self._background.close(grace_s)
+        if self._readers is not None:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, load: Load) -> None:
+        started = time.perf_counter()
+        try:
+            while load.loaded < len(load.hashes):
+                count = self._read_batch(load)
+                if not count:
+                    self.counts.missed += len(load.hashes) - load.loaded
+                    break
+                first = load.loaded
+                self._memory.copy_in(self._staging, load.blocks[first : first + count])
+                load.loaded += count
+            self._store.touch(load.hashes[: load.loaded])
+            self.counts.blocks += load.loaded
+            self.counts.seconds += time.perf_counter() - started
+        finally:
+            self._done(load)
+
+    def _read_batch(self, load: Load) -> int:
+        """Read the next blocks into the staging rows; returns the number before the first miss."""
+        hashes = load.hashes[load.loaded : load.loaded + len(self._staging)]
+        rows = zip(hashes, self._staging, strict=False)
+        if self._readers is None:
+            return sum(1 for _ in takewhile(bool, starmap(self._store.read, rows)))
+        reads = [self._readers.submit(self._store.read, *row) for row in rows]
+        # All are waited for: one left behind a miss would write into the rows of the next load.
+        wait(reads)
+        return sum(1 for _ in takewhile(Future[bool].result, reads))
+
+
+_SAVE_BYTES = 16 * 2**20
+
+
+class PinnedBlock(NamedTuple):
+    """A block of the pool that the engine leaves unchanged for as long as a copy takes."""
+
+    block: int
+    block_hash: bytes
+    is_spill: bool
+
+
+@dataclass(slots=True)
+class SaveCounts:
+    """Counters, written by the saver's thread. ``seconds``: all saving time, with copies."""
+
+    blocks: int = 0
+    seconds: float = 0.0
+    sessions: int = 0
+    """Turns of conversations saved."""
+
+
+@dataclass(slots=True)
+class Save:
+    """Blocks to be saved, and the ``session`` whose blocks are ``text``, if a turn of one ended."""
+
+    pinned: list[PinnedBlock]
+    session: str = ""
+    text: list[bytes] = field(default_factory=list)
+
+
+class Saver:
+    """Saves blocks, and calls ``returned(blocks)`` on its own thread once they are copied."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        memory: KVMemory,
+        background: Background,
+        returned: Callable[[Sequence[PinnedBlock]], None],
+    ) -> None:
+        self.counts = SaveCounts()
+        self._store = store
+        self._memory = memory
+        self._background = background
+        self._returned = returned
+        batch = max(1, _SAVE_BYTES // memory.format.block_bytes)
+        self._staging = memory.staging(batch)
+
+    def submit(self, save: Save) -> None:
+        self._background.submit(lambda: self._run(save))
+
+    def remove(self, hashes: Collection[bytes]) -> None:
+        """Delete files, even those that saves submitted earlier have yet to write."""
+        self._background.submit(lambda: self._store.remove(hashes))
+
+    def close(self, grace_s: float) -> None:
+        """Finish what was submitted, within ``grace_s``."""
+        self._background.close(grace_s)
+
+    def _run(self, save: Save) -> None:
+        started = time.perf_counter()
+        size = len(self._staging)
+        left = save.pinned
+        try:
+            while left:
+                batch, left = left[:size], left[size:]
+                try:
+                    self._memory.copy_out([pinned.block for pinned in batch], self._staging)
+                finally:
+                    self._returned(batch)
+                for pinned, content in zip(batch, self._staging, strict=False):
+                    # A block is pinned twice if its text went on before the file was written.
+                    if not self._store.holds(pinned.block_hash):
+                        self.counts.blocks += self._store.write(pinned.block_hash, content)
+            if save.session:
+                kept = list(takewhile(self._store.holds, save.text))
+                self._store.touch(kept)
+                self._store.remember(save.session, kept)
+                self.counts.sessions += 1
+        finally:
+            self.counts.seconds += time.perf_counter() - started
+            # Returns those not reached; if there are none, it signals that the counts have changed.
+            self._returned(left)
