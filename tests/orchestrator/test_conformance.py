@@ -2,14 +2,12 @@
 
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.support.fake_worker import MODEL, Plan
-from tools.conformance.budget import Effort
 from tools.conformance.rules import Verdict
 from tools.conformance.run import examine
+from tools.conformance.server import Effort
 from tools.conformance.target import Target, read_saying
 
-SMALL = Effort(
-    rounds=1, wave_s=0.06, least_deadline_s=0.1, most_streams=8, burst=24, patience_s=5.0
-)
+SMALL = Effort(rounds=1, wave_s=0.06, least_deadline_s=0.1, streams=8, burst=24, patience=5.0)
 
 
 GROUPS = ["errors", "clock", "expiry", "partial", "hangup", "retry"]

@@ -16,14 +16,11 @@ from aiohttp import web
 
 from tests.support.deadline_server import MODEL, DeadlineServer, Manner, running_app, serving
 from tests.support.steady_loop import hurry
-from tools.conformance import VERSION, clocks, command
-from tools.conformance.budget import Effort, Unusable
-from tools.conformance.report import FAILED, PASSED, UNKNOWN, Report
+from tools.conformance import VERSION, clock, command
 from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen, table
-from tools.conformance.run import CHECKS, examine
-from tools.conformance.stillness import Stillness
+from tools.conformance.run import CHECKS, FAILED, PASSED, UNKNOWN, Report, Stillness, examine
+from tools.conformance.server import Answer, Effort, Unusable
 from tools.conformance.target import BadTarget, Saying, Target, read_field, read_saying
-from tools.conformance.wire import Answer
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +32,10 @@ SMALL = Effort(
     rounds=1,
     wave_s=0.06,
     least_deadline_s=0.1,
-    most_streams=8,
+    streams=8,
     burst=24,
     longest=600,
-    patience_s=5.0,
+    patience=5.0,
 )
 """As little as tells a keeper from a breaker."""
 
@@ -151,7 +148,7 @@ async def test_a_server_that_breaks_a_rule_fails_it_and_no_other(name: str) -> N
         drain = drain_command(server) if "drain" in only else ()
         if not drain:  # the shell that drains takes the time it takes
             hurry(10)
-        effort = replace(SMALL, patience_s=2.0 if drain else 4.0)
+        effort = replace(SMALL, patience=2.0 if drain else 4.0)
         report = await examine(target_of(server, drain=drain), effort, only)
     assert broken(report) == expected, report.text()
     assert report.status == FAILED
@@ -200,13 +197,13 @@ async def test_a_date_that_a_server_keeps_for_a_while_is_not_taken_for_its_clock
     """Uvicorn writes it once a second, and later when its event loop is busy."""
     looks = iter([(0.01, -2.7, "kept"), (0.02, -0.4, "new"), (0.01, -1.1, "new")])
 
-    async def seen(trial: object) -> clocks._Seen:
-        return clocks._Seen(*next(looks))
+    async def seen(trial: object) -> clock._Seen:
+        return clock._Seen(*next(looks))
 
-    monkeypatch.setattr(clocks, "_seen", seen)
-    monkeypatch.setattr(clocks, "_APART_S", 0.0)
+    monkeypatch.setattr(clock, "_seen", seen)
+    monkeypatch.setattr(clock, "_APART_S", 0.0)
     no_absolute: Any = SimpleNamespace(target=SimpleNamespace(absolute=None))
-    compared, *_ = await clocks.check(no_absolute)
+    compared, *_ = await clock.check(no_absolute)
     assert (compared.rule, compared.verdict) == ("clock.date", Verdict.PASS)
     assert compared.figures["skew_s"] == -0.4
 
@@ -281,7 +278,7 @@ async def test_a_server_that_cannot_be_tested_is_told_why(
 ) -> None:
     async with answering(chat, models) as url:
         with pytest.raises(Unusable, match=said):
-            await examine(Target(url, MODEL, TOLD), replace(SMALL, patience_s=0.3))
+            await examine(Target(url, MODEL, TOLD), replace(SMALL, patience=0.3))
 
 
 async def test_a_server_that_is_away_or_has_another_model_is_told(unused_tcp_port: int) -> None:

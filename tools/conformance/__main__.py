@@ -1,8 +1,5 @@
-"""``python -m tools.conformance``: the command ``deadline-conformance``."""
-
 import sys
 
 from .command import main
 
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())

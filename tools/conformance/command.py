@@ -17,73 +17,62 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import VERSION
-from .budget import Effort, Unusable
-from .report import NO_TEST
 from .rules import UnknownRule, chosen, table
-from .run import examine
+from .run import NO_TEST, examine
+from .server import Effort, Unusable
 from .target import HANG_UP, BadTarget, Target, read_field, read_saying
 
 KEY: Final = "DEADLINE_CONFORMANCE_KEY"
 """Environment variable with the API key: a command line can be read by others."""
+_SAID: Final = "how a deadline is said: 'X-Timeout-Ms: {ms}', 'deadline_ms={ms}', or hang-up where"
+_ONLY: Final = "a rule or a group of them; may be given several times"
+_BOUNDS: Final = {
+    "patience": "seconds after which a silent server hangs (30)",
+    "streams": "most streams at once (64)",
+    "burst": "requests in the burst that is to be refused (256)",
+    "requests": "most requests of a run (4000)",
+    "seconds": "longest time of a run (600)",
+}
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "url": {"help": "base URL of the API, for instance http://127.0.0.1:8000/v1"},
     "model": {"help": "a model that it serves"},
-    "deadline": {
-        "default": HANG_UP,
-        "help": "how a deadline is said: 'X-Timeout-Ms: {ms}', 'deadline_ms={ms}', or hang-up where"
-        " the server knows none (the default)",
-    },
+    "deadline": {"default": HANG_UP, "help": f"{_SAID} the server knows none (the default)"},
     "absolute": {"help": "how an absolute one is said, for instance 'X-Deadline: {unix_ms}'"},
     "partial": {"help": "field that asks for a partial answer, for instance on_deadline=partial"},
     "field": {"action": "append", "default": [], "help": "field of every request, name=value"},
     "drain": {"help": "command that begins a drain of the server, after everything else"},
-    "only": {
-        "action": "append",
-        "default": [],
-        "metavar": "RULE",
-        "help": "a rule or a group of them; may be given several times",
+    "only": {"action": "append", "default": [], "metavar": "RULE", "help": _ONLY},
+    **{
+        name: {"type": float if name in ("patience", "seconds") else int, "help": said}
+        for name, said in _BOUNDS.items()
     },
-    "patience": {"type": float, "help": "seconds after which a silent server hangs (30)"},
-    "streams": {"type": int, "help": "most streams at once (64)"},
-    "burst": {"type": int, "help": "requests in the burst that is to be refused (256)"},
-    "requests": {"type": int, "help": "most requests of a run (4000)"},
-    "seconds": {"type": float, "help": "longest time of a run (600)"},
 }
 """Options of the command and of the plugin, without their dashes."""
 
 
 def target_of(given: Mapping[str, Any]) -> Target:
     """Target by the values of ``OPTIONS``. Raises ``BadTarget``."""
-    fields: dict[str, object] = {}
-    for each in given.get("field") or ():
-        fields |= read_field(each)
     absolute, partial = given.get("absolute"), given.get("partial")
+    fields = {name: v for each in given.get("field") or () for name, v in read_field(each).items()}
     try:
-        drain = shlex.split(given.get("drain") or "")
+        drain = tuple(shlex.split(given.get("drain") or ""))
     except ValueError as error:
         raise BadTarget(f"the command that drains cannot be read: {error}") from None
     return Target(
-        url=given.get("url") or "",
-        model=given.get("model") or "",
-        deadline=read_saying(given.get("deadline") or HANG_UP),
-        key=os.environ.get(KEY, ""),
-        absolute=read_saying(absolute) if absolute else None,
-        partial=read_field(partial) if partial else {},
-        fields=fields,
-        drain=tuple(drain),
+        given.get("url") or "",
+        given.get("model") or "",
+        read_saying(given.get("deadline") or HANG_UP),
+        os.environ.get(KEY, ""),
+        read_saying(absolute) if absolute else None,
+        read_field(partial) if partial else {},
+        fields,
+        drain,
     )
 
 
 def effort_of(given: Mapping[str, Any]) -> Effort:
     """Bounds by the values of ``OPTIONS``. Raises ``BadTarget``."""
-    names = {
-        "patience": "patience_s",
-        "streams": "most_streams",
-        "burst": "burst",
-        "requests": "requests",
-        "seconds": "seconds",
-    }
-    bounds = {ours: given[name] for name, ours in names.items() if given.get(name) is not None}
+    bounds = {name: given[name] for name in _BOUNDS if given.get(name) is not None}
     for name, value in bounds.items():
         if not value > 0:
             raise BadTarget(f"{name} must be above 0, got {value}")
@@ -92,7 +81,18 @@ def effort_of(given: Mapping[str, Any]) -> Effort:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        "deadline-conformance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"The API key, where the server wants one, is read from {KEY}.",
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    parser.add_argument("--rules", action="store_true", help="print all rules, and test nothing")
+    for name, options in OPTIONS.items():
+        parser.add_argument(f"--{name}", **options)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="save the report as JSON, too")
+    given = parser.parse_args(arguments)
     if given.rules:
         print(table())
         return 0
@@ -107,18 +107,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.json.write_text(json.dumps(report.json(), indent=1) + "\n")
     print(report.text())
     return report.status
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "deadline-conformance",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"The API key, where the server wants one, is read from {KEY}.",
-    )
-    parser.add_argument("--version", action="version", version=VERSION)
-    parser.add_argument("--rules", action="store_true", help="print all rules, and test nothing")
-    for name, options in OPTIONS.items():
-        parser.add_argument(f"--{name}", **options)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="save the report as JSON, too")
-    return parser

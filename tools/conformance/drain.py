@@ -1,15 +1,14 @@
-"""Drains: what runs ends, and what comes is told to go elsewhere.
-
-Measured last, as the server may be gone afterwards.
-"""
+"""Drains: what runs ends, and what comes is told to go elsewhere. Measured last, as the server may
+be gone afterwards."""
 
 import asyncio
+import math
+from asyncio.subprocess import DEVNULL, Process
 from contextlib import suppress
 from typing import Final
 
-from .pace import Trial
-from .rules import Finding, Verdict
-from .wire import Answer, Gone, Running, together
+from .rules import Finding, inapplicable, judged, unmeasured
+from .server import Answer, Gone, Server, hang_up, together
 
 _STREAMS: Final = 4
 _LASTS_S: Final = 2.0
@@ -20,78 +19,62 @@ _BEGINS_S: Final = 0.5
 _RULES: Final = ("drain.running", "drain.refuses")
 
 
-async def check(trial: Trial) -> list[Finding]:
+async def check(server: Server) -> list[Finding]:
     """Begin streams, drain, and ask for more."""
-    command = trial.target.drain
-    if not command:
-        said = "no command was given that drains the server (--drain)"
-        return [Finding(rule, Verdict.NOT_APPLICABLE, said) for rule in _RULES]
-    tokens = min(trial.pace.longest, max(trial.pace.short, round(_LASTS_S / trial.pace.gap_s)))
-    count, limit_s = min(_STREAMS, trial.pace.streams), trial.effort.patience_s
-    running = [trial.wire.begin(tokens, 2 * limit_s) for _ in range(count)]
+    patience_s = server.patience_s
+    if not server.target.drain:
+        return inapplicable("no command was given that drains the server (--drain)", *_RULES)
+    tokens = min(server.longest, max(server.short, round(_LASTS_S / server.gap_s)))
+    streams = range(min(_STREAMS, server.streams))
+    running = [server.begin(tokens, 2 * patience_s) for _ in streams]
     try:
-        for run in running:
-            await run.answer.started.wait()
-        is_running = any(not run.is_done for run in running)
-        process = await _begun(command)
+        for each in running:
+            await each.started.wait()
+        is_running = any(math.isinf(each.end_s) for each in running)
+        process = await _begun(server.target.drain)
         if isinstance(process, str):
-            return [Finding(rule, Verdict.UNMEASURED, process) for rule in _RULES]
+            return [unmeasured(rule, process) for rule in _RULES]
         try:
-            return await _during(trial, running, is_running=is_running)
+            return await _during(server, running, is_running)
         finally:
-            await _ended(process, limit_s)
+            await _ended(process, patience_s)
     finally:
-        for run in running:
-            await run.hang_up()
+        await hang_up(running)
 
 
-async def _begun(command: tuple[str, ...]) -> asyncio.subprocess.Process | str:
+async def _begun(command: tuple[str, ...]) -> Process | str:
     """The command, which has begun the drain, or in words why it has not."""
+    run = asyncio.create_subprocess_exec
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        process = await run(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
     except OSError as error:
         return f"the command that drains cannot be run: {error}"
     with suppress(TimeoutError):
-        async with asyncio.timeout(_BEGINS_S):
-            await process.wait()
+        await asyncio.wait_for(process.wait(), _BEGINS_S)
     if process.returncode:
         return f"the command that drains ended with status {process.returncode}"
     return process
 
 
-async def _ended(process: asyncio.subprocess.Process, limit_s: float) -> None:
+async def _ended(process: Process, limit_s: float) -> None:
     try:
-        async with asyncio.timeout(limit_s):
-            await process.wait()
+        await asyncio.wait_for(process.wait(), limit_s)
     except TimeoutError:
         process.kill()
         await process.wait()
 
 
-async def _during(trial: Trial, running: list[Running], *, is_running: bool) -> list[Finding]:
-    late = await _late(trial)
+async def _during(server: Server, running: list[Answer], is_running: bool) -> list[Finding]:
+    late: Answer | None = None
+    with suppress(Gone):
+        late = await server.one()
     before = await together(running)
-    whole = sum(answer.is_whole for answer in before)
-    said = f"{whole} of {len(before)} streams ended whole"
-    if whole < len(before):
-        said += f": {next(a for a in before if not a.is_whole).outcome()}"
-    ran = Finding("drain.running", Verdict.PASS if whole == len(before) else Verdict.FAIL, said)
+    broken = [answer for answer in before if not answer.is_whole]
+    said = f"{len(before) - len(broken)} of {len(before)} streams ended whole"
+    said += f": {broken[0].outcome()}" if broken else ""
+    ran = judged("drain.running", not broken, said)
     if not is_running:
-        said = "the streams had ended before the drain began"
-        ran = Finding("drain.running", Verdict.UNMEASURED, said)
+        ran = unmeasured("drain.running", "the streams had ended before the drain began")
     is_told = late is None or late.is_refused or late.is_whole
     seen = "connection refused" if late is None else late.outcome()
-    return [ran, Finding("drain.refuses", Verdict.PASS if is_told else Verdict.FAIL, seen)]
-
-
-async def _late(trial: Trial) -> Answer | None:
-    """Answer to a request that comes during the drain; None where nobody takes it."""
-    try:
-        return await trial.wire.chat(trial.pace.short, trial.effort.patience_s)
-    except Gone:
-        return None
+    return [ran, judged("drain.refuses", is_told, seen)]

@@ -1,35 +1,25 @@
 """Partial answers: what there is at the deadline, for those who ask for it."""
 
-from .expiry import NOT_TOLD, cut_answers, judged
-from .pace import Trial
-from .rules import Finding, Verdict
-from .wire import Answer
+from .expiry import cut_answers, in_time
+from .rules import NOT_TOLD, Finding, Verdict, inapplicable, judged
+from .server import Server
 
 _RULE = "partial.answer"
 
 
-async def check(trial: Trial) -> list[Finding]:
-    """Ask for what there is, streamed and not."""
-    target = trial.target
-    if not target.deadline.is_told:
-        return [Finding(_RULE, Verdict.NOT_APPLICABLE, NOT_TOLD)]
-    if not target.partial:
-        said = "no field was named by which a client asks for it (--partial)"
-        return [Finding(_RULE, Verdict.NOT_APPLICABLE, said)]
-    cut_s = trial.cut_s()
-    answers = [
-        answer
-        for stream in (True, False)
-        for answer in await cut_answers(trial, cut_s, stream=stream, more=target.partial)
-    ]
-    timely = judged(_RULE, answers, cut_s, trial.pace.tolerance_s)
-    lacking = [answer for answer in answers if not answer.is_hung_up and not _is_partial(answer)]
-    if timely.verdict is Verdict.PASS and lacking:
-        said = f"{len(lacking)} of {len(answers)}: {lacking[0].outcome()}"
-        return [Finding(_RULE, Verdict.FAIL, said, timely.figures)]
-    return [timely]
-
-
-def _is_partial(answer: Answer) -> bool:
-    is_well = answer.status == 200 and answer.error is None and not answer.broken
-    return is_well and answer.is_complete and bool(answer.text) and bool(answer.finish)
+async def check(server: Server) -> list[Finding]:
+    more = server.target.partial
+    if not server.target.deadline.is_told:
+        return inapplicable(NOT_TOLD, _RULE)
+    if not more:
+        return inapplicable("no field was named by which a client asks for it (--partial)", _RULE)
+    cut_s = server.cut_s()
+    answers = await cut_answers(server, cut_s, more=more)
+    answers += await cut_answers(server, cut_s, more=more, stream=False)
+    timely = in_time(_RULE, answers, cut_s, server.tolerance_s)
+    ended = [answer for answer in answers if not answer.is_hung_up]
+    lacking = [one for one in ended if not (one.is_well and one.texts and one.finish)]
+    if timely.verdict is not Verdict.PASS or not lacking:
+        return [timely]
+    said = f"{len(lacking)} of {len(answers)}: {lacking[0].outcome()}"
+    return [judged(_RULE, False, said, **timely.figures)]

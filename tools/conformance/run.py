@@ -1,37 +1,107 @@
 """A whole run: see whether the server can be tested, measure its pace, then each group of rules."""
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Final
+from math import isfinite
+from typing import Any, Final
 
 import aiohttp
 
-from . import VERSION, clocks, drain, error_shapes, expiry, hang_up, overload, partial, retries
-from .budget import Budget, Effort, Spent, Unusable
-from .pace import Pace, Trial, look, measure
-from .report import Report
-from .rules import Finding, Rule, Verdict, chosen
-from .stillness import Stillness, watched
+from . import VERSION, clock, drain, errors, expiry, hangup, overload, partial, retry
+from .rules import RULES, Finding, Rule, Verdict, chosen, unmeasured
+from .server import Effort, Server, Spent, Unusable
 from .target import Target
-from .wire import Wire
 
-CHECKS: Final[dict[str, Callable[[Trial], Awaitable[list[Finding]]]]] = {
-    "errors": error_shapes.check,
-    "clock": clocks.check,
+CHECKS: Final[dict[str, Callable[[Server], Awaitable[list[Finding]]]]] = {
+    "errors": errors.check,
+    "clock": clock.check,
     "expiry": expiry.check,
     "partial": partial.check,
-    "hangup": hang_up.check,
+    "hangup": hangup.check,
     "overload": overload.check,
-    "retry": retries.check,
+    "retry": retry.check,
     "drain": drain.check,
 }
-"""Measurement of each group, in order."""
+"""Measurement of each group."""
+PASSED, FAILED, NO_TEST, UNKNOWN = 0, 1, 2, 3
+"""Exit statuses: every rule that applies was kept; one was broken; the server or the arguments
+cannot be used; nothing was broken, but something could not be measured."""
 _KEPT_S: Final = 2.0
 """Seconds for which idle connections are used again, as clients do: fewer than any server's own."""
-_VERSIONS: Final = ("/version", "/api/version")
-"""Paths below the server's root that some servers tell their version at."""
+_LOOK_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run found, and about what: the rules' version, how a deadline was said, what the
+    server calls itself, as far as it does."""
+
+    version: str
+    created: str
+    url: str
+    model: str
+    deadline: str
+    server: str
+    pace: Mapping[str, float]
+    requests: int
+    seconds: float
+    findings: Sequence[Finding]
+
+    @property
+    def status(self) -> int:
+        """Exit status."""
+        verdicts = {finding.verdict for finding in self.findings}
+        if Verdict.FAIL in verdicts:
+            return FAILED
+        return UNKNOWN if Verdict.UNMEASURED in verdicts else PASSED
+
+    def json(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        sentences, found = {rule.id: rule.sentence for rule in RULES}, []
+        for each in self.findings:
+            figures = {name: value for name, value in each.figures.items() if isfinite(value)}
+            found.append(asdict(each) | {"sentence": sentences[each.rule], "figures": figures})
+        return {"schema": 1, **asdict(self), "findings": found, "counts": self.counts()}
+
+    def counts(self) -> dict[str, int]:
+        """Number of rules by verdict."""
+        counted = Counter(finding.verdict for finding in self.findings)
+        return {verdict.value: counted[verdict] for verdict in Verdict}
+
+    def text(self) -> str:
+        """Table for a terminal."""
+        sentences = {rule.id: rule.sentence for rule in RULES}
+        lines = [
+            f"{self.url}, model {self.model}, {self.server}",
+            f"deadline said by {self.deadline}; rules {self.version}, {self.created}",
+            ", ".join(f"{name} {value:.3g}" for name, value in self.pace.items()),
+            "",
+        ]
+        for each in self.findings:
+            lines.append(f"{each.verdict.upper():<21} {each.rule:<18} {sentences[each.rule]}")
+            lines.append(textwrap.indent(textwrap.fill(each.said, 69), " " * 41))
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
+        return "\n".join(
+            [*lines, "", f"{counts}; {self.requests} requests in {self.seconds:.0f} s"]
+        )
+
+
+class Stillness:
+    """How long this client itself stood still: time that no server can be blamed for."""
+
+    worst_s = 0.0
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        clock_ = asyncio.get_running_loop().time
+        while True:
+            began = clock_()
+            await asyncio.sleep(_LOOK_S)
+            self.worst_s = max(self.worst_s, clock_() - began - _LOOK_S)
 
 
 async def examine(target: Target, effort: Effort | None = None, only: Sequence[str] = ()) -> Report:
@@ -39,85 +109,59 @@ async def examine(target: Target, effort: Effort | None = None, only: Sequence[s
 
     Raises ``Unusable`` where it cannot be tested at all, ``UnknownRule``.
     """
-    effort = effort or Effort()
     rules = chosen(only)
-    budget = Budget(effort)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S)
     timeout = aiohttp.ClientTimeout(total=None)  # each request has a limit of its own
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-        wire = Wire(http, target, budget)
-        trial = await _begun(wire, effort)
-        server = await _server(http, target)
-        findings: list[Finding] = []
+        server, findings = Server(http, target, effort or Effort()), list[Finding]()
+        await _measure(server)
         for group in dict.fromkeys(rule.group for rule in rules):
             mine = [rule for rule in rules if rule.group == group]
-            findings += await _checked(trial, CHECKS[group], mine)
-        return Report(
-            version=VERSION,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            url=target.url,
-            model=target.model,
-            deadline=str(target.deadline),
-            server=server,
-            pace=trial.pace.figures(),
-            requests=budget.used,
-            seconds=round(budget.took_s, 1),
-            findings=findings,
-        )
+            findings += await _checked(server, CHECKS[group], mine)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        about = VERSION, created, target.url, target.model, str(target.deadline)
+        name = server.name or "a server that does not name itself"
+        took_s = round(server.clock() - server.began, 1)
+        return Report(*about, name, server.pace(), server.used, took_s, findings)
 
 
-async def _begun(wire: Wire, effort: Effort) -> Trial:
+async def _measure(server: Server) -> None:
     try:
-        async with asyncio.timeout(wire.budget.left_s):
-            await look(wire, effort)
-            return Trial(wire, await measure(wire, effort), effort)
+        async with asyncio.timeout(server.left_s):
+            return await server.measure()
     except TimeoutError:
-        raise Unusable(f"{wire.budget.out_of_time()}, and its pace was not measured yet") from None
-    except Spent as reason:
-        raise Unusable(f"{reason}, and its pace was not measured yet") from None
+        reason = server.out_of_time
+    except Spent as spent:
+        reason = str(spent)
+    raise Unusable(f"{reason}, and its pace was not measured yet")
 
 
 async def _checked(
-    trial: Trial, check: Callable[[Trial], Awaitable[list[Finding]]], rules: Sequence[Rule]
+    server: Server, check: Callable[[Server], Awaitable[list[Finding]]], rules: Sequence[Rule]
 ) -> list[Finding]:
     """Findings for ``rules`` of one group; whatever stops the measurement is the reason that they
     could not be measured."""
+    stillness = Stillness()
+    watching = asyncio.create_task(stillness.watch())
     try:
-        async with watched() as stillness, asyncio.timeout(trial.wire.budget.left_s):
-            found = {finding.rule: finding for finding in await check(trial)}
-        return [_fair(rule, found[rule.id], stillness, trial.pace) for rule in rules]
+        async with asyncio.timeout(server.left_s):
+            found = {finding.rule: finding for finding in await check(server)}
+        return [_fair(rule, found[rule.id], stillness.worst_s, server) for rule in rules]
     except TimeoutError:
-        reason = str(trial.wire.budget.out_of_time())
+        reason = server.out_of_time
     except (Spent, Unusable) as error:
         reason = str(error)
-    return [Finding(rule.id, Verdict.UNMEASURED, reason) for rule in rules]
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+    return [unmeasured(rule.id, reason) for rule in rules]
 
 
-def _fair(rule: Rule, finding: Finding, stillness: Stillness, pace: Pace) -> Finding:
+def _fair(rule: Rule, finding: Finding, still_s: float, server: Server) -> Finding:
     """Take nothing for broken that this client may have delayed itself."""
-    if not rule.is_timed or stillness.worst_s <= pace.tolerance_s:
+    is_fair = not rule.is_timed or still_s <= server.tolerance_s
+    if is_fair or finding.verdict is not Verdict.FAIL:
         return finding
-    if finding.verdict is not Verdict.FAIL:
-        return finding
-    said = (
-        f"{finding.said}; but this client itself stood still for {stillness.worst_s:.2f} s"
-        " meanwhile: run it on a machine that does nothing else"
-    )
-    return Finding(rule.id, Verdict.UNMEASURED, said, finding.figures)
-
-
-async def _server(http: aiohttp.ClientSession, target: Target) -> str:
-    """What the server says that it is: its ``Server`` header and its version, where it has them."""
-    told: list[str] = []
-    root = target.url.rstrip("/").removesuffix("/v1")
-    for path in _VERSIONS:
-        try:
-            async with asyncio.timeout(5.0), http.get(root + path) as response:
-                told = told or [response.headers.get("Server", "")]
-                if response.status == 200 and response.content_type == "application/json":
-                    body = json.loads(await response.content.read(1 << 16))
-                    told.append(f"version {body['version']}")
-                    break
-        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError):
-            continue
-    return " ".join(each for each in told if each) or "a server that does not name itself"
+    why = f"this client itself stood still for {still_s:.2f} s meanwhile"
+    said = f"{finding.said}; but {why}: run it on a machine that does nothing else"
+    return unmeasured(rule.id, said, **finding.figures)

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-_HEADER: Final = re.compile(r"(?P<name>[A-Za-z0-9-]+):\s*(?P<template>.*\{.+)")
-_FIELD: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<template>.*\{.+)")
-RELATIVE: Final = ("ms", "s")
-ABSOLUTE: Final = ("unix_ms", "unix_s", "rfc3339")
+_SAID: Final = re.compile(r"([A-Za-z0-9-]+)(:)\s*(.*\{.+)|([A-Za-z_]\w*)(=)(.*\{.+)")
+_ABSOLUTE: Final = ("unix_ms", "unix_s", "rfc3339")
+_PLACES: Final = ("ms", "s", *_ABSOLUTE)
+_KNOWN: Final = ", ".join(f"{{{name}}}" for name in _PLACES)
 HANG_UP: Final = "hang-up"
 
 
@@ -26,7 +26,7 @@ class Saying:
     """How a deadline is said: by a header, by a field of the body, or not at all (``hang-up``:
     the client closes the connection)."""
 
-    place: Literal["header", "body", "hang-up"]
+    place: str
     name: str = ""
     template: str = ""
 
@@ -35,28 +35,20 @@ class Saying:
         """Whether the server can know of the deadline before it is over."""
         return self.place != HANG_UP
 
-    @property
-    def is_absolute(self) -> bool:
-        """Whether the deadline is a time of day."""
-        return any(name in ABSOLUTE for name in _placeholders(self.template))
-
     def said(self, left_s: float, skew_s: float = 0.0) -> str:
         """Text for a deadline in ``left_s`` seconds, by a clock that is ``skew_s`` ahead of this
         machine's."""
         at = time.time() + skew_s + left_s
-        return self.template.format(
-            ms=max(0, round(1000 * left_s)),
-            s=f"{left_s:.3f}",
-            unix_ms=round(1000 * at),
-            unix_s=f"{at:.3f}",
-            rfc3339=datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-        )
+        day = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+        left = {"ms": max(0, round(1000 * left_s)), "s": f"{left_s:.3f}"}
+        clock = {"unix_ms": round(1000 * at), "unix_s": f"{at:.3f}", "rfc3339": day}
+        return self.template.format(**left, **clock)
 
     def unreadable(self) -> str:
         """Text that is not a deadline in any spelling."""
-        return self.template.format(**dict.fromkeys((*RELATIVE, *ABSOLUTE), "soon"))
+        return self.template.format(**dict.fromkeys(_PLACES, "soon"))
 
-    def put(self, text: str, headers: dict[str, str], body: dict[str, object]) -> None:
+    def put(self, text: str, headers: dict[str, str], body: dict[str, Any]) -> None:
         """State ``text`` as the deadline of a request."""
         if self.place == "header":
             headers[self.name] = text
@@ -64,88 +56,73 @@ class Saying:
             body[self.name] = _plain(text)
 
     def __str__(self) -> str:
-        if self.place == "header":
-            return f"{self.name}: {self.template}"
-        return f"{self.name}={self.template}" if self.place == "body" else HANG_UP
+        between = {"header": ": ", "body": "="}.get(self.place, HANG_UP)
+        return f"{self.name}{between}{self.template}"
 
 
 def read_saying(text: str) -> Saying:
-    """``NAME: TEMPLATE`` is a header, ``name=TEMPLATE`` a field, ``hang-up`` neither.
-
-    Raises ``BadTarget``.
-    """
-    if text == HANG_UP:
-        return Saying("hang-up")
-    known = ", ".join(f"{{{name}}}" for name in (*RELATIVE, *ABSOLUTE))
-    expected = f"'X-Timeout-Ms: {{ms}}', 'deadline_ms={{ms}}' or '{HANG_UP}', with one of {known}"
-    header, field_ = _HEADER.fullmatch(text), _FIELD.fullmatch(text)
-    match = header or field_
-    if match is None:
-        raise BadTarget(f"{text!r} says no deadline; expected something like {expected}")
-    names = _placeholders(match["template"])
-    if not names or not set(names) <= {*RELATIVE, *ABSOLUTE}:
-        raise BadTarget(f"{text!r} has an unknown placeholder; expected {expected}")
-    return Saying("header" if header else "body", match["name"], match["template"])
-
-
-def read_field(text: str) -> dict[str, object]:
-    """``name=value`` as fields of a body; the value is JSON, or else a text. Raises
+    """``NAME: TEMPLATE`` is a header, ``name=TEMPLATE`` a field, ``hang-up`` neither. Raises
     ``BadTarget``."""
+    if text == HANG_UP:
+        return Saying(HANG_UP)
+    expected = f"'X-Timeout-Ms: {{ms}}', 'deadline_ms={{ms}}' or '{HANG_UP}', with one of {_KNOWN}"
+    if (match := _SAID.fullmatch(text)) is None:
+        raise BadTarget(f"{text!r} says no deadline; expected something like {expected}")
+    name, mark, template = filter(None, match.groups())
+    if not (names := _placeholders(template)) or not names <= set(_PLACES):
+        raise BadTarget(f"{text!r} has an unknown placeholder; expected {expected}")
+    return Saying("header" if mark == ":" else "body", name, template)
+
+
+def read_field(text: str) -> dict[str, Any]:
+    """``name=value``; the value is JSON, or else a text. Raises ``BadTarget``."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise BadTarget(
-            f"{text!r} is not a field; expected name=value, for instance ignore_eos=true"
-        )
+        example = "expected name=value, for instance ignore_eos=true"
+        raise BadTarget(f"{text!r} is not a field; {example}")
     return {name: _plain(value)}
 
 
-def _placeholders(template: str) -> list[str]:
+def _placeholders(template: str) -> set[str]:
     try:
-        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError:
-        return []
+        return set()
 
 
-def _plain(text: str) -> object:
+def _plain(text: str) -> Any:
     try:
-        value: object = json.loads(text)
+        return json.loads(text)
     except ValueError:
         return text
-    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``url`` is the API's base, with ``/v1``. Raises ``BadTarget``."""
+    """``url`` is the API's base, with ``/v1``; ``absolute`` how a time of day is said, and
+    ``partial`` what asks for a partial answer, where the server knows them; ``fields`` are in every
+    request, ``drain`` is a command. Raises ``BadTarget``."""
 
     url: str
     model: str
     deadline: Saying
     key: str = field(default="", repr=False)
     absolute: Saying | None = None
-    """How an absolute deadline is said, where the server knows them."""
-    partial: Mapping[str, object] = field(default_factory=dict)
-    """Fields that ask for what there is at the deadline, where the server knows that."""
-    fields: Mapping[str, object] = field(default_factory=dict)
-    """Fields of every request."""
+    partial: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     drain: tuple[str, ...] = ()
-    """Command that begins a drain of the server, which takes no part in it afterwards."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadTarget(
-                f"{self.url!r} is not a base URL; expected for instance http://127.0.0.1:8000/v1"
-            )
+            example = "expected for instance http://127.0.0.1:8000/v1"
+            raise BadTarget(f"{self.url!r} is not a base URL; {example}")
         if parts.username or parts.password:
             raise BadTarget("the URL has a user or password in it; give the key by itself")
         if not self.model:
             raise BadTarget("no model is named; GET /models of the server lists those it has")
-        if self.absolute is not None and not self.absolute.is_absolute:
-            known = ", ".join(f"{{{name}}}" for name in ABSOLUTE)
-            raise BadTarget(
-                f"'{self.absolute}' is not an absolute deadline; it needs one of {known}"
-            )
+        if self.absolute and not _placeholders(self.absolute.template) & set(_ABSOLUTE):
+            raise BadTarget(f"'{self.absolute}' is not an absolute deadline; known are {_KNOWN}")
 
     def path(self, path: str) -> str:
         return self.url.rstrip("/") + path
