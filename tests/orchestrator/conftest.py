@@ -251,7 +251,7 @@ async def make_service() -> AsyncIterator[MakeService]:
         constants = {f"{home}.{n}": changes.pop(n) for n, home in HOMES.items() if n in changes}
         undo.append(set_constants(constants))
         settings = await asyncio.to_thread(settings_of, values | changes)
-        if "lanes__suspect_after_s" in changes:
+        if f"{HOMES['SUSPECT_AFTER_S']}.SUSPECT_AFTER_S" in constants:
             hurry(4)  # what falls silent is in this process, too
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
