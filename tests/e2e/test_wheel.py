@@ -156,7 +156,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
         *names
     }
     assert f"{runtime}model_repository/slot/1/model.py" in names
-    weights = ROOT / "worker" / "media" / "stages" / "tiny_clip_weights"
+    weights = ROOT / "clips" / "render" / "stages" / "tiny_clip_weights"
     assert {f"{runtime}{p.relative_to(ROOT)}" for p in weights.iterdir()} <= {*names}
     assert "tidegate/py.typed" in names
     assert not [name for name in names if "tests" in name]
