@@ -12,7 +12,6 @@ from aiohttp import web
 from clips import refusal
 from clips.section import ClipsSection
 from orchestrator.extension import Core, Extension, Host, PlainModel
-from orchestrator.service import Orchestrator
 from orchestrator.tasks.work import AnyWork
 
 if TYPE_CHECKING:
@@ -99,9 +98,3 @@ class ClipsRoom(Extension):
 
             app[api.CLIPS] = self.clips
             app[api.CLIP_SUBMISSIONS] = Submissions(self.clips.store)
-
-
-def clips_of(orchestrator: Orchestrator) -> "Clips":
-    """The clips of an orchestrator that serves them."""
-    found = next(room for room in orchestrator.rooms if isinstance(room, ClipsRoom))
-    return cast("Clips", found.clips)

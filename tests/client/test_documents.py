@@ -9,9 +9,8 @@ from typing import Any
 import click
 import pytest
 
-from clips.extension import clips_of
 from tests.orchestrator.conftest import MakeService
-from tests.support.fake_slots import MP4, FakeClips
+from tests.support.fake_slots import MP4, FakeClips, clips_of
 from tests.support.fake_worker import FakeWorker
 from tidegate.cli.commands import tidegate
 

@@ -10,12 +10,11 @@ import pytest
 import tidegate
 from clips.api import ClipBody
 from clips.dispatch.job import OUTPUTS
-from clips.extension import clips_of
 from clips.plan.recipe import MAJOR, MINOR
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, sse
 from tests.support.fake_slots import JPEG as DRAWN
-from tests.support.fake_slots import MP4, FakeClips, FakePlan
+from tests.support.fake_slots import MP4, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
 from tidegate import Client, SyncClient, deadline
 from tidegate.retries import Retries

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from clips.extension import clips_of
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_slots import clips_of
 from tests.support.fake_worker import FakeWorker
 
 

@@ -6,11 +6,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from clips.extension import clips_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support import fake_slots
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
-from tests.support.fake_slots import FakeClips, FakePlan
+from tests.support.fake_slots import FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")

@@ -7,13 +7,16 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tritonclient.grpc import service_pb2
 
+from clips.dispatch.service import Clips
+from clips.extension import ClipsRoom
 from clips.plan.budgets import Stage
 from clips.state import ClipsState, StageState
+from orchestrator.service import Orchestrator
 
 MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(range(256)) * 40
 WAV = b"RIFF" + bytes(1000)
@@ -185,3 +188,9 @@ def failure(message: str, request_id: str) -> Any:
     return service_pb2.ModelStreamInferResponse(
         error_message=message, infer_response=service_pb2.ModelInferResponse(id=request_id)
     )
+
+
+def clips_of(orchestrator: Orchestrator) -> Clips:
+    """The clips of an orchestrator that serves them."""
+    found = next(room for room in orchestrator.rooms if isinstance(room, ClipsRoom))
+    return cast(Clips, found.clips)

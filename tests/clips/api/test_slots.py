@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from clips.api import CLIP_SUBMISSIONS
-from clips.extension import clips_of
 from orchestrator.retention import Retention
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
-from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeClips, FakePlan
+from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
 
 RECIPE: dict[str, Any] = {"schema": "1.0", "text": "Good morning.", "video": {"fps": 12}}

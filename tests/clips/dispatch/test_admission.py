@@ -5,13 +5,12 @@ import asyncio
 from typing import Any
 
 from clips.dispatch.forecast import Ability
-from clips.extension import clips_of
 from clips.plan.budgets import Stage
 from clips.state import StageState
 from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.clips.dispatch.test_service import fake_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.support.fake_slots import FakeClips, FakePlan, make_state
+from tests.support.fake_slots import FakeClips, FakePlan, clips_of, make_state
 from tests.support.fake_worker import FakeWorker
 
 A_BUSY_START = {"seconds_per_unit": 100.0, "least": 0.0}

@@ -7,7 +7,6 @@ import pytest
 
 from clips.dispatch import link
 from clips.dispatch.fleet import ClipHealth
-from clips.extension import clips_of
 from clips.state import StageState
 from orchestrator.lanes.grpc_call import GrpcCall
 from tests.clips.api.test_slots import (
@@ -18,7 +17,7 @@ from tests.clips.api.test_slots import (
     until_ended,
 )
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker
-from tests.support.fake_slots import FakeClips, FakePlan, make_state
+from tests.support.fake_slots import FakeClips, FakePlan, clips_of, make_state
 from tests.support.fake_worker import FakeWorker
 
 
