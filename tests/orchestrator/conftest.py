@@ -144,7 +144,9 @@ class Service:
         return self.parts.orchestrator
 
     async def until_ready(self) -> None:
-        await self.until(lambda: any(i.ready for i in self.orchestrator.registry))
+        """Wait until every instance can be used: what one of several serves is 503 before."""
+        registry = self.orchestrator.registry
+        await self.until(lambda: any(registry) and all(i.ready for i in registry))
 
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait for something inside the orchestrator; the test's own timeout is the limit."""
