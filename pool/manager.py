@@ -9,6 +9,7 @@ new file changes what differs and nothing else (``apply``).
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,18 @@ from typing import Generic, Protocol, TypeVar
 from catalog.errors import StartFailed
 from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
-from pool.fleet.member import POLICY, Member, OnStep, PoolUnit, ports_of
 from pool.process.detached import Found
-from pool.supervise import RestartPolicy
+from pool.supervise import RestartPolicy, Supervised, Unit
 
 POOL = "pool"
 """Target of events that are about no single instance."""
+POLICY = RestartPolicy(
+    first_delay_s=0.5, max_delay_s=60.0, max_failures=math.inf, stable_s=60.0, first_too=True
+)
+"""An instance of a pool is never given up: one that keeps failing is started again once a minute,
+and the others go on."""
+OnStep = Callable[[str], None]
+"""Told of each step of a start: fits, prepared, spawned, started."""
 
 
 class WantedUnit(Protocol):
@@ -50,10 +57,10 @@ class Machine(Protocol[W_contra]):
     def found(self) -> Sequence[Found]:
         """Every running unit of this pool. Remains of other runs are cleared."""
 
-    def make(self, spec: W_contra, kept: InstanceRecord | None, on_step: OnStep) -> PoolUnit:
+    def make(self, spec: W_contra, kept: InstanceRecord | None, on_step: OnStep) -> Unit:
         """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
 
-    def make_former(self, found: Found, on_step: OnStep) -> PoolUnit:
+    def make_former(self, found: Found, on_step: OnStep) -> Unit:
         """The unit of a running process that is no longer asked for as it is."""
 
     async def fits_beside(self, spec: W_contra) -> bool:
@@ -103,8 +110,8 @@ class Manager(Generic[W]):
         rng: random.Random,
     ) -> None:
         """``state`` is what the last manager left."""
-        self.members: dict[str, Member] = {}
-        self.incoming: dict[str, Member] = {}
+        self.members: dict[str, Supervised] = {}
+        self.incoming: dict[str, Supervised] = {}
         """Members that are to replace others, by the name of the one to be replaced."""
         self.config = config
         self.state = state
@@ -167,7 +174,7 @@ class Manager(Generic[W]):
                 *(self.replace(name, spec) for name, spec in changed),
             )
 
-    def add(self, spec: W) -> Member:
+    def add(self, spec: W) -> Supervised:
         """Start one more instance; it is kept up from now on."""
         member = self._make(spec, self.state.instances.get(spec.name))
         self.members[spec.name] = member
@@ -218,13 +225,20 @@ class Manager(Generic[W]):
         member = self.add(spec)
         return not await member.first_outcome()
 
-    async def stop(self, drain_s: float) -> None:
-        """End every instance."""
+    async def stop(self, drain_s: float, last: str = "") -> None:
+        """End every instance, the one called ``last`` after all others."""
         everyone = [*self.members.values(), *self.incoming.values()]
-        await asyncio.gather(*(self._end(member, drain_s) for member in everyone))
+        for is_last in (False, True):
+            due = [member for member in everyone if (member.name == last) is is_last]
+            await asyncio.gather(*(self._end(member, drain_s) for member in due))
         self.members.clear()
         self.state.instances.clear()
         self._save()
+
+    def kill(self) -> None:
+        """Cut ``stop`` short: SIGKILL to everything, now."""
+        for member in (*self.members.values(), *self.incoming.values()):
+            member.kill()
 
     async def leave(self) -> None:
         """Stop keeping the instances; all go on by themselves, for the next manager to find."""
@@ -242,11 +256,11 @@ class Manager(Generic[W]):
             return record.mark == found.label.mark
         return spec is not None and spec.digest == found.label.facts.get("digest")
 
-    async def _attached(self, found: Found, spec: W | None) -> Member | None:
+    async def _attached(self, found: Found, spec: W | None) -> Supervised | None:
         """A member attached to a run that was found; None if it has ended meanwhile."""
         digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
         if spec is not None and spec.digest == digest:
-            unit = self._machine.make(spec, InstanceRecord(ports=ports_of(found)), on_step)
+            unit = self._machine.make(spec, InstanceRecord(ports=found.ports), on_step)
         else:
             unit = self._machine.make_former(found, on_step)
         try:
@@ -258,12 +272,13 @@ class Manager(Generic[W]):
         member.restarts = 0 if kept is None else kept.restarts
         return member
 
-    def _make(self, spec: W, kept: InstanceRecord | None) -> Member:
+    def _make(self, spec: W, kept: InstanceRecord | None) -> Supervised:
         unit = self._machine.make(spec, kept, self._on_step(spec.name))
         return self._member(unit, spec.digest)
 
-    def _member(self, unit: PoolUnit, digest: str) -> Member:
-        return Member(unit, digest, self._emit, self._changed, self._rng, self.config.policy)
+    def _member(self, unit: Unit, digest: str) -> Supervised:
+        policy = self.config.policy
+        return Supervised(unit, self._emit, self._rng, policy, self._changed, digest)
 
     def _on_step(self, name: str) -> OnStep:
         events = {"fits": EventKind.FITS, "started": EventKind.SPAWNED}
@@ -275,7 +290,7 @@ class Manager(Generic[W]):
 
         return stepped
 
-    async def _end(self, member: Member, drain_s: float | None = None) -> None:
+    async def _end(self, member: Supervised, drain_s: float | None = None) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._emit(PoolEvent(EventKind.STOPPING, member.name))
@@ -302,7 +317,15 @@ class Manager(Generic[W]):
     def _save(self) -> None:
         """Save the state for the next manager. A failure keeps nobody from serving."""
         for name, member in self.members.items():
-            self.state.instances[name] = member.record()
+            self.state.instances[name] = InstanceRecord(
+                digest=member.digest,
+                ports=member.unit.all_ports,
+                mark=member.unit.mark,
+                state=member.state.value,
+                pid=member.unit.pid,
+                address=member.unit.address,
+                restarts=member.restarts,
+            )
         try:
             self._keeper.write(self.state)
             self._is_failing = False

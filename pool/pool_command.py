@@ -23,8 +23,7 @@ from catalog.paths import state_dir
 from orchestrator.telemetry import log
 from orchestrator.telemetry.narration import POOL, narrate
 from pool.events import EventKind, PoolEvent, pool_log
-from pool.fleet.control import Answer, ask
-from pool.fleet.home import PoolHome, home_of
+from pool.fleet.home import Answer, PoolHome, ask, home_of
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import NvmlWhenNeeded
 from pool.process.detached import DetachedProcess, Found, clear_remains, find_detached

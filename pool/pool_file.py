@@ -29,8 +29,7 @@ from pydantic_core import PydanticCustomError
 from catalog.errors import PoolFileInvalid
 from catalog.hosts import is_loopback
 from orchestrator.tls import Tls
-from pool.process.ports import LAST_PORT
-from pool.spec import PORT_STRIDE
+from pool.process.ports import LAST_PORT, PORT_STRIDE
 from worker.environment import fields_of, problem_of
 from worker.settings import GONE, WorkerSettings
 

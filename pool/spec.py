@@ -1,17 +1,18 @@
-"""Defines the request of ``tidegate up``."""
+"""What ``tidegate up`` is asked for, and the file of a pool that this makes in memory."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from catalog.paths import MODEL_REPOSITORY, state_dir
-from orchestrator.tls import Tls
+from catalog.paths import JOURNAL_BY_DEFAULT, MODEL_REPOSITORY, journal_file, state_dir
+from orchestrator.tls import SETTING, Tls, spell_tls
 from pool.engines.triton import TritonPorts
+from pool.fleet.specs import CHOSEN, SLOT_MODEL, InstanceSpec, OrchestratorSpec
+from pool.process.ports import PORT_STRIDE
 from pool.supervise import RestartPolicy
+from pool.units.orchestrator import Address
 
-PORT_STRIDE = 10
-"""Difference between the configured ports of one Triton and the next."""
-SLOT_MODEL = "slot"
+_ADVERTISE = "TIDEGATE_STATE__ADVERTISE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class LaunchSpec:
     time."""
     tls: Tls | None = None
     """TLS between orchestrator and Tritons; both show the certificate."""
-    triton_ports: TritonPorts = field(default_factory=lambda: TritonPorts(0, 0, 0))
+    triton_ports: TritonPorts = CHOSEN
     """Ports of the first Triton; each next one's are higher by ``PORT_STRIDE``; 0 chooses free
     ones. Tritons for clips come after those for text."""
     model_repository: Path = MODEL_REPOSITORY
@@ -72,3 +73,77 @@ class LaunchSpec:
     def runs_gguf(self) -> bool:
         """Whether llama.cpp's server runs the text model, in the place of a Triton."""
         return self.worker_env.get("TIDEGATE_WORKER__ENGINE") == "llamacpp"
+
+    @property
+    def instance_specs(self) -> list[InstanceSpec]:
+        """The instances, with the ports that were asked for. Each Triton has a single model if an
+        orchestrator is in front: two models in one Triton end together when the process of either
+        crashes."""
+        if self.instances_at is not None:
+            return []
+        kinds = [("triton", self.models)]
+        if self.serve and SLOT_MODEL in self.models and len(self.models) > 1:
+            text = tuple(model for model in self.models if model != SLOT_MODEL)
+            kinds = [("triton", text), ("slots", (SLOT_MODEL,))]
+        made: list[InstanceSpec] = []
+        tritons = 0
+        for kind, models in kinds:
+            is_gguf = self.runs_gguf and models != (SLOT_MODEL,)
+            for index in range(self.instances):
+                name = "llamacpp" if is_gguf else kind
+                above = PORT_STRIDE * tritons
+                asked = CHOSEN if is_gguf else self.triton_ports
+                tritons += not is_gguf
+                made.append(
+                    InstanceSpec(
+                        name if self.instances == 1 else f"{name}-{index}",
+                        model="",
+                        groups=(self._gpus_of(index),),
+                        settings=self.worker_env,
+                        ports=TritonPorts(*(port and port + above for port in asked)),
+                        host=self.triton_host,
+                        load_timeout_s=self.load_timeout_s,
+                        models=models,
+                        tls=self.tls,
+                    )
+                )
+        return made
+
+    def orchestrator_specs(
+        self, port: int, own_ports: Sequence[int], lane_token: str, env: Mapping[str, str]
+    ) -> list[OrchestratorSpec]:
+        """The orchestrators at ``port``, several of which share it; ``env`` names the instances and
+        the store."""
+        settings = {
+            "TIDEGATE_SHUTDOWN__GRACE_S": str(self.drain_s),
+            "TIDEGATE_HOME": str(self.home),
+            **env,
+        }
+        ready_within_s = None
+        if self.instances_at is None:
+            ready_within_s = self.load_timeout_s
+            settings |= {
+                "TIDEGATE_LANES__TOKEN": lane_token,
+                SETTING: spell_tls(self.tls),
+                JOURNAL_BY_DEFAULT: str(journal_file(self.home, self.host, port)),
+                **({"TIDEGATE_SLOTS__SERVE": "true"} if SLOT_MODEL in self.models else {}),
+            }
+        one = OrchestratorSpec(self.host, port, settings, ready_within_s=ready_within_s)
+        if self.processes == 1:
+            return [one]
+        return [
+            replace(
+                one,
+                name=f"{one.name}-{number}",
+                own=(number, Address(self.own_host, own)),
+                settings=settings
+                | ({_ADVERTISE: f"{self.advertise}:{own}"} if self.advertise else {}),
+            )
+            for number, own in enumerate(own_ports)
+        ]
+
+    def _gpus_of(self, index: int) -> tuple[str, ...]:
+        """The GPUs of an instance."""
+        each = self.gpus_each
+        groups = [self.gpus[at : at + each] for at in range(0, len(self.gpus), each)]
+        return groups[index % len(groups)] if groups else ()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from catalog.errors import ProvisionError
 from pool.events import EventKind, PoolEvent, pool_log
+from pool.process.detached import Found
 from pool.process.process import GuardedProcess, StartProcess
 
 HEARTBEAT_S = 15.0
@@ -33,16 +34,39 @@ class Keeping:
 class Unit(Protocol):
     """Something that runs in processes of its own."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    misses: int
+    """Number of heartbeats without an answer, in all."""
 
     @property
     def where(self) -> str:
         """The place where it can be reached, in words for a person."""
 
+    @property
+    def address(self) -> str:
+        """The address for orchestrators; empty if they need none."""
+
+    @property
+    def all_ports(self) -> tuple[int, int, int]:
+        """Its ports for HTTP, gRPC and metrics; 0 for those that it does not have."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def mark(self) -> str:
+        """Name of the run by which the next manager finds it; empty if it ends with us."""
+
     async def start(self) -> None:
         """Start it and wait until it serves. Raises ``StartFailed``; ``stop`` is called even
         then."""
+
+    async def attach(self, found: Found) -> None:
+        """Take over one that runs: from now on ``stop`` ends it. Raises ``StartFailed`` if it has
+        ended meanwhile."""
+
+    async def resume(self) -> None:
+        """Wait until one that was taken over serves. Raises ``StartFailed``; ``stop`` follows."""
 
     async def lost(self) -> str:
         """Wait until it no longer serves; returns why, in a few words."""
@@ -99,14 +123,19 @@ class Supervised:
         emit: Callable[[PoolEvent], None],
         rng: random.Random,
         policy: RestartPolicy,
+        changed: Callable[[], None] = _nothing,
+        digest: str = "",
     ) -> None:
-        """``emit`` must return at once and never raise."""
+        """``emit`` and ``changed``, called after each change of state, must return at once and
+        never raise. ``digest`` names what the unit is."""
         self.unit = unit
+        self.digest = digest
         self.state = UnitState.STARTING
         self.reason = ""
         """Why it is down; empty in other states."""
         self.restarts = 0
         self._emit = emit
+        self._changed = changed
         self._rng = rng
         self._policy = policy
         self._failures = 0
@@ -126,6 +155,10 @@ class Supervised:
     def begin(self) -> None:
         """Start the unit, and keep it up from then on."""
         self._begin(self.unit.start, EventKind.READY)
+
+    def resume(self) -> None:
+        """Keep up a unit that was taken over."""
+        self._begin(self.unit.resume, EventKind.ADOPTED)
 
     async def first_outcome(self) -> str:
         """Wait for the end of the first start: returns "" once it serves, otherwise the reason."""
@@ -224,6 +257,7 @@ class Supervised:
 
     def _become(self, state: UnitState, reason: str = "") -> None:
         self.state, self.reason = state, reason
+        self._changed()
 
 
 async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
@@ -235,6 +269,13 @@ async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def cancelled(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def missed_heartbeats(

@@ -29,7 +29,7 @@ from orchestrator.telemetry.metrics import (
     US_BUCKETS,
     Declared,
 )
-from pool.fleet.metrics import POOL, PoolNumbers, pool_metrics
+from pool.fleet.metrics import POOL, pool_metrics
 
 _PAGE = """\
 # Metrics
@@ -138,7 +138,7 @@ async def declared() -> list[Declared]:
     build_runner(parts.orchestrator, parts.health, parts.discovery, parts.api, shutdown_timeout_s=0)
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)
-    return [*parts.orchestrator.metrics.declared, *pool_metrics(PoolNumbers).declared]
+    return [*parts.orchestrator.metrics.declared, *pool_metrics(dict).declared]
 
 
 def _table(metrics: Iterable[Declared]) -> str:

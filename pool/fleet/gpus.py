@@ -1,4 +1,8 @@
-"""Watches GPUs while a pool runs: room before each start, and faults afterwards (PV-2)."""
+"""The GPUs that instances may run on: room before each start, and faults afterwards (PV-2).
+
+NVML's answers are kept for at most a heartbeat. Two instances that start at once would both see the
+same free memory, so each one's need is reserved until it has loaded.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,14 +13,16 @@ from pool.events import pool_log
 from pool.fleet.specs import InstanceSpec
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB, need_of
-from pool.preflight.nvml import GpuReader, GpuUnavailable
-from pool.preflight.vram import VramLedger, reading
+from pool.preflight.nvml import GpuDevice, GpuReader, GpuUnavailable
 from worker.environment import DELIMITER
 from worker.settings import PREFIX
 
+_LARGEST_TTL_S = 15.0
+
 
 class Gpus:
-    """The GPUs that instances may run on. Without any, instances for the CPU still run."""
+    """The GPUs of this machine, their free memory, and those that are not to be used. Without any,
+    instances for the CPU still run."""
 
     def __init__(
         self,
@@ -26,12 +32,35 @@ class Gpus:
         on_out: Callable[[str, str], None],
     ) -> None:
         """``on_out`` is told which GPU is used no more, and why."""
-        self.ledger = VramLedger(reading(reader), heartbeat_s, now)
+        self.hits = self.misses = 0
+        """How often a cached answer was still fresh, and was not."""
+        self.out: dict[str, str] = {}
+        """GPUs that are taken out, by UUID, with the reason."""
         self._reader = reader
         self._heartbeat_s = heartbeat_s
+        self._now = now
         self._on_out = on_out
+        self._devices: list[GpuDevice] = []
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+        self._reserved: dict[str, tuple[tuple[str, ...], int]] = {}
         self._changed = asyncio.Condition()
         self._is_failing = False
+
+    # ── room ─────────────────────────────────────────────────────────────────────────────────
+
+    async def devices(self) -> list[GpuDevice]:
+        """All GPUs, as of at most one heartbeat ago. Raises ``GpuUnavailable``."""
+        async with self._reading:
+            ttl_s = min(self._heartbeat_s, _LARGEST_TTL_S)
+            if self._read_at is not None and self._now() - self._read_at < ttl_s:
+                self.hits += 1
+                return self._devices
+            self.misses += 1
+            # NVML waits for the driver.
+            self._devices = await asyncio.to_thread(self._reader.devices)
+            self._read_at = self._now()
+            return self._devices
 
     async def take(self, who: str, spec: InstanceSpec, model: Path) -> tuple[str, ...]:
         """Reserve the first of the spec's groups that has room for ``who``, until ``settle``.
@@ -41,30 +70,65 @@ class Gpus:
         need = need_bytes(spec, model)
         refusals = []
         for group in spec.groups:
-            per_gpu = spec.vram_gib is not None
-            reason = await self.ledger.refusal(who, group, need * len(group) if per_gpu else need)
+            share = need if spec.vram_gib is not None else -(-need // len(group))
+            reason = await self.refusal(who, group, share)
             if not reason:
                 return group
             refusals.append(reason)
         raise StartFailed("; ".join(refusals))
 
+    async def refusal(self, who: str, group: Sequence[str], share: int) -> str:
+        """Why ``who`` cannot have ``share`` bytes on each GPU of ``group``; empty if it can, and
+        then they are reserved for it."""
+        try:
+            devices = await self.devices()
+        except GpuUnavailable as error:
+            return f"no GPU can be looked at: {error}"
+        taken: list[str] = []
+        for wanted in group:
+            device = _called(wanted, devices)
+            if device is None:
+                there = ", ".join(d.index for d in devices) or "none"
+                return f"there is no GPU {wanted}; available: {there}"
+            if reason := self._why_out(device):
+                return f"GPU {wanted} is taken out: {reason}"
+            others = (uuids for other, uuids in self._reserved.items() if other != who)
+            free = device.free_bytes - sum(b for uuids, b in others if device.uuid in uuids)
+            if share > free:
+                return (
+                    f"it needs {share / GIB:.1f} GiB on GPU {wanted}, where "
+                    f"{max(free, 0) / GIB:.1f} GiB of {device.total_bytes / GIB:.1f} GiB are free;"
+                    " say vram_gib if it needs less, or give it another GPU"
+                )
+            taken.append(device.uuid)
+        self._reserved[who] = (tuple(taken), share)
+        return ""
+
     def settle(self, who: str) -> None:
         """Note that ``who`` has loaded, or failed to: its memory is measured from now on."""
-        self.ledger.settle(who)
+        if self._reserved.pop(who, None) is not None:
+            self._read_at = None
 
     async def fits_beside(self, spec: InstanceSpec, model: Path) -> bool:
         """Whether an instance could start while everything else goes on. Nothing is reserved."""
-        need = need_bytes(spec, model)
         if not spec.on_gpu:
             free = memory_free()
-            return free is None or need < free
+            return free is None or need_bytes(spec, model) < free
         who = f"{spec.name} beside"
         try:
             await self.take(who, spec, model)
         except StartFailed:
             return False
-        self.ledger.settle(who)
+        self.settle(who)
         return True
+
+    async def visible(self, group: Sequence[str]) -> str:
+        """Value for ``CUDA_VISIBLE_DEVICES``: UUIDs, since CUDA may count in another order."""
+        devices = await self.devices()
+        found = ((wanted, _called(wanted, devices)) for wanted in group)
+        return ",".join(wanted if device is None else device.uuid for wanted, device in found)
+
+    # ── faults ───────────────────────────────────────────────────────────────────────────────
 
     async def lost(self, group: Sequence[str]) -> str:
         """Wait until a GPU of the group cannot be used any more, and say why. Never for the CPU."""
@@ -74,11 +138,15 @@ class Gpus:
             if not group:
                 continue
             try:
-                devices = await self.ledger.devices()
+                devices = await self.devices()
             except GpuUnavailable:
                 continue  # nobody can tell: heartbeats say whether its instance lives
-            if reason := self.ledger.lost_among(group, devices):
-                return reason
+            for wanted in group:
+                device = _called(wanted, devices)
+                if device is None:
+                    return f"GPU {wanted} has vanished"
+                if reason := self._why_out(device):
+                    return f"GPU {wanted} is taken out: {reason}"
 
     async def watch(self) -> None:
         """Look for faults, once per heartbeat, until cancelled."""
@@ -97,12 +165,23 @@ class Gpus:
                 pool_log.exception("faults of GPUs cannot be read; one that vanishes is noticed")
             self._is_failing, faults = True, []
         for fault in faults:
-            if fault.is_of_device and fault.uuid and fault.uuid not in self.ledger.out:
-                reason = f"the driver reported Xid {fault.xid}"
-                self.ledger.take_out(fault.uuid, reason)
-                self._on_out(fault.uuid, reason)
+            if fault.is_of_device and fault.uuid and fault.uuid not in self.out:
+                self.out[fault.uuid] = f"the driver reported Xid {fault.xid}"
+                self._on_out(fault.uuid, self.out[fault.uuid])
         async with self._changed:
             self._changed.notify_all()
+
+    def restore(self) -> None:
+        """Use every GPU again, as when an operator says that they are mended."""
+        self.out.clear()
+        self._read_at = None
+
+    def _why_out(self, device: GpuDevice) -> str:
+        return self.out.get(device.uuid) or self.out.get(device.gpu, "")
+
+
+def _called(wanted: str, devices: Sequence[GpuDevice]) -> GpuDevice | None:
+    return next((device for device in devices if device.is_called(wanted)), None)
 
 
 def need_bytes(spec: InstanceSpec, model: Path) -> int:
@@ -115,4 +194,4 @@ def need_bytes(spec: InstanceSpec, model: Path) -> int:
         )
         for name, value in spec.settings.items()
     }
-    return need_of(model, settings, on_gpu=spec.on_gpu).total
+    return need_of(model, settings, on_gpu=spec.on_gpu)

@@ -2,7 +2,8 @@
 
     HOME/lock          held by the manager
     HOME/state.json    ports, process ids and the lane token; for its owner only
-    HOME/control       the manager's socket
+    HOME/control       the manager's socket, which only its owner can open: by it ``tidegate pool``
+                       speaks to the manager, one JSON object on a line each way
     HOME/run/          of each run (``process.detached``)
     HOME/logs/         one log for each instance
     HOME/instances     addresses of what is ready, for an orchestrator beside
@@ -11,20 +12,27 @@ The state is a help, not the truth: running processes are found in ``/proc``. Wi
 chosen ports and counts are lost.
 """
 
+import asyncio
+import contextlib
 import fcntl
+import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from catalog.atomic import write_atomically
-from catalog.errors import PoolInUse, StateFileUnusable
+from catalog.errors import PoolInUse, ProvisionError, StateFileUnusable
 from catalog.paths import state_dir
 from pool.pool_file import PoolFile
-from pool.process.detached import DetachedProcess
-from pool.process.process import UnitProcess
+
+ADDRESS_LIST = "instances"
+Answer = dict[str, Any]
+Handler = Callable[[Answer], Awaitable[Answer]]
+_LINE_BYTES = 2**20
 
 
 def home_of(file: PoolFile) -> Path:
@@ -43,14 +51,6 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
     address: str = ""
     restarts: int = 0
 
-    @classmethod
-    def of(cls, ports: tuple[int, int, int], process: UnitProcess | None) -> "InstanceRecord":
-        """The record of an instance at these ports, with its detached process if that runs."""
-        record = cls(ports=ports)
-        if isinstance(process, DetachedProcess) and process.running:
-            record.mark, record.pid = process.found.label.mark, process.pid
-        return record
-
 
 class PoolState(msgspec.Struct, forbid_unknown_fields=False):
     """Everything that is kept for the next manager."""
@@ -67,7 +67,7 @@ class PoolHome:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self.state_path = self.path / "state.json"
-        self.address_list = self.path / "instances"
+        self.address_list = self.path / ADDRESS_LIST
         self.logs = self.path / "logs"
         self._lock: int | None = None
 
@@ -143,3 +143,82 @@ class PoolHome:
         """Replace the state: after a crash there is the old one or this. Raises ``OSError``."""
         state.manager_pid = os.getpid()
         write_atomically(self.state_path, msgspec.json.format(msgspec.json.encode(state), indent=1))
+
+
+class ControlSocket:
+    """The manager's end of the socket."""
+
+    def __init__(self, home: Path, handler: Handler) -> None:
+        """``handler`` gets ``{"do": …}``. A ``ProvisionError`` that it raises becomes an answer."""
+        self._home = home
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        path = self._home / "control"
+        path.unlink(missing_ok=True)  # left by a manager that was killed; this one has the lock
+        with _short(path) as short:
+            self._server = await asyncio.start_unix_server(self._serve, short, limit=_LINE_BYTES)
+            os.chmod(short, 0o600)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        with contextlib.suppress(OSError):
+            (self._home / "control").unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            try:
+                line = await reader.readline()
+                if not line:
+                    return
+                answer = await self._handler(json.loads(line))
+            except ProvisionError as error:
+                answer = {"error": str(error)}
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                answer = {"error": f"no such order: {error}"}
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        except OSError:
+            pass  # the client is gone
+        finally:
+            writer.close()
+
+
+async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:
+    """Ask the manager of ``home``; returns its answer.
+
+    Raises ``PoolInUse`` if none answers, ``ProvisionError`` with the reason if it refuses.
+    """
+    path = home / "control"
+    try:
+        async with asyncio.timeout(timeout_s):
+            with _short(path) as short:
+                reader, writer = await asyncio.open_unix_connection(short, limit=_LINE_BYTES)
+            try:
+                writer.write(json.dumps(order).encode() + b"\n")
+                line = await reader.readline()
+            finally:
+                writer.close()
+        answer: Answer = json.loads(line)
+    except TimeoutError:
+        raise PoolInUse(
+            f"the manager of {home} has not answered for {timeout_s:.0f} s; its log says what it "
+            "does"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise PoolInUse(f"no manager runs for {home}: tidegate pool run FILE starts one") from error
+    if reason := answer.get("error"):
+        raise ProvisionError(str(reason))
+    return answer
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of ``path`` that fits into a socket's address, which has room for 107 bytes."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

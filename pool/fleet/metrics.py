@@ -1,36 +1,24 @@
 """Metrics of a pool manager, for Prometheus (docs/metrics.md)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from aiohttp import web
 
 from orchestrator.telemetry.metrics import Metrics, Row, Samples
+from pool.fleet.home import Answer
 from pool.supervise import UnitState
 
-
-@dataclass(frozen=True, slots=True)
-class PoolNumbers:
-    """Numbers of a pool as of now; instances by name."""
-
-    states: Mapping[str, str] = field(default_factory=dict)
-    restarts: Mapping[str, int] = field(default_factory=dict)
-    misses: Mapping[str, int] = field(default_factory=dict)
-    hit_rate: float = 0.0
-    gpus_out: int = 0
-    targets_failing: int = 0
-
-
-Read = Callable[[], PoolNumbers]
+Read = Callable[[], Answer]
+"""Gives the answer to ``status``, with ``hit_rate``."""
 
 
 def _by_state(read: Read) -> Samples:
-    states = list(read().states.values())
+    states = [each["state"] for each in read()["instances"]]
     return [((state.value,), states.count(state.value)) for state in UnitState]
 
 
-def _by_name(values: Mapping[str, int]) -> Samples:
-    return [((name,), value) for name, value in sorted(values.items())]
+def _by_name(read: Read, what: str) -> Samples:
+    return [((each["name"],), each[what]) for each in read()["instances"]]
 
 
 POOL: tuple[Row[Read], ...] = (
@@ -40,7 +28,7 @@ POOL: tuple[Row[Read], ...] = (
         "pool_restarts",
         "starts",
         "Starts of an instance beyond its first (PV-1)",
-        lambda read: _by_name(read().restarts),
+        lambda read: _by_name(read, "restarts"),
         ("name",),
     ),
     Row(
@@ -48,7 +36,7 @@ POOL: tuple[Row[Read], ...] = (
         "pool_heartbeat_misses",
         "heartbeats",
         "Heartbeats that an instance did not answer; three in a row, and it is down (PV-1)",
-        lambda read: _by_name(read().misses),
+        lambda read: _by_name(read, "heartbeats_missed"),
         ("name",),
     ),
     Row(
@@ -56,21 +44,21 @@ POOL: tuple[Row[Read], ...] = (
         "pool_gpus_out",
         "GPUs",
         "GPUs that are used no more after a fault (PV-2)",
-        lambda read: read().gpus_out,
+        lambda read: len(read()["gpus_out"]),
     ),
     Row(
         "gauge",
         "pool_targets_failing",
         "targets",
         "Orchestrators and files that cannot be told which instances are ready",
-        lambda read: read().targets_failing,
+        lambda read: len(read()["targets_failing"]),
     ),
     Row(
         "gauge",
         "preflight_cache_hit_rate",
         "share",
         "Looks at the GPUs' memory that an answer of this heartbeat was there for (PV-2)",
-        lambda read: read().hit_rate,
+        lambda read: read()["hit_rate"],
     ),
 )
 

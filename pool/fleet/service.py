@@ -14,21 +14,19 @@ from urllib.parse import urlsplit
 from catalog.errors import PoolFileInvalid, PortInUse, ProvisionError
 from catalog.hosts import connect_host, is_loopback
 from catalog.paths import state_dir
-from pool.engines.triton import TritonInstall
 from pool.engines.triton_fetch import ensure_triton
 from pool.events import EventKind, PoolEvent, pool_log
-from pool.fleet.control import Answer, ControlSocket
 from pool.fleet.gpus import Gpus
-from pool.fleet.home import PoolHome, PoolState, home_of
-from pool.fleet.machine import PoolMachine, on_cpu
-from pool.fleet.metrics import PoolNumbers, pool_metrics, serve_metrics
+from pool.fleet.home import Answer, ControlSocket, PoolHome, PoolState, home_of
+from pool.fleet.metrics import pool_metrics, serve_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
-from pool.fleet.specs import MODELS, AnySpec, specs_of
-from pool.fleet.triton import TritonHost
+from pool.fleet.specs import MODELS, AnySpec, InstanceSpec, specs_of
+from pool.fleet.units import Host, PoolMachine
 from pool.guard import PLAIN_TOKEN, require_guard
 from pool.manager import POOL, Manager, ManagerConfig
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import GpuReader
+from pool.supervise import cancelled
 
 LOOK_S = 1.0
 """Seconds between two looks at the file; one that is being written is left alone for as long."""
@@ -54,7 +52,7 @@ class PoolService:
         self.file = read_pool_file(path)
         self.home = PoolHome(home_of(self.file))
         self.manager: Manager[AnySpec] | None = None
-        self._specs: dict[str, AnySpec] = specs_of(self.file)
+        self._specs = specs_of(self.file)
         self._reader = reader
         self._emit = emit
         self._gpus: Gpus | None = None
@@ -74,7 +72,7 @@ class PoolService:
                 either: list[asyncio.Future[Any]] = [opening, self._ending]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if self.manager is None and not opening.done():  # while a Triton is fetched
-                    await _cancelled(opening)
+                    await cancelled(opening)
                     return
                 await opening
                 await self._close(await self._ending)
@@ -87,8 +85,7 @@ class PoolService:
         if not self._ending.done():
             self._ending.set_result(ending)
         elif ending.drain_s == 0.0 and self.manager is not None:
-            for member in self.manager.members.values():
-                member.kill()
+            self.manager.kill()
 
     def reload(self) -> Answer:
         """Read the file anew and bring the pool in line with it, without waiting for that.
@@ -115,7 +112,7 @@ class PoolService:
         old, new = self._specs, specs_of(file)
         self.file, self._specs = file, new
         if self._gpus is not None:
-            self._gpus.ledger.restore()  # reading this anew declares them mended
+            self._gpus.restore()  # reading this anew declares them mended
         before = self._applying
         self._applying = asyncio.create_task(self._apply(before), name="apply")
         return {
@@ -153,7 +150,7 @@ class PoolService:
                     "reason": member.reason,
                     "address": member.unit.address,
                     "where": member.unit.where,
-                    "pid": member.unit.record().pid,
+                    "pid": member.unit.pid,
                     "restarts": member.restarts,
                     "heartbeats_missed": member.unit.misses,
                     "log": str(self.home.logs / f"{name}.log"),
@@ -161,7 +158,7 @@ class PoolService:
                 for name, member in sorted(self.manager.members.items())
             ],
             "targets_failing": self._registrar.errors,
-            "gpus_out": {} if self._gpus is None else self._gpus.ledger.out,
+            "gpus_out": {} if self._gpus is None else self._gpus.out,
         }
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────
@@ -174,7 +171,18 @@ class PoolService:
         install = await ensure_triton(pool.triton, state_dir(), self._warn)
         loop = asyncio.get_running_loop()
         self._gpus = Gpus(self._reader, pool.heartbeat_s, loop.time, self._gpu_out)
-        host = self._host(install, state.lane_token, self._gpus)
+        host = Host(
+            install=install,
+            state_dir=state_dir(),
+            logs=self.home.logs,
+            lane_token=state.lane_token,
+            warn=self._warn,
+            home=self.home.path,
+            gpus=self._gpus,
+            sharing=self._on_cpu,
+            heartbeat_s=pool.heartbeat_s,
+            advertise=pool.advertise,
+        )
         await stack.enter_async_context(self._registrar)
         config = ManagerConfig(drain_s=pool.drain_s)
         self.manager = Manager(
@@ -195,12 +203,12 @@ class PoolService:
         self._applying = asyncio.create_task(self._apply(None), name="apply")
         for work in (self._follow_file(), self._gpus.watch()):
             task = asyncio.create_task(work)
-            stack.push_async_callback(_cancelled, task)
+            stack.push_async_callback(cancelled, task)
 
     async def _close(self, ending: Ending) -> None:
         assert self.manager is not None
         if self._applying is not None:
-            await _cancelled(self._applying)
+            await cancelled(self._applying)
         if ending.drain_s is None:
             await self.manager.leave()
         else:
@@ -244,18 +252,10 @@ class PoolService:
             ) from error
         stack.push_async_callback(runner.cleanup)
 
-    def _host(self, install: TritonInstall, lane_token: str, gpus: Gpus) -> TritonHost:
-        return TritonHost(
-            home=self.home,
-            state_dir=state_dir(),
-            install=install,
-            lane_token=lane_token,
-            gpus=gpus,
-            sharing=lambda: on_cpu(self._specs),
-            heartbeat_s=self.file.pool.heartbeat_s,
-            warn=self._warn,
-            advertise=self.file.pool.advertise,
-        )
+    def _on_cpu(self) -> int:
+        """How many instances share this machine's memory."""
+        specs = self._specs.values()
+        return sum(isinstance(spec, InstanceSpec) and not spec.on_gpu for spec in specs)
 
     def _lane_token(self, state: PoolState) -> str:
         """The lane token: the operator's choice; otherwise the earlier one, or a new one if both
@@ -303,17 +303,10 @@ class PoolService:
             found.append(AddressList(self.home.address_list))
         return {target.name: target for target in found}
 
-    def _numbers(self) -> PoolNumbers:
-        members = {} if self.manager is None else self.manager.members
-        ledger = None if self._gpus is None else self._gpus.ledger
-        return PoolNumbers(
-            states={name: m.state.value for name, m in members.items()},
-            restarts={name: m.restarts for name, m in members.items()},
-            misses={name: m.unit.misses for name, m in members.items()},
-            hit_rate=0.0 if ledger is None else ledger.counts.hit_rate,
-            gpus_out=0 if ledger is None else len(ledger.out),
-            targets_failing=len(self._registrar.errors),
-        )
+    def _numbers(self) -> Answer:
+        gpus = self._gpus
+        asked = 0 if gpus is None else gpus.hits + gpus.misses
+        return {**self.status(), "hit_rate": gpus.hits / asked if gpus and asked else 0.0}
 
     def _warn(self, text: str) -> None:
         self._emit(PoolEvent(EventKind.WARNED, POOL, text))
@@ -332,8 +325,3 @@ def _version_of(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-async def _cancelled(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -1,20 +1,23 @@
-"""The spec for one instance that is to run, as the pool's file asks for it."""
+"""What is to run: instances, orchestrators, a store; and all that a pool's file asks for."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from orchestrator.tls import SETTING, Tls, spell_tls
 from pool.engines.triton import TritonPorts
 from pool.pool_file import InstanceSettings, PoolFile
-from pool.spec import PORT_STRIDE
+from pool.process.ports import PORT_STRIDE
+from pool.units.orchestrator import Address
 from worker.environment import variable_of
 from worker.settings import variable
 
 MODELS = ("llm",)
 """The models of the repository that a pool's Triton loads."""
+SLOT_MODEL = "slot"
 ORCHESTRATOR = "orchestrator"
 CHOSEN = TritonPorts(0, 0, 0)
 
@@ -25,7 +28,7 @@ class InstanceSpec:
 
     name: str
     model: str
-    """The model as the file names it: resolved anew at each start."""
+    """The model as a person names it, looked up at each start; empty if ``settings`` has it."""
     groups: tuple[tuple[str, ...], ...] = ((),)
     """GPUs to run on: the first group unless it is out, then the next. An empty one is the CPU."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -57,15 +60,18 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorSpec:
-    """The orchestrator that is to run beside the instances."""
+    """An orchestrator that is to run in front of the instances."""
 
     host: str
     port: int
     """The orchestrator's port; 0 means that one is chosen."""
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the orchestrator by variable: ``TIDEGATE_…``."""
-    drain_s: float
+    drain_s: float = 0.0
     name: str = ORCHESTRATOR
+    own: tuple[int, Address] | None = None
+    """Number and own address of one of several that share the port."""
+    ready_within_s: float | None = None
     has_own_ports: bool = False
     """Always false: clients know the orchestrator by its port."""
 
@@ -75,12 +81,23 @@ class OrchestratorSpec:
         return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
 
 
-AnySpec = InstanceSpec | OrchestratorSpec
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """The store that several orchestrators share."""
+
+    program: str
+    folder: Path
+    name: str = "store"
+    digest: str = ""
+    has_own_ports: bool = False
 
 
-def specs_of(file: PoolFile) -> dict[str, AnySpec]:
+AnySpec = InstanceSpec | OrchestratorSpec | StoreSpec
+
+
+def specs_of(file: PoolFile) -> dict[str, InstanceSpec | OrchestratorSpec]:
     """Everything that ``file`` asks for, by name."""
-    specs: dict[str, AnySpec] = {
+    specs: dict[str, InstanceSpec | OrchestratorSpec] = {
         name: _spec_of(file, entry, name, at)
         for entry in file.instances
         for at, name in enumerate(entry.instance_names)

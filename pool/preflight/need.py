@@ -5,7 +5,6 @@ The estimate is on the safe side; a stated figure overrides it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from worker.settings import BLOCK_TOKENS
@@ -21,27 +20,14 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin")
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """Predicted memory of an instance, in bytes."""
-
-    weights: int
-    kv: int
-    other: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.other
-
-
-def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> MemoryNeed:
-    """The need of a checkpoint folder or a .gguf file under a worker's ``settings`` (``dtype``,
-    ``kv.blocks``). Made-up tokens (``engine = synthetic-…``) need no weights.
+def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> int:
+    """The bytes that a checkpoint folder or a .gguf file takes under a worker's ``settings``
+    (``dtype``, ``kv.blocks``). Made-up tokens (``engine = synthetic-…``) need no weights.
 
     KV is as ``kv.blocks`` says, else one whole context: the worker takes more if there is more.
     """
     if str(settings.get("engine", "")).startswith("synthetic"):
-        return MemoryNeed(0, 0, GIB // 4)
+        return GIB // 4
     files = _files(model)
     on_disk = sum(file.stat().st_size for file in files)
     config = _config(model)
@@ -53,7 +39,7 @@ def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> Mem
     weights = on_disk if is_gguf else on_disk * wanted // stored
     kv = _kv_bytes(config, settings, wanted)
     other = int(weights * ACTIVATIONS_SHARE) + (CUDA_CONTEXT_BYTES if on_gpu else GIB // 4)
-    return MemoryNeed(weights, int(weights * KV_SHARE) if kv is None else kv, other)
+    return weights + (int(weights * KV_SHARE) if kv is None else kv) + other
 
 
 def _files(model: Path) -> list[Path]:

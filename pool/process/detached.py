@@ -70,6 +70,19 @@ class Found:
     guardian: ProcessId
     label: Label
 
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        """Ports for HTTP, gRPC, metrics; 0 if unknown."""
+        numbers = [0, 0, 0]
+        with contextlib.suppress(ValueError):
+            for at, text in enumerate(self.label.facts.get("ports", "").split(",")[:3]):
+                numbers[at] = int(text)
+        return numbers[0], numbers[1], numbers[2]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.label.facts.get("devices", "").split(",")))
+
     def variable(self, name: str) -> str:
         """A variable of the environment that it was started with; empty if it is not set."""
         return environment_of(self.guardian.pid).get(name, "")

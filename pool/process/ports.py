@@ -11,6 +11,8 @@ from catalog.errors import PortInUse
 
 FIRST_PORT = 10_000
 LAST_PORT = 65535
+PORT_STRIDE = 10
+"""Difference between the configured ports of one server and the next."""
 _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 

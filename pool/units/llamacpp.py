@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import hashlib
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from urllib.parse import quote, urlencode
 from catalog.errors import StartFailed
 from pool.engines.environments import environment_if_made
 from pool.engines.recipes import LLAMACPP_SERVER
+from pool.process.detached import Found
 from pool.process.http_get import get, http_status
 from pool.process.logs import ignore
 from pool.process.ports import host_port
@@ -39,7 +39,6 @@ _CONTEXT: Final = 8192
 """Most tokens of a slot where nothing else is stated: KV is taken for all of them at the start."""
 _BATCH: Final = {"cpu": "128", "cuda": "512"}
 """Tokens of prompts in one step: a cancel takes effect at its end."""
-_TERM_S: Final = 1.5
 _POLL_S: Final = 0.03
 
 
@@ -88,7 +87,12 @@ class LlamaCppServer(ProcessUnit):
     ) -> None:
         super().__init__(name, log=log, warn=warn, keeping=keeping)
         self.port = port
+        self.start_s = spec.load_timeout_s
         self._spec = spec
+
+    @property
+    def all_ports(self) -> tuple[int, int, int]:
+        return self.port, 0, 0
 
     @property
     def address(self) -> str:
@@ -118,26 +122,17 @@ class LlamaCppServer(ProcessUnit):
             writing.cancel()
         await self.resume()
 
-    async def resume(self) -> None:
-        """Wait until a server that was started, or taken over, serves. Raises ``StartFailed``."""
-        assert self._process is not None
-        deadline = time.monotonic() + self._spec.load_timeout_s
-        while not await self._answers():
-            if not self._process.running:
-                raise self._failure(await self._status())
-            if time.monotonic() > deadline:
-                raise self._failure(f"was not ready after {self._spec.load_timeout_s:.0f} s")
-            await asyncio.sleep(_POLL_S)
+    async def attach(self, found: Found) -> None:
+        self.port = found.ports[0]
+        await super().attach(found)
 
     async def stop(self, drain_s: float) -> None:
         """Wait for its jobs, ``drain_s`` at most, and end it: it has no drain of its own."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_s):
-                await self._idle()
-        await (process.end(_TERM_S) if drain_s > 0 else process.kill())
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._idle()
+        await super().stop(drain_s)
 
     async def _answers(self) -> bool:
         return await http_status(HOST, self.port, "/health") == 200

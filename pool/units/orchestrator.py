@@ -14,6 +14,7 @@ from typing import NamedTuple
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
 from catalog.paths import OWN_ADDRESS
+from pool.process.detached import Found
 from pool.process.http_get import get, http_status
 from pool.process.logs import ignore
 from pool.process.ports import host_port
@@ -21,7 +22,6 @@ from pool.process.process import command_environment
 from pool.supervise import Keeping
 from pool.units.unit import ProcessUnit
 
-START_TIMEOUT_S = 30.0
 _STARTING = b'{"status":"starting"}'
 """Answer of an orchestrator that still reads its journal, which takes long for a large one."""
 _POLL_S = 0.03
@@ -63,12 +63,21 @@ class OrchestratorProcess(ProcessUnit):
         self._env = env
         self._command = command
 
+    def listen_at(self, port: int) -> None:
+        """Take another port at the next start."""
+        self.port = port
+        self.asked_at = self._public
+
     def share_port(self, number: int, own: Address) -> None:
         """Be one of several at a port, each with a number and an address of its own. To be called
         before it is started."""
         self.name = f"{self.name}-{number}"
         self.asked_at = Address(connect_host(own.host), own.port)
         self._env = {**self._env, OWN_ADDRESS: host_port(*own)}
+
+    @property
+    def all_ports(self) -> tuple[int, int, int]:
+        return self.port, 0, 0
 
     @property
     def url(self) -> str:
@@ -84,17 +93,20 @@ class OrchestratorProcess(ProcessUnit):
         """Start it and wait until it answers. Raises ``StartFailed`` with its last log lines."""
         listening = {"TIDEGATE_HOST": self.host, "TIDEGATE_PORT": str(self.port)}
         await self._spawn(self._command, command_environment({**self._env, **listening}))
-        await self._wait_for("/health/live", START_TIMEOUT_S)
+        await self._wait_for("/health/live", self.start_s)
         if self.asked_at != self._public:  # it may open the shared port a moment later
-            await self._wait_for("/health/live", START_TIMEOUT_S, self._public)
+            await self._wait_for("/health/live", self.start_s, self._public)
         within_s, self.ready_within_s = self.ready_within_s, None
         if within_s is not None:
             for warning in await self.wait_ready(within_s):
                 self._warn(f"{warning}; plain prompts are served, chats are refused")
 
+    async def attach(self, found: Found) -> None:
+        self.listen_at(found.ports[0])
+        await super().attach(found)
+
     async def resume(self) -> None:
-        """Wait until a process that was taken over answers. Raises ``StartFailed``."""
-        await self._wait_for("/health/live", START_TIMEOUT_S)
+        await self._wait_for("/health/live", self.start_s)
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
         """Wait until it can take work: its instances are connected. Raises ``StartFailed``.
@@ -107,14 +119,9 @@ class OrchestratorProcess(ProcessUnit):
 
     async def stop(self, drain_s: float) -> None:
         """Send SIGTERM (it finishes or refuses its work), and SIGKILL after ``drain_s`` and 1 s."""
-        process = self._process
-        if process is None:
-            return
-        if drain_s > 0:
-            await process.end(drain_s + 1.0)
-        else:
-            await process.kill()
-        self._process = None
+        if drain_s > 0 and self._process is not None:
+            await self._process.end(drain_s + 1.0)
+        await super().stop(drain_s)
 
     def reload(self) -> None:
         """Have it read its settings anew, if it runs."""

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import secrets
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,12 +19,7 @@ from pool.process.process import command_environment
 from pool.units.unit import ProcessUnit
 
 PROGRAMS = ("redis-server", "valkey-server")
-START_TIMEOUT_S = 60.0
-"""Longest time that the store may take to read what it had before, in seconds."""
-STOP_S = 1.5
-"""Seconds from SIGTERM to SIGKILL."""
 _ANSWER_S = 2.0
-_POLL_S = 0.02
 
 
 def find_store() -> str:
@@ -42,6 +36,9 @@ def find_store() -> str:
 
 class StoreProcess(ProcessUnit):
     """One store under supervision. It is started again with what it had, at the same socket."""
+
+    start_s = 60.0
+    """Longest time that it may take to read what it had before, in seconds."""
 
     def __init__(
         self,
@@ -79,20 +76,7 @@ class StoreProcess(ProcessUnit):
                 f"{self.name}: cannot use {self._folder}: {error.strerror}"
             ) from error
         await self._spawn(self._command(), command_environment({}), self._socket.name)
-        assert self._process is not None
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not await self._answers():
-            if not self._process.running:
-                raise self._failure(await self._status())
-            if time.monotonic() > deadline:
-                raise self._failure(f"did not answer within {START_TIMEOUT_S:.0f} s")
-            await asyncio.sleep(_POLL_S)
-
-    async def stop(self, drain_s: float) -> None:
-        """End it: what it has taken is on the disk."""
-        process, self._process = self._process, None
-        if process is not None:
-            await (process.end(STOP_S) if drain_s > 0 else process.kill())
+        await self.resume()
 
     def forget(self) -> None:
         """Remove the data of a store that has ended, and that nobody comes back to."""

@@ -30,6 +30,7 @@ from pool.engines.triton import (
     triton_command,
     triton_environment,
 )
+from pool.process.detached import Found
 from pool.process.guardian import SHARED_MEMORY, remove_shared_memory
 from pool.process.http_get import get
 from pool.process.logs import ignore, why_triton_ended
@@ -41,13 +42,10 @@ from pool.process.process import (
     is_running,
 )
 from pool.supervise import Keeping, first_of
-from pool.units.unit import ProcessUnit
+from pool.units.unit import TERM_S, ProcessUnit
 
 if TYPE_CHECKING:
     from pool.units.triton_control import TritonControl
-
-TERM_S = 1.5
-"""Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
 
 _CRASHED = frozenset(
     128 + signum for signum in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
@@ -88,6 +86,10 @@ class TritonInstance(ProcessUnit):
         self._spec = spec
         self._server_id = ""
         self._stubs: list[int] = []
+
+    @property
+    def all_ports(self) -> tuple[int, int, int]:
+        return self.ports
 
     @property
     def grpc_address(self) -> str:
@@ -161,8 +163,11 @@ class TritonInstance(ProcessUnit):
         except ValueError as error:
             raise StartFailed(f"{self.name} cannot serve with {SETTING}: {error}") from None
 
+    async def attach(self, found: Found) -> None:
+        self.ports, self._server_id = TritonPorts(*found.ports), found.label.mark
+        await super().attach(found)
+
     async def resume(self) -> None:
-        """Wait for the models of a server that was taken over. Raises ``StartFailed``."""
         assert self._process is not None, "take one over first"
         await self._loaded(self._process, self._server_id)
 

@@ -1,17 +1,28 @@
 """What all units have in common: one process under a guardian, and a log file of its own."""
 
+import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from catalog.errors import StartFailed
+from pool.process.detached import DetachedProcess, Found
 from pool.process.logs import ignore, tail, usable_log
 from pool.process.process import UnitProcess
 from pool.supervise import Keeping, first_of, missed_heartbeats
 
+TERM_S = 1.5
+"""Seconds from SIGTERM to SIGKILL: enough for a model's ``finalize``; Triton then polls once a
+second."""
+_POLL_S = 0.03
+
 
 class ProcessUnit(ABC):
     """One process under supervision (``supervise.Unit``)."""
+
+    start_s = 30.0
+    """Seconds that a start may take."""
 
     def __init__(
         self,
@@ -37,6 +48,21 @@ class ProcessUnit(ABC):
         return self._process.pid if self._process else None
 
     @property
+    def address(self) -> str:
+        """The address for orchestrators; empty if they need none."""
+        return ""
+
+    @property
+    def all_ports(self) -> tuple[int, int, int]:
+        """Its ports for HTTP, gRPC and metrics; 0 for those that it does not have."""
+        return 0, 0, 0
+
+    @property
+    def mark(self) -> str:
+        """Name of the run of a detached process; empty for any other."""
+        return self._process.found.label.mark if isinstance(self._process, DetachedProcess) else ""
+
+    @property
     @abstractmethod
     def where(self) -> str:
         """The place where it can be reached, in words for a person."""
@@ -45,9 +71,26 @@ class ProcessUnit(ABC):
     async def start(self) -> None:
         """Start it and wait until it serves. Raises ``StartFailed`` with the reason in its log."""
 
-    @abstractmethod
+    async def attach(self, found: Found) -> None:
+        """Take over a process that runs. Raises ``StartFailed`` if it has ended meanwhile."""
+        self._process = await DetachedProcess.adopt(self.name, found, self._log)
+
+    async def resume(self) -> None:
+        """Wait until a process that was started, or taken over, serves. Raises ``StartFailed``."""
+        assert self._process is not None, "start it first"
+        deadline = time.monotonic() + self.start_s
+        while not await self._answers():
+            if not self._process.running:
+                raise self._failure(await self._status())
+            if time.monotonic() > deadline:
+                raise self._failure(f"was not ready after {self.start_s:.0f} s")
+            await asyncio.sleep(_POLL_S)
+
     async def stop(self, drain_s: float) -> None:
         """End it: running work may go on for ``drain_s``, and nothing is left on return."""
+        if self._process is not None:
+            await (self._process.end(TERM_S) if drain_s > 0 else self._process.kill())
+            self._process = None
 
     async def lost(self) -> str:
         """Wait until it ends or hangs; returns which, in a few words."""

@@ -245,30 +245,27 @@ async def test_the_server_that_serves_is_in_the_catalog_of_engines(
     assert [(each.engine, each.version) for each in entries] == [("triton", install.version)]
 
 
-async def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None:
+def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None:
     """The process of one model takes its Triton with it, and every other model there."""
-    http, *_ = free_ports(1)
-    asked = {"models": ("llm", "slot"), "log_to_stderr": True, "instances": 2, "port": 0}
-    spec = LaunchSpec(**asked, triton_ports=TritonPorts(http, 0, 0))
-    launcher = Launcher(spec, lambda event: None)
-    launcher._make_units(find_triton(None, state_dir()))
-    served = {each.name: each._spec.models for each in launcher.instances}
+    asked = LaunchSpec(models=("llm", "slot"), instances=2, triton_ports=TritonPorts(7000, 0, 0))
     text, clips = ("llm",), ("slot",)
-    assert served == {"triton-0": text, "triton-1": text, "slots-0": clips, "slots-1": clips}
-    assert [each.ports.http - http for each in launcher.instances] == [0, 10, 20, 30]
-    alone = Launcher(replace(spec, serve=False), lambda event: None)
-    alone._make_units(find_triton(None, state_dir()))
-    assert [each._spec.models for each in alone.instances] == [("llm", "slot")] * 2
+    for spec, served in (
+        (asked, {"triton-0": text, "triton-1": text, "slots-0": clips, "slots-1": clips}),
+        (replace(asked, serve=False), dict.fromkeys(("triton-0", "triton-1"), ("llm", "slot"))),
+    ):
+        made = spec.instance_specs
+        assert {each.name: each.models for each in made} == served
+        above = [10 * place for place in range(len(made))]
+        assert [each.ports.http - 7000 for each in made] == above
 
 
-async def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> None:
-    spec = LaunchSpec(
-        instances=3, gpus=("0", "1", "2", "3"), gpus_each=2, log_to_stderr=True, serve=False
-    )
-    launcher = Launcher(spec, lambda event: None)
-    launcher._make_units(find_triton(None, state_dir()))
-    given = [(each._spec.env or {})["CUDA_VISIBLE_DEVICES"] for each in launcher.instances]
-    assert given == ["0,1", "2,3", "0,1"]
+def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> None:
+    spec = LaunchSpec(instances=3, gpus=("0", "1", "2", "3"), gpus_each=2)
+    assert [each.groups for each in spec.instance_specs] == [
+        (("0", "1"),),
+        (("2", "3"),),
+        (("0", "1"),),
+    ]
 
 
 async def test_a_stop_while_it_starts(launch: Launch) -> None:

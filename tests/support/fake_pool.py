@@ -12,8 +12,7 @@ from catalog.errors import StartFailed
 from perf.sim.replay.loop import VirtualLoop
 from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
-from pool.fleet.member import OnStep
-from pool.manager import Manager, ManagerConfig
+from pool.manager import Manager, ManagerConfig, OnStep
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
 
@@ -120,10 +119,11 @@ class FakeMachine:
 
 
 class FakeUnit:
-    """``PoolUnit``."""
+    """``Unit``."""
 
     where = "nowhere"
     misses = 0
+    pid = None
 
     def __init__(
         self, machine: FakeMachine, name: str, digest: str, port: int, on_step: OnStep
@@ -179,9 +179,13 @@ class FakeUnit:
         if self._server is not None:
             self._server.ended.set()
 
-    def record(self) -> InstanceRecord:
-        mark = "" if self._server is None else self._server.mark
-        return InstanceRecord(ports=(0, self.port, 0), mark=mark)
+    @property
+    def mark(self) -> str:
+        return "" if self._server is None else self._server.mark
+
+    @property
+    def all_ports(self) -> tuple[int, int, int]:
+        return 0, self.port, 0
 
 
 def simulate(work: Coroutine[Any, Any, None]) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
-from pool.fleet.member import OnStep, ports_of
-from pool.manager import Manager, ManagerConfig
+from pool.manager import Manager, ManagerConfig, OnStep
 from pool.process.detached import (
     DetachedProcess,
     DetachedStarter,
@@ -46,7 +45,7 @@ class DyingHome(PoolHome):
 
 
 class Sleeper:
-    """``PoolUnit``: a process that does nothing, at a port that nobody listens on."""
+    """``Unit``: a process that does nothing, at a port that nobody listens on."""
 
     where = "nowhere"
     misses = 0
@@ -70,7 +69,7 @@ class Sleeper:
         self._on_step("started")
 
     async def attach(self, found: Found) -> None:
-        self.port = ports_of(found)[1]
+        self.port = found.ports[1]
         self._process = await DetachedProcess.adopt(self.name, found, None)
 
     async def resume(self) -> None:
@@ -88,8 +87,17 @@ class Sleeper:
         if self._process is not None:
             self._process.order(0.0)
 
-    def record(self) -> InstanceRecord:
-        return InstanceRecord.of((0, self.port, 0), self._process)
+    @property
+    def pid(self) -> int | None:
+        return self._process and self._process.pid
+
+    @property
+    def mark(self) -> str:
+        return "" if self._process is None else self._process.found.label.mark
+
+    @property
+    def all_ports(self) -> tuple[int, int, int]:
+        return 0, self.port, 0
 
 
 class SleeperMachine:
@@ -152,7 +160,7 @@ async def main() -> None:
     home = DyingHome(Path(sys.argv[1]), step)
     home.claim()
     manager = await manage(home, SleeperMachine(home.path, step))
-    print(manager.members["one"].record().pid, flush=True)
+    print(manager.members["one"].unit.pid, flush=True)
     await manager.leave()
 
 

@@ -24,8 +24,9 @@ from pool.artifacts.resolve import resolve_model
 from pool.console import curl_line
 from pool.engines.environments import environment_for, environment_if_made
 from pool.engines.triton import TritonPorts
+from pool.fleet.specs import SLOT_MODEL
 from pool.preflight.slot import check_slot
-from pool.spec import SLOT_MODEL, LaunchSpec
+from pool.spec import LaunchSpec
 from pool.units.llamacpp import ENGINE as LLAMACPP
 from pool.units.store import find_store
 from protocol.gguf import find_gguf, is_gguf, parts_of

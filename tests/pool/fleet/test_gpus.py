@@ -1,6 +1,8 @@
 """Room before a start, and GPUs that break while instances run on them (PV-2)."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,19 +12,40 @@ from catalog.paths import DEMO_CHECKPOINT
 from pool.fleet.gpus import Gpus, need_bytes
 from pool.fleet.specs import InstanceSpec, specs_of
 from pool.pool_file import parse_pool_file
-from pool.preflight.nvml import GpuFault
-from pool.preflight.vram import reading
+from pool.preflight.need import GIB
+from pool.preflight.nvml import GpuDevice, GpuFault
+from tests.support.clock import ManualClock
 from tests.support.fake_gpus import FakeGpus
 
 ANYWHERE = Path("nowhere")
 
 
 class Rig:
-    def __init__(self, *free: float) -> None:
-        self.fake = FakeGpus(*free)
+    def __init__(self, *free: float, heartbeat_s: float = 15.0) -> None:
+        self.fake, self.clock = FakeGpus(*free), ManualClock()
         self.out: list[tuple[str, str]] = []
-        now = asyncio.get_running_loop().time
-        self.gpus = Gpus(self.fake, 0.01, now, lambda uuid, why: self.out.append((uuid, why)))
+        said = self.out.append
+        self.gpus = Gpus(
+            self.fake, heartbeat_s, self.clock.now, lambda uuid, why: said((uuid, why))
+        )
+
+    async def refusal(self, who: str, group: str, gib: float) -> str:
+        return await self.gpus.refusal(who, group.split(","), int(gib * GIB))
+
+    @asynccontextmanager
+    async def losing(self, group: tuple[str, ...]) -> AsyncIterator["asyncio.Task[str]"]:
+        """A wait for a loss of this group."""
+        task = asyncio.create_task(self.gpus.lost(group))
+        await asyncio.sleep(0)
+        yield task
+        task.cancel()
+
+    async def look(self) -> None:
+        """The next heartbeat's look, and what comes of it."""
+        self.clock.advance(15.0)
+        await self.gpus.look()
+        for _ in range(20):
+            await asyncio.sleep(0.005)
 
 
 def spec(*groups: str, vram_gib: float | None = 10.0) -> InstanceSpec:
@@ -31,11 +54,14 @@ def spec(*groups: str, vram_gib: float | None = 10.0) -> InstanceSpec:
     )
 
 
-async def test_a_stated_need_is_that_of_each_gpu() -> None:
-    rig = Rig(10.0, 10.0, 19.0)
+async def test_a_stated_need_is_that_of_each_gpu_and_an_estimate_is_shared() -> None:
+    rig = Rig(10.0, 10.0, 19.0, 0.1)
     assert await rig.gpus.take("a", spec("0,1"), ANYWHERE) == ("0", "1")
-    with pytest.raises(StartFailed, match=r"it needs 20\.0 GiB on GPU 2, where 19\.0 GiB"):
+    with pytest.raises(StartFailed, match=r"it needs 20\.0 GiB on GPU 2, where 19\.0 GiB of 80"):
         await rig.gpus.take("b", spec("2", vram_gib=20.0), ANYWHERE)
+    with pytest.raises(StartFailed, match=r"it needs 0\.\d GiB on GPU 3, where 0\.1 GiB"):
+        await rig.gpus.take("c", spec("3", vram_gib=None), DEMO_CHECKPOINT)
+    assert await rig.gpus.take("d", spec("3", "2"), ANYWHERE) == ("2",), "the next group"
 
 
 def test_kv_blocks_that_the_file_asks_for_are_counted() -> None:
@@ -47,17 +73,6 @@ def test_kv_blocks_that_the_file_asks_for_are_counted() -> None:
         return need_bytes(asked, DEMO_CHECKPOINT)
 
     assert need(3000) - need(1000) == 2 * (need(2000) - need(1000)) > 0
-
-
-async def test_what_is_not_stated_is_estimated_from_the_files() -> None:
-    rig = Rig(0.1)
-    with pytest.raises(StartFailed, match=r"it needs 0\.\d GiB on GPU 0, where 0\.1 GiB"):
-        await rig.gpus.take("a", spec("0", vram_gib=None), DEMO_CHECKPOINT)
-
-
-async def test_the_next_group_is_taken_where_the_first_has_no_room() -> None:
-    rig = Rig(5.0, 40.0)
-    assert await rig.gpus.take("a", spec("0", "1"), ANYWHERE) == ("1",)
 
 
 async def test_the_cpu_needs_no_gpu_and_asks_for_none() -> None:
@@ -74,46 +89,83 @@ async def test_room_beside_is_looked_at_and_not_kept() -> None:
     assert not await rig.gpus.fits_beside(spec("0", vram_gib=16.0), ANYWHERE)
 
 
+async def test_of_two_that_start_at_once_the_first_ones_need_is_reserved() -> None:
+    rig = Rig(30.0)
+    assert await rig.refusal("a", "0", 20.0) == ""
+    assert "where 10.0 GiB of 80.0 GiB are free" in await rig.refusal("b", "0", 20.0)
+    assert await rig.refusal("a", "0", 20.0) == "", "its own is no obstacle to it"
+    rig.fake.free["GPU-0"] = 9.0
+    rig.gpus.settle("a")
+    assert "where 9.0 GiB" in await rig.refusal("b", "0", 20.0), "measured from now on"
+
+
+@pytest.mark.parametrize(("heartbeat_s", "kept_s"), [(4.0, 4.0), (3600.0, 15.0)])
+async def test_an_answer_is_kept_for_a_heartbeat_and_fifteen_seconds_at_most(
+    heartbeat_s: float, kept_s: float
+) -> None:
+    rig = Rig(20.0, heartbeat_s=heartbeat_s)
+    for _ in range(3):
+        await rig.gpus.devices()
+    assert rig.fake.looks == 1
+    rig.clock.advance(kept_s)
+    await rig.gpus.devices()
+    assert (rig.fake.looks, rig.gpus.hits, rig.gpus.misses) == (2, 2, 2)
+
+
+async def test_what_is_not_there_cannot_be_asked_or_is_out_is_said() -> None:
+    rig = Rig(20.0, 20.0)
+    assert await rig.refusal("a", "7", 1.0) == "there is no GPU 7; available: 0, 1"
+    rig.gpus.out["GPU-1"] = "Xid 79"
+    assert await rig.refusal("a", "1", 1.0) == "GPU 1 is taken out: Xid 79"
+    rig.gpus.restore()
+    assert await rig.refusal("a", "1", 1.0) == ""
+    rig.fake.is_there = False
+    rig.clock.advance(99.0)
+    assert "no GPU can be looked at: NVIDIA's" in await rig.refusal("a", "0", 1.0)
+
+
+async def test_devices_go_by_number_uuid_or_its_beginning_and_are_shown_by_uuid() -> None:
+    assert await Rig(20.0, 20.0).gpus.visible(("1", "GPU-0")) == "GPU-1,GPU-0"
+    assert not GpuDevice("1", "GPU-12", "", 0, 0).is_called("12")
+
+
+async def test_a_fault_of_a_gpu_takes_out_its_mig_devices() -> None:
+    rig = Rig(20.0)
+    rig.fake.free["MIG-a"], rig.fake.parts["MIG-a"] = 10.0, "GPU-9"
+    assert await rig.refusal("a", "MIG-a", 1.0) == ""
+    rig.gpus.out["GPU-9"] = "Xid 48"
+    assert "taken out" in await rig.refusal("a", "MIG-a", 1.0)
+
+
 async def test_a_fault_takes_out_its_gpu_and_its_instance_goes_to_another() -> None:
     rig = Rig(40.0, 40.0)
     group = await rig.gpus.take("a", spec("0", "1"), ANYWHERE)
-    losing = asyncio.create_task(rig.gpus.lost(group))
-    watching = asyncio.create_task(rig.gpus.watch())
-    await asyncio.sleep(0.05)
-    rig.fake.pending = [GpuFault("GPU-0", 31)]
-    await asyncio.sleep(0.05)
-    assert not losing.done(), "a program's own error"
-    rig.fake.pending = [GpuFault("GPU-0", 79)]
-    assert await losing == "GPU 0 is taken out: the driver reported Xid 79"
+    async with rig.losing(group) as losing:
+        rig.fake.pending = [GpuFault("GPU-0", 31)]
+        await rig.look()
+        assert not losing.done(), "a program's own error"
+        rig.fake.pending = [GpuFault("GPU-0", 79)]
+        await rig.look()
+        assert await losing == "GPU 0 is taken out: the driver reported Xid 79"
     assert rig.out == [("GPU-0", "the driver reported Xid 79")]
     rig.gpus.settle("a")
     assert await rig.gpus.take("a", spec("0", "1"), ANYWHERE) == ("1",)
-    watching.cancel()
 
 
-async def test_a_gpu_that_vanishes_is_noticed_and_without_another_it_waits() -> None:
+async def test_a_driver_that_does_not_answer_ends_nothing_and_a_lost_gpu_does() -> None:
     rig = Rig(40.0)
     group = await rig.gpus.take("a", spec("0"), ANYWHERE)
     rig.gpus.settle("a")
-    losing = asyncio.create_task(rig.gpus.lost(group))
-    watching = asyncio.create_task(rig.gpus.watch())
-    del rig.fake.free["GPU-0"]
-    assert await losing == "GPU 0 has vanished"
+    async with rig.losing(group) as losing:
+        rig.fake.is_there = False
+        await rig.look()
+        assert not losing.done()
+        rig.fake.is_there = True
+        del rig.fake.free["GPU-0"]
+        await rig.look()
+        assert await losing == "GPU 0 has vanished"
     with pytest.raises(StartFailed, match="there is no GPU 0; available: none"):
         await rig.gpus.take("a", spec("0"), ANYWHERE)
-    watching.cancel()
-
-
-async def test_a_driver_that_does_not_answer_ends_nothing() -> None:
-    rig = Rig(40.0)
-    group = await rig.gpus.take("a", spec("0"), ANYWHERE)
-    losing = asyncio.create_task(rig.gpus.lost(group))
-    watching = asyncio.create_task(rig.gpus.watch())
-    rig.fake.is_there = False
-    await asyncio.sleep(0.1)
-    assert not losing.done()
-    for task in (losing, watching):
-        task.cancel()
 
 
 async def test_a_library_that_cannot_tell_of_faults_leaves_the_watch_for_lost_gpus(
@@ -127,12 +179,9 @@ async def test_a_library_that_cannot_tell_of_faults_leaves_the_watch_for_lost_gp
 
     rig = Rig()
     rig.gpus._reader = rig.fake = Older(40.0)
-    rig.gpus.ledger._read = reading(rig.fake)
-    lost = asyncio.create_task(rig.gpus.lost(("0",)))
-    watch = asyncio.create_task(rig.gpus.watch())
-    await asyncio.sleep(0.05)
-    rig.fake.free.clear()
-    async with asyncio.timeout(10):
-        assert await lost == "GPU 0 has vanished"
-    watch.cancel()
+    async with rig.losing(("0",)) as losing:
+        await rig.look()
+        rig.fake.free.clear()
+        await rig.look()
+        assert await losing == "GPU 0 has vanished"
     assert caplog.text.count("faults of GPUs cannot be read") == 1

@@ -58,7 +58,7 @@ async def next_manager(pool: Pool) -> int:
         manager = await manage(home, SleeperMachine(home.path))
         found = find_detached(pool.path)
         assert len(found) == 1, f"twins: {found}"
-        pid = manager.members["one"].record().pid
+        pid = manager.members["one"].unit.pid
         assert pid is not None
         # A guardian, the command and its child; of every process of an earlier run there is none.
         stray = set(pool.marked.pids()) - _family(found[0].guardian.pid)

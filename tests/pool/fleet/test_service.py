@@ -19,8 +19,7 @@ from pool import pool_command
 from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
 from pool.fleet.check import plan
-from pool.fleet.control import ControlSocket, ask
-from pool.fleet.home import PoolHome
+from pool.fleet.home import ControlSocket, PoolHome, ask
 from pool.fleet.registrar import AddressList
 from pool.fleet.service import Ending, PoolService
 from pool.pool_file import parse_pool_file
@@ -124,12 +123,12 @@ async def test_a_broken_file_changes_nothing_and_is_said(running: Running) -> No
 async def test_a_reload_says_what_it_does_and_what_needs_a_restart(running: Running) -> None:
     service = await running.start()
     assert service._gpus is not None
-    service._gpus.ledger.take_out("GPU-0", "Xid 79")
+    service._gpus.out["GPU-0"] = "Xid 79"
     running.ask_for(ONE.replace("one", "two"), "heartbeat_s = 9")
     told = await ask(running.home, {"do": "reload"}, PATIENCE_S)
     assert told == {"start": ["two"], "replace": [], "end": ["one"]}
     assert "heartbeat_s in [pool]" in running.said(EventKind.WARNED)[0]
-    assert service._gpus.ledger.out == {}, "tried again"
+    assert service._gpus.out == {}, "tried again"
     await running.until(lambda: running.ready() == {"two"})
 
 

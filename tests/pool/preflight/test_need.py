@@ -16,48 +16,44 @@ SHAPE = {
     "hidden_size": 64,
     "max_position_embeddings": 1000,
 }
+PER_TOKEN = 2 * 2 * 2 * 8 * 2
 
 
-def checkpoint(path: Path, size: int = 1000, **config: object) -> Path:
-    (path / "config.json").write_text(json.dumps(SHAPE | config))
+def need(path: Path, size: int = 0, *, on_gpu: bool = True, **settings: object) -> int:
+    """Without what CUDA takes, or a process on the CPU."""
     (path / "model.safetensors").write_bytes(bytes(size))
-    return path
+    spelled = {name.replace("__", "."): value for name, value in settings.items()}
+    return need_of(path, spelled, on_gpu=on_gpu) - (GIB // 2 if on_gpu else GIB // 4)
 
 
 def test_weights_are_the_files_in_the_type_that_is_computed_in(tmp_path: Path) -> None:
-    model = checkpoint(tmp_path)
-    (model / "pytorch_model.bin").write_bytes(bytes(5000))  # the same weights once more
-    for dtype, size in (("auto", 1000), ("bfloat16", 1000), ("float32", 2000)):
-        assert need_of(model, {"dtype": dtype}, on_gpu=True).weights == size
-    assert need_of(model, {"quantize": "int8"}, on_gpu=False).weights == 500
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(5000))  # the same weights once more
+    for dtype, size in (("auto", 1050), ("bfloat16", 1050)):
+        assert need(tmp_path, 1000, dtype=dtype) - need(tmp_path, dtype=dtype) == size
+    wide = need(tmp_path, 1000, dtype="float32") - need(tmp_path, dtype="float32")
+    small = need(tmp_path, 1000, on_gpu=False, quantize="int8")
+    assert (wide, small - need(tmp_path, on_gpu=False, quantize="int8")) == (2100, 525)
 
 
-def test_kv_is_one_context_or_what_is_asked_for(tmp_path: Path) -> None:
-    model, per_token = checkpoint(tmp_path), 2 * 2 * 2 * 8 * 2
-    assert need_of(model, {}, on_gpu=True).kv == 1000 * per_token
-    assert need_of(model, {"kv.blocks": 7}, on_gpu=True).kv == 7 * 16 * per_token
-
-
-def test_a_text_models_shape_may_be_one_level_deeper(tmp_path: Path) -> None:
-    flat = need_of(checkpoint(tmp_path), {}, on_gpu=True).kv
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": SHAPE}))
-    assert need_of(tmp_path, {}, on_gpu=True).kv == flat
+@pytest.mark.parametrize("wrap", [lambda shape: shape, lambda shape: {"text_config": shape}])
+def test_kv_is_one_context_or_what_is_asked_for(tmp_path: Path, wrap: object) -> None:
+    assert callable(wrap)
+    (tmp_path / "config.json").write_text(json.dumps(wrap(SHAPE)))
+    assert need(tmp_path) == 1000 * PER_TOKEN
+    assert need(tmp_path, kv__blocks=7) == 7 * 16 * PER_TOKEN
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}", '{"hidden_size": "many"}'])
 def test_without_a_shape_kv_is_a_share_of_the_weights(tmp_path: Path, config: str) -> None:
-    model = checkpoint(tmp_path)
-    (model / "config.json").write_text(config)
-    assert need_of(model, {}, on_gpu=True).kv == 100
+    (tmp_path / "config.json").write_text(config)
+    assert need(tmp_path, 1000) == 1000 + 100 + 50
 
 
-def test_a_gguf_file_is_as_large_as_it_is(tmp_path: Path) -> None:
+def test_other_kinds_of_models(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(bytes(1000))
-    assert need_of(model, {"dtype": "float32"}, on_gpu=True).weights == 1000
-
-
-def test_cuda_comes_on_top_and_made_up_tokens_need_no_weights() -> None:
-    demo = need_of(DEMO_CHECKPOINT, {}, on_gpu=True)
-    assert GIB // 2 < demo.total < GIB
-    assert need_of(DEMO_CHECKPOINT, {"engine": "synthetic-free"}, on_gpu=False).weights == 0
+    assert need_of(model, {"dtype": "float32"}, on_gpu=True) == 1150 + GIB // 2, "as it is"
+    assert GIB // 2 < need_of(DEMO_CHECKPOINT, {}, on_gpu=True) < GIB
+    made_up = need_of(DEMO_CHECKPOINT, {"engine": "synthetic-free"}, on_gpu=False)
+    assert made_up == GIB // 4

@@ -1,0 +1,352 @@
+"""The units of a pool, as they are started on this machine: an instance's model, GPUs and ports are
+looked for before each start."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import ProvisionError, StartFailed
+from catalog.hosts import connect_host
+from catalog.paths import MODEL_REPOSITORY
+from pool.artifacts.resolve import DEMO, resolve_model
+from pool.engines.environments import environment_for
+from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
+from pool.fleet.gpus import Gpus
+from pool.fleet.home import ADDRESS_LIST, InstanceRecord
+from pool.fleet.specs import (
+    ORCHESTRATOR,
+    SLOT_MODEL,
+    AnySpec,
+    InstanceSpec,
+    OrchestratorSpec,
+    StoreSpec,
+)
+from pool.manager import OnStep
+from pool.preflight.nvml import GpuUnavailable
+from pool.process.detached import DetachedStarter, Found, clear_remains, find_detached
+from pool.process.ports import free_ports, host_port, is_free, require_free
+from pool.supervise import Keeping, Unit, first_of
+from pool.units.llamacpp import HOST, LlamaCppServer, LlamaCppSpec, is_asked_for
+from pool.units.orchestrator import OrchestratorProcess
+from pool.units.store import StoreProcess
+from pool.units.triton import TritonInstance
+from worker.settings import SHARED_BY, variable
+
+LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
+_MODEL_PATH = variable("model_path")
+_SERVER = "llamacpp"
+"""Fact in the label of a run of llama.cpp's server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The facts that all units of a pool share."""
+
+    install: TritonInstall | None
+    state_dir: Path
+    """Folder with the registered models and engines."""
+    logs: Path | None
+    """Folder for a log of each unit; None: they write to stderr."""
+    lane_token: str
+    warn: Callable[[str], None]
+    home: Path | None = None
+    """Folder of a pool whose processes outlive us; None: they end with us."""
+    gpus: Gpus | None = None
+    """Room on GPUs; None: whoever named the GPUs answers for it."""
+    sharing: Callable[[], int] = lambda: 1
+    """How many instances share the CPU's memory."""
+    heartbeat_s: float | None = None
+    advertise: str = ""
+    """Host by which orchestrators reach this machine; empty: the one where Tritons listen."""
+    model_repository: Path = MODEL_REPOSITORY
+
+    def log_of(self, unit: str) -> Path | None:
+        return self.logs and self.logs / f"{unit}.log"
+
+    def keeping(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> Keeping:
+        """How a unit is kept; later managers are to know its ``facts``."""
+        started = partial(on_step, "started")
+        if self.home is None:
+            return Keeping(heartbeat_s=self.heartbeat_s, on_started=started)
+        return Keeping(DetachedStarter(self.home, unit, facts, on_step), self.heartbeat_s, started)
+
+
+class Tenancy:
+    """What an instance has of its machine: a model, GPUs, ports."""
+
+    def __init__(self, host: Host, spec: InstanceSpec, on_step: OnStep) -> None:
+        self.host = host
+        self.spec = spec
+        self.on_step = on_step
+        self.group: tuple[str, ...] = ()
+
+    @asynccontextmanager
+    async def placed(self) -> AsyncIterator[dict[str, str]]:
+        """Find the model, and reserve GPUs for it while it loads; gives the variables of its
+        worker. Raises ``StartFailed``, ``ModelNotFound``, ``CatalogUnusable``."""
+        host, spec = self.host, self.spec
+        model = None
+        if spec.model:
+            model = await asyncio.to_thread(resolve_model, spec.model, host.state_dir)
+        # Two instances of one name, while one replaces the other, each have a reservation.
+        who = f"{spec.name} {id(self)}"
+        if host.gpus is None or model is None:
+            self.group = spec.groups[0]
+        else:
+            self.group = await host.gpus.take(who, spec, model)
+        self.on_step("fits")
+        try:
+            yield ({_MODEL_PATH: str(model)} if model else {}) | dict(spec.settings)
+        finally:
+            if host.gpus is not None:
+                host.gpus.settle(who)
+
+    async def visible(self) -> dict[str, str]:
+        """Variables by which a process sees these GPUs and no others. Raises ``StartFailed``."""
+        if not self.group:
+            return {}
+        if self.host.gpus is None:
+            return {"CUDA_VISIBLE_DEVICES": ",".join(self.group)}
+        try:
+            visible = await self.host.gpus.visible(self.group)
+        except GpuUnavailable as error:
+            raise StartFailed(str(error)) from error
+        return {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def ports(self, host: str, asked: Sequence[int], kept: Sequence[int]) -> list[int]:
+        """The next start's ports: the ones asked for, otherwise earlier or free ones. Raises
+        ``PortInUse``."""
+        for port in filter(None, asked):
+            require_free(host, port, f"end what has it, or give {self.spec.name} another port")
+        free = iter(free_ports(len(asked), host, {*asked, *kept}))
+        return [
+            fixed or (before if before and is_free(host, before) else next(free))
+            for fixed, before in zip(asked, kept, strict=True)
+        ]
+
+    async def lost(self, own: Coroutine[Any, Any, str]) -> str:
+        """Wait for ``own`` loss of the instance, or that of a GPU of its; returns the reason."""
+        gpus = self.host.gpus
+        return await (own if gpus is None else first_of(own, gpus.lost(self.group)))
+
+    def facts(self, ports: Sequence[int], **more: str) -> dict[str, str]:
+        """Facts for the next manager."""
+        told = {"ports": ",".join(map(str, ports)), "devices": ",".join(self.group)}
+        return {"digest": self.spec.digest, **told, **more}
+
+
+class PoolTriton(TritonInstance):
+    """The Triton of one instance."""
+
+    def __init__(self, tenancy: Tenancy, ports: TritonPorts) -> None:
+        host, spec = tenancy.host, tenancy.spec
+        assert host.install is not None
+        served = TritonSpec(
+            host.model_repository,
+            spec.models,
+            host=spec.host,
+            load_timeout_s=spec.load_timeout_s,
+            lane_token=host.lane_token,
+            tls=spec.tls,
+        )
+        super().__init__(
+            spec.name,
+            host.install,
+            served,
+            ports,
+            log=host.log_of(spec.name),
+            warn=host.warn,
+            keeping=host.keeping(spec.name, self._facts, tenancy.on_step),
+        )
+        self._tenancy = tenancy
+
+    @property
+    def address(self) -> str:
+        host = self._tenancy.host.advertise or connect_host(self._spec.host)
+        return host_port(host, self.ports.grpc) if self.ports.grpc else ""
+
+    async def start(self) -> None:
+        tenancy = self._tenancy
+        async with tenancy.placed() as variables:
+            asked = tenancy.spec.ports
+            self.ports = TritonPorts(*tenancy.ports(self._spec.host, asked, self.ports))
+            env = await self._env(variables)
+            self._spec = replace(self._spec, env=env, lane_token=tenancy.host.lane_token)
+            await super().start()
+
+    async def attach(self, found: Found) -> None:
+        self._tenancy.group = found.gpus
+        self._spec = replace(self._spec, lane_token=found.variable(LANE_TOKEN))
+        await super().attach(found)
+
+    async def lost(self) -> str:
+        return await self._tenancy.lost(super().lost())
+
+    def _facts(self) -> dict[str, str]:
+        spec = self._tenancy.spec
+        return self._tenancy.facts(self.ports, host=spec.host, models=",".join(spec.models))
+
+    async def _env(self, variables: dict[str, str]) -> dict[str, str]:
+        tenancy, host = self._tenancy, self._tenancy.host
+        env = dict(variables)
+        if tenancy.spec.model == DEMO:
+            env.setdefault(variable("model_name"), DEMO)
+        if len(tenancy.group) > 1 and env.get(variable("engine"), "auto") in ("auto", "vllm"):
+            env.setdefault(variable("tensor_parallel"), str(len(tenancy.group)))
+        env |= await asyncio.to_thread(environment_for, env, host.state_dir)
+        if host.gpus is None or not tenancy.group:
+            # Not part of the digest: how many share the memory is no reason for another start.
+            env.setdefault(SHARED_BY, str(max(1, host.sharing())))
+        return env | await tenancy.visible()
+
+
+class PoolLlamaCpp(LlamaCppServer):
+    """The llama.cpp server of one instance, where its model is a GGUF file."""
+
+    def __init__(self, tenancy: Tenancy, model: Path | None, port: int) -> None:
+        host, spec = tenancy.host, tenancy.spec
+        variables = ({_MODEL_PATH: str(model)} if model else {}) | dict(spec.settings)
+        super().__init__(
+            spec.name,
+            LlamaCppSpec(variables, host.state_dir, spec.load_timeout_s),
+            port,
+            log=host.log_of(spec.name),
+            warn=host.warn,
+            keeping=host.keeping(spec.name, self._facts, tenancy.on_step),
+        )
+        self._tenancy = tenancy
+        self._told = ""
+
+    @property
+    def address(self) -> str:
+        """The address as of the server's start: the model's file may be gone since."""
+        if not self._told and self.port and _MODEL_PATH in self._spec.variables:
+            with suppress(ValueError):  # the start says what is wrong
+                self._told = super().address
+        return self._told
+
+    async def start(self) -> None:
+        tenancy = self._tenancy
+        async with tenancy.placed() as variables:
+            (self.port,) = tenancy.ports(HOST, [tenancy.spec.ports.http], [self.port])
+            environment = await tenancy.visible()
+            self._spec = replace(self._spec, variables=variables, environment=environment)
+            self._told = ""
+            await super().start()
+
+    async def attach(self, found: Found) -> None:
+        self._tenancy.group = found.gpus
+        await super().attach(found)
+
+    async def lost(self) -> str:
+        return await self._tenancy.lost(super().lost())
+
+    def _facts(self) -> dict[str, str]:
+        return self._tenancy.facts([self.port], server=_SERVER)
+
+
+class PoolOrchestrator(OrchestratorProcess):
+    """An orchestrator in front of the instances."""
+
+    def __init__(self, host: Host, spec: OrchestratorSpec, kept_port: int, on_step: OnStep) -> None:
+        env = dict(spec.settings)
+        if host.home is not None:
+            env["TIDEGATE_INSTANCES"] = f"file:{host.home / ADDRESS_LIST}"
+            env["TIDEGATE_SHUTDOWN__GRACE_S"] = str(spec.drain_s)
+            env |= {"TIDEGATE_LANES__TOKEN": host.lane_token} if host.lane_token else {}
+        super().__init__(
+            spec.host,
+            spec.port or kept_port,
+            env,
+            log=host.log_of(spec.name),
+            warn=host.warn,
+            keeping=host.keeping(spec.name, self._facts, on_step),
+        )
+        if spec.own is not None:
+            self.share_port(*spec.own)
+        self.ready_within_s = spec.ready_within_s
+        self._spec = spec
+        self._on_step = on_step
+
+    async def start(self) -> None:
+        if self._spec.own is None:
+            self.listen_at(self._choose_port())
+        self._on_step("fits")
+        await super().start()
+
+    def _facts(self) -> dict[str, str]:
+        spec = self._spec
+        return {"digest": spec.digest, "ports": str(self.port), "host": spec.host}
+
+    def _choose_port(self) -> int:
+        """The port asked for; otherwise its earlier port, or a free one. Raises ``PortInUse``."""
+        host, asked = self._spec.host, self._spec.port
+        if asked:
+            require_free(host, asked, "end what has it, or give another port")
+        return asked or (
+            self.port if self.port and is_free(host, self.port) else free_ports(1, host)[0]
+        )
+
+
+class PoolMachine:
+    """Makes units of real processes, and finds those that run (``manager.Machine``)."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def found(self) -> Sequence[Found]:
+        assert self.host.home is not None
+        found = find_detached(self.host.home)
+        clear_remains(self.host.home, found)
+        return found
+
+    def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> Unit:
+        host, ports = self.host, (0, 0, 0) if kept is None else kept.ports
+        if isinstance(spec, StoreSpec):
+            log = host.log_of(spec.name)
+            return StoreProcess(spec.program, spec.folder, log=log, warn=host.warn)
+        if isinstance(spec, OrchestratorSpec):
+            return PoolOrchestrator(host, spec, ports[0], on_step)
+        tenancy = Tenancy(host, spec, on_step)
+        if (model := self._gguf_of(spec)) is not None:
+            return PoolLlamaCpp(tenancy, model, spec.ports.http or ports[0])
+        first = (asked or kept for asked, kept in zip(spec.ports, ports, strict=True))
+        return PoolTriton(tenancy, TritonPorts(*first))
+
+    def make_former(self, found: Found, on_step: OnStep) -> Unit:
+        """The unit of a running process that is not asked for as it is: good for ending it."""
+        facts, name = found.label.facts, found.label.unit
+        host = facts.get("host", "127.0.0.1")
+        if name == ORCHESTRATOR:
+            port = found.ports[0]
+            return PoolOrchestrator(self.host, OrchestratorSpec(host, port), port, on_step)
+        models = tuple(filter(None, facts.get("models", "").split(",")))
+        spec = InstanceSpec(name, model="", host=host, models=models)
+        tenancy = Tenancy(self.host, spec, on_step)
+        if facts.get("server") == _SERVER:
+            return PoolLlamaCpp(tenancy, None, 0)
+        return PoolTriton(tenancy, TritonPorts(0, 0, 0))
+
+    async def fits_beside(self, spec: AnySpec) -> bool:
+        if not isinstance(spec, InstanceSpec) or self.host.gpus is None:
+            return False
+        try:
+            model = await asyncio.to_thread(resolve_model, spec.model, self.host.state_dir)
+        except ProvisionError:
+            return True  # it will fail to start, with the reason, and the old one stays
+        return await self.host.gpus.fits_beside(spec, model)
+
+    def _gguf_of(self, spec: InstanceSpec) -> Path | None:
+        """The model of an instance that llama.cpp's server is to run; None for a Triton, whose
+        start says what is wrong with a model that is not there."""
+        model = Path(spec.settings.get(_MODEL_PATH, ""))
+        with suppress(ProvisionError):
+            if spec.model:
+                model = resolve_model(spec.model, self.host.state_dir)
+            if spec.models != (SLOT_MODEL,) and is_asked_for(spec.settings, model):
+                return model
+        return None
