@@ -33,14 +33,12 @@ from catalog.atomic import write_atomically
 from catalog.errors import CatalogUnusable, GaveUp, StartFailed, StateFileUnusable
 from catalog.operator_key import keep_key, key_file
 from catalog.paths import journal_file, log_dir, store_dir
-from pool.engines.triton import TritonInstall, TritonPorts
-from pool.engines.triton_fetch import ensure_triton
-from pool.engines.triton_provider import registered
+from pool.engines.ensure import ensure_triton, registered
+from pool.engines.triton import PLAIN_TOKEN, TritonInstall, TritonPorts, require_guard
 from pool.events import EventKind, PoolEvent
 from pool.fleet.home import PoolState
 from pool.fleet.specs import AnySpec, InstanceSpec, StoreSpec
 from pool.fleet.units import Host, PoolMachine
-from pool.guard import PLAIN_TOKEN, require_guard
 from pool.manager import Manager, ManagerConfig
 from pool.preflight import cpu
 from pool.process.logs import require_writable

@@ -1,17 +1,26 @@
-"""Looks at the disk before a model comes, and at who uses one before it goes."""
+"""Looks at the disk before a model comes, and at who uses one before it goes; reads one into memory
+ahead of its use (PV-4): the kernel drops it if any process needs the memory."""
 
 import contextlib
 import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from rich.filesize import decimal as size
 
-from catalog.errors import NoRoom
+from catalog.errors import NoMemory, NoRoom
 from catalog.models import ModelCatalog
+from pool.preflight.cpu import memory_free
 from pool.process.proc import all_pids
 
 KEEP_FREE = 0.2
 """Share of the file system that stays free by default."""
+_PIECE_BYTES: Final = 2**20
+_READERS: Final = 4
+_SHARE: Final = 0.8
+"""Share of the available memory that a model may take."""
 
 
 def require_room(catalog: ModelCatalog, needed: int, keep_free: float) -> None:
@@ -38,3 +47,30 @@ def users_of(folder: Path) -> list[int]:
             if needle in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
                 users.append(pid)
     return users
+
+
+def preload(
+    files: Iterable[Path], on_bytes: Callable[[int], None], available: int | None = None
+) -> None:
+    """Read all of ``files``, several at once.
+
+    ``available``: bytes of memory that may be used, cached files included; None: as the kernel
+    tells. Raises ``NoMemory`` if they would not fit, ``OSError``.
+    """
+    files = list(files)
+    total = sum(file.stat().st_size for file in files)
+    available = memory_free() or 0 if available is None else available
+    if total > _SHARE * available:
+        raise NoMemory(
+            f"{total / 1e9:.1f} GB do not fit into the {available / 1e9:.1f} GB of memory that are"
+            f" available, of which {_SHARE:.0%} may be used"
+        )
+
+    def read(file: Path) -> None:
+        piece = bytearray(_PIECE_BYTES)
+        with file.open("rb", buffering=0) as opened:
+            while count := opened.readinto(piece):
+                on_bytes(count)
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        list(readers.map(read, files))

@@ -31,7 +31,7 @@ from catalog.engines import MANIFEST, EngineCatalog
 from catalog.errors import CatalogUnusable, FetchFailed
 from catalog.shared_file import now_ms
 from pool.engines.recipes import ENGINES, Recipe
-from pool.engines.system_packages import require_tools
+from pool.engines.toolchain import require_tools
 from pool.process.logs import fresh_log, tail
 from pool.process.process import GuardedProcess, command_environment
 from worker.engine_choice import choose_engine

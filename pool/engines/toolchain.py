@@ -1,27 +1,30 @@
-"""Finds what this machine can run and build with: driver, compilers, caches.
-
-Looking takes a second (``nvcc --version``, the driver's library), so the result is kept in the
-state directory for ``TTL_S``, or until ``PATH`` changes.
+"""Finds what this machine can run and build with, and installs tools that only the system's package
+manager brings, if that is allowed explicitly (PV-6); otherwise the command is shown.
 """
 
-import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import time
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from catalog.atomic import write_atomically
+from catalog.errors import MachineUnfit
 from pool.preflight import gpu
 
-TTL_S: Final = 3600.0
 _VERSION: Final = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _PROBE_S: Final = 10.0
 _TOOLS: Final = ("nvcc", "cc", "c++", "cmake", "ninja", "ccache", "git")
+_PACKAGES: Final = {
+    "apt-get": {"c++": "g++", "nvcc": "nvidia-cuda-toolkit"},
+    "dnf": {"c++": "gcc-c++", "nvcc": "cuda-toolkit"},
+}
+"""Names of packages by package manager and tool, where they are not those of the tools."""
+
+Run = Callable[[Sequence[str]], int]
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -37,8 +40,6 @@ class Toolchain(msgspec.Struct, frozen=True):
     cuda: str
     tools: dict[str, Tool]
     """Tools that are there, by name."""
-    looked_ms: int
-    path_digest: str = ""
 
     @property
     def ccache(self) -> str:
@@ -46,49 +47,51 @@ class Toolchain(msgspec.Struct, frozen=True):
         return self.tools["ccache"].path if "ccache" in self.tools else ""
 
 
-def toolchain(home: Path, ttl_s: float = TTL_S, *, refresh: bool = False) -> Toolchain:
-    """The toolchain, looked up at most ``ttl_s`` ago. An unwritable state directory costs speed."""
-    cached = home / "engines" / "toolchain.json"
-    digest = hashlib.sha256(os.environ.get("PATH", "").encode()).hexdigest()
-    now_ms = int(time.time() * 1000)
-    if not refresh:
-        try:
-            found = msgspec.json.decode(cached.read_bytes(), type=Toolchain)
-            if found.path_digest == digest and 0 <= now_ms - found.looked_ms < 1000 * ttl_s:
-                return found
-        except (OSError, msgspec.MsgspecError):
-            pass
-    found = msgspec.structs.replace(look(), looked_ms=now_ms, path_digest=digest)
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(cached, msgspec.json.encode(found))
-    except OSError:
-        pass
-    return found
-
-
 def look() -> Toolchain:
-    """The toolchain as it is now."""
+    """The toolchain as it is now. Takes a second: each tool is asked for its version."""
     devices = gpu.look()
-    tools = {}
-    for name in _TOOLS:
-        path = shutil.which(name)
-        if path is not None:
-            tools[name] = Tool(path, _version(path))
-    return Toolchain(devices.devices, devices.cuda, tools, 0)
+    found = {name: path for name in _TOOLS if (path := shutil.which(name)) is not None}
+    tools = {name: Tool(path, _version(path)) for name, path in found.items()}
+    return Toolchain(devices.devices, devices.cuda, tools)
 
 
 def _version(path: str) -> str:
+    command = [path, "--version"]
     try:
         told = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROBE_S,
-            check=False,
+            command, capture_output=True, text=True, errors="replace", timeout=_PROBE_S
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
     found = re.search(r"release (\S+?),", told) or _VERSION.search(told)
     return found[1] if found else ""
+
+
+def require_tools(
+    tools: Iterable[str],
+    *,
+    allowed: bool,
+    which: Callable[[str], str | None] = shutil.which,
+    run: Run = lambda command: subprocess.run(command, check=False).returncode,
+) -> None:
+    """Check that ``tools`` are there, and install missing ones. Raises ``MachineUnfit`` if
+    installing them is not ``allowed`` or fails."""
+    missing = [tool for tool in tools if which(tool) is None]
+    if not missing:
+        return
+    what = f"this machine lacks {', '.join(missing)}"
+    manager = next((name for name in _PACKAGES if which(name) is not None), None)
+    if manager is None:
+        raise MachineUnfit(f"{what}, and has neither apt-get nor dnf: install it by hand")
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    packages = [_PACKAGES[manager].get(tool, tool) for tool in missing]
+    command = [*as_root, manager, "install", "-y", *packages]
+    shown = shlex.join(command)
+    if not allowed:
+        raise MachineUnfit(
+            f"{what}: {shown} brings it; --allow-system-packages has that done for you"
+        )
+    if run(command) != 0:
+        raise MachineUnfit(f"{what}, and {shown} failed (its own words are above)")
+    if still := [tool for tool in missing if which(tool) is None]:
+        raise MachineUnfit(f"{shown} went well, and {', '.join(still)} is still not on PATH")

@@ -1,4 +1,5 @@
-"""Finds the Triton server to run, and makes its command line.
+"""Finds the Triton server to run, makes its command line, and requires that it asks its clients for
+a token or listens on loopback only (OR-12).
 
 Places are searched in this order: a configured path, the NGC image's ``/opt/tritonserver``, the
 wheel that ``triton_wheel`` unpacked. The first that exists is used; one that exists but does not
@@ -11,12 +12,13 @@ import py_compile
 import shlex
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from catalog.errors import EngineNotFound, NoEngine
+from catalog.errors import EngineNotFound, NoEngine, PortsUnguarded
+from catalog.hosts import is_loopback
 from catalog.paths import NGC_ROOT
 from pool.engines import triton_wheel as wheel
 from pool.preflight.host import check_stub_python, libpython_dir
@@ -33,6 +35,8 @@ memory, and having the server write files."""
 _NO_HEADER = "no header\ncan carry this"
 """Header that a request for a locked protocol must show. A key would stand in the command line, for
 every local user to read; HTTP and gRPC cannot send a line break, so no client can show this."""
+
+PLAIN_TOKEN = "TIDEGATE_WORKER__PLAIN__TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,45 @@ def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) 
         "fetches one, as does make setup in a checkout; or give one with --triton PATH "
         "(TIDEGATE_TRITON)."
     )
+
+
+def require_guard(
+    host: str,
+    models: Sequence[str],
+    *,
+    lane_token: str,
+    plain_token: str,
+    is_open: bool,
+    opened_by: str,
+) -> None:
+    """Raise ``PortsUnguarded`` if others could reach a Triton that asks for no token.
+
+    ``is_open``: the operator has said, with ``opened_by``, that they may.
+    """
+    if is_loopback(host):
+        return
+    lacking = []
+    if not lane_token:
+        lacking.append(
+            "set TIDEGATE_LANES__TOKEN, to the same value for the orchestrator: whoever opens a "
+            "lane must show it"
+        )
+    if not is_open and "slot" in models:
+        lacking.append(
+            f"the slot model asks nobody for a token: say with {opened_by} that whoever "
+            "reaches Triton may have clips rendered"
+        )
+    elif not is_open and not plain_token:
+        lacking.append(
+            f"set {PLAIN_TOKEN}, which clients of Triton's own protocols then "
+            f"state as the request parameter token, or say with {opened_by} that whoever "
+            "reaches Triton may generate"
+        )
+    if lacking:
+        raise PortsUnguarded(
+            f"Triton would listen on {host or 'every address'}, which is not "
+            f"loopback: {'; and '.join(lacking)}"
+        )
 
 
 _RUNNABLE = 0o555

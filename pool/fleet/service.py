@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from catalog.errors import PoolFileInvalid, PortInUse, ProvisionError
 from catalog.hosts import connect_host, is_loopback
 from catalog.paths import state_dir
-from pool.engines.triton_fetch import ensure_triton
+from pool.engines.ensure import ensure_triton
+from pool.engines.triton import PLAIN_TOKEN, require_guard
 from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import Answer, ControlSocket, PoolHome, PoolState, home_of
@@ -22,7 +23,6 @@ from pool.fleet.metrics import pool_metrics, serve_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
 from pool.fleet.specs import MODELS, AnySpec, InstanceSpec, specs_of
 from pool.fleet.units import Host, PoolMachine
-from pool.guard import PLAIN_TOKEN, require_guard
 from pool.manager import POOL, Manager, ManagerConfig
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import GpuReader

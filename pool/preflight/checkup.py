@@ -16,12 +16,13 @@ from pathlib import Path
 from catalog.errors import MachineUnfit, NoEngine, PortInUse, ProvisionError
 from pool.engines.triton import find_triton
 from pool.engines.triton_wheel import DOWNLOAD_MB
-from pool.preflight import cpu, gpu, slot
+from pool.preflight import cpu, gpu
 from pool.preflight.host import (
     check_platform,
     libpython_name,
     libpython_places,
     python_version,
+    slot_packages_lacking,
 )
 from pool.process.ports import host_port, require_free
 from worker.extras import pip_install
@@ -40,6 +41,9 @@ class Verdict(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
+
+
+OK, WARN, FAIL = Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,215 +67,170 @@ class WantedService:
     port: int = 8080
 
 
+_Result = tuple[Verdict, str] | tuple[Verdict, str, str]
+"""Verdict, what was found, and advice."""
+
+
 def examine(wanted: WantedService) -> Iterator[Finding]:
     """Run the checks one after the other, so that each finding can be shown at once."""
-    checks: tuple[Callable[[WantedService], Finding], ...] = (
-        _python,
-        _libpython,
-        _triton,
-        _gpu,
-        _torch,
-        _cpu,
-        _numba,
-        _slot,
-        _memory,
-        _shared_memory,
-        _disk,
-        _files,
-        _port,
-    )
-    for check in checks:
-        yield check(wanted)
+    for name, check in _CHECKS.items():
+        yield Finding(name, *check(wanted))
 
 
-def _python(wanted: WantedService) -> Finding:
+def _python(wanted: WantedService) -> _Result:
     try:
         check_platform()
     except MachineUnfit as error:
-        return Finding("platform", Verdict.FAIL, "cannot run the wheel's Triton", str(error))
-    return Finding("platform", Verdict.OK, f"Linux x86_64, Python {python_version()}")
+        return FAIL, "cannot run the wheel's Triton", str(error)
+    return OK, f"Linux x86_64, Python {python_version()}"
 
 
-def _libpython(wanted: WantedService) -> Finding:
+def _libpython(wanted: WantedService) -> _Result:
     name = libpython_name()
     for place in libpython_places():
         if (Path(place) / name).exists():
-            return Finding("libpython", Verdict.OK, f"{place}/{name}")
-    return Finding(
-        "libpython",
-        Verdict.FAIL,
-        f"no {name}, which Triton's Python stub needs",
+            return OK, f"{place}/{name}"
+    advice = (
         f"sudo apt-get install libpython{python_version()} (a Python built from source needs "
-        f"--enable-shared); looked in {', '.join(libpython_places())}",
+        f"--enable-shared); looked in {', '.join(libpython_places())}"
     )
+    return FAIL, f"no {name}, which Triton's Python stub needs", advice
 
 
-def _triton(wanted: WantedService) -> Finding:
+def _triton(wanted: WantedService) -> _Result:
     try:
-        install = find_triton(wanted.triton, wanted.home)
+        return OK, find_triton(wanted.triton, wanted.home).description
     except NoEngine:
-        return Finding(
-            "triton",
-            Verdict.WARN,
-            "no server on this machine",
-            f"tidegate up fetches one ({DOWNLOAD_MB} MB), or give one with --triton PATH",
-        )
+        advice = f"tidegate up fetches one ({DOWNLOAD_MB} MB), or give one with --triton PATH"
+        return WARN, "no server on this machine", advice
     except ProvisionError as error:
-        return Finding("triton", Verdict.FAIL, "the server cannot run here", str(error))
-    return Finding("triton", Verdict.OK, install.description)
+        return FAIL, "the server cannot run here", str(error)
 
 
-def _gpu(wanted: WantedService) -> Finding:
+def _gpu(wanted: WantedService) -> _Result:
     seen = gpu.look()
-    lacking = Verdict.FAIL if wanted.device == "cuda" else Verdict.WARN
     if wanted.device == "cpu":
-        return Finding("gpu", Verdict.OK, "not wanted (--device cpu)")
+        return OK, "not wanted (--device cpu)"
     if seen.problem:
-        return Finding("gpu", lacking, seen.problem, seen.advice)
-    names = ", ".join(seen.devices)
-    return Finding("gpu", Verdict.OK, f"{names}; driver for CUDA {seen.cuda}")
+        return FAIL if wanted.device == "cuda" else WARN, seen.problem, seen.advice
+    return OK, f"{', '.join(seen.devices)}; driver for CUDA {seen.cuda}"
 
 
-def _torch(wanted: WantedService) -> Finding:
+def _torch(wanted: WantedService) -> _Result:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Finding(
-            "torch",
-            Verdict.FAIL,
-            "not installed",
-            "make setup in a checkout, or install the wheel anew",
-        )
+        return FAIL, "not installed", "make setup in a checkout, or install the wheel anew"
     built_for, seen = gpu.torch_cuda(), gpu.look()
     if wanted.device == "cpu" or seen.problem:
-        return Finding("torch", Verdict.OK, version)
+        return OK, version
     if built_for is None:
-        return Finding(
-            "torch",
-            Verdict.FAIL if wanted.device == "cuda" else Verdict.WARN,
+        return (
+            FAIL if wanted.device == "cuda" else WARN,
             f"{version} was built without CUDA, and there is a GPU",
             "pip install --force-reinstall torch (without an index for CPU builds)",
         )
     if seen.cuda and _numbers(built_for)[0] > _numbers(seen.cuda)[0]:
-        return Finding(
-            "torch",
-            Verdict.FAIL,
+        return (
+            FAIL,
             f"{version} needs CUDA {built_for}, and the driver can do {seen.cuda}",
             "update NVIDIA's driver, or install a torch built for an older CUDA",
         )
-    return Finding("torch", Verdict.OK, f"{version} for CUDA {built_for}")
+    return OK, f"{version} for CUDA {built_for}"
 
 
-def _cpu(wanted: WantedService) -> Finding:
+def _cpu(wanted: WantedService) -> _Result:
     seen = cpu.look()
-    names = ", ".join(seen.features) or "none of AVX2, AVX-512, AMX"
-    found = f"{seen.cores:g} cores; {names}"
-    if not seen.features:
-        return Finding(
-            "cpu",
-            Verdict.WARN,
-            found,
-            "generation on this CPU is slow; in a virtual machine, pass the host's CPU on "
-            "(-cpu host)",
-        )
-    return Finding("cpu", Verdict.OK, found)
+    found = f"{seen.cores:g} cores; {', '.join(seen.features) or 'none of AVX2, AVX-512, AMX'}"
+    if seen.features:
+        return OK, found
+    advice = "generation is slow; in a virtual machine, pass the host's CPU on (-cpu host)"
+    return WARN, found, advice
 
 
-def _numba(wanted: WantedService) -> Finding:
+def _numba(wanted: WantedService) -> _Result:
     try:
-        return Finding("numba", Verdict.OK, metadata.version("numba"))
+        return OK, metadata.version("numba")
     except metadata.PackageNotFoundError:
-        return Finding(
-            "numba",
-            Verdict.OK if wanted.device == "cuda" else Verdict.WARN,
-            "not installed: on the CPU, steps are not compiled",
-            pip_install("cpu"),
-        )
+        verdict = OK if wanted.device == "cuda" else WARN
+        return verdict, "not installed: on the CPU, steps are not compiled", pip_install("cpu")
 
 
-def _slot(wanted: WantedService) -> Finding:
-    missing = slot.lacking(os.environ.get("TIDEGATE_SLOT__SPEECH", "espeak"))
+def _slot(wanted: WantedService) -> _Result:
+    missing = slot_packages_lacking(os.environ.get("TIDEGATE_SLOT__SPEECH", "espeak"))
     if not missing:
-        return Finding("slot", Verdict.OK, "clips can be rendered (tidegate up --slot)")
+        return OK, "clips can be rendered (tidegate up --slot)"
     found = f"{' and '.join(missing)} not installed: tidegate up --slot cannot render clips"
-    return Finding("slot", Verdict.WARN, found, pip_install("slot"))
+    return WARN, found, pip_install("slot")
 
 
-def _memory(wanted: WantedService) -> Finding:
+def _memory(wanted: WantedService) -> _Result:
     free = cpu.memory_free()
-    if free is None:
-        return Finding("memory", Verdict.OK, "unknown")
-    found = f"{_size(free)} free"
-    if free < _MIN_MEMORY:
-        return Finding(
-            "memory",
-            Verdict.WARN,
-            found,
-            "the demo model needs 2 GiB; raise the container's limit, or end something",
-        )
-    return Finding("memory", Verdict.OK, found)
+    if free is None or free >= _MIN_MEMORY:
+        return OK, "unknown" if free is None else f"{_size(free)} free"
+    advice = "the demo model needs 2 GiB; raise the container's limit, or end something"
+    return WARN, f"{_size(free)} free", advice
 
 
-def _shared_memory(wanted: WantedService) -> Finding:
+def _shared_memory(wanted: WantedService) -> _Result:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError as error:
-        return Finding(
-            "/dev/shm",
-            Verdict.FAIL,
-            f"cannot be used: {error.strerror}",
-            "mount -t tmpfs tmpfs /dev/shm, or docker run --ipc=host",
-        )
-    if free < _MIN_SHM:
-        return Finding(
-            "/dev/shm",
-            Verdict.FAIL,
-            f"{_size(free)} free, of which Triton and its models need {_size(_MIN_SHM)}",
-            "docker run --shm-size=1g, or remove what ended programs left in /dev/shm",
-        )
-    return Finding("/dev/shm", Verdict.OK, f"{_size(free)} free")
+        advice = "mount -t tmpfs tmpfs /dev/shm, or docker run --ipc=host"
+        return FAIL, f"cannot be used: {error.strerror}", advice
+    if free >= _MIN_SHM:
+        return OK, f"{_size(free)} free"
+    found = f"{_size(free)} free, of which Triton and its models need {_size(_MIN_SHM)}"
+    advice = "docker run --shm-size=1g, or remove what ended programs left in /dev/shm"
+    return FAIL, found, advice
 
 
-def _disk(wanted: WantedService) -> Finding:
+def _disk(wanted: WantedService) -> _Result:
     folder = next(p for p in (wanted.home, *wanted.home.parents) if p.exists())
     if not os.access(folder, os.W_OK):
-        return Finding(
-            "disk",
-            Verdict.FAIL,
-            f"{folder} cannot be written",
-            "set TIDEGATE_HOME to a folder that can",
-        )
+        return FAIL, f"{folder} cannot be written", "set TIDEGATE_HOME to a folder that can"
     free = shutil.disk_usage(folder).free
     found = f"{_size(free)} free in {folder}"
-    if free < _MIN_DISK:
-        advice = "make room, or set TIDEGATE_HOME to a folder on another disk"
-        return Finding("disk", Verdict.WARN, found, advice)
-    return Finding("disk", Verdict.OK, found)
+    if free >= _MIN_DISK:
+        return OK, found
+    return WARN, found, "make room, or set TIDEGATE_HOME to a folder on another disk"
 
 
-def _files(wanted: WantedService) -> Finding:
+def _files(wanted: WantedService) -> _Result:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return Finding("open files", Verdict.OK, "no limit")
-    if soft < _MIN_FILES:
-        can = f"ulimit -n {hard}" if hard > soft else "raise LimitNOFILE or /etc/security/limits"
-        return Finding(
-            "open files",
-            Verdict.WARN,
-            f"{soft} at most: each client takes one",
-            f"{can}, before tidegate up",
-        )
-    return Finding("open files", Verdict.OK, f"{soft} at most")
+        return OK, "no limit"
+    if soft >= _MIN_FILES:
+        return OK, f"{soft} at most"
+    can = f"ulimit -n {hard}" if hard > soft else "raise LimitNOFILE or /etc/security/limits"
+    return WARN, f"{soft} at most: each client takes one", f"{can}, before tidegate up"
 
 
-def _port(wanted: WantedService) -> Finding:
+def _port(wanted: WantedService) -> _Result:
     where = host_port(wanted.host, wanted.port)
     remedy = "take a free one with tidegate up --port 0, or another with --port"
     try:
         require_free(wanted.host, wanted.port, remedy)
     except PortInUse as error:
-        return Finding("port", Verdict.WARN, f"{where} cannot be listened on", str(error))
-    return Finding("port", Verdict.OK, f"{where} is free")
+        return WARN, f"{where} cannot be listened on", str(error)
+    return OK, f"{where} is free"
+
+
+_CHECKS: dict[str, Callable[[WantedService], _Result]] = {
+    "platform": _python,
+    "libpython": _libpython,
+    "triton": _triton,
+    "gpu": _gpu,
+    "torch": _torch,
+    "cpu": _cpu,
+    "numba": _numba,
+    "slot": _slot,
+    "memory": _memory,
+    "/dev/shm": _shared_memory,
+    "disk": _disk,
+    "open files": _files,
+    "port": _port,
+}
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -12,8 +12,12 @@ import sysconfig
 from pathlib import Path
 
 from catalog.errors import MachineUnfit
+from worker.extras import pip_install
 
 MIN_GLIBC = (2, 35)
+_ENCODER = ("av", "av")
+_SPEECH = {"espeak": ("espeakng_loader", "espeakng-loader")}
+"""Module and distribution of speech providers. Others are checked when the model loads."""
 _SYSTEM_LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu",
     "/lib/x86_64-linux-gnu",
@@ -90,6 +94,24 @@ def libpython_dir(stub: Path) -> Path | None:
         f"sudo apt-get install libpython{python_version()} (a Python built from source needs "
         "--enable-shared)"
     )
+
+
+def slot_packages_lacking(speech: str = "espeak") -> tuple[str, ...]:
+    """Distributions that are not installed, for clips with speech from the providers in ``speech``,
+    separated by commas."""
+    named = [_SPEECH.get(name.strip()) for name in speech.split(",")]
+    wanted = [_ENCODER, *filter(None, named)]
+    return tuple(name for module, name in wanted if importlib.util.find_spec(module) is None)
+
+
+def check_slot(speech: str = "espeak") -> None:
+    """Raise ``MachineUnfit`` if packages of the extra ``slot`` are missing."""
+    if missing := slot_packages_lacking(speech):
+        raise MachineUnfit(
+            f"The slot pipeline needs {' and '.join(missing)}, which this Python does not have: "
+            f"{pip_install('slot')} (make demo ARGS=--slot does that in a checkout), or leave out"
+            " --slot."
+        )
 
 
 def _glibc_version() -> tuple[int, int]:

@@ -13,7 +13,7 @@ from catalog.paths import DEMO_CHECKPOINT, ROOT
 from orchestrator.tls import SETTING, Tls
 from pool import command
 from pool.engines.triton import TritonPorts
-from pool.preflight import slot
+from pool.preflight import host
 from pool.spec import LaunchSpec
 from tidegate.cli import chat
 from tidegate.cli.main import main
@@ -119,7 +119,7 @@ def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
 def test_clips_come_beside_the_text_model_on_its_device(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, command_name: str
 ) -> None:
-    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name)
     assert main([command_name, "--device", "cpu", "--slot"]) == 0
     monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "96")
     monkeypatch.setenv("TIDEGATE_SLOT__DEVICE", "cpu")
@@ -145,7 +145,7 @@ def test_clips_come_beside_the_text_model_on_its_device(
 def test_clips_alone(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setenv("TIDEGATE_WORKER__MODEL_PATH", str(tmp_path))  # which holds no model
     assert main(["up", "--device", "cpu", "--slot", "--no-llm"]) == 0
     ((spec, hint),) = launched
@@ -159,7 +159,7 @@ def test_clips_alone(
 def test_clips_without_their_packages_are_refused_before_anything_starts(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
     assert main(["up", "--slot"]) == command.EXIT_FAILED
     assert "pip install 'av>=14'" in capsys.readouterr().err
     assert launched == []

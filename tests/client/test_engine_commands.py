@@ -8,7 +8,7 @@ import pytest
 from catalog.engine_entry import EngineEntry
 from catalog.engines import EngineCatalog
 from pool.spec import LaunchSpec
-from tests.pool.engines.test_triton_provider import make_server
+from tests.pool.engines.test_ensure import make_server
 from tidegate.cli.main import main
 
 
@@ -35,16 +35,6 @@ def test_an_engine_is_ensured_listed_and_shown(
     assert "its server, its Python backend or its stub has changed" in capsys.readouterr().out
     assert main(["engines", "show", "vllm"]) == 1
     assert "tidegate engines ensure vllm gets one" in capsys.readouterr().err
-
-
-def test_how_docker_runs_an_image_is_printed_and_not_done(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["engines", "ensure", "triton", "--image", "an/image:1", "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("docker run --rm") and out.endswith("an/image:1\n")
-    with pytest.raises(SystemExit):
-        main(["engines", "ensure", "vllm", "--image", "an/image:1"])
 
 
 def test_the_toolchain_is_shown(

@@ -24,7 +24,7 @@ from catalog.errors import (
 )
 from catalog.paths import state_dir
 from pool import launcher as launcher_module
-from pool.engines import triton_fetch
+from pool.engines import ensure
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.events import EventKind, PoolEvent
 from pool.launcher import Launcher
@@ -141,7 +141,7 @@ async def test_services_on_free_ports_have_logs_of_their_own(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: bool
 ) -> None:
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
     one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
     both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
     for each in both:
@@ -162,16 +162,16 @@ async def test_fetches_a_triton_where_there_is_none_and_says_so(
 ) -> None:
     homes: list[Path] = []
 
-    async def fetch(home: Path) -> None:
+    async def fetch(home: Path, _: object) -> None:
         homes.append(home)
-        monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+        monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
 
     def find(*_: object) -> TritonInstall:
         raise NoEngine
 
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(triton_fetch, "find_triton", find)
-    monkeypatch.setattr(triton_fetch, "fetch_triton", fetch)
+    monkeypatch.setattr(ensure, "find_triton", find)
+    monkeypatch.setattr(ensure, "fetch_triton", fetch)
     launched = launch(home=tmp_path)
     said = await launched.until(EventKind.FETCHING)
     assert "none on this machine; fetching" in said.text and str(tmp_path) in said.text
@@ -210,7 +210,7 @@ async def test_a_log_directory_that_cannot_be_is_refused_at_once(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
     (tmp_path / "logs").touch()
     launched = launch(log_to_stderr=False, home=tmp_path)
     with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
@@ -223,7 +223,7 @@ async def test_a_restart_goes_on_without_a_log_directory(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
     launched = launch(log_to_stderr=False, home=tmp_path)
     await launched.until(EventKind.SERVING)
     shutil.rmtree(tmp_path / "logs")
@@ -237,7 +237,7 @@ async def test_the_server_that_serves_is_in_the_catalog_of_engines(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
     launched = launch(home=tmp_path)
     await launched.until(EventKind.SERVING)
     while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it

@@ -32,7 +32,6 @@ Have an engine on this machine: found, fetched, or built, and verified by an imp
 goes on when the command is given again.
 
   tidegate engines ensure triton --triton /opt/tritonserver
-  tidegate engines ensure triton --image IMAGE     the docker command that runs it
   tidegate engines ensure vllm --device cuda
 """
 
@@ -62,7 +61,6 @@ def engines() -> None:
 @option("--device", type=Choice(["cuda", "cpu"]), help="what it is for (a GPU where there is one)")
 @option("--from-source", is_flag=True, help="built here, with ccache where there is one: llamacpp")
 @option("--triton", type=Path, metavar="PATH", help="a Triton to use")
-@option("--image", default="", metavar="IMAGE", help="print how Docker runs a Triton instead")
 @option("--allow-system-packages", is_flag=True, help="install what is missing with apt-get or dnf")
 @on_catalog("engines")
 def ensure(
@@ -71,27 +69,27 @@ def ensure(
     device: Literal["cuda", "cpu"] | None,
     from_source: bool,
     triton: Path | None,
-    image: str,
     allow_system_packages: bool,
     as_json: bool,
 ) -> int:
-    if (triton or image) and engine != "triton":
-        raise click.UsageError("--triton and --image are for the engine triton")
+    if triton and engine != "triton":
+        raise click.UsageError("--triton is for the engine triton")
     with importing():
         import asyncio
 
-        from catalog.paths import DEMO_CHECKPOINT, state_dir
-        from pool.engines.providers import EngineRequest, provider_of
-        from pool.engines.triton_provider import docker_command
-    if image:
-        command = docker_command(image, DEMO_CHECKPOINT, gpus=device != "cpu")
-        print_json(command) if as_json else print(shlex.join(command))
-        return 0
-    request = EngineRequest(engine, device, from_source, triton, allow_system_packages)
-    home = state_dir()
-    provider = provider_of(request, home)
+        from catalog.paths import state_dir
+        from pool.engines.ensure import ensure_engine
     print(f"{engine}: looking for it, else making it (minutes)", file=sys.stderr)
-    made = asyncio.run(provider.ensure(home))
+    made = asyncio.run(
+        ensure_engine(
+            engine,
+            state_dir(),
+            mode=device,
+            from_source=from_source,
+            triton=triton,
+            allow_system_packages=allow_system_packages,
+        )
+    )
     return _show(catalog, made.catalog_id, as_json)
 
 
@@ -177,13 +175,11 @@ def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: b
     help="What this machine can run and build with.",
     short_help="driver, compilers, caches",
 )
-@option("--refresh", is_flag=True, help="look again, though it was looked at within the hour")
 @on_catalog("engines")
-def show_toolchain(catalog: "EngineCatalog", refresh: bool, as_json: bool) -> int:
+def show_toolchain(catalog: "EngineCatalog", as_json: bool) -> int:
     with importing():
-        from catalog.paths import state_dir
-        from pool.engines.toolchain import toolchain
-    found = toolchain(state_dir(), refresh=refresh)
+        from pool.engines.toolchain import look
+    found = look()
     if as_json:
         print_json(found)
         return 0

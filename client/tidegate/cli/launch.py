@@ -25,7 +25,7 @@ from pool.console import curl_line
 from pool.engines.environments import environment_for, environment_if_made
 from pool.engines.triton import TritonPorts
 from pool.fleet.specs import SLOT_MODEL
-from pool.preflight.slot import check_slot
+from pool.preflight.host import check_slot
 from pool.spec import LaunchSpec
 from pool.units.llamacpp import ENGINE as LLAMACPP
 from pool.units.store import find_store

@@ -320,7 +320,7 @@ def _preload(catalog: "ModelCatalog", entry: "ModelEntry") -> bool:
     """Read a model into memory; False, with a message on stderr, where it does not fit."""
     with importing():
         from catalog.errors import NoMemory
-        from pool.artifacts.preload import preload
+        from pool.artifacts.room import preload
     files = [catalog.path_of(entry) / file.path for file in entry.files]
     with _progress_bar() as bar:
         task = bar.add_task(f"{entry.name} into memory", total=entry.bytes)

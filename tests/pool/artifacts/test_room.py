@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from catalog.errors import NoRoom
+from catalog.errors import NoMemory, NoRoom
 from catalog.models import ModelCatalog
-from pool.artifacts.room import require_room, users_of
+from pool.artifacts.room import preload, require_room, users_of
 from tests.pool.artifacts.test_staging_local import add, make_folder
 from tests.support.model_files import checkpoint
 
@@ -45,3 +45,15 @@ async def test_a_model_that_a_process_reads_from_is_in_use(
     assert users_of(folder) == [os.getpid()]
     mapped.close()
     assert users_of(folder) == []
+
+
+def test_every_byte_of_every_file_is_read_ahead_of_its_use_if_it_fits(tmp_path: Path) -> None:
+    files, sizes = [tmp_path / name for name in "abc"], (3 * 2**20 + 17, 0, 5)
+    for file, size in zip(files, sizes, strict=True):
+        file.write_bytes(bytes(size))
+    seen: list[int] = []
+    with pytest.raises(NoMemory, match=r"do not fit into the 0\.0 GB"):
+        preload(files, seen.append, available=1000)
+    assert not seen
+    preload(files, seen.append)
+    assert sum(seen) == sum(sizes)

@@ -24,7 +24,7 @@ from pool.engines.recipes import PINS, Recipe, recipe_of
 from pool.engines.toolchain import Tool, Toolchain
 from tests.support.fake_vllm import checkpoint, install
 
-BARE = Toolchain((), "", {}, 0)
+BARE = Toolchain((), "", {})
 TINY = Recipe(
     "tiny",
     "cpu",
@@ -136,7 +136,7 @@ def test_vllm_is_the_cpus_wheel_without_a_gpu() -> None:
 
 
 def test_llamacpp_is_built_here_with_ccache_and_cuda_where_that_is_asked_for() -> None:
-    tools = Toolchain((), "", {"ccache": Tool("/usr/bin/ccache")}, 0)
+    tools = Toolchain((), "", {"ccache": Tool("/usr/bin/ccache")})
     assert recipe_of("llamacpp", "cpu", tools).build == {}
     built = recipe_of("llamacpp", "cuda", tools, from_source=True)
     assert built.build["CMAKE_ARGS"].split() == [

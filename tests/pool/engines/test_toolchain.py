@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from catalog.errors import MachineUnfit
-from pool.engines import system_packages, toolchain
+from pool.engines import toolchain
 
 
 def make_tool(folder: Path, name: str, says: str) -> None:
@@ -15,29 +15,22 @@ def make_tool(folder: Path, name: str, says: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_what_was_found_is_kept_until_it_is_old_or_path_changes(
+def test_tools_are_found_with_their_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_tool(tmp_path / "bin", "ccache", "ccache version 4.8")
+    make_tool(tmp_path / "bin", "cmake", "4.8")
     make_tool(tmp_path / "bin", "nvcc", "Cuda compilation tools, release 12.4, V12.4.131")
+    make_tool(tmp_path / "bin", "ccache", "")
+    other_encoding = b"#!/bin/sh\nprintf 'ccache \\351 4.8\\n'\n"
+    (tmp_path / "bin" / "ccache").write_bytes(other_encoding)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    found = toolchain.toolchain(tmp_path)
-    assert (found.tools["ccache"].version, found.tools["nvcc"].version) == ("4.8", "12.4")
+    found = toolchain.look()
+    assert [found.tools[name].version for name in ("cmake", "nvcc", "ccache")] == [
+        "4.8",
+        "12.4",
+        "4.8",
+    ]
     assert found.ccache == str(tmp_path / "bin" / "ccache")
-
-    looked = []
-    real = toolchain.look
-    monkeypatch.setattr(toolchain, "look", lambda: looked.append(1) or real())
-    assert toolchain.toolchain(tmp_path) == found and not looked
-    toolchain.toolchain(tmp_path, ttl_s=0.0)
-    toolchain.toolchain(tmp_path, refresh=True)
-    assert len(looked) == 2
-    monkeypatch.setenv("PATH", "/bin:/usr/bin")
-    assert toolchain.toolchain(tmp_path).path_digest != found.path_digest
-    assert len(looked) == 3
-    (tmp_path / "engines" / "toolchain.json").write_bytes(b"{")
-    toolchain.toolchain(tmp_path)
-    assert len(looked) == 4
 
 
 class Machine:
@@ -67,30 +60,21 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
     machine = Machine(manager)
     tools = ("c++", "cmake")
     with pytest.raises(MachineUnfit, match=f"{said} brings it; --allow-system-packages"):
-        system_packages.require_tools(tools, allowed=False, which=machine.which, run=machine.run)
+        toolchain.require_tools(tools, allowed=False, which=machine.which, run=machine.run)
     assert machine.ran == []
-    system_packages.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
+    toolchain.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
     assert [command[-4:-2] for command in machine.ran] == [["install", "-y"]]
-    system_packages.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
+    toolchain.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
     assert len(machine.ran) == 1
 
 
-def test_an_installation_that_fails_is_said() -> None:
-    machine = Machine("apt-get", fails=True)
-    with pytest.raises(MachineUnfit, match="cmake failed"):
-        system_packages.require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)
-
-
-def test_a_machine_without_a_package_manager_is_said() -> None:
-    machine = Machine(None)
-    with pytest.raises(MachineUnfit, match="neither apt-get nor dnf"):
-        system_packages.require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)
-
-
-def test_a_tool_that_speaks_another_encoding_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_tool(tmp_path / "bin", "ccache", "")
-    (tmp_path / "bin" / "ccache").write_bytes(b"#!/bin/sh\nprintf 'ccache \\351 4.8\\n'\n")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    assert toolchain.look().tools["ccache"].version == "4.8"
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        (Machine("apt-get", fails=True), "cmake failed"),
+        (Machine(None), "neither apt-get nor dnf"),
+    ],
+)
+def test_what_cannot_be_installed_is_said(machine: Machine, said: str) -> None:
+    with pytest.raises(MachineUnfit, match=said):
+        toolchain.require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from catalog.errors import MachineUnfit
-from pool.preflight import checkup, cpu, gpu, host, slot
+from pool.preflight import checkup, cpu, gpu, host
 from pool.preflight.checkup import Finding, Verdict, WantedService, examine
 from tidegate.cli.main import main
 from worker.extras import pip_install
@@ -83,15 +83,15 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clips_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIDEGATE_SLOT__SPEECH", raising=False)
     there: set[str] = set()
-    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name in there or None)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name in there or None)
     assert found("slot").verdict is Verdict.WARN
     assert found("slot").found.startswith("av and espeakng-loader not installed")
     assert found("slot").advice == pip_install("slot")
     with pytest.raises(MachineUnfit, match=r"needs av and espeakng-loader, .*pip install .av>=14"):
-        slot.check_slot()
+        host.check_slot()
     there.add("av")
-    assert slot.lacking("kokoro, espeak") == ("espeakng-loader",)
-    slot.check_slot("kokoro")  # whatever else that needs, the model says when it loads
+    assert host.slot_packages_lacking("kokoro, espeak") == ("espeakng-loader",)
+    host.check_slot("kokoro")  # whatever else that needs, the model says when it loads
     there.add("espeakng_loader")
     assert found("slot").verdict is Verdict.OK
 

@@ -17,12 +17,12 @@ from catalog.engines import EngineCatalog
 from catalog.model_entry import ModelEntry, ModelFile, ModelFormat, ModelState
 from catalog.models import ModelCatalog
 from orchestrator.api.operator import catalog as routes
+from pool.engines.ensure import registered
 from pool.engines.triton import find_triton
-from pool.engines.triton_provider import registered
 from protocol import model_digest as model_digests
 from protocol.model_digest import model_digest
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
-from tests.pool.engines.test_triton_provider import make_server
+from tests.pool.engines.test_ensure import make_server
 from tests.support.cases import for_each
 from tests.support.model_files import checkpoint
 
