@@ -1,18 +1,30 @@
-"""Runs a launch as a foreground command: signals in, progress and an exit status out."""
+"""Runs a launch as a foreground command: signals in, an exit status out, and what a person sees of
+it meanwhile: live on a terminal, otherwise in lines.
+"""
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.text import Text
 
 from catalog.errors import ProvisionError
-from pool.console import View, open_view
+from catalog.operator_key import access
+from orchestrator.telemetry.narration import LAUNCH, narrated
+from pool.events import EventKind, PoolEvent
 from pool.launcher import Launcher
 from pool.process.guardian import die_with_parent
 from pool.spec import LaunchSpec
 
+View = Callable[[PoolEvent], None]
+"""Takes the launcher's events."""
 EXIT_FAILED = 1
 EXIT_CUT_SHORT = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,7 +34,7 @@ def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = Fals
     """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short. Where only
     orchestrators are started SIGHUP has these read their settings anew, as it does with one alone.
 
-    ``hint`` is shown once it serves (``console.open_view``). With ``follow_parent`` it also ends
+    ``hint`` is shown once it serves (``open_view``). With ``follow_parent`` it also ends
     with the process that started this one. Returns 0 for an end that was asked for, 1 for any other
     (with the reason on stderr), 130 for one that was cut short.
     """
@@ -64,3 +76,143 @@ async def _serve(spec: LaunchSpec, view: View) -> int:
         loop.add_signal_handler(signum, on_signal)
     await launcher.run(stop)
     return EXIT_CUT_SHORT if cut_short else 0
+
+
+_DOING = {"orchestrator": "starting, then waiting for lanes", "store": "starting, with what it had"}
+_LOADING = "starting the server and loading the model"
+
+
+def _doing(unit: str) -> str:
+    """What a unit does while it starts; those of a kind are numbered."""
+    return _DOING.get(unit.partition("-")[0], _LOADING)
+
+
+def curl_line(url: str, model: str, *, with_token: bool) -> str:
+    """A streaming request that works as it stands in any shell."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "stream": True,
+    }
+    auth = '-H "authorization: Bearer $TIDEGATE_TOKEN" ' if with_token else ""
+    return (
+        f"curl -N {url}/v1/chat/completions {auth}-H 'content-type: application/json' "
+        f"-d {shlex.quote(json.dumps(body))}"
+    )
+
+
+@contextmanager
+def open_view(console: Console, hint: str | None) -> Iterator[View]:
+    """A view on ``console``. ``hint`` is printed once it serves, with ``{url}`` filled in, and
+    ``{key}`` with what the page needs to operate the service: on a terminal only, since others read
+    logs.
+
+    With ``TIDEGATE_TELEMETRY__LOG_FORMAT=json``, as in the orchestrator's log, every line is an
+    object.
+    """
+    if os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT") == "json":
+        yield _JsonView(console)
+    elif console.is_terminal:
+        with _TerminalView(console, hint) as view:
+            yield view
+    else:
+        yield _LineView(console, hint)
+
+
+class _LineView:
+    """One line per event, for logs and pipes."""
+
+    _shows_key = False
+
+    def __init__(self, console: Console, hint: str | None) -> None:
+        self._console = console
+        self._hint = hint
+
+    def __call__(self, event: PoolEvent) -> None:
+        match event.kind:
+            case EventKind.FETCHING | EventKind.FOUND | EventKind.SIZED | EventKind.WARNED:
+                self._say(f"{event.target}: {event.text}")
+            case EventKind.STARTING:
+                self._say(f"{event.target}: {_doing(event.target)}")
+            case EventKind.READY:
+                self._say(f"{event.target}: {event.text}, ready after {event.seconds:.1f} s")
+            case EventKind.LOST:
+                self._say(f"{event.target}: {event.text}; starting again in {event.seconds:.1f} s")
+            case EventKind.SERVING:
+                self._say(f"serving on {event.text} after {event.seconds:.1f} s")
+                if self._hint:
+                    # the brackets of an IPv6 address are a pattern to some shells
+                    url = event.text.replace("[", r"\[").replace("]", r"\]")
+                    key = access(event.text).key if self._shows_key else ""
+                    hint = self._hint.replace("{key}", f"#key={key}" if key else "")
+                    self._say(hint.replace("{url}", url))
+            case EventKind.ENDING:
+                self._say("ending")
+            case EventKind.ENDED:
+                self._say(f"ended in {event.seconds:.1f} s, nothing left")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _JsonView:
+    """One JSON object per event, for programs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, event: PoolEvent) -> None:
+        told = LAUNCH[event.kind]
+        entry = {
+            "level": "warning" if event.kind in (EventKind.LOST, EventKind.WARNED) else "info",
+            "logger": "orchestrator.pool",
+            "message": told.sentence,
+            **narrated(told, event.target),
+            "detail": event.text or None,
+            "seconds": round(event.seconds, 3),
+        }
+        text = json.dumps(entry, ensure_ascii=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _TerminalView(_LineView):
+    """Spinners with running seconds until it serves; lines from then on."""
+
+    _shows_key = True
+
+    def __init__(self, console: Console, hint: str | None) -> None:
+        super().__init__(console, hint)
+        columns = (
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.fields[unit]}"),
+            TextColumn("{task.description}"),
+            _Seconds(),
+        )
+        self._rows: dict[str, TaskID] = {}
+        self._progress = Progress(*columns, console=console)
+
+    def __enter__(self) -> "_TerminalView":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: PoolEvent) -> None:
+        if not self._progress.live.is_started:
+            super().__call__(event)
+        elif event.kind is EventKind.STARTING:
+            doing = _doing(event.target)
+            self._rows[event.target] = self._progress.add_task(doing, total=1, unit=event.target)
+        elif event.kind is EventKind.READY:
+            row, took = self._rows[event.target], event.seconds
+            self._progress.update(row, completed=1, description=event.text, took=took)
+        else:
+            if event.kind in (EventKind.SERVING, EventKind.ENDING):
+                self._progress.stop()
+            super().__call__(event)
+
+
+class _Seconds(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.fields.get('took', task.elapsed or 0.0):.1f} s")

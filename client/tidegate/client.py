@@ -2,7 +2,7 @@
 
 import math
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
@@ -18,9 +18,9 @@ from tidegate.chats import (
 )
 from tidegate.deadlines import Deadline, block_seconds, to_seconds
 from tidegate.errors import ProtocolError, error_class
-from tidegate.following import Feed, Follower, Position, Stream, owned
+from tidegate.following import Stream, Work
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
-from tidegate.operating import Catalog, Operating
+from tidegate.operating import Operating
 from tidegate.requests import Message, Prompt, Quote, TaskOptions, quote_body, task_body
 from tidegate.results import (
     EVENT_TYPES,
@@ -44,13 +44,18 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8080"
 _T = TypeVar("_T")
 
 
-class Client:
+class Client(Work[Submitted, Event]):
     """A client of one orchestrator; close it, or use it as ``async with``.
 
     ``token`` is the bearer token. ``reconnect_for`` (seconds or a ``timedelta``) bounds how long a
     broken event stream is retried for a task without a deadline of its own; ``retries`` how often a
     call is sent again. Raises ``ValueError`` for a malformed ``base_url`` or ``reconnect_for``.
     """
+
+    _kind, _path = "task", "/v2/tasks"
+    _submitted = Submitted
+    _types = EVENT_TYPES
+    _terminal = (End, Failed)
 
     def __init__(
         self,
@@ -60,16 +65,14 @@ class Client:
         reconnect_for: timedelta | float = 30.0,
         retries: Retries | None = None,
     ) -> None:
-        self._reconnect_for_s = block_seconds(reconnect_for, "reconnect_for")
-        if self._reconnect_for_s < 0:
+        patience_s = block_seconds(reconnect_for, "reconnect_for")
+        if patience_s < 0:
             raise ValueError(f"reconnect_for is 0 seconds or more, got {reconnect_for!r}")
-        self._transport = self._transport_to(base_url, token, retries or Retries())
+        super().__init__(self._transport_to(base_url, token, retries or Retries()), patience_s)
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
-        self.slots = Slots(self._transport, self._reconnect_for_s)
+        self.slots = Slots(self._transport, patience_s)
         """Clips that the service renders."""
-        self.catalog = Catalog(self._transport)
-        """Models and engines on the orchestrator's machine."""
         self.operating = Operating(self._transport)
         """Calls to operate the service: drains, swaps and reloads."""
 
@@ -156,32 +159,7 @@ class Client:
 
     async def status(self, task_id: str) -> TaskStatus:
         """Get a task as it stands. Raises ``NotFound``."""
-        return await self._get(f"/v2/tasks/{quote(task_id, safe='')}", TaskStatus)
-
-    async def cancel(self, task_id: str) -> None:
-        """Stop a task. Idempotent; returns once the server has taken note, and the task ends in a
-        step.
-
-        Sent even when a block's deadline has passed.
-        """
-        await self._transport.send(Call("POST", f"/v2/tasks/{quote(task_id, safe='')}/cancel"))
-
-    def events(
-        self,
-        task_id: str,
-        *,
-        last_event_id: str = "",
-        deadline: Deadline | None = None,
-    ) -> Stream[Event]:
-        """Events of a task, from the beginning or after ``last_event_id``, to its terminal one.
-
-        A connection that breaks is opened again where it broke, without a lost or repeated event,
-        until ``deadline`` (or ``reconnect_for`` after the last sign of life); then ``StreamLost``
-        is raised. A task that failed yields ``Failed`` rather than raising.
-        """
-        ends_at = due(None if deadline is None else to_seconds(deadline)).at
-        position = Position(last_event_id)
-        return Stream(self._events(task_id, ends_at, position), position)
+        return await self._get(self._path_of(task_id), TaskStatus)
 
     # ── a task followed to its end ───────────────────────────────────────────────────────────
 
@@ -191,9 +169,7 @@ class Client:
         Leaving it early cancels the task, see ``Stream``. Its deadline counts from now, and the
         task is handed in when the first event is asked for.
         """
-        position = Position()
-        submission = _submission(prompt, options, uuid.uuid4().hex)
-        return Stream(self._stream(submission, position), position)
+        return self._stream(_submission(prompt, options, uuid.uuid4().hex))
 
     async def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
         """Submit a task and wait for its whole text. Raises ``ApiError`` if it ends badly."""
@@ -234,35 +210,12 @@ class Client:
     async def _get(self, path: str, result: type[_T]) -> _T:
         return await self._transport.call(Call("GET", path, ends_at=due().at), result)
 
-    async def _submit(self, submission: Call) -> Submitted:
-        return await self._transport.call(submission, Submitted)
-
-    def _stream(self, submission: Call, position: Position) -> AsyncGenerator[Event, None]:
-        return owned(
-            lambda: self._submit(submission),
-            lambda task: self._events(task.task_id, submission.ends_at, position, is_known=True),
-            lambda task: self.cancel(task.task_id),
-            _is_last,
-        )
-
-    def _events(
-        self, task_id: str, ends_at: float | None, position: Position, *, is_known: bool = False
-    ) -> AsyncGenerator[Event, None]:
-        path = f"/v2/tasks/{quote(task_id, safe='')}/events"
-        feed = Feed[Event]("task", task_id, path, EVENT_TYPES, (End, Failed))
-        follower = Follower(
-            self._transport, feed, ends_at, self._reconnect_for_s, is_known=is_known
-        )
-        return follower.events(position)
-
-
-def _is_last(task: Submitted, event: Event) -> bool:
-    """Whether ``event`` is the task's last. Raises the ``ApiError`` of a task that ended badly."""
-    if isinstance(event, Failed):
-        raise error_class(event.code, None)(
-            event.message, code=event.code, retryable=event.retryable, task_id=task.task_id
-        )
-    return isinstance(event, End)
+    def _is_last(self, id: str, event: Event) -> bool:
+        if isinstance(event, Failed):
+            raise error_class(event.code, None)(
+                event.message, code=event.code, retryable=event.retryable, task_id=id
+            )
+        return isinstance(event, End)
 
 
 def _submission(prompt: Prompt, options: TaskOptions, key: str) -> Call:

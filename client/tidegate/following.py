@@ -6,13 +6,15 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from tidegate import _clock
+from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ApiError, NotFound, ProtocolError, StreamLost, TidegateError
 from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
-from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport
+from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport, due
 
 if TYPE_CHECKING:
     import aiohttp
@@ -69,6 +71,71 @@ class Stream(Generic[_T]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+class Work(Generic[_S, _T]):
+    """Work that a service takes on (as ``_S``), whose events (``_T``) are followed to their end."""
+
+    _kind: str
+    _path: str
+    _submitted: type[_S]
+    _types: Mapping[str, type[_T]]
+    _terminal: tuple[type[_T], ...]
+
+    def __init__(self, transport: Transport, reconnect_for_s: float) -> None:
+        self._transport = transport
+        self._reconnect_for_s = reconnect_for_s
+
+    async def cancel(self, id: str, /) -> None:
+        """Stop it. Idempotent; returns once the server has taken note, and the work ends in a step.
+
+        Sent even when a block's deadline has passed.
+        """
+        await self._transport.send(Call("POST", f"{self._path_of(id)}/cancel"))
+
+    def events(
+        self, id: str, /, *, last_event_id: str = "", deadline: Deadline | None = None
+    ) -> Stream[_T]:
+        """Its events, from the beginning or after ``last_event_id``, to the terminal one.
+
+        A connection that breaks is opened again where it broke, without a lost or repeated event,
+        until ``deadline`` (or ``reconnect_for`` after the last sign of life); then ``StreamLost``
+        is raised. What failed yields its event rather than raising.
+        """
+        ends_at = due(None if deadline is None else to_seconds(deadline)).at
+        position = Position(last_event_id)
+        return Stream(self._events(id, ends_at, position), position)
+
+    async def _submit(self, submission: Call) -> _S:
+        return await self._transport.call(submission, self._submitted)
+
+    def _stream(self, submission: Call) -> Stream[_T]:
+        position = Position()
+        events = owned(
+            lambda: self._submit(submission),
+            lambda work: self._events(self._id(work), submission.ends_at, position, is_known=True),
+            lambda work: self.cancel(self._id(work)),
+            lambda work, event: self._is_last(self._id(work), event),
+        )
+        return Stream(events, position)
+
+    def _id(self, work: _S) -> str:
+        return str(getattr(work, f"{self._kind}_id"))
+
+    def _is_last(self, id: str, event: _T) -> bool:
+        """Whether ``event`` is the last. Raises the ``ApiError`` of work that ended badly."""
+        raise NotImplementedError
+
+    def _path_of(self, id: str) -> str:
+        return f"{self._path}/{quote(id, safe='')}"
+
+    def _events(
+        self, id: str, ends_at: float | None, position: Position, *, is_known: bool = False
+    ) -> AsyncGenerator[_T, None]:
+        feed = Feed(self._kind, id, f"{self._path_of(id)}/events", self._types, self._terminal)
+        patience_s = self._reconnect_for_s
+        follower = Follower(self._transport, feed, ends_at, patience_s, is_known=is_known)
+        return follower.events(position)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 """
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict, Unpack
 from urllib.parse import quote
 
@@ -17,11 +17,10 @@ import msgspec
 
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ProtocolError, error_class
-from tidegate.following import Feed, Follower, Position, Stream, owned
+from tidegate.following import Stream, Work
 from tidegate.results import TaskError
-from tidegate.transport import Call, Transport, due
+from tidegate.transport import Call, due
 
-_PATH = "/v2/slots"
 SCHEMA: Final = "1.1"
 """Schema version given to a recipe that names none."""
 FILES: Final[Mapping[str, str]] = {"mp4": "clip.mp4", "wav": "speech.wav", "png": "portrait.png"}
@@ -184,12 +183,13 @@ SLOT_EVENT_TYPES: Final[Mapping[str, type[SlotEvent]]] = {
 """Type of each event, by its name on the wire. A client ignores names that it does not know."""
 
 
-class Slots:
+class Slots(Work[SlotSubmitted, SlotEvent]):
     """Calls to have clips rendered: what ``Client.slots`` offers."""
 
-    def __init__(self, transport: Transport, reconnect_for_s: float) -> None:
-        self._transport = transport
-        self._reconnect_for_s = reconnect_for_s
+    _kind, _path = "slot", "/v2/slots"
+    _submitted = SlotSubmitted
+    _types = SLOT_EVENT_TYPES
+    _terminal = (SlotResult, SlotFailed)
 
     async def create(
         self,
@@ -203,11 +203,11 @@ class Slots:
         However often it has to be sent, it is rendered once, as with ``Client.submit``.
         """
         key = idempotency_key or uuid.uuid4().hex
-        return await self._create(_submission(recipe, options, key))
+        return await self._submit(_submission(recipe, options, key))
 
     async def get(self, slot_id: str) -> SlotStatus:
         """Get a slot as it stands. Raises ``NotFound``."""
-        call = Call("GET", _path(slot_id), ends_at=due().at)
+        call = Call("GET", self._path_of(slot_id), ends_at=due().at)
         return await self._transport.call(call, SlotStatus)
 
     async def list(self, *, status: str | None = None, limit: int = 100) -> SlotList:
@@ -216,12 +216,8 @@ class Slots:
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
         chosen = "" if status is None else f"&status={quote(status)}"
-        call = Call("GET", f"{_PATH}?limit={limit}{chosen}", ends_at=due().at)
+        call = Call("GET", f"{self._path}?limit={limit}{chosen}", ends_at=due().at)
         return await self._transport.call(call, SlotList)
-
-    async def cancel(self, slot_id: str) -> None:
-        """Stop a slot. Idempotent; sent even when a block's deadline has passed."""
-        await self._transport.send(Call("POST", f"{_path(slot_id)}/cancel"))
 
     async def download(self, slot_id: str, output: str = "mp4") -> bytes:
         """Get a file of a slot: ``mp4``, ``wav`` or ``png``, where it was asked for.
@@ -229,16 +225,8 @@ class Slots:
         Raises ``NotFound`` where there is none, or none yet.
         """
         name = FILES.get(output, output)
-        path = f"{_path(slot_id)}/outputs/{quote(name, safe='')}"
+        path = f"{self._path_of(slot_id)}/outputs/{quote(name, safe='')}"
         return await self._transport.send(Call("GET", path, ends_at=due().at))
-
-    def events(
-        self, slot_id: str, *, last_event_id: str = "", deadline: Deadline | None = None
-    ) -> Stream[SlotEvent]:
-        """Events of a slot, as in ``Client.events``. A slot that failed yields ``SlotFailed``."""
-        ends_at = due(None if deadline is None else to_seconds(deadline)).at
-        position = Position(last_event_id)
-        return Stream(self._events(slot_id, ends_at, position), position)
 
     def stream(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> Stream[SlotEvent]:
         """Hand in a recipe and yield its events; a slot that ends badly raises its ``ApiError``,
@@ -246,9 +234,7 @@ class Slots:
 
         Leaving it early cancels the slot, see ``Stream``.
         """
-        position = Position()
-        submission = _submission(recipe, options, uuid.uuid4().hex)
-        return Stream(self._stream(submission, position), position)
+        return self._stream(_submission(recipe, options, uuid.uuid4().hex))
 
     async def render(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> SlotResult:
         """Hand in a recipe and wait for the clip; ``download`` gets its files. Raises
@@ -259,29 +245,16 @@ class Slots:
                     return event
         raise ProtocolError("the stream ended without a terminal event")
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────
-
-    async def _create(self, submission: Call) -> SlotSubmitted:
-        return await self._transport.call(submission, SlotSubmitted)
-
-    def _stream(self, submission: Call, position: Position) -> AsyncGenerator[SlotEvent, None]:
-        return owned(
-            lambda: self._create(submission),
-            lambda slot: self._events(slot.slot_id, submission.ends_at, position, is_known=True),
-            lambda slot: self.cancel(slot.slot_id),
-            _is_last,
-        )
-
-    def _events(
-        self, slot_id: str, ends_at: float | None, position: Position, *, is_known: bool = False
-    ) -> AsyncGenerator[SlotEvent, None]:
-        terminal = (SlotResult, SlotFailed)
-        path = f"{_path(slot_id)}/events"
-        feed = Feed[SlotEvent]("slot", slot_id, path, SLOT_EVENT_TYPES, terminal)
-        follower = Follower(
-            self._transport, feed, ends_at, self._reconnect_for_s, is_known=is_known
-        )
-        return follower.events(position)
+    def _is_last(self, id: str, event: SlotEvent) -> bool:
+        if isinstance(event, SlotFailed):
+            raise error_class(event.code, None)(
+                event.message,
+                code=event.code,
+                retryable=event.retryable,
+                task_id=id,
+                details=msgspec.structs.asdict(event),
+            )
+        return isinstance(event, SlotResult)
 
 
 def whole_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -290,10 +263,6 @@ def whole_recipe(recipe: Recipe) -> dict[str, Any]:
     if isinstance(recipe, str):
         return {"schema": SCHEMA, "text": recipe}
     return {"schema": SCHEMA, **recipe}
-
-
-def _path(slot_id: str) -> str:
-    return f"{_PATH}/{quote(slot_id, safe='')}"
 
 
 def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
@@ -305,17 +274,6 @@ def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
     body["recipe"] = whole_recipe(recipe)
     if deadline.in_s is not None:
         body["deadline_ms"] = round(deadline.in_s * 1000)
-    return Call("POST", _PATH, body=body, headers={"Idempotency-Key": key}, ends_at=deadline.at)
-
-
-def _is_last(slot: SlotSubmitted, event: SlotEvent) -> bool:
-    """Whether ``event`` is the slot's last. Raises the ``ApiError`` of a slot that ended badly."""
-    if isinstance(event, SlotFailed):
-        raise error_class(event.code, None)(
-            event.message,
-            code=event.code,
-            retryable=event.retryable,
-            task_id=slot.slot_id,
-            details=msgspec.structs.asdict(event),
-        )
-    return isinstance(event, SlotResult)
+    return Call(
+        "POST", Slots._path, body=body, headers={"Idempotency-Key": key}, ends_at=deadline.at
+    )

@@ -8,7 +8,6 @@ import asyncio
 import atexit
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
@@ -53,23 +52,21 @@ class LoopThread:
         end."""
         if self.is_closed:
             raise RuntimeError("this client is closed")
-        done: Future[_T] = Future()
-        tasks: list[asyncio.Task[_T]] = []
+        ended = threading.Event()
 
-        def start() -> None:
-            # Runs in a copy of the calling thread's context, and so the task has its deadline.
-            task = self._loop.create_task(make())
-            tasks.append(task)
-            task.add_done_callback(lambda ended: _hand_over(ended, done))
+        async def work() -> _T:
+            try:
+                return await make()
+            finally:
+                ended.set()
 
-        self._loop.call_soon_threadsafe(start)
+        # The task gets a copy of this thread's context, and so its deadline.
+        done = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return done.result()
         except BaseException:
-            if not done.done():
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-                with suppress(CancelledError, Exception):
-                    done.result(_INTERRUPTED_WAIT_S)
+            if done.cancel():
+                ended.wait(_INTERRUPTED_WAIT_S)
             raise
 
     def close(self) -> None:
@@ -101,15 +98,6 @@ class LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
-
-
-def _hand_over(ended: asyncio.Task[_T], done: Future[_T]) -> None:
-    if ended.cancelled():
-        done.cancel()
-    elif (error := ended.exception()) is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(ended.result())
 
 
 class SyncStream(Generic[_T]):

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from catalog.engine_entry import EngineEntry
-from catalog.engines import EngineCatalog
-from pool.spec import LaunchSpec
 from tests.pool.engines.test_ensure import make_server
 from tidegate.cli.main import main
 
@@ -47,27 +44,3 @@ def test_the_toolchain_is_shown(
         "gpus",
         "driver",
     ]
-
-
-def test_up_runs_an_engine_in_the_environment_that_was_made_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: list[LaunchSpec]
-) -> None:
-    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    assert main(["up", "--engine", "vllm"]) == 0
-    assert "VIRTUAL_ENV" not in launched[0].worker_env
-    python = tmp_path / "engines" / "vllm-1" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.touch()
-    EngineCatalog(tmp_path).put(
-        EngineEntry(
-            id="vllm-1",
-            engine="vllm",
-            version="1",
-            build_ref="pip x",
-            created_ms=1,
-            binary=str(python),
-        )
-    )
-    assert main(["up", "--engine", "vllm"]) == 0
-    assert launched[1].worker_env["VIRTUAL_ENV"] == str(python.parents[1])
-    assert launched[1].worker_env["PATH"].startswith(f"{python.parent}:")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from catalog.operator_key import keep_key, key_file
-from pool.console import curl_line, open_view
+from pool.command import curl_line, open_view
 from pool.events import EventKind, PoolEvent, pool_log
 
 RUN = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from tidegate.cli.runtime import importing
+from tidegate.cli.runtime import add_to_path, importing
 
 if TYPE_CHECKING:
     from tidegate.sync import SyncClient
@@ -35,6 +35,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
 _UNIT_MS = {"ms": 1.0, "s": 1000.0, "": 1000.0, "m": 60_000.0}
 
 _F = TypeVar("_F", bound=Callable[..., object])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Number(click.ParamType[float | int]):
@@ -259,6 +260,30 @@ def on_catalog(
     return decorate
 
 
+def entries_here(kind: Literal["models", "engines"]) -> Complete:
+    """Completes names in this machine's catalog of that kind; no service is asked."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        add_to_path()
+        from catalog.engines import EngineCatalog
+        from catalog.errors import ProvisionError
+        from catalog.models import ModelCatalog
+        from catalog.paths import state_dir
+
+        try:
+            if kind == "models":
+                known = [(e.name, e.state.value) for e in ModelCatalog(state_dir()).entries()]
+            else:
+                known = [(e.id, e.version) for e in EngineCatalog(state_dir()).entries()]
+        except ProvisionError:
+            return []
+        return _offered(known, incomplete)
+
+    return complete
+
+
 def model_names(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
@@ -299,10 +324,10 @@ def _known(
             known = names(client)
     except (TidegateError, ValueError):
         return []
-    return offered(known, incomplete)
+    return _offered(known, incomplete)
 
 
-def offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+def _offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
     """The known names that begin like what was typed, each with a word on it."""
     return [
         CompletionItem(name, help=about or None)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
-from click.shell_completion import CompletionItem
 
-from tidegate.cli.arguments import Choice, Group, offered, on_catalog, option
-from tidegate.cli.runtime import add_to_path, importing
-from tidegate.cli.terminal import console, duration, print_json, table
+from tidegate.cli.arguments import Choice, Group, entries_here, on_catalog, option
+from tidegate.cli.runtime import importing
+from tidegate.cli.terminal import console, duration, print_facts, print_json, show_list
 
 if TYPE_CHECKING:
     from catalog.engines import EngineCatalog
@@ -34,21 +33,6 @@ goes on when the command is given again.
   tidegate engines ensure triton --triton /opt/tritonserver
   tidegate engines ensure vllm --device cuda
 """
-
-
-def engines_here(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    add_to_path()
-    from catalog.engines import EngineCatalog
-    from catalog.errors import ProvisionError
-    from catalog.paths import state_dir
-
-    try:
-        entries = EngineCatalog(state_dir()).entries()
-    except ProvisionError:
-        return []
-    return offered(((entry.id, entry.version) for entry in entries), incomplete)
 
 
 @click.group(cls=Group, help=DESCRIPTION, short_help="what runs the models")
@@ -97,11 +81,8 @@ def ensure(
 @on_catalog("engines")
 def list_engines(catalog: "EngineCatalog", as_json: bool) -> int:
     entries = catalog.entries()
-    if as_json:
-        print_json(entries)
-        return 0
     columns = ("ENGINE", "VERSION", "DEVICE", "AGE", "FROM", "ID")
-    rows = [
+    rows = (
         (
             entry.engine,
             entry.version,
@@ -111,13 +92,12 @@ def list_engines(catalog: "EngineCatalog", as_json: bool) -> int:
             entry.id,
         )
         for entry in entries
-    ]
-    console().print(table(columns, rows, numbers=("AGE",)))
-    return 0
+    )
+    return show_list(entries, columns, rows, numbers=("AGE",), as_json=as_json)
 
 
 @engines.command("show", help="All that is known of an engine.", short_help="one of them")
-@click.argument("engine", shell_complete=engines_here)
+@click.argument("engine", shell_complete=entries_here("engines"))
 @on_catalog("engines")
 def show_engine(catalog: "EngineCatalog", engine: str, as_json: bool) -> int:
     return _show(catalog, engine, as_json)
@@ -130,7 +110,7 @@ def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
     if as_json:
         print_json(entry)
         return 0
-    facts = {
+    facts: dict[str, str] = {
         "engine": f"{entry.engine} {entry.version}",
         "id": entry.id,
         "from": entry.build_ref,
@@ -144,9 +124,7 @@ def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
             for key, value in prepared(entry).environment.items()
         ),
     }
-    for fact, value in facts.items():
-        if value:
-            console().print(f"{fact:<12}{value}", soft_wrap=True)
+    print_facts(facts)
     return 0
 
 
@@ -155,7 +133,7 @@ def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
     help="Read every file of engines again (all of them, unless some are named).",
     short_help="is every file as it was",
 )
-@click.argument("engine", nargs=-1, shell_complete=engines_here)
+@click.argument("engine", nargs=-1, shell_complete=entries_here("engines"))
 @on_catalog("engines")
 def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: bool) -> int:
     with importing():
@@ -183,9 +161,7 @@ def show_toolchain(catalog: "EngineCatalog", as_json: bool) -> int:
     if as_json:
         print_json(found)
         return 0
-    out = console()
-    out.print(f"{'gpus':<12}{', '.join(found.gpus) or 'none'}")
-    out.print(f"{'driver':<12}{f'CUDA {found.cuda}' if found.cuda else 'none'}")
-    for name, tool in found.tools.items():
-        out.print(f"{name:<12}{tool.version or '–'}  {tool.path}", soft_wrap=True)
+    tools = {name: f"{tool.version or '–'}  {tool.path}" for name, tool in found.tools.items()}
+    driver = f"CUDA {found.cuda}" if found.cuda else "none"
+    print_facts({"gpus": ", ".join(found.gpus) or "none", "driver": driver, **tools})
     return 0

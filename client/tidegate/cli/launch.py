@@ -7,10 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -21,8 +21,7 @@ from catalog.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.tls import SETTING, Tls, stated_tls
 from pool import command
 from pool.artifacts.resolve import resolve_model
-from pool.console import curl_line
-from pool.engines.environments import environment_for, environment_if_made
+from pool.engines.environments import environment_if_made
 from pool.engines.triton import TritonPorts
 from pool.fleet.specs import SLOT_MODEL
 from pool.preflight.host import check_slot
@@ -60,119 +59,57 @@ _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
 
-class Sharing(TypedDict, total=False):
-    """How several processes share a state, as fields of ``LaunchSpec``."""
-
-    store: str
-    own_host: str
-    advertise: str
+_SAME = frozenset(each.name for each in fields(LaunchSpec)) - {"models", "tls", "lane_token"}
+"""Options that a launch takes as they are."""
+Failure = (ProvisionError, ValueError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """Arguments of ``tidegate up`` and ``tidegate worker``, named as on the command line; times are
-    seconds. ``serve``: with an orchestrator."""
-
-    model: Path | None
-    model_name: str | None
-    device: str | None
-    engine: str | None
-    instances: int
-    gpus: tuple[str, ...]
-    tensor_parallel: int | None
-    slot: bool
-    no_llm: bool
-    triton: Path | None
-    triton_host: str
-    triton_open: bool
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-    load_timeout: float
-    drain: float
-    log_to_stderr: bool
-    state_file: Path | None
-    follow_parent: bool
-    host: str = "127.0.0.1"
-    port: int = 0
-    processes: int = 1
-    serve: bool = True
-
-
-def run(args: LaunchOptions) -> int:
-    """Launch Triton, and the orchestrator where that is asked for; returns the exit status."""
-    sharing: Sharing = {}
+def run(*, serve: bool = True, **given: Any) -> int:
+    """Launch Triton, and the orchestrator where that is asked for; returns the exit status.
+    ``given``: the options of ``tidegate up`` or ``tidegate worker``."""
     try:
-        worker_env = _worker_env(args)
-        if args.processes > 1:
-            sharing = _sharing(_settings(host=args.host, port=args.port))
-    except ProvisionError as error:
-        print(f"tidegate: {error}", file=sys.stderr)
-        return command.EXIT_FAILED
-    problem = None if args.no_llm else _problem(worker_env, serve=args.serve)
-    if problem is not None:
-        print(f"tidegate: {problem}", file=sys.stderr)
-        return command.EXIT_FAILED
-    try:
+        worker_env = _worker_env(given)
+        sharing = _sharing_of(given["host"], given["port"]) if given.get("processes", 1) > 1 else {}
+        if not given["no_llm"] and (problem := _problem(worker_env, serve=serve)):
+            raise ValueError(problem)
+        slot_env = _slot_env(worker_env.get(_DEVICE, "cuda")) if given["slot"] else {}
         lane_token = _lane_token(worker_env)
-        tls = _tls()
-        gpus_each = _gpus_each(args.gpus, worker_env)
-        slot_env = _slot_env(worker_env.get(_DEVICE, "cuda")) if args.slot else {}
-    except (ValueError, MachineUnfit) as error:
-        print(f"tidegate: {error}", file=sys.stderr)
-        return command.EXIT_FAILED
-    spec = LaunchSpec(
-        worker_env={**worker_env, **slot_env, **environment_for(worker_env, state_dir())},
-        models=_models(args),
-        host=args.host,
-        port=args.port,
-        serve=args.serve,
-        processes=args.processes,
-        **sharing,
-        instances=args.instances,
-        gpus=args.gpus,
-        gpus_each=gpus_each,
-        triton=args.triton,
-        triton_host=args.triton_host,
-        triton_open=args.triton_open,
-        lane_token=lane_token,
-        tls=tls,
-        triton_ports=TritonPorts(args.http_port, args.grpc_port, args.metrics_port),
-        load_timeout_s=args.load_timeout,
-        drain_s=args.drain,
-        log_to_stderr=args.log_to_stderr,
-        state_file=args.state_file,
-    )
-    hint = _hint(args, worker_env) if args.serve else None
-    return command.run(spec, hint=hint, follow_parent=args.follow_parent)
+        text = () if given["no_llm"] else (TEXT_MODEL,)
+        spec = LaunchSpec(
+            **{name: value for name, value in given.items() if name in _SAME},
+            **sharing,
+            serve=serve,
+            worker_env={**worker_env, **slot_env},
+            models=(*text, SLOT_MODEL) if given["slot"] else text,
+            gpus_each=_gpus_each(given["gpus"], worker_env),
+            lane_token=lane_token,
+            tls=_tls(),
+            triton_ports=TritonPorts(*(given[f"{each}_port"] for each in TritonPorts._fields)),
+        )
+    except Failure as error:
+        return _failed(error)
+    hint = _hint(spec, worker_env) if serve else None
+    return command.run(spec, hint=hint, follow_parent=given["follow_parent"])
 
 
-def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str | None:
-    return _environment_problem() or _model_problem(worker_env, serve=serve)
+def _failed(error: Exception) -> int:
+    print(f"tidegate: {error}", file=sys.stderr)
+    return command.EXIT_FAILED
 
 
-def _environment_problem() -> str | None:
-    """What is wrong with the worker's variables: names that it does not have; else None."""
-    lines = unknown_variables(WorkerSettings)
-    return "\n".join(lines) if lines else None
-
-
-def _model_problem(worker_env: Mapping[str, str], *, serve: bool) -> str | None:
-    """Reason why a named model cannot be served, found before anything is started; else None."""
+def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
+    """Reason why a named model cannot be served, found before anything is started; or variables
+    that the worker does not have; empty if there is none."""
+    if lines := unknown_variables(WorkerSettings):
+        return "\n".join(lines)
     path = Path(worker_env[_MODEL_PATH])
     script = worker_env.get(_ENGINE_ARGS, "") if worker_env.get(_ENGINE) == SCRIPTED_ENGINE else ""
     if script:
         from worker.runner.script import read_script
 
-        try:
-            read_script(Path(read_engine_args(script).get("script", "")))
-        except ValueError as error:
-            return str(error)
+        read_script(Path(read_engine_args(script).get("script", "")))
     if worker_env.get(_ENGINE) == LLAMACPP:
-        try:
-            parts_of(find_gguf(path))
-        except ValueError as error:
-            return str(error)
+        parts_of(find_gguf(path))
         if not environment_if_made(LLAMACPP, state_dir()):
             return (
                 f"{path} is run by llama.cpp's server, which is not installed here: tidegate"
@@ -184,29 +121,23 @@ def _model_problem(worker_env: Mapping[str, str], *, serve: bool) -> str | None:
                 " tidegate up, or start that server yourself and name it in TIDEGATE_INSTANCES"
                 " (docs/engines.md)"
             )
-        return None
+        return ""
     if (path / "config.json").is_file():
-        return None
+        return ""
     return (
         f"no model in {path}: expected a checkpoint directory in Hugging Face layout, with"
         f" config.json; give one with --model PATH\n{why_unservable(path)}"
     )
 
 
-def _models(args: LaunchOptions) -> tuple[str, ...]:
-    """Names of the repository's models that are loaded."""
-    text = () if args.no_llm else (TEXT_MODEL,)
-    return (*text, SLOT_MODEL) if args.slot else text
-
-
-def _hint(args: LaunchOptions, worker_env: dict[str, str]) -> str:
+def _hint(spec: LaunchSpec, worker_env: Mapping[str, str]) -> str:
     """Lines that say what to try once it serves."""
     lines = []
-    if not args.no_llm:
+    if TEXT_MODEL in spec.models:
         name = worker_env.get(_MODEL_NAME) or model_name(Path(worker_env[_MODEL_PATH]))
         with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
-        lines.append(curl_line("{url}", name, with_token=with_token))
-    if args.slot:
+        lines.append(command.curl_line("{url}", name, with_token=with_token))
+    if SLOT_MODEL in spec.models:
         lines.append('tidegate slot "Good morning to everybody." --out clip.mp4 --url {url}')
     return "try it in a browser: {url}/{key}\nor:" + "".join(f"\n  {line}" for line in lines)
 
@@ -248,26 +179,27 @@ def _tls() -> Tls | None:
         raise ValueError(f"{SETTING}: {error}") from None
 
 
-def _worker_env(args: LaunchOptions) -> dict[str, str]:
+def _worker_env(given: Mapping[str, Any]) -> dict[str, str]:
     """``TIDEGATE_WORKER__…``: the arguments over the environment over the demo model.
 
     Raises ``ProvisionError`` for a registered model that is not complete.
     """
     env = {key: value for key, value in os.environ.items() if key.startswith(PREFIX)}
+    model: Path | None = given["model"]
     asked = {
-        _MODEL_PATH: args.model and os.path.abspath(args.model),
-        _MODEL_NAME: args.model_name,
-        _DEVICE: args.device,
-        _ENGINE: args.engine,
-        _TENSOR_PARALLEL: args.tensor_parallel,
+        _MODEL_PATH: model and os.path.abspath(model),
+        _MODEL_NAME: given["model_name"],
+        _DEVICE: given["device"],
+        _ENGINE: given["engine"],
+        _TENSOR_PARALLEL: given["tensor_parallel"],
     }
     env |= {key: str(value) for key, value in asked.items() if value}
-    if args.model and not args.model.exists():  # what there is counts before what is registered
-        registered = ModelCatalog(state_dir()).find(str(args.model))
+    if model and not model.exists():  # what there is counts before what is registered
+        registered = ModelCatalog(state_dir()).find(str(model))
         if registered is not None:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
             env.setdefault(_MODEL_NAME, registered.name)
-    env = _with_script(env, args.model)
+    env = _with_script(env, model)
     if env.get(_ENGINE, "auto") == "auto" and is_gguf(Path(env.get(_MODEL_PATH, ""))):
         env[_ENGINE] = LLAMACPP  # no worker reads them
     if _MODEL_PATH not in env:
@@ -314,8 +246,7 @@ def serve(
     try:
         sharing = _sharing(settings)
     except ProvisionError as error:
-        print(f"tidegate: {error}", file=sys.stderr)
-        return command.EXIT_FAILED
+        return _failed(error)
     spec = LaunchSpec(
         host=settings.host,
         port=settings.port,
@@ -341,8 +272,13 @@ def _settings(**stated: str | int | None) -> "Settings":
         raise SystemExit(2) from None
 
 
-def _sharing(settings: "Settings") -> Sharing:
-    """The store that several processes share: the one of the settings, else one of their own.
+def _sharing_of(host: str, port: int) -> dict[str, Any]:
+    return _sharing(_settings(host=host, port=port))
+
+
+def _sharing(settings: "Settings") -> dict[str, Any]:
+    """The store that several processes share, the one of the settings or else one of their own, as
+    fields of ``LaunchSpec``.
     Raises ``MachineUnfit`` where there can be none."""
     from orchestrator.state.section import StateSection
 

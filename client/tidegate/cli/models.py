@@ -7,21 +7,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from tidegate.cli.arguments import (
     POSITIVE,
     SHARE,
     GroupWithDefault,
     asks,
+    entries_here,
     json_option,
-    offered,
     on_catalog,
     option,
     server_options,
 )
-from tidegate.cli.runtime import add_to_path, importing
-from tidegate.cli.terminal import console, count, duration, print_json, size, table
+from tidegate.cli.runtime import importing
+from tidegate.cli.terminal import (
+    console,
+    count,
+    duration,
+    print_facts,
+    print_json,
+    show_list,
+    size,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -53,41 +60,21 @@ goes on when the command is given again, and is not served before all of it is h
 """
 
 
-def models_here(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Models of this machine's catalog; no service is asked."""
-    add_to_path()
-    from catalog.errors import ProvisionError
-    from catalog.models import ModelCatalog
-    from catalog.paths import state_dir
-
-    try:
-        entries = ModelCatalog(state_dir()).entries()
-    except ProvisionError:
-        return []
-    return offered(((entry.name, entry.state.value) for entry in entries), incomplete)
-
-
 @asks()
 async def _served(client: "Client", as_json: bool) -> int:
     served, instances = await client.model_infos(), await client.instances()
-    if as_json:
-        print_json(
-            [
-                {
-                    "model": model.id,
-                    "max_model_len": model.max_model_len,
-                    "instances": [i.address for i in instances if i.model == model.id],
-                }
-                for model in served
-            ]
-        )
-        return 0
+    told = [
+        {
+            "model": model.id,
+            "max_model_len": model.max_model_len,
+            "instances": [i.address for i in instances if i.model == model.id],
+        }
+        for model in served
+    ]
     columns = ("MODEL", "CONTEXT", "INSTANCES", "DEVICE", "TOKENS/S", "FIRST TOKEN")
-    rows = [_of_service(name.id, name.max_model_len, instances) for name in served]
-    console().print(table(columns, rows, numbers=columns[1:3] + columns[4:]))
-    return 0
+    rows = (_of_service(name.id, name.max_model_len, instances) for name in served)
+    numbers = columns[1:3] + columns[4:]
+    return show_list(told, columns, rows, numbers=numbers, as_json=as_json)
 
 
 def _of_service(name: str, context: int | None, instances: "Sequence[Instance]") -> tuple[str, ...]:
@@ -183,10 +170,7 @@ def add(
 @on_catalog("models")
 def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
     entries = catalog.entries()
-    if as_json:
-        print_json([_described(catalog, entry) for entry in entries])
-        return 0
-    rows = [
+    rows = (
         (
             entry.name,
             _state(catalog, entry),
@@ -197,14 +181,14 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
             entry.source,
         )
         for entry in entries
-    ]
+    )
     columns = ("MODEL", "STATE", "FORMAT", "SIZE", "LICENCE", "USED", "SOURCE")
-    console().print(table(columns, rows, numbers=("SIZE", "USED")))
-    return 0
+    told = [_described(catalog, entry) for entry in entries]
+    return show_list(told, columns, rows, numbers=("SIZE", "USED"), as_json=as_json)
 
 
 @models.command("show", help="All that is known of a model.", short_help="one of them")
-@click.argument("model", shell_complete=models_here)
+@click.argument("model", shell_complete=entries_here("models"))
 @on_catalog("models")
 def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
     entry = catalog.get(model)
@@ -226,12 +210,9 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
         "digest": entry.digest,
         "path": str(catalog.servable_path(entry)),
     }
-    out = console()
-    for fact, value in facts.items():
-        if value:
-            out.print(f"{fact:<12}{value}", soft_wrap=True)
+    print_facts(facts)
     for file in entry.files:
-        out.print(f"  {size(file.bytes):>9}  {file.sha256[:12]:<12}  {file.path}")
+        console().print(f"  {size(file.bytes):>9}  {file.sha256[:12]:<12}  {file.path}")
     return 0
 
 
@@ -240,7 +221,7 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
     help="Read every byte of models again (all of them, unless some are named).",
     short_help="is every byte as it was",
 )
-@click.argument("model", nargs=-1, shell_complete=models_here)
+@click.argument("model", nargs=-1, shell_complete=entries_here("models"))
 @on_catalog("models")
 def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
     with importing():
@@ -265,7 +246,7 @@ def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> in
     help="Read models into memory, so that their next start is quick.",
     short_help="into memory ahead of use",
 )
-@click.argument("model", nargs=-1, required=True, shell_complete=models_here)
+@click.argument("model", nargs=-1, required=True, shell_complete=entries_here("models"))
 @on_catalog("models")
 def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
     entries = [catalog.get(name) for name in model]
@@ -280,7 +261,7 @@ def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) 
 
 
 @models.command("remove", help="Delete models from this machine.", short_help="delete")
-@click.argument("model", nargs=-1, required=True, shell_complete=models_here)
+@click.argument("model", nargs=-1, required=True, shell_complete=entries_here("models"))
 @option("--force", is_flag=True, help="those that are in use, too")
 @on_catalog("models")
 def remove(catalog: "ModelCatalog", model: tuple[str, ...], force: bool, as_json: bool) -> int:

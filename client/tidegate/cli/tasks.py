@@ -17,7 +17,16 @@ from tidegate.cli.arguments import (
     session_ids,
     task_ids,
 )
-from tidegate.cli.terminal import CONTROL_CHARACTERS, console, count, duration, print_json, table
+from tidegate.cli.terminal import (
+    CONTROL_CHARACTERS,
+    console,
+    count,
+    duration,
+    print_facts,
+    print_json,
+    show_list,
+    table,
+)
 
 if TYPE_CHECKING:
     from tidegate.client import Client
@@ -139,9 +148,6 @@ def tasks() -> None:
 @asks()
 async def list_tasks(client: "Client", status: str | None, limit: int, as_json: bool) -> int:
     found = await client.tasks(status=status, limit=limit)
-    if as_json:
-        print_json(found)
-        return 0
     columns = [
         "TASK",
         "API",
@@ -154,10 +160,10 @@ async def list_tasks(client: "Client", status: str | None, limit: int, as_json: 
         "TOKENS",
         "OUTCOME",
     ]
-    out = console()
-    out.print(table(columns, [_task(line) for line in found.tasks], numbers=columns[4:9]))
-    if found.has_more:
-        out.print(f"… and older ones; --limit {limit * 2} shows more", style="dim")
+    rows = map(_task, found.tasks)
+    show_list(found, columns, rows, numbers=columns[4:9], as_json=as_json)
+    if found.has_more and not as_json:
+        console().print(f"… and older ones; --limit {limit * 2} shows more", style="dim")
     return 0
 
 
@@ -184,34 +190,28 @@ async def show_task(client: "Client", task: str, as_json: bool) -> int:
     if as_json:
         print_json(found)
         return 0
-    out = console()
-    for name, value in _facts(found):
-        out.print(f"{name:<12}{value}")
+    print_facts(_facts(found))
     if found.text:
+        out = console()
         out.print()
         out.print(found.text.translate(CONTROL_CHARACTERS), soft_wrap=True)
     return 0
 
 
-def _facts(found: "TaskStatus") -> list[tuple[str, str]]:
-    facts = [("task", found.task_id), ("status", found.status)]
+def _facts(found: "TaskStatus") -> dict[str, str]:
+    facts = {"task": found.task_id, "status": found.status}
     if found.outcome is not None:
-        why = [found.finish_reason, found.missed_part]
-        facts.append(("outcome", " · ".join(filter(None, [found.outcome, *why]))))
+        why = [found.outcome, found.finish_reason, found.missed_part]
+        facts["outcome"] = " · ".join(filter(None, why))
     if found.error is not None:
-        facts.append(("error", f"{found.error.code}: {found.error.message}"))
+        facts["error"] = f"{found.error.code}: {found.error.message}"
     if found.usage is not None:
         usage = found.usage
-        facts.append(("tokens", f"{usage.prompt_tokens} read, {usage.completion_tokens} made"))
+        facts["tokens"] = f"{usage.prompt_tokens} read, {usage.completion_tokens} made"
     if found.budget is not None:
-        parts = {
-            "queue": found.budget.queue_ms,
-            "route": found.budget.route_ms,
-            "prefill": found.budget.prefill_ms,
-            "decode": found.budget.decode_ms,
-            "left": found.budget.left_ms,
-        }
-        facts.append(("budget", " · ".join(f"{k} {duration(v)}" for k, v in parts.items())))
+        parts = ("queue", "route", "prefill", "decode", "left")
+        spent = ((part, duration(getattr(found.budget, f"{part}_ms"))) for part in parts)
+        facts["budget"] = " · ".join(f"{part} {time}" for part, time in spent)
     return facts
 
 
@@ -242,11 +242,8 @@ async def list_sessions(client: "Client", as_json: bool) -> int:
         page = await client.sessions.list(limit=_PAGE, after=after)
         found += page.sessions
         after = page.next_after
-    if as_json:
-        print_json(found)
-        return 0
     columns = ("SESSION", "STATUS", "MODEL", "TURNS", "BYTES", "EXPIRES IN")
-    rows = [
+    rows = (
         (
             each.session_id,
             each.status,
@@ -256,9 +253,8 @@ async def list_sessions(client: "Client", as_json: bool) -> int:
             duration(None if each.expires_in_s is None else 1000 * each.expires_in_s),
         )
         for each in found
-    ]
-    console().print(table(columns, rows, numbers=columns[3:]))
-    return 0
+    )
+    return show_list(found, columns, rows, numbers=columns[3:], as_json=as_json)
 
 
 @sessions.command("show", help="One session, with what was said.", short_help="one session")

@@ -6,7 +6,7 @@ gets neither colour nor lines that are cut.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +48,30 @@ def table(
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def show_list(
+    found: object,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[str],
+    as_json: bool,
+) -> int:
+    """Print what was found, as JSON or as a table of ``rows``; the exit status."""
+    if as_json:
+        print_json(found)
+    else:
+        console().print(table(columns, list(rows), numbers=numbers))
+    return 0
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print those facts that there are, one a line."""
+    out = console()
+    for name, value in facts.items():
+        if value:
+            out.print(f"{name:<12}{value}", soft_wrap=True)
 
 
 def duration(ms: float | None) -> str:

@@ -173,6 +173,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
         ),
         _of_triton(
             "--load-timeout",
+            "load_timeout_s",
             type=SECONDS,
             default=300.0,
             metavar="S",
@@ -180,6 +181,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
         ),
         _of_triton(
             "--drain",
+            "drain_s",
             type=SECONDS,
             default=1.0,
             metavar="S",
@@ -234,7 +236,7 @@ def _launch(given: dict[str, Any]) -> int:
         raise click.UsageError("--no-llm leaves nothing to serve without --slot")
     with importing(serving=True):
         from tidegate.cli import launch  # imports the launcher, which other commands do without
-    return launch.run(launch.LaunchOptions(**given))
+    return launch.run(**given)
 
 
 @click.command(cls=Command, help=SERVE_DESCRIPTION, short_help="start the orchestrator only")

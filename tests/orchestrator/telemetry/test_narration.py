@@ -18,7 +18,7 @@ from orchestrator.telemetry.narration import (
     Narration,
     of_ending,
 )
-from pool.console import open_view
+from pool.command import open_view
 from pool.events import EventKind, PoolEvent
 from protocol import AbortCause, Code, Outcome
 from tests.orchestrator.conftest import MakeService, Service

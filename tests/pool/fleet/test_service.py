@@ -18,7 +18,6 @@ from catalog.errors import (
 from pool import pool_command
 from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
-from pool.fleet.check import plan
 from pool.fleet.home import ControlSocket, PoolHome, ask
 from pool.fleet.registrar import AddressList
 from pool.fleet.service import Ending, PoolService
@@ -209,7 +208,7 @@ async def test_check_says_what_would_start_and_what_stands_against_it(tmp_path: 
     more = "vram_gib = 30\ndevices = [0]\ncount = 2\n"
     nowhere = '[[instances]]\nname = "none"\nmodel = "/nowhere"\n'
     file = parse_pool_file(ONE + more + nowhere)
-    planned = {each.name: each for each in await plan(file, tmp_path, FakeGpus(40.0))}
+    planned = {each.name: each for each in await pool_command.plan(file, tmp_path, FakeGpus(40.0))}
     assert planned["one-0"].problem == ""
     assert (planned["one-0"].device, planned["one-0"].need_gib) == ("0", 30.0)
     assert "where 10.0 GiB of 80.0 GiB are free" in planned["one-1"].problem
@@ -218,7 +217,7 @@ async def test_check_says_what_would_start_and_what_stands_against_it(tmp_path: 
 
 async def test_check_says_that_a_triton_is_none(tmp_path: Path) -> None:
     file = parse_pool_file('[pool]\ntriton = "/bin/sh"\n' + ONE)
-    (planned,) = await plan(file, tmp_path, FakeGpus())
+    (planned,) = await pool_command.plan(file, tmp_path, FakeGpus())
     assert "No Triton server at /bin/sh" in planned.problem
 
 

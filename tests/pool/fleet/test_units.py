@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from catalog.engine_entry import EngineEntry
+from catalog.engines import EngineCatalog
 from catalog.errors import PortInUse
 from pool.engines.triton import TritonInstall, TritonPorts
 from pool.fleet.gpus import Gpus
@@ -58,6 +60,20 @@ async def test_gpus_are_named_by_uuid_and_a_group_splits_the_model(tmp_path: Pat
         two = await env(tmp_path, "0", "1", **{ENGINE: engine, DEVICE: "cuda"})
         assert (two["CUDA_VISIBLE_DEVICES"], two[SPLIT]) == ("GPU-0,GPU-1", "2")
     assert (await env(tmp_path, "0", "1", **{ENGINE: "vllm", SPLIT: "1"}))[SPLIT] == "1"
+
+
+async def test_an_engine_runs_in_the_environment_that_was_made_for_it(tmp_path: Path) -> None:
+    python = tmp_path / "engines" / "vllm-1" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    entry = EngineEntry(
+        id="vllm-1", engine="vllm", version="1", build_ref="x", created_ms=1, binary=str(python)
+    )
+    EngineCatalog(tmp_path).put(entry)
+    assert "VIRTUAL_ENV" not in await env(tmp_path, **TORCH)
+    told = await env(tmp_path, **{ENGINE: "vllm", "TIDEGATE_WORKER__MODEL_PATH": "/model"})
+    assert told["VIRTUAL_ENV"] == str(python.parents[1])
+    assert told["PATH"].startswith(f"{python.parent}:")
 
 
 async def test_on_the_cpu_it_is_told_how_many_share_the_memory(tmp_path: Path) -> None:
