@@ -20,7 +20,6 @@ import contextlib
 import errno
 import json
 import os
-import random
 import secrets
 import shutil
 import time
@@ -36,10 +35,9 @@ from catalog.paths import journal_file, log_dir, store_dir
 from pool.engines.ensure import ensure_triton, registered
 from pool.engines.triton import PLAIN_TOKEN, TritonInstall, TritonPorts, require_guard
 from pool.events import EventKind, PoolEvent
-from pool.fleet.home import PoolState
-from pool.fleet.specs import AnySpec, InstanceSpec, StoreSpec
+from pool.fleet.specs import InstanceSpec, StoreSpec
 from pool.fleet.units import Host, PoolMachine
-from pool.manager import Manager, ManagerConfig
+from pool.manager import Manager
 from pool.preflight import cpu
 from pool.process.logs import require_writable
 from pool.process.ports import free_ports, is_free, require_free
@@ -62,7 +60,7 @@ class Launcher:
 
     def __init__(self, spec: LaunchSpec, on_event: Callable[[PoolEvent], None]) -> None:
         self.spec = spec
-        self._manager: Manager[AnySpec] | None = None
+        self._manager: Manager | None = None
         self._places: list[tuple[str, int]] = []
         """Hosts and ports that were chosen for it."""
         self._serving: set[str] = set()
@@ -176,7 +174,7 @@ class Launcher:
                     raise
                 self._emit(PoolEvent(EventKind.LOST, "tidegate", "a port was taken meanwhile"))
 
-    def _make_manager(self, install: TritonInstall | None, port: int) -> Manager[AnySpec]:
+    def _make_manager(self, install: TritonInstall | None, port: int) -> Manager:
         spec = self.spec
         host = spec.host if spec.serve else spec.triton_host
         logs = None if spec.log_to_stderr else log_dir(spec.home, host, port)
@@ -193,12 +191,10 @@ class Launcher:
                 model_repository=spec.model_repository,
             )
         )
-        config = ManagerConfig(drain_s=spec.drain_s, policy=spec.restart)
-        nobody, state = _Nobody(), PoolState()
-        return Manager(machine, nobody, nobody, self._told, config, state, random.Random())
+        return Manager(machine, self._told, drain_s=spec.drain_s, policy=spec.restart)
 
     async def _start_units(
-        self, manager: Manager[AnySpec], instances: list[InstanceSpec], port: int
+        self, manager: Manager, instances: list[InstanceSpec], port: int
     ) -> None:
         spec, env = self.spec, dict[str, str]()
         if spec.store:
@@ -395,19 +391,6 @@ class Launcher:
 
     def _warn(self, text: str) -> None:
         self._emit(PoolEvent(EventKind.WARNED, "tidegate", text))
-
-
-class _Nobody:
-    """No other manager follows a launch, and no orchestrator elsewhere is told of it."""
-
-    def write(self, state: PoolState) -> None:
-        pass
-
-    def set_ready(self, addresses: frozenset[str]) -> None:
-        pass
-
-    async def wait_told(self, timeout_s: float) -> None:
-        pass
 
 
 def _is_gguf(spec: InstanceSpec) -> bool:

@@ -1,7 +1,7 @@
 """Keeps a pool of instances as its file asks for them (PV-1).
 
-    pool.toml ─▶ specs ─▶ Manager ─┬─ Member ─ guardian ─ tritonserver     each detached: they
-                                    └─ Member ─ guardian ─ tritonserver     outlive the manager
+    pool.toml ─▶ specs ─▶ Manager ─┬─ unit ─ guardian ─ tritonserver     each detached: they
+                                    └─ unit ─ guardian ─ tritonserver     outlive the manager
                                                             or llama.cpp's server
 
 The manager after one that was killed finds running instances and goes on with them (``recover``). A
@@ -11,15 +11,19 @@ new file changes what differs and nothing else (``apply``).
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from catalog.errors import StartFailed
 from pool.events import EventKind, PoolEvent
-from pool.fleet.home import InstanceRecord, PoolState
+from pool.fleet.home import InstanceRecord, PoolHome, PoolState
+from pool.fleet.specs import AnySpec
+from pool.fleet.units import PoolMachine
 from pool.process.detached import Found
-from pool.supervise import RestartPolicy, Supervised, Unit
+from pool.supervise import OnStep, ProcessUnit, RestartPolicy, Supervised
+
+if TYPE_CHECKING:  # it brings a library for HTTP, which a launch does without
+    from pool.fleet.registrar import Registrar
 
 POOL = "pool"
 """Target of events that are about no single instance."""
@@ -28,105 +32,46 @@ POLICY = RestartPolicy(
 )
 """An instance of a pool is never given up: one that keeps failing is started again once a minute,
 and the others go on."""
-OnStep = Callable[[str], None]
-"""Told of each step of a start: fits, prepared, spawned, started."""
+RECOVER_S = 5.0
+"""Seconds that running instances have to answer before orchestrators are told what is there."""
+TELL_S = 2.0
+"""Seconds that orchestrators have to hear that an instance goes; then it is drained anyway."""
 
 
-class WantedUnit(Protocol):
-    """What an instance, or an orchestrator beside them, is to be."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def digest(self) -> str:
-        """Digest of the spec: a change is a reason to start the instance anew."""
-
-    @property
-    def has_own_ports(self) -> bool:
-        """Whether it can run beside the instance that it replaces."""
-
-
-W = TypeVar("W", bound=WantedUnit)
-W_contra = TypeVar("W_contra", bound=WantedUnit, contravariant=True)
-
-
-class Machine(Protocol[W_contra]):
-    """The operations of the manager's machine; tests simulate one."""
-
-    def found(self) -> Sequence[Found]:
-        """Every running unit of this pool. Remains of other runs are cleared."""
-
-    def make(self, spec: W_contra, kept: InstanceRecord | None, on_step: OnStep) -> Unit:
-        """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
-
-    def make_former(self, found: Found, on_step: OnStep) -> Unit:
-        """The unit of a running process that is no longer asked for as it is."""
-
-    async def fits_beside(self, spec: W_contra) -> bool:
-        """Whether an instance could start while everything else goes on running."""
-
-
-class Keeper(Protocol):
-    """A store in which the state outlives the manager."""
-
-    def write(self, state: PoolState) -> None:
-        """Write the state. Raises ``OSError``."""
-
-
-class Registration(Protocol):
-    """Tells orchestrators which instances are ready."""
-
-    def set_ready(self, addresses: frozenset[str]) -> None:
-        """Set the addresses of all ready instances. Returns at once."""
-
-    async def wait_told(self, timeout_s: float) -> None:
-        """Wait until orchestrators have been told, or for ``timeout_s``."""
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerConfig:
-    """Settings of a manager. ``drain_s``: seconds that running work is given."""
-
-    drain_s: float = 30.0
-    policy: RestartPolicy = POLICY
-    recover_s: float = 5.0
-    """Seconds that running instances have to answer before orchestrators are told what is there."""
-    tell_s: float = 2.0
-    """Seconds that orchestrators have to hear that an instance goes; then it is drained anyway."""
-
-
-class Manager(Generic[W]):
+class Manager:
     """All members of one pool. ``emit`` must return at once and never raise."""
 
     def __init__(
         self,
-        machine: Machine[W],
-        keeper: Keeper,
-        registrar: Registration,
+        machine: PoolMachine,
         emit: Callable[[PoolEvent], None],
-        config: ManagerConfig,
-        state: PoolState,
-        rng: random.Random,
+        *,
+        drain_s: float,
+        policy: RestartPolicy = POLICY,
+        home: PoolHome | None = None,
+        registrar: "Registrar | None" = None,
+        state: PoolState | None = None,
     ) -> None:
-        """``state`` is what the last manager left."""
+        """``drain_s``: seconds that running work is given. ``home`` keeps the state, and the last
+        manager left ``state``; without one, and without a ``registrar``, nobody is told."""
         self.members: dict[str, Supervised] = {}
         self.incoming: dict[str, Supervised] = {}
         """Members that are to replace others, by the name of the one to be replaced."""
-        self.config = config
-        self.state = state
+        self.state = state or PoolState()
+        self._drain_s = drain_s
+        self._policy = policy
         self._machine = machine
-        self._keeper = keeper
+        self._home = home
         self._registrar = registrar
         self._emit = emit
-        self._rng = rng
+        self._rng = random.Random()
         self._applying = asyncio.Lock()
         self._is_failing = False
         self._is_recovering = False
 
     # ── what is asked for ────────────────────────────────────────────────────────────────────
 
-    async def recover(self, specs: Mapping[str, W]) -> None:
+    async def recover(self, specs: Mapping[str, AnySpec]) -> None:
         """Go on with running instances. Call it once, before anything else; then ``apply``."""
         spare = []
         for found in self._machine.found():
@@ -146,7 +91,7 @@ class Manager(Generic[W]):
             member.resume()
         outcomes = [asyncio.create_task(m.first_outcome()) for m in self.members.values()]
         if outcomes:
-            await asyncio.wait(outcomes, timeout=self.config.recover_s)
+            await asyncio.wait(outcomes, timeout=RECOVER_S)
             for outcome in outcomes:
                 outcome.cancel()
         self._is_recovering = False
@@ -154,7 +99,7 @@ class Manager(Generic[W]):
         # Of two with one name, the spare was to replace the current one, or was replaced by it.
         await asyncio.gather(*(self._end(member) for member in spare))
 
-    async def apply(self, specs: Mapping[str, W]) -> None:
+    async def apply(self, specs: Mapping[str, AnySpec]) -> None:
         """Run these instances and no others; those that are as they should be are not touched."""
         async with self._applying:
             gone = [m for name, m in self.members.items() if name not in specs]
@@ -174,7 +119,7 @@ class Manager(Generic[W]):
                 *(self.replace(name, spec) for name, spec in changed),
             )
 
-    def add(self, spec: W) -> Supervised:
+    def add(self, spec: AnySpec) -> Supervised:
         """Start one more instance; it is kept up from now on."""
         member = self._make(spec, self.state.instances.get(spec.name))
         self.members[spec.name] = member
@@ -191,7 +136,7 @@ class Manager(Generic[W]):
             self.state.instances.pop(name, None)
         self._save()
 
-    async def replace(self, name: str, spec: W) -> bool:
+    async def replace(self, name: str, spec: AnySpec) -> bool:
         """Replace an instance by ``spec``; returns whether that serves.
 
         If memory and ports allow, the new one is started first, and if it fails the old one stays.
@@ -248,7 +193,7 @@ class Manager(Generic[W]):
 
     # ── members ──────────────────────────────────────────────────────────────────────────────
 
-    def _is_current(self, found: Found, spec: W | None) -> bool:
+    def _is_current(self, found: Found, spec: AnySpec | None) -> bool:
         """Whether, of two with one name, this is the one that served: by the state, or if that is
         lost, by being as it should be."""
         record = self.state.instances.get(found.label.unit)
@@ -256,7 +201,7 @@ class Manager(Generic[W]):
             return record.mark == found.label.mark
         return spec is not None and spec.digest == found.label.facts.get("digest")
 
-    async def _attached(self, found: Found, spec: W | None) -> Supervised | None:
+    async def _attached(self, found: Found, spec: AnySpec | None) -> Supervised | None:
         """A member attached to a run that was found; None if it has ended meanwhile."""
         digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
         if spec is not None and spec.digest == digest:
@@ -272,13 +217,12 @@ class Manager(Generic[W]):
         member.restarts = 0 if kept is None else kept.restarts
         return member
 
-    def _make(self, spec: W, kept: InstanceRecord | None) -> Supervised:
+    def _make(self, spec: AnySpec, kept: InstanceRecord | None) -> Supervised:
         unit = self._machine.make(spec, kept, self._on_step(spec.name))
         return self._member(unit, spec.digest)
 
-    def _member(self, unit: Unit, digest: str) -> Supervised:
-        policy = self.config.policy
-        return Supervised(unit, self._emit, self._rng, policy, self._changed, digest)
+    def _member(self, unit: ProcessUnit, digest: str) -> Supervised:
+        return Supervised(unit, self._emit, self._rng, self._policy, self._changed, digest)
 
     def _on_step(self, name: str) -> OnStep:
         events = {"fits": EventKind.FITS, "started": EventKind.SPAWNED}
@@ -297,16 +241,21 @@ class Manager(Generic[W]):
         was_ready = member.is_ready
         await member.retire()
         if was_ready:
-            await self._registrar.wait_told(self.config.tell_s)
-        await member.end(self.config.drain_s if drain_s is None else drain_s)
+            await self.told()
+        await member.end(self._drain_s if drain_s is None else drain_s)
         self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=loop.time() - began))
 
     # ── what others are told ─────────────────────────────────────────────────────────────────
 
     def _changed(self) -> None:
-        if not self._is_recovering:
+        if not self._is_recovering and self._registrar is not None:
             self._registrar.set_ready(self.ready_addresses)
         self._save()
+
+    async def told(self) -> None:
+        """Wait until orchestrators know which instances are ready, or for ``TELL_S``."""
+        if self._registrar is not None:
+            await self._registrar.wait_told(TELL_S)
 
     @property
     def ready_addresses(self) -> frozenset[str]:
@@ -326,8 +275,10 @@ class Manager(Generic[W]):
                 address=member.unit.address,
                 restarts=member.restarts,
             )
+        if self._home is None:
+            return
         try:
-            self._keeper.write(self.state)
+            self._home.write(self.state)
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:

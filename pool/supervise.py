@@ -1,19 +1,30 @@
-"""Keeps a unit up: starts it again when it is lost, gives up where that is pointless (PV-1)."""
+"""Units, each a process under a guardian; and what keeps one up: it is started again when it is
+lost, and given up where that is pointless (PV-1)."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-from catalog.errors import ProvisionError
+from catalog.errors import ProvisionError, StartFailed
 from pool.events import EventKind, PoolEvent, pool_log
-from pool.process.detached import Found
-from pool.process.process import GuardedProcess, StartProcess
+from pool.process.detached import DetachedProcess, Found
+from pool.process.logs import ignore, tail, usable_log
+from pool.process.process import GuardedProcess, StartProcess, UnitProcess
 
 HEARTBEAT_S = 15.0
 MISSES = 3
+TERM_S = 1.5
+"""Seconds from SIGTERM to SIGKILL: enough for a model's ``finalize``; Triton then polls once a
+second."""
+_POLL_S = 0.03
+OnStep = Callable[[str], None]
+"""Told of each step of a start: fits, prepared, spawned, started."""
 
 
 def _nothing() -> None:
@@ -31,54 +42,128 @@ class Keeping:
     """Called once the process is there, long before the unit serves."""
 
 
-class Unit(Protocol):
-    """Something that runs in processes of its own."""
+class ProcessUnit(ABC):
+    """A unit: one process under a guardian, with a log file of its own."""
 
-    name: str
-    misses: int
-    """Number of heartbeats without an answer, in all."""
+    start_s = 30.0
+    """Seconds that a start may take."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
+        keeping: Keeping | None = None,
+    ) -> None:
+        self.name = name
+        self._log_path = log
+        self._log = log
+        """Log file of this start's output; None for stderr."""
+        self._warn = warn
+        self._keeping = keeping or Keeping()
+        self._process: UnitProcess | None = None
+        self.misses = 0
+        """Number of heartbeats without an answer, in all."""
 
     @property
-    def where(self) -> str:
-        """The place where it can be reached, in words for a person."""
+    def pid(self) -> int | None:
+        """Id of the process; None if there is none."""
+        return self._process.pid if self._process else None
 
     @property
     def address(self) -> str:
         """The address for orchestrators; empty if they need none."""
+        return ""
 
     @property
     def all_ports(self) -> tuple[int, int, int]:
         """Its ports for HTTP, gRPC and metrics; 0 for those that it does not have."""
-
-    @property
-    def pid(self) -> int | None: ...
+        return 0, 0, 0
 
     @property
     def mark(self) -> str:
-        """Name of the run by which the next manager finds it; empty if it ends with us."""
+        """Name of the run of a detached process; empty for any other."""
+        return self._process.found.label.mark if isinstance(self._process, DetachedProcess) else ""
 
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The place where it can be reached, in words for a person."""
+
+    @abstractmethod
     async def start(self) -> None:
-        """Start it and wait until it serves. Raises ``StartFailed``; ``stop`` is called even
-        then."""
+        """Start it and wait until it serves. Raises ``StartFailed`` with the reason in its log."""
 
     async def attach(self, found: Found) -> None:
-        """Take over one that runs: from now on ``stop`` ends it. Raises ``StartFailed`` if it has
-        ended meanwhile."""
+        """Take over a process that runs. Raises ``StartFailed`` if it has ended meanwhile."""
+        self._process = await DetachedProcess.adopt(self.name, found, self._log)
 
     async def resume(self) -> None:
-        """Wait until one that was taken over serves. Raises ``StartFailed``; ``stop`` follows."""
-
-    async def lost(self) -> str:
-        """Wait until it no longer serves; returns why, in a few words."""
+        """Wait until a process that was started, or taken over, serves. Raises ``StartFailed``."""
+        assert self._process is not None, "start it first"
+        deadline = time.monotonic() + self.start_s
+        while not await self._answers():
+            if not self._process.running:
+                raise self._failure(await self._status())
+            if time.monotonic() > deadline:
+                raise self._failure(f"was not ready after {self.start_s:.0f} s")
+            await asyncio.sleep(_POLL_S)
 
     async def stop(self, drain_s: float) -> None:
-        """End it: running work may go on for ``drain_s``, and nothing is left on return.
+        """End it: running work may go on for ``drain_s``, and nothing is left on return."""
+        if self._process is not None:
+            await (self._process.end(TERM_S) if drain_s > 0 else self._process.kill())
+            self._process = None
 
-        Takes at most ``drain_s`` and 3.5 s. Idempotent, also when it never started.
-        """
+    async def lost(self) -> str:
+        """Wait until it ends or hangs; returns which, in a few words."""
+        return await first_of(self._process_end(), self._heartbeats())
 
     def kill(self) -> None:
-        """End it at once; ``stop`` still has to be awaited."""
+        """Send SIGKILL, now; ``stop`` waits for the end of it."""
+        if self._process is not None:
+            self._process.order(0.0)
+
+    async def _heartbeats(self) -> str:
+        """Wait until too many heartbeats were missed; returns that."""
+
+        def missed() -> None:
+            self.misses += 1
+
+        return await missed_heartbeats(self._answers, self._keeping.heartbeat_s, missed)
+
+    @abstractmethod
+    async def _answers(self) -> bool:
+        """Whether it answers a heartbeat."""
+
+    async def _spawn(
+        self, command: Sequence[str], env: Mapping[str, str], shm_prefix: str = ""
+    ) -> None:
+        """Start the process with a fresh log. Raises ``StartFailed``."""
+        self._log = usable_log(self._log_path, self._warn)
+        self._process = await self._keeping.start_process(
+            self.name, command, env=env, log=self._log, shm_prefix=shm_prefix
+        )
+        self._keeping.on_started()
+
+    async def _process_end(self) -> str:
+        return f"it {await self._status()}"
+
+    async def _status(self) -> str:
+        """Wait for the end of the process; returns ``ended with status 1``, say."""
+        assert self._process is not None, "start it first"
+        return f"ended with status {await self._process.wait()}"
+
+    def _failure(self, what: str) -> StartFailed:
+        """The error for a start that failed, with the reason that the log gives."""
+        if self._log is None:
+            return StartFailed(f"{self.name} {what}; its log above says why")
+        reason = self._reason_in(self._log)
+        return StartFailed(f"{self.name} {what}:\n{reason}\nThe whole log: {self._log}")
+
+    def _reason_in(self, log: Path) -> str:
+        return tail(log)
 
 
 _MAX_DOUBLINGS = 60
@@ -119,7 +204,7 @@ class Supervised:
 
     def __init__(
         self,
-        unit: Unit,
+        unit: ProcessUnit,
         emit: Callable[[PoolEvent], None],
         rng: random.Random,
         policy: RestartPolicy,

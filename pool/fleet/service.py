@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import random
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from pool.fleet.gpus import Gpus
 from pool.fleet.home import Answer, ControlSocket, PoolHome, PoolState, home_of
 from pool.fleet.metrics import pool_metrics, serve_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
-from pool.fleet.specs import MODELS, AnySpec, InstanceSpec, specs_of
+from pool.fleet.specs import MODELS, InstanceSpec, specs_of
 from pool.fleet.units import Host, PoolMachine
-from pool.manager import POOL, Manager, ManagerConfig
+from pool.manager import POOL, Manager
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import GpuReader
 from pool.supervise import cancelled
@@ -51,7 +50,7 @@ class PoolService:
         self.path = path
         self.file = read_pool_file(path)
         self.home = PoolHome(home_of(self.file))
-        self.manager: Manager[AnySpec] | None = None
+        self.manager: Manager | None = None
         self._specs = specs_of(self.file)
         self._reader = reader
         self._emit = emit
@@ -184,15 +183,13 @@ class PoolService:
             advertise=pool.advertise,
         )
         await stack.enter_async_context(self._registrar)
-        config = ManagerConfig(drain_s=pool.drain_s)
         self.manager = Manager(
             PoolMachine(host),
-            self.home,
-            self._registrar,
             self._emit,
-            config,
-            state,
-            random.Random(),
+            drain_s=pool.drain_s,
+            home=self.home,
+            registrar=self._registrar,
+            state=state,
         )
         control = ControlSocket(self.home.path, self.answer)
         await control.open()
@@ -213,7 +210,7 @@ class PoolService:
             await self.manager.leave()
         else:
             await self.manager.stop(ending.drain_s)
-            await self._registrar.wait_told(self.manager.config.tell_s)
+            await self.manager.told()
 
     async def _apply(self, before: "asyncio.Task[None] | None") -> None:
         assert self.manager is not None

@@ -25,11 +25,10 @@ from pool.fleet.specs import (
     OrchestratorSpec,
     StoreSpec,
 )
-from pool.manager import OnStep
 from pool.preflight.nvml import GpuUnavailable
 from pool.process.detached import DetachedStarter, Found, clear_remains, find_detached
 from pool.process.ports import free_ports, host_port, is_free, require_free
-from pool.supervise import Keeping, Unit, first_of
+from pool.supervise import Keeping, OnStep, ProcessUnit, first_of
 from pool.units.llamacpp import HOST, LlamaCppServer, LlamaCppSpec, is_asked_for
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.store import StoreProcess
@@ -293,18 +292,20 @@ class PoolOrchestrator(OrchestratorProcess):
 
 
 class PoolMachine:
-    """Makes units of real processes, and finds those that run (``manager.Machine``)."""
+    """Makes units of real processes, and finds those that run."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
 
     def found(self) -> Sequence[Found]:
+        """Every running unit of this pool. Remains of other runs are cleared."""
         assert self.host.home is not None
         found = find_detached(self.host.home)
         clear_remains(self.host.home, found)
         return found
 
-    def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> Unit:
+    def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> ProcessUnit:
+        """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
         host, ports = self.host, (0, 0, 0) if kept is None else kept.ports
         if isinstance(spec, StoreSpec):
             log = host.log_of(spec.name)
@@ -317,7 +318,7 @@ class PoolMachine:
         first = (asked or kept for asked, kept in zip(spec.ports, ports, strict=True))
         return PoolTriton(tenancy, TritonPorts(*first))
 
-    def make_former(self, found: Found, on_step: OnStep) -> Unit:
+    def make_former(self, found: Found, on_step: OnStep) -> ProcessUnit:
         """The unit of a running process that is not asked for as it is: good for ending it."""
         facts, name = found.label.facts, found.label.unit
         host = facts.get("host", "127.0.0.1")
@@ -332,6 +333,7 @@ class PoolMachine:
         return PoolTriton(tenancy, TritonPorts(0, 0, 0))
 
     async def fits_beside(self, spec: AnySpec) -> bool:
+        """Whether an instance could start while everything else goes on running."""
         if not isinstance(spec, InstanceSpec) or self.host.gpus is None:
             return False
         try:

@@ -1,6 +1,5 @@
-"""The units that are kept up, each a ``supervise.Unit``.
+"""The units that are kept up, each a ``supervise.ProcessUnit``.
 
-- ``unit``            what all have in common: a process, its log, its heartbeats
 - ``triton``          one Triton: start, ready, lost, stop
 - ``triton_control``  asks one over gRPC: is it up, is its model ready, will it drain
 - ``llamacpp``        one llama.cpp server, in the place of a Triton for a GGUF file

@@ -22,8 +22,7 @@ from pool.process.http_get import get, http_status
 from pool.process.logs import ignore
 from pool.process.ports import host_port
 from pool.process.process import command_environment
-from pool.supervise import Keeping
-from pool.units.unit import ProcessUnit
+from pool.supervise import Keeping, ProcessUnit
 from protocol.gguf import find_gguf, gguf_name, is_gguf, parts_of, read_gguf
 from worker.environment import with_variables
 from worker.settings import WorkerSettings, variable

@@ -19,8 +19,7 @@ from pool.process.http_get import get, http_status
 from pool.process.logs import ignore
 from pool.process.ports import host_port
 from pool.process.process import command_environment
-from pool.supervise import Keeping
-from pool.units.unit import ProcessUnit
+from pool.supervise import Keeping, ProcessUnit
 
 _STARTING = b'{"status":"starting"}'
 """Answer of an orchestrator that still reads its journal, which takes long for a large one."""

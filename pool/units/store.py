@@ -16,7 +16,7 @@ from catalog.errors import MachineUnfit, StartFailed
 from pool.process.guardian import SHARED_MEMORY
 from pool.process.logs import ignore
 from pool.process.process import command_environment
-from pool.units.unit import ProcessUnit
+from pool.supervise import ProcessUnit
 
 PROGRAMS = ("redis-server", "valkey-server")
 _ANSWER_S = 2.0

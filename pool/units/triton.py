@@ -41,8 +41,7 @@ from pool.process.process import (
     has_ended_child,
     is_running,
 )
-from pool.supervise import Keeping, first_of
-from pool.units.unit import TERM_S, ProcessUnit
+from pool.supervise import TERM_S, Keeping, ProcessUnit, first_of
 
 if TYPE_CHECKING:
     from pool.units.triton_control import TritonControl

@@ -17,6 +17,11 @@ from tests.pool.engines.test_triton_wheel import unpack
 class Commands(list[list[str]]):
     """What set-up would have run, in a checkout of its own."""
 
+    def set_up(self, *arguments: str) -> int:
+        """Run set-up with these arguments."""
+        sys.argv = ["bootstrap", *arguments]  # as of monkeypatch, which has it back
+        return bootstrap.main()
+
     fails: Callable[[list[str]], bool] = staticmethod(lambda command: False)
 
     def run(self, command: list[str], what_failed: str) -> None:
@@ -79,63 +84,46 @@ def test_a_new_environment_gets_the_pinned_pip(
     [([], "uv"), ([], "--torch-backend"), (["--pip-args=--no-index"], "")],
 )
 def test_pip_installs_what_uv_cannot(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, arguments: list[str], fails_at: str
+    commands: Commands, arguments: list[str], fails_at: str
 ) -> None:
     """Where uv is not to be had, where it fails, and where the user has said what pip is to do."""
     commands.fails = lambda command: fails_at in command
-    monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
-    assert bootstrap.main() == 0
+    assert commands.set_up(*arguments) == 0
     last = next(command for command in reversed(commands) if ".[cpu]" in command)
     assert last[:3] == [str(bootstrap.VENV_PYTHON), "-m", "pip"]
     assert bootstrap._has_stamp(bootstrap._STAMP)
 
 
-def test_a_second_run_runs_nothing(commands: Commands) -> None:
-    bootstrap.main()
-    commands.clear()
-    assert bootstrap.main() == 0
-    assert commands == []
-
-
-def test_clips_add_to_what_running_needs_and_development_has_them(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("runs", "extras"),
+    [
+        ([[]], []),
+        ([["--slot"], ["--slot"], []], ["cpu,slot"]),
+        ([["--slot"], ["--dev"], ["--dev"], ["--slot"], []], ["cpu,slot", "cpu,dev"]),
+    ],
+)
+def test_what_was_set_up_is_not_again_and_more_is_added(
+    commands: Commands, runs: list[list[str]], extras: list[str]
 ) -> None:
-    bootstrap.main()
+    commands.set_up()
     commands.clear()
-    for arguments in (["--slot"], ["--slot"], []):
-        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
-        assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", "uv", ".[cpu,slot]"]
-    commands.clear()
-    for arguments in (["--dev"], ["--dev"], ["--slot"], []):
-        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
-        assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", "uv", ".[cpu,dev]"]
+    assert [commands.set_up(*each) for each in runs] == [0] * len(runs)
+    wanted = [word for each in extras for word in ("setuptools", "uv", f".[{each}]")]
+    assert commands.installed == wanted
 
 
-def test_after_a_change_each_is_installed_when_it_is_wanted(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+def test_after_a_change_packages_are_installed_when_they_are_wanted_but_no_triton(
+    commands: Commands, changed: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bootstrap", "--dev"])
-    bootstrap.main()
-    (bootstrap.ROOT / "constraints.txt").write_text("changed")
+    commands.set_up("--dev")
+    (bootstrap.ROOT / changed).write_text("changed")
     commands.clear()
-    for arguments in ([], ["--dev"]):
-        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
-        assert bootstrap.main() == 0
+    assert commands.set_up() == commands.set_up("--dev") == 0
     assert commands.installed == [
         *("setuptools", "uv", ".[cpu]"),
         *("setuptools", "uv", ".[cpu,dev]"),
     ]
-
-
-@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_pin_installs_packages_but_no_triton(commands: Commands, changed: str) -> None:
-    bootstrap.main()
-    commands.clear()
-    (bootstrap.ROOT / changed).write_text("changed")
-    assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", "uv", ".[cpu]"]
 
 
 def test_an_interrupted_install_is_repeated(
@@ -158,13 +146,9 @@ def test_type_checkers_see_the_client(commands: Commands) -> None:
     assert (file.parent / line).resolve() == bootstrap.ROOT / "client"
 
 
-def test_an_index_for_torch_and_more_arguments_reach_pip(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_for_torch_and_more_arguments_reach_pip(commands: Commands) -> None:
     index = "https://example.invalid/cpu"
-    arguments = ["--torch-index", index, "--pip-args=--proxy 'http://a b'"]
-    monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
-    bootstrap.main()
+    commands.set_up("--torch-index", index, "--pip-args=--proxy 'http://a b'")
     for command in commands:
         assert command[-4:] == ["--proxy", "http://a b", "--extra-index-url", index]
 

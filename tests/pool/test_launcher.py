@@ -17,7 +17,6 @@ from catalog.engines import EngineCatalog
 from catalog.errors import (
     GaveUp,
     LogUnusable,
-    NoEngine,
     PortInUse,
     StartFailed,
     StateFileUnusable,
@@ -119,6 +118,14 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
     launch.marked.wait_gone(set())
 
 
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> TritonInstall:
+    """This machine's server is found from any state folder."""
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
+    return install
+
+
 async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None:
     """Two instances, at the ports that were set for the first and ten above them."""
     http, grpc, metrics = free_ports(3)
@@ -138,10 +145,8 @@ async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("serve", [True, False])
 async def test_services_on_free_ports_have_logs_of_their_own(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: bool
+    launch: Launch, tmp_path: Path, found: TritonInstall, serve: bool
 ) -> None:
-    install = find_triton(None, state_dir())
-    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
     one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
     both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
     for each in both:
@@ -155,28 +160,6 @@ async def test_services_on_free_ports_have_logs_of_their_own(
     assert {each.name for each in (tmp_path / "logs").iterdir()} == {
         f"127.0.0.1-{port}" for port in ports
     }
-
-
-async def test_fetches_a_triton_where_there_is_none_and_says_so(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    homes: list[Path] = []
-
-    async def fetch(home: Path, _: object) -> None:
-        homes.append(home)
-        monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
-
-    def find(*_: object) -> TritonInstall:
-        raise NoEngine
-
-    install = find_triton(None, state_dir())
-    monkeypatch.setattr(ensure, "find_triton", find)
-    monkeypatch.setattr(ensure, "fetch_triton", fetch)
-    launched = launch(home=tmp_path)
-    said = await launched.until(EventKind.FETCHING)
-    assert "none on this machine; fetching" in said.text and str(tmp_path) in said.text
-    await launched.until(EventKind.FOUND)
-    assert homes == [tmp_path]
 
 
 @pytest.mark.parametrize("place", ["missing/state.json", "file/state.json", "directory"])
@@ -207,10 +190,8 @@ async def test_goes_on_when_the_state_file_cannot_be_rewritten(
 
 
 async def test_a_log_directory_that_cannot_be_is_refused_at_once(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, tmp_path: Path, found: TritonInstall
 ) -> None:
-    install = find_triton(None, state_dir())
-    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
     (tmp_path / "logs").touch()
     launched = launch(log_to_stderr=False, home=tmp_path)
     with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
@@ -218,31 +199,14 @@ async def test_a_log_directory_that_cannot_be_is_refused_at_once(
     assert [event.kind for event in launched.seen()] == [EventKind.FOUND]
 
 
-@pytest.mark.slow
-async def test_a_restart_goes_on_without_a_log_directory(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install = find_triton(None, state_dir())
-    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
-    launched = launch(log_to_stderr=False, home=tmp_path)
-    await launched.until(EventKind.SERVING)
-    shutil.rmtree(tmp_path / "logs")
-    (tmp_path / "logs").touch()
-    os.kill(launched.server_pid, signal.SIGKILL)
-    assert "cannot write the log" in (await launched.until(EventKind.WARNED)).text
-    await launched.until(EventKind.READY)
-
-
 async def test_the_server_that_serves_is_in_the_catalog_of_engines(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, tmp_path: Path, found: TritonInstall
 ) -> None:
-    install = find_triton(None, state_dir())
-    monkeypatch.setattr(ensure, "find_triton", lambda *_: install)
     launched = launch(home=tmp_path)
     await launched.until(EventKind.SERVING)
     while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it
         await asyncio.sleep(0.01)
-    assert [(each.engine, each.version) for each in entries] == [("triton", install.version)]
+    assert [(each.engine, each.version) for each in entries] == [("triton", found.version)]
 
 
 def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None:
@@ -288,17 +252,13 @@ async def test_another_port_when_one_was_taken_meanwhile(
         await launched.until(EventKind.SERVING)
 
 
-@pytest.mark.slow
-async def test_a_port_that_was_asked_for_is_no_other_servers(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_was_asked_for_is_no_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of ours that listen on one port would be found out seconds later, or never."""
     asked, grpc, *free = free_ports(7)
     monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [grpc, asked, *free])
-    launched = launch(serve=True, port=asked, triton_ports=TritonPorts(0, grpc, 0))
-    await launched.until(EventKind.READY)
-    (instance,) = launched.launcher.instances
-    assert {instance.ports.http, instance.ports.metrics} == set(free[:2])
+    spec = LaunchSpec(port=asked, triton_ports=TritonPorts(0, grpc, 0))
+    (placed,) = Launcher(spec, print)._with_ports(spec.instance_specs, {asked})
+    assert placed.ports == TritonPorts(free[0], grpc, free[1])
 
 
 async def test_a_port_that_was_asked_for_is_never_replaced(launch: Launch) -> None:

@@ -15,7 +15,7 @@ def specs(*wanted: FakeSpec) -> dict[str, FakeSpec]:
 A, B, C = FakeSpec("a"), FakeSpec("b"), FakeSpec("c")
 
 
-async def up(machine: FakeMachine, *wanted: FakeSpec) -> Manager[FakeSpec]:
+async def up(machine: FakeMachine, *wanted: FakeSpec) -> Manager:
     manager = machine.manager()
     await manager.recover(specs(*wanted))
     await manager.apply(specs(*wanted))

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -12,9 +11,10 @@ from catalog.errors import StartFailed
 from perf.sim.replay.loop import VirtualLoop
 from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
-from pool.manager import Manager, ManagerConfig, OnStep
+from pool.manager import Manager
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
+from pool.supervise import OnStep
 
 LOAD_S = 2.0
 
@@ -50,7 +50,7 @@ class Server:
 
 
 class FakeMachine:
-    """What runs, and what goes wrong. ``Machine``, ``Keeper`` and ``Registrar`` of a manager."""
+    """What runs, and what goes wrong. Machine, home and registrar of a manager."""
 
     def __init__(self) -> None:
         self.servers: list[Server] = []
@@ -74,16 +74,12 @@ class FakeMachine:
     def kinds(self, name: str) -> list[EventKind]:
         return [event.kind for event in self.events if event.target == name]
 
-    def manager(self, drain_s: float = 30.0) -> Manager[FakeSpec]:
-        return Manager(
-            self,
-            self,
-            self,
-            self.events.append,
-            ManagerConfig(drain_s=drain_s),
-            self.written,
-            random.Random(1),
+    def manager(self, drain_s: float = 30.0) -> Manager:
+        manager = Manager(
+            self, self.events.append, drain_s=drain_s, home=self, registrar=self, state=self.written
         )
+        manager._rng.seed(1)
+        return manager
 
     # ── Machine ──────────────────────────────────────────────────────────────────────────────
 
@@ -119,7 +115,7 @@ class FakeMachine:
 
 
 class FakeUnit:
-    """``Unit``."""
+    """``ProcessUnit``."""
 
     where = "nowhere"
     misses = 0
@@ -205,7 +201,7 @@ def simulated(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     return wraps(test)(lambda: simulate(test()))
 
 
-async def killed(manager: Manager[FakeSpec]) -> None:
+async def killed(manager: Manager) -> None:
     """As after kill -9: it does nothing any more, and its instances know nothing of it."""
     for member in (*manager.members.values(), *manager.incoming.values()):
         await member.leave()

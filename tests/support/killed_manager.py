@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
-from pool.manager import Manager, ManagerConfig, OnStep
+from pool.manager import Manager
 from pool.process.detached import (
     DetachedProcess,
     DetachedStarter,
@@ -24,6 +24,7 @@ from pool.process.detached import (
     clear_remains,
     find_detached,
 )
+from pool.supervise import OnStep
 from tests.support.fake_pool import FakeSpec
 
 SLEEP = ("bash", "-c", "sleep 1000 & wait")
@@ -45,7 +46,7 @@ class DyingHome(PoolHome):
 
 
 class Sleeper:
-    """``Unit``: a process that does nothing, at a port that nobody listens on."""
+    """``ProcessUnit``: a process that does nothing, at a port that nobody listens on."""
 
     where = "nowhere"
     misses = 0
@@ -127,27 +128,15 @@ class SleeperMachine:
         return True
 
 
-class Deaf:
-    """``Registrar``."""
-
-    def set_ready(self, addresses: frozenset[str]) -> None:
-        pass
-
-    async def wait_told(self, timeout_s: float) -> None:
-        pass
-
-
 def die_at(wanted: str, step: str) -> None:
     if step == wanted:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def manage(home: PoolHome, machine: SleeperMachine) -> Manager[FakeSpec]:
+async def manage(home: PoolHome, machine: SleeperMachine) -> Manager:
     """A manager whose one instance is ready. ``home`` is to be claimed."""
     state = home.read(lambda warning: None)
-    manager = Manager(
-        machine, home, Deaf(), lambda event: None, ManagerConfig(), state, random.Random(1)
-    )
+    manager = Manager(machine, lambda event: None, drain_s=30.0, home=home, state=state)
     specs = {"one": FakeSpec("one")}
     await manager.recover(specs)
     await manager.apply(specs)

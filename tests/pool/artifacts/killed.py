@@ -12,6 +12,7 @@ With EVERY only each so-manieth change is tried.
 import asyncio
 import errno
 import hashlib
+import itertools
 import os
 import shutil
 import signal
@@ -78,41 +79,38 @@ def fetch(home: Path, source: Path) -> None:
     asyncio.run(add_model(ModelCatalog(home), request))
 
 
-def kill_at(count: int) -> None:
-    """SIGKILL to ourselves after so many changes."""
-    seen = 0
+def changed(names: tuple[str, ...], at: Callable[[int, Callable[[], object]], object]) -> None:
+    """Have ``at`` make each of these changes of the disk; it is told how many there were."""
+    counts = itertools.count(1)
 
     def counted(change: Callable[..., object]) -> Callable[..., object]:
-        def run(*args: object, **named: object) -> object:
-            nonlocal seen
-            result = change(*args, **named)
-            seen += 1
-            if seen == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+        return lambda *args, **named: at(next(counts), lambda: change(*args, **named))
 
-        return run
-
-    for name in CHANGES:
+    for name in names:
         setattr(os, name, counted(getattr(os, name)))
+
+
+def kill_at(count: int) -> None:
+    """SIGKILL to ourselves after so many changes."""
+
+    def at(seen: int, change: Callable[[], object]) -> object:
+        result = change()
+        if seen == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    changed(CHANGES, at)
 
 
 def fill_at(count: int) -> None:
     """No space from the so-manieth change on."""
-    seen = 0
 
-    def counted(change: Callable[..., object]) -> Callable[..., object]:
-        def run(*args: object, **named: object) -> object:
-            nonlocal seen
-            seen += 1
-            if seen >= count:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return change(*args, **named)
+    def at(seen: int, change: Callable[[], object]) -> object:
+        if seen >= count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return change()
 
-        return run
-
-    for name in GROW:
-        setattr(os, name, counted(getattr(os, name)))
+    changed(GROW, at)
 
 
 def serve(source: Path) -> int:

@@ -5,6 +5,7 @@ import base64
 import hashlib
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,18 +116,8 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
 
 
 def test_what_decides_what_comes_of_it_is_in_the_id() -> None:
-    ids = {
-        EnvironmentProvider(recipe).id
-        for recipe in (
-            TINY,
-            Recipe("tiny", "cuda", "tiny-engine", "tiny_engine", TINY.requirements, TINY.pip),
-            Recipe("tiny", "cpu", "tiny-engine", "tiny_engine", "tiny-engine==1.3\n", TINY.pip),
-            Recipe(
-                "tiny", "cpu", "tiny-engine", "tiny_engine", TINY.requirements, TINY.pip, {"A": "1"}
-            ),
-        )
-    }
-    assert len(ids) == 4
+    changes = ({}, {"compute_mode": "cuda"}, {"requirements": "x==1\n"}, {"build": {"A": "1"}})
+    assert len({EnvironmentProvider(replace(TINY, **each)).id for each in changes}) == 4
 
 
 def test_vllm_is_the_cpus_wheel_without_a_gpu() -> None:

@@ -37,48 +37,40 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_a_configured_server_comes_first(tmp_path: Path, home: Path) -> None:
+def test_a_configured_server_comes_first_then_ngcs_then_the_wheels(
+    tmp_path: Path, home: Path
+) -> None:
     mine, ngc = server_root(tmp_path / "mine"), server_root(tmp_path / "ngc")
     for configured in (mine, mine / "bin" / "tritonserver"):
         found = find_triton(configured, home, ngc)
-        assert (found.source, found.binary) == ("path", mine / "bin" / "tritonserver")
+        assert (found.source, found.version) == ("path", "2.63.0")
+        assert found.binary == mine / "bin" / "tritonserver"
         assert found.backend_dir == mine / "backends"
-        assert found.version == "2.63.0"
-
-
-def test_then_the_ngc_image(tmp_path: Path, home: Path) -> None:
-    found = find_triton(None, home, server_root(tmp_path / "ngc"))
-    assert (found.source, found.legacy_stub) == ("ngc", False)
-    assert found.description == "Triton 2.63.0 from the NGC image"
-
-
-def test_then_the_wheel(tmp_path: Path, home: Path) -> None:
-    found = find_triton(None, home, tmp_path / "ngc")
-    assert (found.source, found.legacy_stub) == ("wheel", True)
+    found = find_triton(None, home, ngc)
+    assert (found.legacy_stub, found.description) == (False, "Triton 2.63.0 from the NGC image")
+    found = find_triton(None, home, tmp_path / "none")
+    assert (found.legacy_stub, found.backend_dir) == (True, wheel.backend_dir(home))
     assert found.description == f"Triton {wheel.SERVER_VERSION} from the wheel"
-    assert found.backend_dir == wheel.backend_dir(home)
 
 
-def test_none_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(EngineNotFound, match=r"none in .*ngc.*make setup.*--triton PATH"):
-        find_triton(None, tmp_path / "home", tmp_path / "ngc")
-
-
-def test_a_configured_server_is_never_replaced_by_another(tmp_path: Path, home: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"No Triton server at .*nowhere: expected"):
-        find_triton(tmp_path / "nowhere", home, tmp_path / "ngc")
-
-
-def test_a_server_without_a_python_backend(tmp_path: Path, home: Path) -> None:
-    root = server_root(tmp_path / "mine")
-    (root / "backends" / "python" / "triton_python_backend_stub").unlink()
-    with pytest.raises(EngineNotFound, match="no Python backend"):
-        find_triton(root, home)
-
-
-def test_a_server_of_another_python(tmp_path: Path, home: Path) -> None:
-    with pytest.raises(MachineUnfit, match=r"runs Python 3\.8"):
-        find_triton(server_root(tmp_path / "mine", b"libpython3.8.so.1.0"), home)
+@pytest.mark.parametrize(
+    ("configured", "said"),
+    [
+        ("", r"none in .*ngc.*make setup.*--triton PATH"),
+        ("nowhere", "No Triton server at .*nowhere: expected"),
+        ("bare", "no Python backend"),
+        ("old", r"runs Python 3\.8"),
+    ],
+)
+def test_what_is_not_there_or_does_not_fit_is_never_replaced_by_another(
+    tmp_path: Path, configured: str, said: str
+) -> None:
+    server_root(tmp_path / "old", b"libpython3.8.so.1.0")
+    bare = server_root(tmp_path / "bare")
+    (bare / "backends" / "python" / "triton_python_backend_stub").unlink()
+    path = tmp_path / configured if configured else None
+    with pytest.raises((EngineNotFound, MachineUnfit), match=said):
+        find_triton(path, tmp_path / "home", tmp_path / "ngc")
 
 
 def test_a_stub_that_triton_left_unreadable_is_mended(tmp_path: Path, home: Path) -> None:
@@ -93,33 +85,25 @@ def test_a_stub_that_triton_left_unreadable_is_mended(tmp_path: Path, home: Path
         assert stub.stat().st_mode & 0o777 == 0o555
 
 
-def test_command_line(home: Path, tmp_path: Path) -> None:
-    spec = TritonSpec(Path("/models"), ("llm", "slot"), host="127.0.0.2", load_timeout_s=60)
-    command = triton_command(
-        find_triton(None, home, tmp_path), spec, TritonPorts(1, 2, 3), "tidegate_x_"
-    )
+@pytest.mark.parametrize(
+    ("host", "http", "grpc"),
+    [("127.0.0.2", "127.0.0.2", "127.0.0.2"), ("::1", "ipv6:::1", "[::1]")],
+)
+def test_command_line(home: Path, tmp_path: Path, host: str, http: str, grpc: str) -> None:
+    spec = TritonSpec(Path("/models"), ("llm", "slot"), host=host, load_timeout_s=60)
+    install = find_triton(None, home, tmp_path)
     assert {
         "--http-port=1",
         "--grpc-port=2",
         "--metrics-port=3",
-        "--http-address=127.0.0.2",
-        "--grpc-address=127.0.0.2",
-        "--metrics-address=127.0.0.2",
+        f"--http-address={http}",
+        f"--grpc-address={grpc}",
+        f"--metrics-address={http}",
         "--load-model=llm",
         "--load-model=slot",
         "--backend-config=python,shm-region-prefix-name=tidegate_x_",
         "--backend-config=python,stub-timeout-seconds=60",
-    } <= set(command)
-
-
-def test_an_ipv6_address_is_spelled_as_each_endpoint_takes_it(home: Path, tmp_path: Path) -> None:
-    spec = TritonSpec(Path("/models"), ("llm",), host="::1")
-    command = triton_command(find_triton(None, home, tmp_path), spec, TritonPorts(1, 2, 3), "x_")
-    assert {
-        "--http-address=ipv6:::1",
-        "--grpc-address=[::1]",
-        "--metrics-address=ipv6:::1",
-    } <= set(command)
+    } <= set(triton_command(install, spec, TritonPorts(1, 2, 3), "tidegate_x_"))
 
 
 def test_what_is_no_clients_business_is_locked_without_a_key(home: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Orchestrators are told which instances are ready, and told again (PV-1)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,7 +11,7 @@ from aiohttp import web
 from catalog.operator_key import keep_key, key_file
 from orchestrator.instances.discovery.sources import SourceError, WatchedFile
 from pool.fleet import registrar as registrars
-from pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar
+from pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar, Target
 from tests.orchestrator.conftest import MakeService, MakeWorker
 
 PATIENCE_S = 10.0
@@ -69,34 +69,41 @@ async def fake() -> AsyncIterator[FakeOrchestrator]:
 
 
 class Rig:
-    def __init__(self) -> None:
+    """A registrar with these targets, and what it warned of."""
+
+    def __init__(self, *targets: Target) -> None:
         self.warned: list[tuple[str, str]] = []
         self.registrar = Registrar(lambda name, why: self.warned.append((name, why)))
+        self.targets = targets
 
-    async def until(self, addresses: set[str], fake: FakeOrchestrator) -> None:
+    async def __aenter__(self) -> "Rig":
+        await self.registrar.follow({each.name: each for each in self.targets})
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.registrar.follow({})
+
+    async def tell(self, *addresses: str, within_s: float = PATIENCE_S) -> None:
+        self.registrar.set_ready(frozenset(addresses))
+        await self.registrar.wait_told(within_s)
+
+    async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while set(fake.known) != addresses:  # noqa: ASYNC110 - it has no event
+            while not done():  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
 
 
 async def test_what_is_ready_is_told_with_the_key_and_what_is_not_is_taken_off(
     fake: FakeOrchestrator,
 ) -> None:
-    rig = Rig()
-    async with rig.registrar as registrar:
-        target = HttpTarget(fake.url + "/", "secret", 45.0)
-        await registrar.follow({target.name: target})
-        registrar.set_ready(frozenset({"a:1", "[::1]:2"}))
-        await registrar.wait_told(PATIENCE_S)
+    async with Rig(HttpTarget(fake.url + "/", "secret", 45.0)) as rig:
+        await rig.tell("a:1", "[::1]:2")
         assert fake.known == {"a:1": 45.0, "[::1]:2": 45.0}
         assert fake.keys == {"Bearer secret"}
-        registrar.set_ready(frozenset({"[::1]:2"}))
-        await registrar.wait_told(PATIENCE_S)
+        await rig.tell("[::1]:2")
         assert set(fake.known) == {"[::1]:2"}
-        registrar.set_ready(frozenset())
-        await registrar.wait_told(PATIENCE_S)
-        assert fake.known == {}
-    assert rig.warned == []
+        await rig.tell()
+        assert fake.known == {} and rig.warned == []
 
 
 async def test_or25_without_a_key_it_is_the_one_that_is_kept_on_this_machine(
@@ -106,35 +113,26 @@ async def test_or25_without_a_key_it_is_the_one_that_is_kept_on_this_machine(
     at = urlsplit(fake.url)
     path = key_file(tmp_path, at.hostname or "", at.port or 0)
     keys = [await asyncio.to_thread(keep_key, path)]
-    async with Rig().registrar as registrar:
-        target = HttpTarget(fake.url, "", 45.0)
-        await registrar.follow({target.name: target})
-        registrar.set_ready(frozenset({"a:1"}))
-        await registrar.wait_told(PATIENCE_S)
+    async with Rig(HttpTarget(fake.url, "", 45.0)) as rig:
+        await rig.tell("a:1")
         await asyncio.to_thread(path.unlink)  # as of one that was restarted
         keys.append(await asyncio.to_thread(keep_key, path))
-        registrar.set_ready(frozenset({"b:1"}))
-        await registrar.wait_told(PATIENCE_S)
+        await rig.tell("b:1")
     assert fake.keys == {f"Bearer {key}" for key in keys}
 
 
 async def test_one_that_was_restarted_hears_of_all_within_a_renewal(fake: FakeOrchestrator) -> None:
-    rig = Rig()
-    async with rig.registrar as registrar:
-        target = HttpTarget(fake.url, "", 0.15)
-        await registrar.follow({target.name: target})
-        registrar.set_ready(frozenset({"a:1", "b:1"}))
-        await registrar.wait_told(PATIENCE_S)
+    async with Rig(HttpTarget(fake.url, "", 0.15)) as rig:
+        await rig.tell("a:1", "b:1")
         fake.known.clear()
-        await rig.until({"a:1", "b:1"}, fake)
+        await rig.until(lambda: set(fake.known) == {"a:1", "b:1"})
 
 
 async def test_a_new_manager_tells_nobody_none(fake: FakeOrchestrator, tmp_path: Path) -> None:
     """What an earlier one has told holds until this one knows better."""
     path = tmp_path / "instances"
     path.write_text("a:1\n")
-    async with Rig().registrar as registrar:
-        await registrar.follow({"http": HttpTarget(fake.url, "", 45.0), "file": AddressList(path)})
+    async with Rig(HttpTarget(fake.url, "", 45.0), AddressList(path)):
         await asyncio.sleep(0.05)
     assert fake.asked == []
     assert path.read_text() == "a:1\n"
@@ -144,33 +142,26 @@ async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
     fake: FakeOrchestrator, tmp_path: Path
 ) -> None:
     fake.status = 403
-    rig = Rig()
-    async with rig.registrar as registrar:
-        good = AddressList(tmp_path / "instances")
-        bad = HttpTarget(fake.url, "wrong", 0.06)
-        gone = HttpTarget("http://127.0.0.1:9", "", 0.06)
-        await registrar.follow({each.name: each for each in (good, bad, gone)})
-        registrar.set_ready(frozenset({"a:1"}))
-        await registrar.wait_told(0.3)
+    good = AddressList(tmp_path / "instances")
+    bad = HttpTarget(fake.url, "wrong", 0.06)
+    gone = HttpTarget("http://127.0.0.1:9", "", 0.06)
+    async with Rig(good, bad, gone) as rig:
+        await rig.tell("a:1", within_s=0.3)
         assert (tmp_path / "instances").read_text().endswith("\na:1\n")
-        assert set(registrar.errors) == {bad.name, gone.name}
+        assert set(rig.registrar.errors) == {bad.name, gone.name}
         assert [name for name, _ in rig.warned].count(bad.name) == 1
-        assert "HTTP 403" in registrar.errors[bad.name]
+        assert "HTTP 403" in rig.registrar.errors[bad.name]
 
 
 async def test_targets_come_and_go_with_the_file(fake: FakeOrchestrator, tmp_path: Path) -> None:
-    async with Rig().registrar as registrar:
-        registrar.set_ready(frozenset({"a:1"}))
-        first = AddressList(tmp_path / "first")
-        await registrar.follow({first.name: first})
-        await registrar.wait_told(PATIENCE_S)
+    first = AddressList(tmp_path / "first")
+    async with Rig(first) as rig:
+        await rig.tell("a:1")
         target = HttpTarget(fake.url, "", 45.0)
-        await registrar.follow({target.name: target})
-        await registrar.wait_told(PATIENCE_S)
-        registrar.set_ready(frozenset({"b:1"}))
-        await registrar.wait_told(PATIENCE_S)
+        await rig.registrar.follow({target.name: target})
+        await rig.registrar.wait_told(PATIENCE_S)
+        await rig.tell("b:1")
     assert set(fake.known) == {"b:1"}
-    assert first.name == f"file:{tmp_path / 'first'}"
     assert (tmp_path / "first").read_text().endswith("\na:1\n"), "left as it was"
 
 
@@ -195,35 +186,22 @@ async def test_a_list_has_one_writer_and_the_next_one_once_that_is_gone(
     path = tmp_path / "instances"
     first, second = AddressList(path), AddressList(path)
     await first.tell(frozenset({"a:1"}))
-    rig = Rig()
-    async with rig.registrar as registrar:
-        await registrar.follow({second.name: second})
-        registrar.set_ready(frozenset({"b:1"}))
-        await registrar.wait_told(0.1)
-        assert f"another pool manager writes {path}" in registrar.errors[second.name]
+    (tmp_path / "instances.lock").unlink()
+    await first.tell(frozenset({"a:1"}))  # makes the lock anew
+    async with Rig(second) as rig:
+        await rig.tell("b:1", within_s=0.1)
+        assert f"another pool manager writes {path}" in rig.registrar.errors[second.name]
         await first.tell(frozenset({"a:2"}))
         assert await WatchedFile(f"file:{path}").read() == {"a:2"}
         await first.close()
-        await registrar.wait_told(PATIENCE_S)
+        await rig.registrar.wait_told(PATIENCE_S)
         assert await WatchedFile(f"file:{path}").read() == {"b:1"}
-        assert not registrar.errors
+        assert not rig.registrar.errors
         with pytest.raises(CannotTell):
             await first.tell(frozenset({"a:3"}))
     await first.tell(frozenset({"a:3"}))
     assert await WatchedFile(f"file:{path}").read() == {"a:3"}
     await first.close()
-
-
-async def test_a_lock_that_was_removed_is_made_anew(tmp_path: Path) -> None:
-    path = tmp_path / "instances"
-    first, second = AddressList(path), AddressList(path)
-    await first.tell(frozenset({"a:1"}))
-    (tmp_path / "instances.lock").unlink()
-    await first.tell(frozenset({"a:2"}))
-    with pytest.raises(CannotTell):
-        await second.tell(frozenset({"b:1"}))
-    await first.close()
-    await second.close()
 
 
 async def test_a_real_orchestrator_takes_what_it_is_told(
@@ -233,35 +211,26 @@ async def test_a_real_orchestrator_takes_what_it_is_told(
     service = await make_service(
         instances=("127.0.0.1:9",), token="user", admin_token="root", wait=False
     )
-    async with Rig().registrar as registrar:
-        target = HttpTarget(service.url, "root", 45.0)
-        await registrar.follow({target.name: target})
-        registrar.set_ready(frozenset({worker.address}))
-        await registrar.wait_told(PATIENCE_S)
-        assert registrar.errors == {}
+    async with Rig(HttpTarget(service.url, "root", 45.0)) as rig:
+        await rig.tell(worker.address)
+        assert rig.registrar.errors == {}
         instances = service.orchestrator.registry.instances
         await service.until(lambda: instances[worker.address].ready)
-        registrar.set_ready(frozenset())
-        await registrar.wait_told(PATIENCE_S)
+        await rig.tell()
         assert instances[worker.address].retiring_since is not None
 
 
 async def test_an_answer_in_any_encoding_ends_nothing(fake: FakeOrchestrator) -> None:
     """As of a proxy in front of it; it is told again until it takes it."""
     fake.status, fake.said = 502, b"<h1>d\xe9sol\xe9\x1b[2J</h1>\n" * 10_000
-    rig = Rig()
-    async with rig.registrar as registrar:
-        target = HttpTarget(fake.url, "", 45.0)
-        await registrar.follow({target.name: target})
-        registrar.set_ready(frozenset({"a:1"}))
-        async with asyncio.timeout(PATIENCE_S):
-            while not registrar.errors:  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.01)
-        (said,) = registrar.errors.values()
+    async with Rig(HttpTarget(fake.url, "", 45.0)) as rig:
+        rig.registrar.set_ready(frozenset({"a:1"}))
+        await rig.until(lambda: bool(rig.registrar.errors))
+        (said,) = rig.registrar.errors.values()
         assert said.isprintable() and said.startswith("HTTP 502: <h1>d") and len(said) < 250
         fake.status, fake.said = 201, None
-        registrar.set_ready(frozenset({"b:1"}))
-        await rig.until({"b:1"}, fake)
+        rig.registrar.set_ready(frozenset({"b:1"}))
+        await rig.until(lambda: set(fake.known) == {"b:1"})
 
 
 async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
@@ -274,14 +243,10 @@ async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
                 raise ValueError("unforeseen")
             await super().tell(addresses)
 
-    async with Rig().registrar as registrar:
-        await registrar.follow({"file": Faulty(tmp_path / "list")})
-        registrar.set_ready(frozenset({"a:1"}))
-        async with asyncio.timeout(PATIENCE_S):
-            while not registrar.errors:  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.01)
-        registrar.set_ready(frozenset({"b:1"}))
-        await registrar.wait_told(PATIENCE_S)
+    async with Rig(Faulty(tmp_path / "list")) as rig:
+        rig.registrar.set_ready(frozenset({"a:1"}))
+        await rig.until(lambda: bool(rig.registrar.errors))
+        await rig.tell("b:1")
         assert (tmp_path / "list").read_text().endswith("\nb:1\n")
 
 
@@ -289,10 +254,8 @@ async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
 async def test_any_heartbeat_makes_a_time_to_live_that_orchestrators_take(
     fake: FakeOrchestrator, heartbeats_s: float, told_s: float
 ) -> None:
-    async with Rig().registrar as registrar:
-        target = HttpTarget(fake.url, "", heartbeats_s)
-        await registrar.follow({target.name: target})
-        registrar.set_ready(frozenset({"a:1"}))
-        await registrar.wait_told(PATIENCE_S)
+    target = HttpTarget(fake.url, "", heartbeats_s)
+    async with Rig(target) as rig:
+        await rig.tell("a:1")
     assert fake.known == {"a:1": told_s}
     assert target.renew_s is not None and target.renew_s <= told_s / 3

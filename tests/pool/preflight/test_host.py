@@ -21,16 +21,19 @@ def stub(tmp_path: Path, needs: str) -> Path:
     return path
 
 
-def test_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with pytest.raises(MachineUnfit, match=r"Linux on x86_64, and this is Linux on aarch64.*use"):
-        machine.check_platform()
-
-
-@pytest.mark.parametrize(("libc", "named"), [("glibc 2.31", "2.31"), ("", "none")])
-def test_old_or_no_glibc(monkeypatch: pytest.MonkeyPatch, libc: str, named: str) -> None:
-    monkeypatch.setattr(os, "confstr", lambda name: libc)
-    with pytest.raises(MachineUnfit, match=rf"glibc 2\.35 or newer.* has {named}: use Debian 12"):
+@pytest.mark.parametrize(
+    ("changed", "value", "said"),
+    [
+        ("machine", "aarch64", r"Linux on x86_64, and this is Linux on aarch64.*use"),
+        ("confstr", "glibc 2.31", r"glibc 2\.35 or newer.* has 2\.31: use Debian 12"),
+        ("confstr", "", r"glibc 2\.35 or newer.* has none: use Debian 12"),
+    ],
+)
+def test_a_machine_that_cannot_run_the_wheel(
+    monkeypatch: pytest.MonkeyPatch, changed: str, value: str, said: str
+) -> None:
+    monkeypatch.setattr(platform if changed == "machine" else os, changed, lambda *_: value)
+    with pytest.raises(MachineUnfit, match=said):
         machine.check_platform()
 
 
@@ -52,16 +55,13 @@ def test_no_libpython(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         machine.libpython_dir(stub(tmp_path, needs=name))
 
 
-def test_libpython_is_found_where_python_says(
+def test_libpython_is_found_where_python_says_or_comes_with_the_stub(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name = f"libpython{HERE}.so.1.0"
     (tmp_path / name).touch()
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: str(tmp_path))
     assert machine.libpython_dir(stub(tmp_path, needs=name)) == tmp_path
-
-
-def test_a_stub_may_bring_its_own_libpython(tmp_path: Path) -> None:
     assert machine.libpython_dir(stub(tmp_path, needs="libpython3-419a3a08.13.so.1.0")) is None
 
 

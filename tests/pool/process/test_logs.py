@@ -93,32 +93,18 @@ def test_says_why_in_a_few_words(log: Path, text: str, reason: str) -> None:
     assert why_triton_ended(log) == reason
 
 
-def test_no_log_is_no_error(log: Path) -> None:
-    assert tail(log) == ""
-
-
-def test_the_last_runs_log_is_kept(log: Path) -> None:
-    fresh_log(log)
-    log.write_text("first")
-    fresh_log(log)
-    assert log.read_text() == ""
-    assert log.with_name("triton.log.1").read_text() == "first"
-
-
 def files(log: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in log.parent.iterdir()}
 
 
 def test_only_so_many_runs_are_kept(log: Path) -> None:
+    assert tail(log) == "", "no log is no error"
     for run in range(KEPT_LOGS + 3):
         fresh_log(log)
+        assert log.read_text() == ""
         log.write_text(f"run {run}")
-    assert files(log) == {
-        "triton.log": "run 5",
-        "triton.log.1": "run 4",
-        "triton.log.2": "run 3",
-        "triton.log.3": "run 2",
-    }
+    kept = {f"triton.log{end}": f"run {5 - age}" for age, end in enumerate(("", ".1", ".2", ".3"))}
+    assert files(log) == kept
 
 
 def test_a_log_that_grew_too_large_begins_anew(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +127,9 @@ def test_a_log_that_grew_too_large_begins_anew(log: Path, monkeypatch: pytest.Mo
     }
 
 
-def test_logs_are_for_their_owner_only(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_bounded_is_for_its_owner_only_and_bounded_even_if_nothing_can_be_kept(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "LOG_BYTES", 1)
     fresh_log(log)
     log.write_text("so much")
@@ -149,13 +137,6 @@ def test_logs_are_for_their_owner_only(log: Path, monkeypatch: pytest.MonkeyPatc
     assert log.parent.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in log.parent.iterdir()} == {0o600}
     assert len(files(log)) == 2
-
-
-def test_a_log_that_cannot_be_kept_is_bounded_all_the_same(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "LOG_BYTES", 1)
-    fresh_log(log)
     log.write_text("so much")
     log.with_name("triton.log.3").mkdir()  # as good as a full disk: nothing can be moved or made
     bound_log(log)
