@@ -1,3 +1,4 @@
+# ruff: noqa: F403, F405 - a type checker finds the names where they are defined
 """Tidegate for Python people: a small client, asynchronous or not.
 
 ::
@@ -29,72 +30,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from tidegate.chats import (
-        ChatAnswer,
-        ChatDelta,
-        ChatMessage,
-        ChatOptions,
-        ToolCall,
-        ToolCallDelta,
-    )
-    from tidegate.client import Client
-    from tidegate.deadlines import Deadline, DeadlineScope, deadline, remaining
-    from tidegate.errors import (
-        ApiError,
-        AuthFailed,
-        ConnectFailed,
-        DeadlineExceeded,
-        InvalidRequest,
-        NotFound,
-        ProtocolError,
-        StreamLost,
-        TaskCancelled,
-        TidegateError,
-        ToolTimeout,
-        Unavailable,
-    )
-    from tidegate.following import Stream
-    from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
-    from tidegate.requests import Message, Prompt, Quote, QuotedChance, Reservation, TaskOptions
-    from tidegate.results import (
-        Budget,
-        End,
-        Event,
-        Failed,
-        Generation,
-        Queued,
-        Started,
-        Submitted,
-        TaskError,
-        TaskStatus,
-        Token,
-        Usage,
-    )
-    from tidegate.retries import Retries
-    from tidegate.sessions import Session, SessionInfo, SessionList
-    from tidegate.slots import (
-        Recipe,
-        SlotCheck,
-        SlotEvent,
-        SlotFailed,
-        SlotLine,
-        SlotList,
-        SlotOptions,
-        SlotPreview,
-        SlotQueued,
-        SlotResult,
-        SlotStage,
-        SlotStatus,
-        SlotSubmitted,
-    )
-    from tidegate.sync import SyncClient, SyncSession, SyncStream
-    from tidegate.tools import (
-        ToolDeadline,
-        meta_deadline,
-        timeout_headers,
-        timeout_meta,
-        tool_deadline,
-    )
+    from tidegate.chats import *
+    from tidegate.client import *
+    from tidegate.deadlines import *
+    from tidegate.errors import *
+    from tidegate.following import *
+    from tidegate.listings import *
+    from tidegate.requests import *
+    from tidegate.results import *
+    from tidegate.retries import *
+    from tidegate.sessions import *
+    from tidegate.slots import *
+    from tidegate.sync import *
+    from tidegate.tools import *
 
 _MODULES: Final = (
     "errors",

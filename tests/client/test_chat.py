@@ -65,10 +65,10 @@ async def test_one_question_gets_its_answer_and_a_status(
     failed = sse(2, "error", {"code": "deadline_exceeded", "message": "too late by 3 ms"})
     fake = FakeOrchestrator([STARTED, token(2, "Hello"), end(3, 1)], [STARTED, failed])
     async with fake.serve():
-        assert await chat.run(fake.base_url, read=chat._one_line("hi")) == 0
+        assert await chat.run(fake.base_url, {}, read=chat._one_line("hi")) == 0
         shown = capsys.readouterr().out
         assert shown.startswith("Hello") and "Ctrl-C" not in shown
-        assert await chat.run(fake.base_url, read=chat._one_line("hi")) == 1
+        assert await chat.run(fake.base_url, {}, read=chat._one_line("hi")) == 1
 
 
 async def test_errors_are_shown_and_the_session_goes_on() -> None:
@@ -131,14 +131,14 @@ async def test_ctrl_c_cancels_the_answer_and_twice_leaves(
 async def test_no_server_is_one_clear_message(
     unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await chat.run(f"http://127.0.0.1:{unused_tcp_port}") == 1
+    assert await chat.run(f"http://127.0.0.1:{unused_tcp_port}", {}) == 1
     said = capsys.readouterr()
     assert "tidegate up" in said.err and said.err.count("\n") == 1 and not said.out
 
 
 async def test_unknown_model_names_those_served(capsys: pytest.CaptureFixture[str]) -> None:
     async with FakeOrchestrator().serve() as fake:
-        assert await chat.run(fake.base_url, model="other") == 1
+        assert await chat.run(fake.base_url, {"model": "other"}) == 1
     assert "demo" in capsys.readouterr().err
 
 
@@ -148,6 +148,6 @@ async def test_lines_come_from_a_pipe(
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     fake = FakeOrchestrator([STARTED, token(2, "Hello"), end(3, 1)])
     async with fake.serve():
-        assert await chat.run(fake.base_url, deadline_ms=2000) == 0
+        assert await chat.run(fake.base_url, {"deadline": 2000}) == 0
     assert "Hello" in capsys.readouterr().out
     assert fake.submitted[0]["deadline_ms"] == 2000

@@ -334,8 +334,8 @@ def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> No
     assert main(["chat", "--url", "http://h:1", "--deadline-ms", "500"]) == 3
     assert main(["chat", "--first-token-ms", "200", "--token-gap-ms", "50"]) == 3
     assert given == [
-        ("http://h:1", None, "secret", 500, None, None, None),
-        ("http://127.0.0.1:8080", None, "secret", None, 200, 50, None),
+        ("http://h:1", {"deadline": 500}, "secret", None),
+        ("http://127.0.0.1:8080", {"first_token": 200, "token_gap": 50}, "secret", None),
     ]
 
 

@@ -284,28 +284,24 @@ def entries_here(kind: Literal["models", "engines"]) -> Complete:
     return complete
 
 
-def model_names(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    return _known(ctx, incomplete, lambda client: [(name, "") for name in client.models()])
+def _names(known: "Callable[[SyncClient], list[tuple[str, str]]]") -> Complete:
+    """Completes names that a service knows, each with a word on it."""
+    return lambda ctx, param, incomplete: _known(ctx, incomplete, known)
 
 
-def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    def names(client: "SyncClient") -> list[tuple[str, str]]:
-        tasks = client.tasks(limit=_MOST_NAMES).tasks
-        return [(task.task_id, task.outcome or task.status) for task in tasks]
-
-    return _known(ctx, incomplete, names)
-
-
-def session_ids(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    def names(client: "SyncClient") -> list[tuple[str, str]]:
-        sessions = client.sessions.list(limit=_MOST_NAMES).sessions
-        return [(each.session_id, f"{each.turns} turns") for each in sessions]
-
-    return _known(ctx, incomplete, names)
+model_names = _names(lambda client: [(name, "") for name in client.models()])
+task_ids = _names(
+    lambda client: [
+        (task.task_id, task.outcome or task.status)
+        for task in client.tasks(limit=_MOST_NAMES).tasks
+    ]
+)
+session_ids = _names(
+    lambda client: [
+        (each.session_id, f"{each.turns} turns")
+        for each in client.sessions.list(limit=_MOST_NAMES).sessions
+    ]
+)
 
 
 def _known(

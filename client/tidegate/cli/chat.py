@@ -58,20 +58,13 @@ Anything else goes to the model; a line that begins with two slashes goes withou
 @click.command(cls=Command, help=DESCRIPTION, short_help="talk to a model")
 @server_options
 @option("--model", help="a served model (the only one)", shell_complete=model_names)
-@option("--deadline-ms", type=POSITIVE, help="give every answer this long")
-@option("--first-token-ms", type=POSITIVE, help="and its first token this long")
-@option("--token-gap-ms", type=POSITIVE, help="then a token at least this often")
+@option("--deadline-ms", "deadline", type=POSITIVE, help="give every answer this long")
+@option("--first-token-ms", "first_token", type=POSITIVE, help="and its first token this long")
+@option("--token-gap-ms", "token_gap", type=POSITIVE, help="then a token at least this often")
 @json_option
 @click.argument("question", nargs=-1)
 def chat(
-    url: str,
-    token: str | None,
-    model: str | None,
-    deadline_ms: int | None,
-    first_token_ms: int | None,
-    token_gap_ms: int | None,
-    as_json: bool,
-    question: tuple[str, ...],
+    url: str, token: str | None, as_json: bool, question: tuple[str, ...], **given: object
 ) -> int:
     with importing():
         import asyncio
@@ -79,19 +72,17 @@ def chat(
         import tidegate.client  # noqa: F401 - which `run` needs
     talk = run_json if as_json else run
     read = _one_line(" ".join(question)) if question else None
+    stated = {name: value for name, value in given.items() if value is not None}
     try:
-        return asyncio.run(talk(url, model, token, deadline_ms, first_token_ms, token_gap_ms, read))
+        return asyncio.run(talk(url, cast("TaskOptions", stated), token, read))
     except ValueError as error:  # a URL that is none
         raise click.ClickException(f"{error}; see --url") from error
 
 
 async def run(
     base_url: str,
-    model: str | None = None,
+    options: "TaskOptions",
     token: str | None = None,
-    deadline_ms: int | None = None,
-    first_token_ms: int | None = None,
-    token_gap_ms: int | None = None,
     read: ReadLine | None = None,
 ) -> int:
     """Chat until the input, by default the terminal's, ends; returns 0, or 1 when the server cannot
@@ -114,11 +105,9 @@ async def run(
             return _failed(f"{base_url} cannot be used: {error}")
         if not models:
             return _failed(f"{base_url} serves no model yet; try again in a moment")
-        chosen = model or models[0]
+        chosen = options.setdefault("model", models[0])
         if chosen not in models:
             return _failed(f"no model {chosen!r} at {base_url}; served: {', '.join(models)}")
-        options = _options(deadline_ms, first_token_ms, token_gap_ms)
-        options["model"] = chosen
         if read is None:
             console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
         return await Chat(client, console, read or _line_reader(), options).run()
@@ -143,11 +132,8 @@ def _one_line(question: str) -> ReadLine:
 
 async def run_json(
     base_url: str,
-    model: str | None = None,
+    options: "TaskOptions",
     token: str | None = None,
-    deadline_ms: int | None = None,
-    first_token_ms: int | None = None,
-    token_gap_ms: int | None = None,
     read: ReadLine | None = None,
 ) -> int:
     """Chat with a program: one JSON object on a line for each line of input."""
@@ -158,9 +144,6 @@ async def run_json(
     from tidegate.client import Client
     from tidegate.retries import NO_RETRIES
 
-    options = _options(deadline_ms, first_token_ms, token_gap_ms)
-    if model is not None:
-        options["model"] = model
     turns: list[Message] = []
     status = 0
     async with Client(base_url, token=token, retries=NO_RETRIES) as client:
@@ -184,13 +167,6 @@ async def run_json(
                 said = answer
             print(msgspec.json.encode(said).decode(), flush=True)
     return status
-
-
-def _options(
-    deadline_ms: int | None, first_token_ms: int | None, token_gap_ms: int | None
-) -> "TaskOptions":
-    given = {"deadline": deadline_ms, "first_token": first_token_ms, "token_gap": token_gap_ms}
-    return cast("TaskOptions", {name: ms for name, ms in given.items() if ms is not None})
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """``tidegate pool``: its commands and their arguments."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -42,11 +43,13 @@ _MAYBE_FILE = click.argument(
 )
 
 
-@click.group(
-    cls=Group,
-    help=DESCRIPTION,
-    short_help="keep a machine's instances as a file says",
-)
+def _commands() -> Any:
+    with importing(serving=True):
+        from pool import pool_command
+    return pool_command
+
+
+@click.group(cls=Group, help=DESCRIPTION, short_help="keep a machine's instances as a file says")
 def pool() -> None:
     pass
 
@@ -54,9 +57,7 @@ def pool() -> None:
 @pool.command("run", help=RUN_DESCRIPTION, short_help="start it, keep it up")
 @_FILE
 def run(file: Path) -> int:
-    with importing(serving=True):
-        from pool import pool_command
-    return pool_command.run(file)
+    return _commands().run(file)
 
 
 @pool.command(
@@ -68,9 +69,7 @@ def run(file: Path) -> int:
 @_FILE
 @json_option
 def check(file: Path, as_json: bool) -> int:
-    with importing(serving=True):
-        from pool import pool_command
-    return pool_command.check(file, as_json=as_json)
+    return _commands().check(file, as_json=as_json)
 
 
 @pool.command(
@@ -81,9 +80,7 @@ def check(file: Path, as_json: bool) -> int:
 @_MAYBE_FILE
 @json_option
 def status(file: Path | None, as_json: bool) -> int:
-    with importing(serving=True):
-        from pool import pool_command
-    return pool_command.status(file, as_json=as_json)
+    return _commands().status(file, as_json=as_json)
 
 
 @pool.command(
@@ -93,9 +90,7 @@ def status(file: Path | None, as_json: bool) -> int:
 )
 @_MAYBE_FILE
 def reload(file: Path | None) -> int:
-    with importing(serving=True):
-        from pool import pool_command
-    return pool_command.reload(file)
+    return _commands().reload(file)
 
 
 @pool.command("stop", help=STOP_DESCRIPTION, short_help="drain and end it")
@@ -105,6 +100,4 @@ def reload(file: Path | None) -> int:
 def stop(file: Path | None, now: bool, leave: bool) -> int:
     if now and leave:
         raise click.UsageError("--now and --leave are two ends; give one of them")
-    with importing(serving=True):
-        from pool import pool_command
-    return pool_command.stop(file, "now" if now else "leave" if leave else "drain")
+    return _commands().stop(file, "now" if now else "leave" if leave else "drain")

@@ -47,7 +47,8 @@ def folder() -> Path:
 
 def add_to_path() -> None:
     """Make the serving packages importable in this process, before anything else of their names."""
-    sys.path.insert(0, str(folder()))
+    if sys.path[0] != str(folder()):
+        sys.path.insert(0, str(folder()))
 
 
 def environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import click
 
 from tidegate.cli.arguments import POSITIVE, SECONDS, Choice, Command, Number, asks, option
-from tidegate.cli.runtime import INTERRUPTED
+from tidegate.cli.runtime import INTERRUPTED, importing
 from tidegate.cli.terminal import console, duration, print_json
 from tidegate.errors import ApiError, ProtocolError, TidegateError, Unavailable
 
@@ -279,24 +279,17 @@ def _tell(result: "SlotFacts", saved: Mapping[str, Path]) -> None:
 def save(path: Path, data: bytes) -> None:
     """Replace ``path``, which a player may have open, once all of ``data`` is on the disk. Raises
     ``TidegateError``, and then leaves an earlier file as it was."""
-    partial = path.with_name(path.name + ".partial")
+    with importing(serving=True):
+        from catalog.atomic import write_atomically
     try:
-        with open(partial, "wb", buffering=0) as file:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(file.fileno(), left) :]
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        write_atomically(path, data, 0o666 & ~_umask())
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise TidegateError(f"cannot write {path}: {error.strerror}") from error
-    with suppress(OSError):  # some file systems do not sync folders
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+
+
+def _umask() -> int:
+    os.umask(mask := os.umask(0o077))
+    return mask
 
 
 class _Progress:
