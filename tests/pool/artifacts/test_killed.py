@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from catalog.errors import CatalogUnusable, NoRoom, StagingFailed
+from catalog.errors import CatalogUnusable, StagingFailed
 from catalog.model_entry import ModelState
 from catalog.models import ModelCatalog
-from pool.artifacts import download
 from tests.pool.artifacts.test_staging_hub import add as add_from_hub
 from tests.pool.artifacts.test_staging_hub import nothing_is_active, whole
 from tests.pool.artifacts.test_staging_local import add, make_folder
@@ -77,24 +76,6 @@ async def test_a_download_that_was_killed_goes_on_where_it_was(
     entry = await add_from_hub(catalog)
     assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - 2500
     assert whole(catalog, hub, entry)
-
-
-async def test_a_full_disk_is_said_and_leaves_what_has_come(
-    catalog: ModelCatalog,
-    start_hub: Callable[[Hub], Awaitable[str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hub = Hub(checkpoint(6000))
-    await start_hub(hub)
-
-    def full(file: object, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(download._Appended, "write", full)
-    with pytest.raises(NoRoom, match=r"the disk is full before all .* of model were there"):
-        await add_from_hub(catalog)
-    assert nothing_is_active(catalog)
-    monkeypatch.undo()
 
 
 async def test_a_disk_that_is_full_when_the_catalog_is_written_keeps_the_old_one(

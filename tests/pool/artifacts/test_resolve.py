@@ -50,18 +50,15 @@ def test_a_model_on_its_way_is_refused_with_what_completes_it(tmp_path: Path) ->
         resolve_model("small", tmp_path)
 
 
-def test_folders_and_gguf_files_are_taken_as_they_are(tmp_path: Path) -> None:
-    folder, file = tmp_path / "folder", tmp_path / "m.gguf"
+def test_folders_and_gguf_files_are_taken_as_they_are_and_no_other(tmp_path: Path) -> None:
+    folder, file, other = tmp_path / "folder", tmp_path / "m.gguf", tmp_path / "m.bin"
     folder.mkdir()
     file.write_bytes(b"GGUF")
+    other.touch()
     assert resolve_model(str(folder), tmp_path) == folder
     assert resolve_model(str(file), tmp_path) == file
-
-
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "m.bin").write_bytes(b"")
     with pytest.raises(ModelNotFound, match=r"not a GGUF model: give a \.gguf file"):
-        resolve_model(str(tmp_path / "m.bin"), tmp_path)
+        resolve_model(str(other), tmp_path)
 
 
 def test_an_unknown_name_is_refused_with_what_there_is(tmp_path: Path) -> None:

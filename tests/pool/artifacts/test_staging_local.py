@@ -89,46 +89,57 @@ async def test_catalog_and_folders_are_for_their_owner_only(
     assert stat.S_IMODE(catalog.folder.stat().st_mode) == 0o700
 
 
+def nested(depth: int) -> bytes:
+    """A GGUF header with an array of arrays."""
+    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + struct.pack("<IQ", 0, 0)
+
+
+def long_text(count: int) -> bytes:
+    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, count)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + b"x" * count
+
+
+WEIGHTS, DEEP = "model.safetensors", b"[" * 200_000
+
+
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("name", "content", "said"),
     [
-        ({"model.safetensors": safetensors(100)[:-10]}, "its tensors make"),
-        ({"model.safetensors": b"\xff" * 100}, "no safetensors header"),
-        ({"model.safetensors": b"\x08" + b"\0" * 7 + b"notjson!"}, "cannot be read"),
-        ({"config.json": b"{"}, "it is not JSON"),
-        ({"config.json": b"{}"}, "names neither a model_type"),
-        ({"model.safetensors": safetensors(100, shape=[-10, -10])}, "is of shape"),
+        (WEIGHTS, safetensors(100)[:-10], "its tensors make"),
+        (WEIGHTS, b"\xff" * 100, "no safetensors header"),
+        (WEIGHTS, b"\x08" + b"\0" * 7 + b"notjson!", "cannot be read"),
+        (WEIGHTS, safetensors(100, shape=[-10, -10]), "is of shape"),
+        (WEIGHTS, struct.pack("<Q", len(DEEP)) + DEEP, r"RecursionError|recursion"),
+        ("config.json", b"{", "it is not JSON"),
+        ("config.json", b"{}", "names neither a model_type"),
+        ("config.json", DEEP, r"RecursionError|recursion"),
         (
-            {"model.safetensors.index.json": b'{"weight_map": {"w": "model-00001-of-00001"}}'},
+            f"{WEIGHTS}.index.json",
+            b'{"weight_map": {"w": "model-00001-of-00001"}}',
             "in model-00001-of-00001, where it is not",
         ),
+        ("bad.gguf", gguf()[:-1], "the file is cut"),
+        ("bad.gguf", gguf()[:40], "the file is cut"),
+        ("bad.gguf", b"GGML" + gguf()[4:], "not a GGUF file"),
+        ("bad.gguf", gguf()[:4] + b"\x09" + gguf()[5:], "version 9"),
+        ("bad.gguf", b"", "it is empty"),
+        ("bad.gguf", nested(100_000), "has an array"),
+        ("bad.gguf", long_text(2**24 + 1), "has a text of 16777217 bytes"),
+        ("bad.gguf", b"GGUF" + struct.pack("<IQQ", 3, 2**62, 2**62), "pairs and"),
     ],
 )
-async def test_a_damaged_folder_is_not_registered(
-    catalog: ModelCatalog, tmp_path: Path, files: dict[str, bytes], said: str
+async def test_what_is_damaged_or_made_to_exhaust_its_reader_is_not_registered(
+    catalog: ModelCatalog, tmp_path: Path, name: str, content: bytes, said: str
 ) -> None:
-    source = make_folder(tmp_path / "bad", checkpoint(100) | files)
+    source = tmp_path / "bad"
+    if name == "bad.gguf":
+        source = make_folder(source, {name: content}) / name
+    else:
+        make_folder(source, checkpoint(100) | {name: content})
     with pytest.raises(DamagedModel, match=said):
         await add(catalog, source)
     assert [entry.state for entry in catalog.entries()] == [ModelState.STAGING]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (gguf()[:-1], "the file is cut"),
-        (gguf()[:40], "the file is cut"),
-        (b"GGML" + gguf()[4:], "not a GGUF file"),
-        (gguf()[:4] + b"\x09" + gguf()[5:], "version 9"),
-        (b"", "it is empty"),
-    ],
-)
-async def test_a_damaged_gguf_file_is_not_registered(
-    catalog: ModelCatalog, tmp_path: Path, content: bytes, said: str
-) -> None:
-    make_folder(tmp_path, {"bad.gguf": content})
-    with pytest.raises(DamagedModel, match=said):
-        await add(catalog, tmp_path / "bad.gguf")
 
 
 async def test_a_folder_without_a_model_is_refused_with_what_it_has(
@@ -240,44 +251,6 @@ async def test_what_was_read_before_undoes_nothing(catalog: ModelCatalog, tmp_pa
     assert catalog.get("mine").used_ms == used_ms > 0
     catalog.touch(before)
     assert catalog.get("mine").state is ModelState.BROKEN
-
-
-def nested(depth: int) -> bytes:
-    """A GGUF header with an array of arrays."""
-    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + struct.pack("<IQ", 0, 0)
-
-
-def long_text(count: int) -> bytes:
-    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, count)
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + b"x" * count
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (nested(100_000), "has an array"),
-        (long_text(2**24 + 1), "has a text of 16777217 bytes"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 2**62, 2**62), "pairs and"),
-    ],
-)
-async def test_a_gguf_file_that_was_made_to_exhaust_its_reader_is_damaged(
-    catalog: ModelCatalog, tmp_path: Path, content: bytes, said: str
-) -> None:
-    make_folder(tmp_path, {"bad.gguf": content})
-    with pytest.raises(DamagedModel, match=said):
-        await add(catalog, tmp_path / "bad.gguf")
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-async def test_json_that_is_nested_without_end_is_damaged(
-    catalog: ModelCatalog, tmp_path: Path, name: str
-) -> None:
-    deep = b"[" * 200_000
-    content = struct.pack("<Q", len(deep)) + deep if name.endswith("s") else deep
-    source = make_folder(tmp_path / "bad", checkpoint(100) | {name: content})
-    with pytest.raises(DamagedModel, match=r"RecursionError|recursion"):
-        await add(catalog, source)
 
 
 async def test_a_model_that_cannot_be_linked_has_to_have_room(
