@@ -31,7 +31,7 @@ from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB
-from pool.preflight.nvml import GpuReader, NvmlWhenNeeded
+from pool.preflight.nvml import Nvml
 from pool.process.detached import DetachedProcess, Found, clear_remains, find_detached
 
 EXIT_FAILED = 1
@@ -67,7 +67,7 @@ def run(path: Path) -> int:
 async def _run(path: Path) -> None:
     from pool.fleet.service import Ending, PoolService
 
-    service = PoolService(path, NvmlWhenNeeded(), say)
+    service = PoolService(path, Nvml(), say)
     asked = 0
 
     def stop() -> None:
@@ -91,7 +91,7 @@ def check(path: Path, *, as_json: bool) -> int:
     """Print what a file would start; returns 1 if some instance of it would not start."""
 
     async def checked() -> bool:
-        planned = await plan(read_pool_file(path), state_dir(), NvmlWhenNeeded())
+        planned = await plan(read_pool_file(path), state_dir(), Nvml())
         if as_json:
             print(json.dumps([asdict(each) for each in planned], indent=2))
         else:
@@ -246,7 +246,7 @@ class Planned:
     problem: str
 
 
-async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Planned]:
+async def plan(file: PoolFile, state_dir: Path, reader: Nvml) -> list[Planned]:
     """Plan everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, less
     what earlier instances in the list would take."""
     lacking = _triton_problem(file, state_dir)

@@ -1,11 +1,10 @@
 """Streams of events, of tasks and slots as they come, across connections that break."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -111,13 +110,34 @@ class Work(Generic[_S, _T]):
 
     def _stream(self, submission: Call) -> Stream[_T]:
         position = Position()
-        events = owned(
-            lambda: self._submit(submission),
-            lambda work: self._events(self._id(work), submission.ends_at, position, is_known=True),
-            lambda work: self.cancel(self._id(work)),
-            lambda work, event: self._is_last(self._id(work), event),
-        )
-        return Stream(events, position)
+        return Stream(self._owned(submission, position), position)
+
+    async def _owned(self, submission: Call, position: Position) -> AsyncGenerator[_T, None]:
+        """Hand work in and yield its events. Leaving before the last one cancels the work."""
+
+        async def stop() -> None:
+            """Cancel the work, as far as that can be done within ``_CANCEL_WAIT_S``."""
+            with suppress(TidegateError, TimeoutError):
+                async with asyncio.timeout(_CANCEL_WAIT_S):
+                    await self.cancel(self._id(await submitting))
+
+        submitting = asyncio.ensure_future(self._submit(submission))
+        try:
+            id = self._id(await asyncio.shield(submitting))
+        except asyncio.CancelledError:
+            await stop()  # the server may have taken it on all the same
+            raise
+        ended = False
+        events = self._events(id, submission.ends_at, position, is_known=True)
+        try:
+            async with aclosing(events) as received:
+                async for event in received:
+                    ended = True  # where ``_is_last`` raises, it ended badly
+                    ended = self._is_last(id, event)
+                    yield event
+        finally:
+            if not ended:
+                await stop()
 
     def _id(self, work: _S) -> str:
         return str(getattr(work, f"{self._kind}_id"))
@@ -129,77 +149,50 @@ class Work(Generic[_S, _T]):
     def _path_of(self, id: str) -> str:
         return f"{self._path}/{quote(id, safe='')}"
 
-    def _events(
+    async def _events(
         self, id: str, ends_at: float | None, position: Position, *, is_known: bool = False
     ) -> AsyncGenerator[_T, None]:
-        feed = Feed(self._kind, id, f"{self._path_of(id)}/events", self._types, self._terminal)
-        patience_s = self._reconnect_for_s
-        follower = Follower(self._transport, feed, ends_at, patience_s, is_known=is_known)
-        return follower.events(position)
-
-
-@dataclass(frozen=True)
-class Feed(Generic[_T]):
-    """A feed of events: its kind, id and path, its event types by name, and which types end it."""
-
-    kind: str
-    id: str
-    path: str
-    types: Mapping[str, type[_T]]
-    terminal: tuple[type[_T], ...]
-
-
-class Follower(Generic[_T]):
-    """Reads the events of one feed until shortly after ``ends_at`` on our clock; where that is
-    None, until ``patience_s`` after the last sign of life. ``is_known``: the service has had this
-    feed."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        feed: Feed[_T],
-        ends_at: float | None,
-        patience_s: float,
-        *,
-        is_known: bool,
-    ) -> None:
-        self._transport = transport
-        self._feed = feed
-        self._is_known = is_known
-        longest = _clock.now() + LONGEST_TASK_S
-        self._give_up_at = AFTER_DEADLINE_S + (longest if ends_at is None else ends_at)
-        self._patience_s = patience_s if ends_at is None else float("inf")
-
-    async def events(self, position: Position) -> AsyncGenerator[_T, None]:
-        """Every event after ``position``, which moves along, once, to the terminal one.
+        """Every event after ``position``, which moves along, once, to the terminal one: until
+        shortly after ``ends_at`` on our clock, or ``reconnect_for`` after the last sign of life.
+        ``is_known``: the service has had this work.
 
         Raises ``StreamLost``, and ``NotFound`` for what the service has never known.
         """
         import aiohttp
 
+        def lost(why: str) -> StreamLost:
+            return StreamLost(id, f"lost the events of {self._kind} {id}: {why}")
+
         last_sign = _clock.now()
+        give_up_at = AFTER_DEADLINE_S + (last_sign + LONGEST_TASK_S if ends_at is None else ends_at)
+        patience_s = self._reconnect_for_s if ends_at is None else float("inf")
         parser = SseParser(position.last_event_id)
         attempt = 0
         while True:
             hint_s = 0.0
             reason = "the server ended the stream without a terminal event"
+            parser = SseParser(parser.last_event_id)
+            headers = {"Accept": "text/event-stream"}
+            if parser.last_event_id:
+                headers["Last-Event-ID"] = parser.last_event_id
+            left_s = max(give_up_at - _clock.now(), 0.001)
+            call = Call("GET", f"{self._path_of(id)}/events", headers=headers, patience_s=left_s)
             try:
-                parser = SseParser(parser.last_event_id)
                 async with (
-                    self._transport.open(self._call(parser.last_event_id)) as response,
-                    aclosing(_read(response, parser, self._feed.types)) as received,
+                    self._transport.open(call) as response,
+                    aclosing(_read(response, parser, self._types)) as received,
                 ):
-                    self._is_known = True
+                    is_known = True
                     async for event, event_id in received:
                         position.last_event_id = event_id
                         last_sign, attempt = _clock.now(), 0
                         yield event
-                        if isinstance(event, self._feed.terminal):
+                        if isinstance(event, self._terminal):
                             return
             except NotFound as error:
-                if not self._is_known:
+                if not is_known:
                     raise
-                raise self._lost(
+                raise lost(
                     "the service does not know it any more; one that was restarted goes on with "
                     "what is durable only"
                 ) from error
@@ -211,62 +204,15 @@ class Follower(Generic[_T]):
             except (aiohttp.ClientError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             pause = max(hint_s, _pause_s(attempt, parser.retry_ms))
-            if _clock.now() + pause > min(last_sign + self._patience_s, self._give_up_at):
-                raise self._lost(reason)
+            if _clock.now() + pause > min(last_sign + patience_s, give_up_at):
+                raise lost(reason)
             await _clock.sleep(pause)
             attempt += 1
-
-    def _lost(self, why: str) -> StreamLost:
-        feed = self._feed
-        return StreamLost(feed.id, f"lost the events of {feed.kind} {feed.id}: {why}")
-
-    def _call(self, last_event_id: str) -> Call:
-        headers = {"Accept": "text/event-stream"}
-        if last_event_id:
-            headers["Last-Event-ID"] = last_event_id
-        return Call(
-            "GET",
-            self._feed.path,
-            headers=headers,
-            patience_s=max(self._give_up_at - _clock.now(), 0.001),
-        )
 
 
 def _pause_s(attempt: int, retry_ms: int | None) -> float:
     first = _RECONNECT_FIRST_S if retry_ms is None else retry_ms / 1000
     return min(first * 2.0**attempt, _RECONNECT_MAX_S) * _jitter.uniform(0.5, 1.0)
-
-
-async def owned(
-    submit: Callable[[], Coroutine[Any, Any, _S]],
-    events: Callable[[_S], AsyncGenerator[_T, None]],
-    cancel: Callable[[_S], Awaitable[None]],
-    is_last: Callable[[_S, _T], bool],
-) -> AsyncGenerator[_T, None]:
-    """Hand work in and yield its events. Leaving before the last one cancels the work."""
-
-    async def stop() -> None:
-        """Cancel the work, as far as that can be done within ``_CANCEL_WAIT_S``."""
-        with suppress(TidegateError, TimeoutError):
-            async with asyncio.timeout(_CANCEL_WAIT_S):
-                await cancel(await submitting)
-
-    submitting = asyncio.ensure_future(submit())
-    try:
-        submitted = await asyncio.shield(submitting)
-    except asyncio.CancelledError:
-        await stop()  # the server may have taken it on all the same
-        raise
-    ended = False
-    try:
-        async with aclosing(events(submitted)) as received:
-            async for event in received:
-                ended = True  # where ``is_last`` raises, it ended badly
-                ended = is_last(submitted, event)
-                yield event
-    finally:
-        if not ended:
-            await stop()
 
 
 async def _read(

@@ -13,7 +13,7 @@ from pool.events import pool_log
 from pool.fleet.specs import InstanceSpec
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB, need_of
-from pool.preflight.nvml import GpuDevice, GpuReader, GpuUnavailable
+from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
 from worker.environment import DELIMITER
 from worker.settings import PREFIX
 
@@ -26,7 +26,7 @@ class Gpus:
 
     def __init__(
         self,
-        reader: GpuReader,
+        reader: Nvml,
         heartbeat_s: float,
         now: Callable[[], float],
         on_out: Callable[[str, str], None],

@@ -11,7 +11,6 @@ import fcntl
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import aiohttp
@@ -29,23 +28,6 @@ _ANSWER_S = 5.0
 _ERROR_CHARS = 200
 
 
-class Target(Protocol):
-    """One orchestrator, or a file that several follow."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def renew_s(self) -> float | None:
-        """Seconds between two calls that tell it the same again; None: never."""
-
-    async def tell(self, addresses: frozenset[str]) -> None:
-        """Make it know these addresses, and no others of ours. Raises ``OSError`` or
-        ``CannotTell``."""
-
-    async def close(self) -> None: ...
-
-
 class CannotTell(Exception):
     """An orchestrator refuses what it is told; the message says why."""
 
@@ -60,6 +42,7 @@ class AddressList:
     """
 
     renew_s: float | None = None
+    """Seconds between two calls that tell it the same again; None: never."""
 
     def __init__(self, path: Path) -> None:
         self.name = f"file:{path}"
@@ -68,6 +51,8 @@ class AddressList:
         self._lock = -1
 
     async def tell(self, addresses: frozenset[str]) -> None:
+        """Make it know these addresses, and no others of ours. Raises ``OSError`` or
+        ``CannotTell``."""
         self._take_lock()
         lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
         content = ("\n".join(lines) + "\n").encode()
@@ -147,6 +132,10 @@ class HttpTarget:
             timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
             self._http = aiohttp.ClientSession(timeout=timeout)
         return self._http
+
+
+Target = AddressList | HttpTarget
+"""One orchestrator, or a file that several follow."""
 
 
 def _printable(body: bytes) -> str:

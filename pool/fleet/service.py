@@ -24,7 +24,7 @@ from pool.fleet.specs import MODELS, InstanceSpec, specs_of
 from pool.fleet.units import Host, PoolMachine
 from pool.manager import POOL, Manager
 from pool.pool_file import PoolFile, read_pool_file
-from pool.preflight.nvml import GpuReader
+from pool.preflight.nvml import Nvml
 from pool.supervise import cancelled
 
 LOOK_S = 1.0
@@ -45,7 +45,7 @@ class Ending:
 class PoolService:
     """One manager, from its claim of the pool to its end."""
 
-    def __init__(self, path: Path, reader: GpuReader, emit: Emit) -> None:
+    def __init__(self, path: Path, reader: Nvml, emit: Emit) -> None:
         """Read the pool file at ``path``. Raises ``PoolFileInvalid``."""
         self.path = path
         self.file = read_pool_file(path)

@@ -1,12 +1,12 @@
 """Reads GPUs through NVIDIA's management library: memory and faults (PV-2).
 
-This is behind one small interface, so that all that decides by it runs without a GPU. The library
-is the optional package ``nvidia-ml-py``; neither torch nor a context on a device is needed.
+All that decides by it is tested without a GPU. The library is the optional package
+``nvidia-ml-py``; neither torch nor a context on a device is needed.
 """
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from worker.extras import pip_install
 
@@ -51,51 +51,33 @@ class GpuFault:
         return self.xid not in APPLICATION_XIDS
 
 
-class GpuReader(Protocol):
-    """Reads the GPUs of this machine. Both calls may take some ms."""
-
-    def devices(self) -> list[GpuDevice]:
-        """All present GPUs; a lost one is left out. Raises ``GpuUnavailable``."""
-
-    def faults(self) -> list[GpuFault]:
-        """The faults since the last call. Raises ``GpuUnavailable``."""
-
-
-class NvmlWhenNeeded:
-    """NVIDIA's library, opened at the first request for devices: a pool on the CPU needs none."""
-
-    def __init__(self) -> None:
-        self._nvml: Nvml | None = None
-
-    def devices(self) -> list[GpuDevice]:
-        if self._nvml is None:
-            self._nvml = Nvml()
-        return self._nvml.devices()
-
-    def faults(self) -> list[GpuFault]:
-        return [] if self._nvml is None else self._nvml.faults()
-
-
 class Nvml:
-    """NVIDIA's library. One thread at a time may ask for faults."""
+    """NVIDIA's library, opened at the first request for devices: a pool on the CPU needs none.
+    Calls may take some ms; one thread at a time may ask for faults."""
 
     def __init__(self) -> None:
+        self._nvml: Any = None
+        self._events: Any = None
+        self._registered: set[str] = set()
+
+    def _open(self) -> None:
         """Open the library. Raises ``GpuUnavailable``."""
         try:
             import pynvml
         except ImportError:
             raise GpuUnavailable(f"nvidia-ml-py is not installed: {pip_install('gpu')}") from None
-        self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise GpuUnavailable(
                 f"NVIDIA's driver does not answer ({error}); nvidia-smi says more"
             ) from None
-        self._events: Any = None
-        self._registered: set[str] = set()
+        self._nvml = pynvml
 
     def devices(self) -> list[GpuDevice]:
+        """All present GPUs; a lost one is left out. Raises ``GpuUnavailable``."""
+        if self._nvml is None:
+            self._open()
         nvml = self._nvml
         found: list[GpuDevice] = []
         try:
@@ -116,8 +98,11 @@ class Nvml:
         return found
 
     def faults(self) -> list[GpuFault]:
+        """The faults since the last call. Raises ``GpuUnavailable``."""
         nvml = self._nvml
         faults: list[GpuFault] = []
+        if nvml is None:
+            return faults
         try:
             self._register()
             while True:
@@ -127,11 +112,8 @@ class Nvml:
                     uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
                 faults.append(GpuFault(uuid, int(event.eventData)))
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_TIMEOUT:
-                return faults
-            if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
-                return faults
-            if faults:
+            no_more = (nvml.NVML_ERROR_TIMEOUT, nvml.NVML_ERROR_NOT_SUPPORTED)
+            if faults or error.value in no_more:
                 return faults
             raise GpuUnavailable(f"NVIDIA's driver tells of no events ({error})") from None
 

@@ -42,8 +42,6 @@ _LABEL = "--label="
 _UP_S = 30.0
 """Seconds in which a guardian must be up: it takes some 20 ms, longer if memory is short."""
 _POLL_S = 0.01
-_LOOK_S = 0.1
-"""Seconds between looks at a process on a kernel that does not tell when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +256,7 @@ def _label_in(argv: Sequence[str]) -> Label | None:
 
 async def _end_of(process: ProcessId) -> None:
     """Wait until a process that need not be our child has ended."""
-    try:
-        fd = process.open()
-    except OSError:
-        while process.is_running:  # noqa: ASYNC110 - nobody would set an event
-            await asyncio.sleep(_LOOK_S)
-        return
+    fd = process.open()
     if fd is None:
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()

@@ -38,7 +38,7 @@ class ProcessId:
 
     def open(self) -> int | None:
         """A file descriptor of the process, which polls as readable at its end; the caller closes
-        it. None if the process is gone. Raises ``OSError`` if the kernel has none."""
+        it. None if the process is gone."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -50,13 +50,7 @@ class ProcessId:
 
     def send(self, signum: signal.Signals) -> bool:
         """Send this process a signal, and no other; returns whether it was there to get it."""
-        try:
-            fd = self.open()
-        except OSError:  # a kernel without such descriptors
-            if not self.is_running:
-                return False
-            os.kill(self.pid, signum)
-            return True
+        fd = self.open()
         if fd is None:
             return False
         try:

@@ -5,7 +5,7 @@ from pool.preflight.nvml import GpuDevice, GpuFault, GpuUnavailable
 
 
 class FakeGpus:
-    """``GpuReader``. ``free``: GiB by UUID, of 80 each."""
+    """As ``Nvml``. ``free``: GiB by UUID, of 80 each."""
 
     def __init__(self, *free: float) -> None:
         self.free = {f"GPU-{index}": gib for index, gib in enumerate(free)}

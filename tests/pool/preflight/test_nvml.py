@@ -14,7 +14,6 @@ from pool.preflight.nvml import (
     GpuFault,
     GpuUnavailable,
     Nvml,
-    NvmlWhenNeeded,
 )
 
 
@@ -117,6 +116,8 @@ def test_a_split_gpu_is_its_parts(library: FakeLibrary) -> None:
 
 def test_faults_are_told_once_and_each_gpu_is_registered_once(library: FakeLibrary) -> None:
     nvml = Nvml()
+    assert nvml.faults() == [], "nobody has asked for a GPU"
+    nvml.devices()
     library.events = [("GPU-a", 79), ("GPU-b", 13)]
     assert nvml.faults() == [GpuFault("GPU-a", 79), GpuFault("GPU-b", 13)]
     assert nvml.faults() == []
@@ -126,12 +127,10 @@ def test_faults_are_told_once_and_each_gpu_is_registered_once(library: FakeLibra
 def test_a_driver_that_does_not_answer_is_said(library: FakeLibrary) -> None:
     library.is_up = False
     with pytest.raises(GpuUnavailable, match="does not answer"):
-        Nvml()
+        Nvml().devices()
 
 
 def test_without_the_package_the_way_to_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    reader = NvmlWhenNeeded()
-    assert reader.faults() == [], "nobody has asked for a GPU"
     with pytest.raises(GpuUnavailable, match="pip install 'nvidia-ml-py>=12'"):
-        reader.devices()
+        Nvml().devices()
