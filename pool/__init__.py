@@ -5,28 +5,26 @@ Set-up, with the standard library alone, since it runs before any dependency is 
 - ``preflight``  what the machine must have, named with the command that adds it
 - ``engines``    finds a Triton server (a configured path, the NGC image, a wheel); its command line
 - ``bootstrap``  ``.venv`` and the wheel, as ``make`` sets them up
-- ``paths``, ``errors``
 
 What runs:
 
 - ``process``    one guarded process, its log and its ports
-- ``units``      Triton, the orchestrator and a store, each a ``supervise.Unit``
-- ``supervise``  keeps a unit up: restarts what died, gives up when that is pointless
+- ``supervise``  a unit; keeps it up: restarts what died, gives up when that is pointless
+- ``units``      Triton, llama.cpp's server, the orchestrator and a store
+- ``fleet``      what a pool is made of: its specs, its units on this machine, its folder
+- ``manager``    keeps the members of a pool: starts, replaces and ends what differs
 - ``events``     what is said of units meanwhile
 
-All of it together, ``tidegate up``:
+A pool whose file is in memory, and which ends with its launcher, ``tidegate up``:
 
-- ``spec``       what is asked for
-- ``launcher``   starts, keeps up and ends every unit
-- ``console``    what a person sees of that
-- ``command``    signals in, an exit status out
+- ``spec``       what is asked for, as specs of a pool
+- ``launcher``   starts all of it at once, and ends it
+- ``command``    signals in, what a person sees, an exit status out
 
-The instances of a machine, ``tidegate pool``:
+A pool as a file asks for it, whose instances outlive their manager, ``tidegate pool``:
 
-- ``pool_file``  what is asked for, as a file has it
-- ``manager``    starts, replaces and ends what differs; what it keeps outlives it
-- ``fleet``      its parts
-- ``pool_command``
+- ``pool_file``  the file
+- ``fleet.service``, ``pool_command``
 
 Nothing is imported here.
 """

@@ -1,14 +1,11 @@
-"""The parts of a pool manager (``pool.manager``).
+"""What a pool is made of.
 
-- ``spec``         one instance that is to run, and which changes need a restart
-- ``member``       a running one: its states, from the first start to its end
-- ``triton``       its Triton, started detached or adopted
-- ``llamacpp``     its llama.cpp server instead, for a GGUF file
-- ``beside``       an orchestrator beside the instances
-- ``home``         the pool's folder: the lock, the state that outlives the manager
-- ``registrar``    tells orchestrators which instances are ready
+- ``specs``        what is to run, and which changes need a restart
+- ``units``        makes units of that on this machine: models, GPUs and ports are looked for
 - ``gpus``         memory before a start, faults afterwards
-- ``control``      the socket by which a command speaks to the manager
+- ``home``         the pool's folder: the lock, the state that outlives the manager, its socket
+- ``registrar``    tells orchestrators which instances are ready
+- ``service``      follows the file, and takes orders
 - ``metrics``
 
 Nothing is imported here.

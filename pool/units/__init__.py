@@ -4,4 +4,5 @@
 - ``triton_control``  asks one over gRPC: is it up, is its model ready, will it drain
 - ``llamacpp``        one llama.cpp server, in the place of a Triton for a GGUF file
 - ``orchestrator``    the orchestrator as a child process
+- ``store``           the Redis or Valkey that several orchestrators share
 """

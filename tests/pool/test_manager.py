@@ -1,10 +1,11 @@
 """A pool brought in line with its file, on virtual time with simulated units (PV-1)."""
 
 import asyncio
+import random
 
 from pool.events import EventKind
 from pool.manager import Manager
-from pool.supervise import UnitState
+from pool.supervise import RestartPolicy, UnitState
 from tests.support.fake_pool import LOAD_S, FakeMachine, FakeSpec, killed, simulated
 
 
@@ -79,6 +80,34 @@ async def test_a_crash_loop_is_tried_once_a_minute_and_the_others_go_on() -> Non
     await asyncio.sleep(120)
     assert manager.members["a"].is_ready, "mended"
     await manager.stop(1.0)
+
+
+@simulated
+async def test_under_the_policy_of_a_launch_it_is_given_up_unless_it_served_for_a_while() -> None:
+    policy = RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, max_failures=3, stable_s=30.0)
+    machine = FakeMachine()
+    manager = machine.manager(policy=policy)
+    member = manager.add(A)
+    for served_s in (31, 0.1, 0.1, 31, 0.1, 0.1):
+        await asyncio.sleep(LOAD_S + served_s)
+        machine.running()["a"].ended.set()
+    await asyncio.sleep(LOAD_S + 1)
+    assert member.is_ready, "what failed before it served for long is forgiven"
+    machine.failing["a 1"] = 1
+    machine.running()["a"].ended.set()
+    reason = await member.given_up()
+    assert reason.startswith("a failed 4 times in a row; at last: ")
+    assert machine.running() == {}, "what failed is cleaned up"
+    await manager.stop(0.0)
+
+
+def test_pauses_grow_with_jitter_up_to_a_bound() -> None:
+    policy, rng = RestartPolicy(first_delay_s=0.2, max_delay_s=10.0), random.Random(7)
+    for failures in range(1, 12):
+        ceiling = min(10.0, 0.2 * 2 ** (failures - 1))
+        pauses = [policy.delay_s(failures, rng) for _ in range(50)]
+        assert all(ceiling / 4 <= pause <= ceiling for pause in pauses)
+        assert len(set(pauses)) > 40
 
 
 @simulated

@@ -11,10 +11,10 @@ from catalog.errors import StartFailed
 from perf.sim.replay.loop import VirtualLoop
 from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
-from pool.manager import Manager
+from pool.manager import POLICY, Manager
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
-from pool.supervise import OnStep
+from pool.supervise import OnStep, RestartPolicy
 
 LOAD_S = 2.0
 
@@ -74,9 +74,15 @@ class FakeMachine:
     def kinds(self, name: str) -> list[EventKind]:
         return [event.kind for event in self.events if event.target == name]
 
-    def manager(self, drain_s: float = 30.0) -> Manager:
+    def manager(self, policy: RestartPolicy = POLICY) -> Manager:
         manager = Manager(
-            self, self.events.append, drain_s=drain_s, home=self, registrar=self, state=self.written
+            self,
+            self.events.append,
+            drain_s=30.0,
+            policy=policy,
+            home=self,
+            registrar=self,
+            state=self.written,
         )
         manager._rng.seed(1)
         return manager

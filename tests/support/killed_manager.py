@@ -4,7 +4,7 @@
 
 Its one instance, ``one``, is a process that sleeps. ``STEP`` is when: before or after the state is
 written for the ``n``-th time (``before-write-1``), or a step of a start (``prepared``, ``spawned``,
-``started``); ``none`` prints what it has once that is ready, and leaves.
+``started``).
 """
 
 import asyncio
@@ -148,9 +148,7 @@ async def main() -> None:
     step = sys.argv[2]
     home = DyingHome(Path(sys.argv[1]), step)
     home.claim()
-    manager = await manage(home, SleeperMachine(home.path, step))
-    print(manager.members["one"].unit.pid, flush=True)
-    await manager.leave()
+    await manage(home, SleeperMachine(home.path, step))
 
 
 if __name__ == "__main__":

@@ -54,18 +54,13 @@ async def home(tmp_path: Path) -> AsyncIterator[Home]:
 
 async def test_it_is_found_by_its_label_and_ended_by_who_adopts_it(home: Home) -> None:
     await home.start()
+    assert find_detached(home.path / "other") == []
     (found,) = find_detached(home.path)
     assert (found.label.unit, found.label.facts) == ("one", {"port": "8001"})
     adopted = await DetachedProcess.adopt("one", found, None)
     assert adopted.running and ProcessId.of(adopted.pid) is not None
     assert await adopted.end(5.0) == 128 + signal.SIGTERM
     home.nothing_is_left()
-
-
-async def test_another_homes_processes_are_not_ours(home: Home, tmp_path: Path) -> None:
-    process = await home.start()
-    assert find_detached(tmp_path / "other") == []
-    await process.kill()
 
 
 async def test_a_command_that_cannot_run_is_a_failed_start(home: Home, tmp_path: Path) -> None:
@@ -78,20 +73,14 @@ async def test_a_command_that_cannot_run_is_a_failed_start(home: Home, tmp_path:
 @pytest.mark.parametrize("victim", ["command", "guardian"])
 async def test_whoever_is_killed_nothing_is_left(home: Home, victim: str) -> None:
     process = await home.start()
+    region = f"{process.found.label.mark}region"
+    if victim == "guardian":  # any other removes it by itself
+        os.close(os.open(f"/dev/shm/{region}", os.O_CREAT))
     pids = {"command": process.pid, "guardian": process.found.guardian.pid}
     os.kill(pids[victim], signal.SIGKILL)
     assert await process.wait() == 128 + signal.SIGKILL
-    home.nothing_is_left()
-
-
-async def test_a_killed_guardians_shared_memory_is_removed(home: Home) -> None:
-    process = await home.start()
-    region = f"{process.found.label.mark}region"
-    with open(f"/dev/shm/{region}", "w"):  # noqa: ASYNC230 - of no length
-        pass
-    process.found.guardian.send(signal.SIGKILL)
-    await process.wait()
     home.marked.wait_gone({region})
+    home.nothing_is_left()
 
 
 async def test_a_guardian_that_stands_still_is_ended_all_the_same(home: Home) -> None:

@@ -80,10 +80,17 @@ def test_end_of_the_launcher_ends_everything(marked: Marked) -> None:
     assert marked.pids() == []
 
 
-def test_sigterm_then_sigkill_after_the_grace(marked: Marked) -> None:
-    with start(marked, STUBBORN) as process:
+@pytest.mark.parametrize("how", ["order", "later order", "signal"])
+def test_sigterm_then_sigkill_after_the_grace(marked: Marked, how: str) -> None:
+    with start(marked, STUBBORN, "--grace=0.1") as process:
         wait_up(process)
-        order(process, 0.1)
+        if how == "signal":
+            process.terminate()
+        elif how == "order":
+            order(process, 0.1)
+        else:
+            order(process, 1000)
+            order(process, 0)  # a later one shortens the grace
         assert process.wait() == 128 + signal.SIGKILL
     assert marked.pids() == []
 
@@ -93,23 +100,6 @@ def test_sigterm_is_enough_for_a_polite_command(marked: Marked) -> None:
         wait_up(process)
         order(process, 30)
         assert process.wait() == 5
-
-
-def test_a_later_order_shortens_the_grace(marked: Marked) -> None:
-    with start(marked, STUBBORN) as process:
-        wait_up(process)
-        order(process, 1000)
-        order(process, 0)
-        assert process.wait() == 128 + signal.SIGKILL
-    assert marked.pids() == []
-
-
-def test_a_signal_to_the_guardian_ends_the_command(marked: Marked) -> None:
-    with start(marked, STUBBORN, "--grace=0.1") as process:
-        wait_up(process)
-        process.terminate()
-        assert process.wait() == 128 + signal.SIGKILL
-    assert marked.pids() == []
 
 
 def test_a_killed_guardian_takes_the_command_along(marked: Marked) -> None:
