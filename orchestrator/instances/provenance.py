@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 from catalog.engines import EngineCatalog
 from catalog.errors import ProvisionError
-from catalog.model_entry import ModelState
-from catalog.models import ModelCatalog
+from catalog.models import ModelCatalog, ModelState
 from catalog.paths import state_dir
 from protocol import ModelCard
 

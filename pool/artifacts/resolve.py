@@ -4,8 +4,7 @@ import contextlib
 from pathlib import Path
 
 from catalog.errors import CatalogUnusable, ModelNotFound
-from catalog.model_entry import ModelState
-from catalog.models import ModelCatalog
+from catalog.models import ModelCatalog, ModelState
 from catalog.paths import DEMO_CHECKPOINT
 
 DEMO = "demo"

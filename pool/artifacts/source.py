@@ -10,8 +10,7 @@ from typing import Final
 from rich.filesize import decimal as size
 
 from catalog.errors import StagingFailed
-from catalog.model_entry import ModelFormat
-from catalog.models import MANIFEST
+from catalog.models import MANIFEST, ModelFormat
 
 _SMALL: Final = (
     "config.json",

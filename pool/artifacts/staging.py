@@ -19,8 +19,7 @@ from rich.filesize import decimal as size
 
 from catalog.checks import Digests, check_formats, digests_of
 from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
-from catalog.model_entry import ModelEntry, ModelFile, ModelState
-from catalog.models import ModelCatalog, require_free
+from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelState, require_free
 from catalog.shared_file import now_ms
 from pool.artifacts.download import Stopped, fetch
 from pool.artifacts.hub import HubModel, is_repository, list_hub

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from catalog.engine_entry import ComputeMode, EngineEntry, PreparedEngine
-from catalog.engine_files import digest_of_files
-from catalog.engines import EngineCatalog
+from catalog.engines import ComputeMode, EngineCatalog, EngineEntry, PreparedEngine, digest_of_files
 from catalog.errors import FetchFailed, NoEngine
 from catalog.paths import NGC_ROOT
 from catalog.shared_file import now_ms

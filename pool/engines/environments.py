@@ -25,9 +25,16 @@ from typing import Final
 import msgspec
 
 from catalog.atomic import sync_folder, sync_tree, write_atomically
-from catalog.engine_entry import ComputeMode, EngineEntry, EnvironmentVars, PreparedEngine
-from catalog.engine_files import digest_of_packages, site_packages
-from catalog.engines import MANIFEST, EngineCatalog
+from catalog.engines import (
+    MANIFEST,
+    ComputeMode,
+    EngineCatalog,
+    EngineEntry,
+    EnvironmentVars,
+    PreparedEngine,
+    digest_of_packages,
+    site_packages,
+)
 from catalog.errors import CatalogUnusable, FetchFailed
 from catalog.shared_file import now_ms
 from pool.engines.recipes import ENGINES, Recipe

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from catalog.engine_entry import ComputeMode
+from catalog.engines import ComputeMode
 from catalog.errors import EngineUnknown
 from pool.engines.toolchain import Toolchain
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from catalog.atomic import sync_tree, write_atomically
-from catalog.model_entry import ModelEntry, ModelFormat, ModelState
-from catalog.models import ModelCatalog
+from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
 from pool import bootstrap
 from pool.engines import triton_wheel
 from tidegate.cli.slot import save

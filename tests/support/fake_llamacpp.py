@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from catalog.engine_entry import EngineEntry
-from catalog.engines import EngineCatalog
+from catalog.engines import EngineCatalog, EngineEntry
 
 _MODULE = """
 import json, sys, threading

@@ -137,7 +137,7 @@ def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
 @on_catalog("engines")
 def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: bool) -> int:
     with importing():
-        from catalog.engine_files import verify_engine
+        from catalog.engines import verify_engine
     entries = [catalog.get(name) for name in engine] or catalog.entries()
     problems = {entry.id: verify_engine(entry) for entry in entries}
     if as_json:

@@ -33,8 +33,7 @@ from tidegate.cli.terminal import (
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from catalog.model_entry import ModelEntry
-    from catalog.models import ModelCatalog
+    from catalog.models import ModelCatalog, ModelEntry
     from tidegate.client import Client
     from tidegate.listings import Instance
 
@@ -225,8 +224,8 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
 @on_catalog("models")
 def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
     with importing():
-        from catalog.model_entry import ModelState
-        from catalog.verify import verify_model
+        from catalog.checks import verify_model
+        from catalog.models import ModelState
     chosen = [catalog.get(name) for name in model] or [
         entry for entry in catalog.entries() if entry.state is not ModelState.STAGING
     ]

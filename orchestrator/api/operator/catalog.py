@@ -20,14 +20,11 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
-from catalog.engine_entry import EngineEntry
-from catalog.engine_files import verify_engine
-from catalog.engines import EngineCatalog
+from catalog.checks import verify_model
+from catalog.engines import EngineCatalog, EngineEntry, verify_engine
 from catalog.errors import ProvisionError
-from catalog.model_entry import ModelEntry, ModelState
-from catalog.models import ModelCatalog
+from catalog.models import ModelCatalog, ModelEntry, ModelState
 from catalog.shared_file import now_ms
-from catalog.verify import verify_model
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest, NotFound, Unavailable
 from orchestrator.telemetry.log import service_log

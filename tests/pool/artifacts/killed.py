@@ -25,10 +25,9 @@ from pathlib import Path
 import huggingface_hub.file_download  # noqa: F401 - by each child otherwise
 from aiohttp import web
 
+from catalog.checks import verify_model
 from catalog.errors import ProvisionError
-from catalog.model_entry import ModelState
-from catalog.models import ModelCatalog
-from catalog.verify import verify_model
+from catalog.models import ModelCatalog, ModelState
 from pool.artifacts import staging
 from pool.artifacts.hub import HubModel
 from pool.artifacts.source import Listing, SourceFile

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from catalog.errors import CatalogUnusable, StagingFailed
-from catalog.model_entry import ModelState
-from catalog.models import ModelCatalog
+from catalog.models import ModelCatalog, ModelState
 from tests.pool.artifacts.test_staging_hub import add as add_from_hub
 from tests.pool.artifacts.test_staging_hub import nothing_is_active, whole
 from tests.pool.artifacts.test_staging_local import add, make_folder
@@ -124,7 +123,7 @@ def test_two_processes_that_write_lose_nothing_of_each_other(
 import sys
 from pathlib import Path
 from catalog.models import ModelCatalog
-from catalog.model_entry import ModelEntry, ModelFormat, ModelState
+from catalog.models import ModelEntry, ModelFormat, ModelState
 catalog = ModelCatalog(Path(sys.argv[1]))
 for i in range(15):
     name = f"{sys.argv[2]}-{i}"

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from catalog.errors import CatalogUnusable, ModelNotFound
-from catalog.model_entry import ModelEntry, ModelFile, ModelFormat, ModelState
-from catalog.models import ModelCatalog
+from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelFormat, ModelState
 from catalog.paths import DEMO_CHECKPOINT
 from pool.artifacts.resolve import resolve_model
 

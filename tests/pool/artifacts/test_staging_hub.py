@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import constants, file_download
 
+from catalog.checks import verify_model
 from catalog.errors import StagingFailed
-from catalog.model_entry import ModelEntry, ModelFormat, ModelState
-from catalog.models import ModelCatalog
-from catalog.verify import verify_model
+from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
 from pool.artifacts import staging
 from pool.artifacts.source import Listing, SourceFile, choose
 from pool.artifacts.staging import AddRequest, Progress, add_model

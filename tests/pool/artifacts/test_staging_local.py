@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from catalog.checks import verify_model
 from catalog.errors import DamagedModel, NoRoom, StagingFailed
-from catalog.model_entry import ModelEntry, ModelFormat, ModelState
-from catalog.models import ModelCatalog
+from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
 from catalog.paths import DEMO_CHECKPOINT
-from catalog.verify import verify_model
 from pool.artifacts import staging
 from pool.artifacts.staging import AddRequest, add_model
 from protocol.model_digest import files_digest, model_digest

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog.engine_entry import EngineEntry
-from catalog.engine_files import site_packages, verify_engine
-from catalog.engines import MANIFEST, EngineCatalog
+from catalog.engines import MANIFEST, EngineCatalog, EngineEntry, site_packages, verify_engine
 from catalog.errors import EngineUnknown, FetchFailed, MachineUnfit
 from pool.engines import environments
 from pool.engines.environments import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog.engine_entry import EngineEntry
-from catalog.engines import EngineCatalog
+from catalog.engines import EngineCatalog, EngineEntry
 from catalog.errors import PortInUse
 from pool.engines.triton import TritonInstall, TritonPorts
 from pool.fleet.gpus import Gpus

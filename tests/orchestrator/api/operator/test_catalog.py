@@ -12,10 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from catalog.engine_entry import EngineEntry
-from catalog.engines import EngineCatalog
-from catalog.model_entry import ModelEntry, ModelFile, ModelFormat, ModelState
-from catalog.models import ModelCatalog
+from catalog.engines import EngineCatalog, EngineEntry
+from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelFormat, ModelState
 from orchestrator.api.operator import catalog as routes
 from pool.engines.ensure import registered
 from pool.engines.triton import find_triton
