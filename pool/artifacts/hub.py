@@ -7,7 +7,6 @@ the files through it.
 import asyncio
 import os
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from catalog.errors import StagingFailed
@@ -18,22 +17,12 @@ _TIMEOUT_S: Final = 30.0
 _LICENCE_CHARS: Final = 120
 
 
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """A listing, and how its files are requested."""
-
-    listing: Listing
-    urls: dict[str, str]
-    headers: dict[str, str]
-    """Headers with the token, if any: for the hub itself, not for servers that it redirects to."""
-
-
 def is_repository(text: str) -> bool:
     """Whether ``text`` could be a hub's name for a model: ``org/name``."""
     return _REPOSITORY.fullmatch(text) is not None
 
 
-async def list_hub(repository: str, revision: str = "") -> HubModel:
+async def list_hub(repository: str, revision: str = "") -> Listing:
     """The files that the hub has of a repository at ``revision``, its main branch by default.
 
     Raises ``StagingFailed``.
@@ -41,7 +30,7 @@ async def list_hub(repository: str, revision: str = "") -> HubModel:
     return await asyncio.to_thread(_list, repository, revision)
 
 
-def _list(repository: str, revision: str) -> HubModel:
+def _list(repository: str, revision: str) -> Listing:
     from huggingface_hub import HfApi, get_token, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -82,19 +71,19 @@ def _list(repository: str, revision: str) -> HubModel:
         git = "" if sha256 else each.blob_id or ""
         files.append(SourceFile(each.rfilename, each.size, sha256, git))
     commit = info.sha or revision
-    listing = Listing(
+    token = get_token()
+    return Listing(
         source=f"hub:{repository}",
         name=repository,
         files=tuple(files),
         revision=commit,
         licence=_licence(info.card_data, info.tags or []),
+        urls={
+            file.path: hf_hub_url(repository, file.path, revision=commit, endpoint=api.endpoint)
+            for file in files
+        },
+        headers={"Authorization": f"Bearer {token}"} if token else {},
     )
-    urls = {
-        file.path: hf_hub_url(repository, file.path, revision=commit, endpoint=api.endpoint)
-        for file in files
-    }
-    token = get_token()
-    return HubModel(listing, urls, {"Authorization": f"Bearer {token}"} if token else {})
 
 
 def _licence(card: object, tags: list[str]) -> str:

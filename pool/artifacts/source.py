@@ -2,8 +2,8 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -60,6 +60,10 @@ class Listing:
     files: tuple[SourceFile, ...]
     revision: str = ""
     licence: str = ""
+    urls: Mapping[str, str] = field(default_factory=dict)
+    """Where a hub has each file, by its path."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers with the token, if any: for the hub itself, not for servers that it redirects to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,16 @@ def choose(listing: Listing, wanted: str = "", *, pickles: bool = False) -> Choi
 
     Raises ``StagingFailed`` that says what there is.
     """
-    return _bounded(_chosen(listing, wanted, pickles))
+    choice = _chosen(listing, wanted, pickles)
+    if len(choice.files) > _MAX_FILES:
+        raise StagingFailed(
+            f"a model of {len(choice.files)} files, where at most {_MAX_FILES} make sense"
+        )
+    for file in choice.files:
+        is_plain = file.path.isprintable() and str(PurePosixPath(file.path)) == file.path
+        if not is_plain or not isinstance(file.bytes, int) or file.bytes < 0:
+            raise StagingFailed(f"the source has a file {file.path!r} of {file.bytes!r} bytes")
+    return choice
 
 
 def _chosen(listing: Listing, wanted: str, pickles: bool) -> Choice:
@@ -163,20 +176,6 @@ def _checked(file: SourceFile) -> SourceFile:
     if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
         raise StagingFailed(f"the source has a file {file.path!r}, which would leave its folder")
     return file
-
-
-def _bounded(choice: Choice) -> Choice:
-    """Return ``choice`` if its files have names and sizes that files have. Raises
-    ``StagingFailed``."""
-    if len(choice.files) > _MAX_FILES:
-        raise StagingFailed(
-            f"a model of {len(choice.files)} files, where at most {_MAX_FILES} make sense"
-        )
-    for file in choice.files:
-        is_plain = file.path.isprintable() and str(PurePosixPath(file.path)) == file.path
-        if not is_plain or not isinstance(file.bytes, int) or file.bytes < 0:
-            raise StagingFailed(f"the source has a file {file.path!r} of {file.bytes!r} bytes")
-    return choice
 
 
 def _told(files: Iterable[SourceFile]) -> str:

@@ -22,7 +22,7 @@ from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
 from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelState, require_free
 from catalog.shared_file import now_ms
 from pool.artifacts.download import Stopped, fetch
-from pool.artifacts.hub import HubModel, is_repository, list_hub
+from pool.artifacts.hub import is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take
 from pool.artifacts.resolve import DEMO
 from pool.artifacts.room import KEEP_FREE, require_room
@@ -70,14 +70,12 @@ async def add_model(
     """
     progress = progress or Progress()
     path = _on_this_machine(request.what)
-    hub: HubModel | None = None
     if path is not None:
         if request.revision:
             raise StagingFailed(f"{path} is on this machine and has no revisions")
         listing = await asyncio.to_thread(list_local, path)
     elif is_repository(request.what):
-        hub = await list_hub(request.what, request.revision)
-        listing = hub.listing
+        listing = await list_hub(request.what, request.revision)
     else:
         raise StagingFailed(
             f"{request.what} is not on this machine and is not a model's name on a hub: expected a"
@@ -102,10 +100,7 @@ async def add_model(
             return known
         try:
             staging = _Staging(catalog, entry, choice, request, progress)
-            if hub is not None:
-                return await staging.fetch(hub)
-            assert path is not None
-            return await staging.take(path)
+            return await (staging.fetch(listing) if path is None else staging.take(path))
         except ProvisionError:
             raise
         except OSError as error:
@@ -134,7 +129,7 @@ class _Staging:
         self._folder = catalog.path_of(entry)
         self._checked: dict[str, Digests] = {}
 
-    async def fetch(self, hub: HubModel) -> ModelEntry:
+    async def fetch(self, hub: Listing) -> ModelEntry:
         """Fetch the model from a hub, verify and register it."""
         await asyncio.to_thread(self._begin, self._choice.bytes - self._here())
         await self._download(hub)
@@ -177,7 +172,7 @@ class _Staging:
                 raise DamagedModel(f"{origin} changed while it was taken: add it again")
             self._checked[file.path] = digests_of(target)
 
-    async def _download(self, hub: HubModel) -> None:
+    async def _download(self, hub: Listing) -> None:
         loop, stop = asyncio.get_running_loop(), threading.Event()
 
         def came(count: int) -> None:
@@ -196,7 +191,7 @@ class _Staging:
 
     def _fetch(
         self,
-        hub: HubModel,
+        hub: Listing,
         file: SourceFile,
         came: Callable[[int], None],
         stop: threading.Event,

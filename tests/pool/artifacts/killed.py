@@ -29,7 +29,6 @@ from catalog.checks import verify_model
 from catalog.errors import ProvisionError
 from catalog.models import ModelCatalog, ModelState
 from pool.artifacts import staging
-from pool.artifacts.hub import HubModel
 from pool.artifacts.source import Listing, SourceFile
 from pool.artifacts.staging import AddRequest, add_model
 from tests.support.hub import Hub
@@ -58,43 +57,42 @@ def remove(home: Path, source: Path) -> None:
 def fetch(home: Path, source: Path) -> None:
     """From a hub, whose listing is made up here: its library is not what is tried."""
     files = {path.name: path.read_bytes() for path in source.iterdir()}
-    listing = Listing(
-        "hub:org/model",
-        "org/model",
-        tuple(
-            SourceFile(name, len(content), hashlib.sha256(content).hexdigest())
-            for name, content in files.items()
-        ),
-        revision="c" * 40,
-    )
     url = (source.parent / "url").read_text()
-    hub = HubModel(listing, {name: f"{url}/cdn/{name}" for name in files}, {})
 
-    async def listed(repository: str, revision: str = "") -> HubModel:
-        return hub
+    async def listed(repository: str, revision: str = "") -> Listing:
+        return Listing(
+            "hub:org/model",
+            "org/model",
+            tuple(
+                SourceFile(name, len(content), hashlib.sha256(content).hexdigest())
+                for name, content in files.items()
+            ),
+            revision="c" * 40,
+            urls={name: f"{url}/cdn/{name}" for name in files},
+        )
 
     staging.list_hub = listed
     request = AddRequest("org/model", keep_free=0.0)
     asyncio.run(add_model(ModelCatalog(home), request))
 
 
-def changed(names: tuple[str, ...], at: Callable[[int, Callable[[], object]], object]) -> None:
-    """Have ``at`` make each of these changes of the disk; it is told how many there were."""
-    counts = itertools.count(1)
+def changed(names: tuple[str, ...], at: Callable[[Callable[[], object]], object]) -> None:
+    """Have ``at`` make each of these changes of the disk."""
 
-    def counted(change: Callable[..., object]) -> Callable[..., object]:
-        return lambda *args, **named: at(next(counts), lambda: change(*args, **named))
+    def told(change: Callable[..., object]) -> Callable[..., object]:
+        return lambda *args, **named: at(lambda: change(*args, **named))
 
     for name in names:
-        setattr(os, name, counted(getattr(os, name)))
+        setattr(os, name, told(getattr(os, name)))
 
 
 def kill_at(count: int) -> None:
     """SIGKILL to ourselves after so many changes."""
+    made = itertools.count(1)
 
-    def at(seen: int, change: Callable[[], object]) -> object:
+    def at(change: Callable[[], object]) -> object:
         result = change()
-        if seen == count:
+        if next(made) == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -103,9 +101,10 @@ def kill_at(count: int) -> None:
 
 def fill_at(count: int) -> None:
     """No space from the so-manieth change on."""
+    tried = itertools.count(1)
 
-    def at(seen: int, change: Callable[[], object]) -> object:
-        if seen >= count:
+    def at(change: Callable[[], object]) -> object:
+        if next(tried) >= count:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return change()
 
