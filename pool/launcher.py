@@ -17,7 +17,6 @@ that keeps failing.
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import secrets
@@ -25,7 +24,6 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from catalog.atomic import write_atomically
@@ -348,11 +346,8 @@ class Launcher:
         if path is None:
             return
         try:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            partial = _partial(path)
-            partial.touch()
-            partial.unlink()
+            write_atomically(path, b"{}", 0o644)
+            path.unlink()
         except OSError as error:
             raise StateFileUnusable(
                 f"cannot write the state file {path}: {error.strerror}; "
@@ -395,11 +390,6 @@ class Launcher:
 
 def _is_gguf(spec: InstanceSpec) -> bool:
     return spec.name.startswith("llamacpp")
-
-
-def _partial(path: Path) -> Path:
-    """The path at which a file is written before it takes its place in one step."""
-    return path.with_name(path.name + ".partial")
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

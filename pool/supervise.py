@@ -78,7 +78,7 @@ class ProcessUnit(ABC):
 
     @property
     def all_ports(self) -> tuple[int, int, int]:
-        """Its ports for HTTP, gRPC and metrics; 0 for those that it does not have."""
+        """Ports for HTTP, gRPC and metrics; 0 for those that it does not have."""
         return 0, 0, 0
 
     @property

@@ -95,7 +95,7 @@ class Work(Generic[_S, _T]):
     def events(
         self, id: str, /, *, last_event_id: str = "", deadline: Deadline | None = None
     ) -> Stream[_T]:
-        """Its events, from the beginning or after ``last_event_id``, to the terminal one.
+        """Events of the work, from the beginning or after ``last_event_id``, to the terminal one.
 
         A connection that breaks is opened again where it broke, without a lost or repeated event,
         until ``deadline`` (or ``reconnect_for`` after the last sign of life); then ``StreamLost``

@@ -1,7 +1,6 @@
 """``tidegate pool``: its commands and their arguments."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -43,10 +42,11 @@ _MAYBE_FILE = click.argument(
 )
 
 
-def _commands() -> Any:
+def _do(what: str, *given: object, **options: object) -> int:
     with importing(serving=True):
         from pool import pool_command
-    return pool_command
+    status: int = getattr(pool_command, what)(*given, **options)
+    return status
 
 
 @click.group(cls=Group, help=DESCRIPTION, short_help="keep a machine's instances as a file says")
@@ -57,7 +57,7 @@ def pool() -> None:
 @pool.command("run", help=RUN_DESCRIPTION, short_help="start it, keep it up")
 @_FILE
 def run(file: Path) -> int:
-    return _commands().run(file)
+    return _do("run", file)
 
 
 @pool.command(
@@ -69,7 +69,7 @@ def run(file: Path) -> int:
 @_FILE
 @json_option
 def check(file: Path, as_json: bool) -> int:
-    return _commands().check(file, as_json=as_json)
+    return _do("check", file, as_json=as_json)
 
 
 @pool.command(
@@ -80,7 +80,7 @@ def check(file: Path, as_json: bool) -> int:
 @_MAYBE_FILE
 @json_option
 def status(file: Path | None, as_json: bool) -> int:
-    return _commands().status(file, as_json=as_json)
+    return _do("status", file, as_json=as_json)
 
 
 @pool.command(
@@ -90,7 +90,7 @@ def status(file: Path | None, as_json: bool) -> int:
 )
 @_MAYBE_FILE
 def reload(file: Path | None) -> int:
-    return _commands().reload(file)
+    return _do("reload", file)
 
 
 @pool.command("stop", help=STOP_DESCRIPTION, short_help="drain and end it")
@@ -100,4 +100,4 @@ def reload(file: Path | None) -> int:
 def stop(file: Path | None, now: bool, leave: bool) -> int:
     if now and leave:
         raise click.UsageError("--now and --leave are two ends; give one of them")
-    return _commands().stop(file, "now" if now else "leave" if leave else "drain")
+    return _do("stop", file, "now" if now else "leave" if leave else "drain")
