@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from tidegate.listings import *
     from tidegate.requests import *
     from tidegate.results import *
-    from tidegate.retries import *
     from tidegate.sessions import *
     from tidegate.slots import *
     from tidegate.sync import *
     from tidegate.tools import *
+    from tidegate.transport import *
 
 _MODULES: Final = (
     "errors",
@@ -50,7 +50,7 @@ _MODULES: Final = (
     "deadlines",
     "tools",
     "requests",
-    "retries",
+    "transport",
     "listings",
     "sessions",
     "slots",

@@ -21,7 +21,7 @@ from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_class
 from tidegate.requests import SamplingOptions
 from tidegate.results import Usage
-from tidegate.sse import EventTooLarge, SseParser
+from tidegate.sse import SseParser, received
 from tidegate.transport import LONGEST_TASK_S, Call, Transport, due
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ class _ToolCall(msgspec.Struct):
     index: int = 0
     function: _Function = msgspec.field(default_factory=_Function)
 
+    @property
+    def told(self) -> tuple[str, str, str]:
+        """Id, name and arguments."""
+        return self.id or "", self.function.name or "", self.function.arguments or ""
+
 
 class _Said(msgspec.Struct):
     content: str | None = None
@@ -173,10 +178,7 @@ async def whole(transport: Transport, call: Call) -> ChatAnswer:
     if not completion.choices:
         raise ProtocolError(f"{_PATH} answered without a choice")
     choice = completion.choices[0]
-    calls = tuple(
-        ToolCall(call.id or "", call.function.name or "", call.function.arguments or "")
-        for call in choice.message.tool_calls or ()
-    )
+    calls = tuple(ToolCall(*call.told) for call in choice.message.tool_calls or ())
     return ChatAnswer(
         choice.message.content or "",
         choice.message.thought,
@@ -211,17 +213,11 @@ async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, 
 
 
 async def _read(response: "aiohttp.ClientResponse") -> AsyncGenerator[ChatDelta, None]:
-    parser = SseParser()
-    async for chunk in response.content.iter_any():
-        try:
-            received = parser.feed(chunk)
-        except EventTooLarge as error:
-            raise ProtocolError(str(error)) from error
-        for event in received:
-            if event.data == _DONE:
-                return
-            if (delta := _delta(event.data)) != _NOTHING:  # the first one has the role alone
-                yield delta
+    async for event in received(response.content.iter_any(), SseParser()):
+        if event.data == _DONE:
+            return
+        if (delta := _delta(event.data)) != _NOTHING:  # the first one has the role alone
+            yield delta
     raise ConnectFailed("the answer ended early", is_sent=True)
 
 
@@ -236,12 +232,7 @@ def _delta(data: str) -> ChatDelta:
     if not completion.choices:
         return ChatDelta(usage=completion.usage)
     choice = completion.choices[0]
-    calls = tuple(
-        ToolCallDelta(
-            call.index, call.id or "", call.function.name or "", call.function.arguments or ""
-        )
-        for call in choice.delta.tool_calls or ()
-    )
+    calls = tuple(ToolCallDelta(call.index, *call.told) for call in choice.delta.tool_calls or ())
     return ChatDelta(
         choice.delta.content or "",
         choice.delta.thought,

@@ -32,10 +32,9 @@ from tidegate.results import (
     TaskStatus,
     Token,
 )
-from tidegate.retries import Retries
 from tidegate.sessions import Sessions
 from tidegate.slots import Slots
-from tidegate.transport import Call, Transport, due
+from tidegate.transport import Call, Retries, Transport, due
 
 __all__ = ["DEFAULT_BASE_URL", "Client", "Deadline", "Message", "Prompt", "TaskOptions"]
 

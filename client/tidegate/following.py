@@ -12,7 +12,7 @@ import msgspec
 from tidegate import _clock
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ApiError, NotFound, ProtocolError, StreamLost, TidegateError
-from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
+from tidegate.sse import SseParser, received
 from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport, due
 
 if TYPE_CHECKING:
@@ -180,10 +180,10 @@ class Work(Generic[_S, _T]):
             try:
                 async with (
                     self._transport.open(call) as response,
-                    aclosing(_read(response, parser, self._types)) as received,
+                    aclosing(_read(response, parser, self._types)) as typed,
                 ):
                     is_known = True
-                    async for event, event_id in received:
+                    async for event, event_id in typed:
                         position.last_event_id = event_id
                         last_sign, attempt = _clock.now(), 0
                         yield event
@@ -221,23 +221,11 @@ async def _read(
     """Events that ``response`` brings, each with its id. Raises ``ProtocolError``."""
     if response.content_type != "text/event-stream":
         raise ProtocolError(f"{response.url} answered with {response.content_type}, not events")
-    async for chunk in response.content.iter_any():
+    async for event in received(response.content.iter_any(), parser):
+        if (event_type := types.get(event.event)) is None:
+            continue  # a name that this client does not know
         try:
-            received = parser.feed(chunk)
-        except EventTooLarge as error:
-            raise ProtocolError(str(error)) from error
-        for event in received:
-            typed = _typed(event, types)
-            if typed is not None:
-                yield typed, event.last_event_id
-
-
-def _typed(event: ServerSentEvent, types: Mapping[str, type[_T]]) -> _T | None:
-    """``event`` as its type; None for a name that this client does not know."""
-    event_type = types.get(event.event)
-    if event_type is None:
-        return None
-    try:
-        return msgspec.json.decode(event.data, type=event_type)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"event {event.event!r} has an unexpected body: {error}") from error
+            typed = msgspec.json.decode(event.data, type=event_type)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"event {event.event!r} has an unexpected body: {error}") from error
+        yield typed, event.last_event_id

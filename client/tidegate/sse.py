@@ -3,8 +3,10 @@
 Bytes go in as the network delivers them, cut anywhere; whole events come out.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+
+from tidegate.errors import ProtocolError
 
 BOM = b"\xef\xbb\xbf"
 DEFAULT_MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -21,6 +23,19 @@ class ServerSentEvent:
     event: str
     data: str
     last_event_id: str
+
+
+async def received(
+    chunks: AsyncIterator[bytes], parser: "SseParser"
+) -> AsyncIterator[ServerSentEvent]:
+    """Events in ``chunks`` as they come. Raises ``ProtocolError``."""
+    async for chunk in chunks:
+        try:
+            events = parser.feed(chunk)
+        except EventTooLarge as error:
+            raise ProtocolError(str(error)) from error
+        for event in events:
+            yield event
 
 
 class SseParser:

@@ -18,9 +18,9 @@ from tidegate.errors import TidegateError
 from tidegate.following import Stream
 from tidegate.operating import Operating
 from tidegate.requests import Kind, Prompt
-from tidegate.retries import Retries
 from tidegate.sessions import Session, Sessions
 from tidegate.slots import Slots
+from tidegate.transport import Retries
 
 _INTERRUPTED_WAIT_S = 3.0
 """Seconds for which a call that Ctrl-C cut short may still tell the server."""

@@ -17,8 +17,8 @@ from tests.support.fake_slots import JPEG as DRAWN
 from tests.support.fake_slots import MP4, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
 from tidegate import Client, SyncClient, deadline
-from tidegate.retries import Retries
 from tidegate.slots import FILES, SCHEMA, SLOT_EVENT_TYPES
+from tidegate.transport import Retries
 
 QUEUED = sse(0, "queued", {"slot_id": "t1", "queue_position": 2, "predicted_ms": 900.0})
 JPEG = b"\xff\xd8 a picture"

@@ -311,7 +311,7 @@ def _known(
 ) -> list[CompletionItem]:
     """Names that a service knows, each with a word on it; none where it is not quick."""
     from tidegate import SyncClient, TidegateError, deadline
-    from tidegate.retries import NO_RETRIES
+    from tidegate.transport import NO_RETRIES
 
     url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
     token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")

@@ -20,8 +20,15 @@ import msgspec
 from tidegate.cli.runtime import importing
 from tidegate.client import Client
 from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFound, TidegateError
-from tidegate.retries import NO_RETRIES, Retries
-from tidegate.transport import CONNECT_S, Call, Transport, api_error, with_deadline
+from tidegate.transport import (
+    CONNECT_S,
+    NO_RETRIES,
+    Call,
+    Retries,
+    Transport,
+    api_error,
+    with_deadline,
+)
 
 FAILED = 1
 _KEPT = "/?&=:;,+@!$'()*~%"

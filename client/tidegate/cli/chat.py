@@ -90,7 +90,7 @@ async def run(
     from rich.console import Console
 
     from tidegate.client import Client
-    from tidegate.retries import NO_RETRIES
+    from tidegate.transport import NO_RETRIES
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     # Whoever sits here sees what is wrong, and tries again by hand.
@@ -142,7 +142,7 @@ async def run_json(
     import msgspec
 
     from tidegate.client import Client
-    from tidegate.retries import NO_RETRIES
+    from tidegate.transport import NO_RETRIES
 
     turns: list[Message] = []
     status = 0
