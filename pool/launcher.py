@@ -61,6 +61,9 @@ class Launcher:
         self._manager: Manager | None = None
         self._places: list[tuple[str, int]] = []
         """Hosts and ports that were chosen for it."""
+        self._port = 0
+        """Port of the orchestrators; 0 if there are none."""
+        self._stores: list[StoreProcess] = []
         self._serving: set[str] = set()
         """Names of the units that have not been given up; empty until everything serves."""
         self._emit = on_event
@@ -128,8 +131,8 @@ class Launcher:
         self._write_state()
         self._emit(PoolEvent(EventKind.SERVING, "tidegate", self.url, time.monotonic() - began))
         self._serving = {each.name for each in self._members}
-        beside = [] if install is None else [self._register(install)]
-        await _together(*beside, *(self._kept(each) for each in self._members))
+        register = [] if install is None else [self._register(install)]
+        await _together(*register, *(self._kept(each) for each in self._members))
 
     def _tell_cores(self) -> None:
         """Say how many processes there are for this machine's cores, where that was chosen."""
@@ -160,7 +163,7 @@ class Launcher:
         taken."""
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             self._places = []
-            port = self._choose_port() if self.spec.serve else 0
+            port = self._port = self._choose_port() if self.spec.serve else 0
             instances = self._with_ports(self.spec.instance_specs, {port})
             manager = self._manager = self._make_manager(install, port or instances[0].ports.grpc)
             try:
@@ -199,8 +202,8 @@ class Launcher:
             await self._serves(
                 [manager.add(StoreSpec(spec.store, store_dir(spec.home, spec.host, port)))]
             )
-            (store,) = self._units(StoreProcess)
-            env["TIDEGATE_STATE__URL"] = store.url
+            self._stores = self._units(StoreProcess)
+            env["TIDEGATE_STATE__URL"] = self._stores[0].url
         begun = [manager.add(each) for each in instances]
         if spec.serve:
             addresses = spec.instances_at or ",".join(each.unit.address for each in begun)
@@ -252,14 +255,13 @@ class Launcher:
 
     async def _end(self) -> None:
         self._serving.clear()
-        if self._manager is not None and self._members:
+        if self._manager is not None:
             began = time.monotonic()
             self._emit(PoolEvent(EventKind.ENDING, "tidegate"))
-            orchestrator, stores = self.orchestrator, self._units(StoreProcess)
             # The orchestrators write to the store until their end.
             await self._manager.stop(self.spec.drain_s, last="store")
-            if orchestrator is not None:
-                self._remove_passing_state(orchestrator.port, stores)
+            if self._port:
+                self._remove_passing_state()
             self._emit(PoolEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
         self._remove_state()
 
@@ -274,16 +276,16 @@ class Launcher:
             if self.spec.processes > 1:
                 keep_key(path)
 
-    def _remove_passing_state(self, port: int, stores: list[StoreProcess]) -> None:
+    def _remove_passing_state(self) -> None:
         """Remove what is kept for a port chosen for this run, where nobody comes back for it, and
         the operators' key of several processes, each of which leaves it to the others."""
-        spec = self.spec
+        spec, port = self.spec, self._port
         if spec.processes > 1:
             with contextlib.suppress(OSError):
                 key_file(spec.home, spec.host, port).unlink(missing_ok=True)
         if spec.port:
             return
-        for store in stores:
+        for store in self._stores:
             store.forget()
         path = journal_file(spec.home, spec.host, port)
         for file in path.parent.glob(f"{path.name}*"):

@@ -296,7 +296,8 @@ async def test_a_first_start_that_fails_is_not_repeated(launch: Launch, tmp_path
     launched = launch(REFUSES_TO_LOAD, log_to_stderr=False, home=state_dir())
     with pytest.raises(StartFailed, match="model tiny: ValueError: the model is missing"):
         await launched.task
-    assert EventKind.SERVING not in [event.kind for event in launched.seen()]
+    kinds = [event.kind for event in launched.seen()]
+    assert EventKind.SERVING not in kinds and kinds[-1] is EventKind.ENDED
 
 
 @pytest.mark.slow
