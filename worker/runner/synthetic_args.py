@@ -20,6 +20,10 @@ class SyntheticArgs(Section):
     prompt_step_ms: float = Field(default=0.0, ge=0)
     """Time that a step with prompt tokens takes beyond these, however few they are, as on a GPU,
     where decodes alone are one recorded graph."""
+    launch_ms: float = Field(default=0.0, ge=0)
+    prompt_launch_ms: float = Field(default=0.0, ge=0)
+    """Time in which the host launches a step of decodes, or one with prompt tokens; the device
+    computes the step before meanwhile, and is done with this one no sooner."""
     slow_file: LocalPath | None = None
     """While this file holds a number, ``synthetic-paced`` steps take that many times as long. It
     may have a worker's device fail as well (``worker.runner.simulated_device``)."""

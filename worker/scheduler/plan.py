@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,17 @@ class Plan:
     tokens: int
 
 
+class DeviceTime(NamedTuple):
+    """A step on the device's own clock, in seconds."""
+
+    busy_s: float
+    """From its first work, or its launch where the device was idle by then, to its last result."""
+    idle_s: float = 0.0
+    """How long the device had nothing to do before that."""
+    waited_s: float = 0.0
+    """Part of its launch in which the host waited for the step before."""
+
+
 @dataclass(slots=True)
 class StepResult:
     """Result of a step: ``ids[i]`` are the new tokens of ``plan.rows[i]``, if any.
@@ -47,3 +58,5 @@ class StepResult:
     prompts: dict[int, list[PromptLogprobs]] | None = None
     pooled: Mapping[int, Any] | None = None
     not_finite: Sequence[int] = ()
+    device: DeviceTime | None = None
+    """The step's time by the device's clock; None where the runner has none."""
