@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from protocol import FinishReason, OnDeadline, Sampling
 from tests.support.engine import EOS, VOCABULARY, FakeClock
 from worker.core import Event, Job
-from worker.engines.backend import BackendLoad, Produced
-from worker.engines.stepped import SteppedConfig, SteppedEngine
+from worker.engine.loop import EngineLoop
+from worker.engines.stepped import CoreLoad, Produced, SteppedBackend, SteppedConfig
 from worker.errors import InvalidCall
 
 
 @dataclass
-class FakeBackend:
+class FakeCore:
     """Gives every job the token 7 in each step of ``step_s``; ends it after its ``max_tokens``.
 
     What was aborted keeps its place until the next step has returned, unless it ``frees_at_once``.
@@ -107,16 +107,16 @@ class FakeBackend:
     def interrupt(self) -> None:
         self.interrupts += 1
 
-    def load(self) -> BackendLoad:
+    def load(self) -> CoreLoad:
         held = len(self.jobs) + len(self.going)
-        return BackendLoad(64, 2 * held, held, 0, prompt_tokens_total=self.read)
+        return CoreLoad(64, 2 * held, held, 0, prompt_tokens_total=self.read)
 
     def close(self) -> None:
         self.closed += 1
 
 
 class SteppedBench:
-    """A ``SteppedEngine`` that is stepped by hand."""
+    """An engine over a ``FakeCore`` that is stepped by hand."""
 
     def __init__(
         self, *, frees_at_once: bool = False, can_pause: bool = True, **changes: object
@@ -127,14 +127,14 @@ class SteppedBench:
             "max_running": 4,
             "max_waiting": 4,
             "min_start_s": 0.1,
-            "eos_token_ids": [EOS],
             "vocab_size": VOCABULARY,
             "frees_at_once": frees_at_once,
+            "can_pause": can_pause,
         }
         config = SteppedConfig(**(values | changes))  # type: ignore[arg-type]
-        self.backend = FakeBackend(self.clock, most=config.max_running, frees_at_once=frees_at_once)
-        pausing = self.backend if can_pause else None
-        self.engine = SteppedEngine(self.backend, config, pausing=pausing, clock=self.clock)
+        self.core = FakeCore(self.clock, most=config.max_running, frees_at_once=frees_at_once)
+        backend = SteppedBackend(self.core, config, clock=self.clock)
+        self.engine = EngineLoop(backend, [EOS], clock=self.clock)
 
     def submit(
         self,

@@ -26,17 +26,17 @@ function of seed and position. Running out of memory is handled before, by ``out
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from protocol import Code, FinishReason
 from worker.core import Clock
+from worker.engine.backend import Executed
 from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.runner.base import OverlappingRunner, Runner, StepInFlight
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.end_reason import EndReason
-from worker.scheduler.plan import DeviceTime, Plan, Row, StepResult
+from worker.scheduler.plan import DeviceTime, Plan, Row
 from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
@@ -104,22 +104,6 @@ def step_failed(error: Exception) -> EndReason:
         Code.ENGINE_ERROR,
         f"the engine failed in a step ({type(error).__name__}); its log has the details",
     )
-
-
-@dataclass(slots=True)
-class Executed:
-    """The outcome of a step or, with overlap, of the step before it.
-
-    ``plan`` is what was computed, perhaps less than planned, in ``duration_s``.
-    """
-
-    plan: Plan | None = None
-    result: StepResult = field(default_factory=lambda: StepResult([]))
-    duration_s: float = 0.0
-    was_launched: bool = False
-    """Whether the scheduler counts the rows as launched: they must be confirmed or discarded."""
-    failed: dict[Request, EndReason | None] = field(default_factory=dict)
-    """Requests that were not computed, with the reason to end; None: they are planned again."""
 
 
 class Executor:
@@ -192,7 +176,8 @@ class Executor:
         if done.result.device is not None:
             self._note_use(done.result.device)
         computed = done.plan if done.plan.rows else None
-        return Executed(computed, done.result, duration_s, failed=dict(done.failed))
+        advance = self._scheduler.advance
+        return Executed(computed, done.result, duration_s, advance, failed=dict(done.failed))
 
     def _launch(self, launcher: OverlappingRunner, plan: Plan | None) -> Executed | None:
         before, self._in_flight = self._in_flight, None
@@ -240,7 +225,8 @@ class Executor:
         else:
             self._note_use(device)
             duration_s = max(device.busy_s, step.launch_s - device.waited_s)
-        return Executed(step.plan, result, duration_s, was_launched=True)
+        scheduler = self._scheduler
+        return Executed(step.plan, result, duration_s, scheduler.confirm, scheduler.discard)
 
     def _note_use(self, device: DeviceTime) -> None:
         if (whole_s := device.busy_s + device.idle_s) > 0:

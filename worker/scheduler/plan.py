@@ -1,12 +1,13 @@
 """The scheduler's plan for one step, and the step's result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
 from protocol import PromptLogprobs, TokenLogprob
+from worker.scheduler.end_reason import EndReason
 from worker.scheduler.request import Request
 
 
@@ -30,6 +31,16 @@ class Plan:
     rows: list[Row]
     decodes: int
     tokens: int
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A step's ``plan``, None if there is nothing to compute or the engine plans by itself, the
+    requests admitted for it, and those that could not be, with the reason."""
+
+    plan: Plan | None
+    started: list[Request]
+    refused: dict[Request, EndReason] = field(default_factory=dict)
 
 
 class DeviceTime(NamedTuple):

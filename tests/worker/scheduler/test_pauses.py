@@ -11,7 +11,8 @@ from tests.support.fake_device import continuation
 from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
 from tests.worker.engine.test_overlap import Bench as OverlapBench
 from worker.core import Event, Job, JobPaused, JobResumed
-from worker.engine.engine import PAUSED_S, Engine, EngineConfig
+from worker.engine.engine import Engine, EngineConfig
+from worker.engine.loop import PAUSED_S
 from worker.runner.synthetic import FreeRunner
 
 

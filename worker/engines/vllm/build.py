@@ -14,10 +14,11 @@ from protocol import FinishReason, Sampling
 from protocol.grammar_source import library_version as grammar_version
 from protocol.model_digest import model_digest
 from worker.core import Clock, Job
-from worker.engines.stepped import LONGEST_LEAVE_S, SteppedConfig, SteppedEngine
+from worker.engine.loop import EngineLoop
+from worker.engines.stepped import LONGEST_LEAVE_S, SteppedBackend, SteppedConfig
 from worker.engines.vllm.adapters import adapters_of
 from worker.engines.vllm.arguments import check_settings, engine_config
-from worker.engines.vllm.backend import CoreParts, VllmBackend
+from worker.engines.vllm.backend import CoreParts, VllmCore
 from worker.engines.vllm.card import end_tokens, lacking, max_running, model_card, with_own_end
 from worker.engines.vllm.core import bound_memory, start_core
 from worker.engines.vllm.image_files import blank_file
@@ -100,15 +101,15 @@ def _build(
         adapters=adapters,
         vision=None if images is None else images.vision,
     )
-    backend = VllmBackend(parts)
+    core = VllmCore(parts)
     reports = parts.reports
-    engine = SteppedEngine(
-        backend,
+    backend = SteppedBackend(
+        core,
         SteppedConfig.of(card, frees_at_once=not parts.has_kv_connector),
         kv_reports=list if reports is None else reports.take,
-        pausing=backend if card.can_pause else None,
         clock=clock,
     )
+    engine = EngineLoop(backend, card.eos_token_ids, clock=clock)
     total_ms = timing.total_ms()
     model_log.info(
         "%s is ready on %s after %.2f s: %s, %d KV blocks of %d tokens, context %d;"
@@ -117,7 +118,7 @@ def _build(
         card.device,
         total_ms / 1e3,
         card.engine_version,
-        backend.load().kv_blocks_total,
+        core.load().kv_blocks_total,
         card.block_tokens,
         card.context_tokens,
         timing,
@@ -167,18 +168,18 @@ def warm_up(parts: CoreParts, most: int) -> None:
     vLLM compiles parts of its sampler when a request first asks for them, and again for the first
     batch of more than one: some ten seconds each on a CPU, while all jobs stand still.
     """
-    backend = VllmBackend(parts)
+    core = VllmCore(parts)
     speculates = parts.core.vllm_config.speculative_config is not None
     second = [_GREEDY] if speculates else [_DRAWN, _FILTERED, _GREEDY]
     for wave in ([_GREEDY], second[: max(1, most)]):
-        _run(backend, [Job(_PROMPT, sampling, math.inf) for sampling in wave])
-    _run(backend, [Job(_PROMPT, _GREEDY, math.inf, adapter=name) for name in parts.adapters][:1])
+        _run(core, [Job(_PROMPT, sampling, math.inf) for sampling in wave])
+    _run(core, [Job(_PROMPT, _GREEDY, math.inf, adapter=name) for name in parts.adapters][:1])
     if parts.images is not None:
         file, size = blank_file()
         vision = parts.images.vision
         ids = [*_PROMPT, *[vision.token_id] * vision.tokens_of(*size), *_PROMPT]
         try:
-            _run(backend, [Job(ids, _GREEDY, math.inf, images=[file])])
+            _run(core, [Job(ids, _GREEDY, math.inf, images=[file])])
         except Exception as error:  # whatever a model's code raises
             raise BrokenCheckpoint(
                 f"vLLM fails at an image with this model: {error};"
@@ -189,10 +190,10 @@ def warm_up(parts: CoreParts, most: int) -> None:
         parts.reports.take()
 
 
-def _run(backend: VllmBackend, jobs: Sequence[Job]) -> None:
+def _run(core: VllmCore, jobs: Sequence[Job]) -> None:
     for handle, job in enumerate(jobs):
-        backend.add(handle, job, _TOKENS)
-    while backend.load().running or backend.load().waiting:
-        for made in backend.step(0.1):
+        core.add(handle, job, _TOKENS)
+    while core.load().running or core.load().waiting:
+        for made in core.step(0.1):
             if made.end is FinishReason.ERROR:
                 raise RuntimeError(made.message)

@@ -15,7 +15,7 @@ import numpy as np
 
 from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.core import Job
-from worker.engines.backend import Produced
+from worker.engines.stepped import Produced
 from worker.engines.vllm.grammar import EndMask, GrammarState
 from worker.engines.vllm.images import Seen
 from worker.engines.vllm.prefix_cache import BlockHasher

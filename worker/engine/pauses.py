@@ -4,19 +4,17 @@ Pauses and resumes take effect between two steps, and the latest counts: a pause
 before it took effect leaves no trace.
 """
 
-from collections.abc import Collection
-
 from worker.core import Event, JobPaused, JobResumed
+from worker.engine.backend import Backend
 from worker.scheduler.order import least_slack_first
 from worker.scheduler.request import Request
-from worker.scheduler.scheduler import Scheduler
 
 
 class Pauses:
-    """Makes the scheduler follow ``pause_requested``. On the engine's thread, except ``ask``."""
+    """Makes a backend follow ``pause_requested``. On the engine's thread, except ``ask``."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.asked = False
         """Whether a flag has changed, or could not be followed yet."""
 
@@ -24,43 +22,43 @@ class Pauses:
         """Have the flags checked before the next step. For any thread."""
         self.asked = True
 
-    def settle(self, in_flight: Collection[Request]) -> list[Event]:
-        """Pause and resume as the flags say. A row of those ``in_flight`` has yet to be read."""
+    def settle(self) -> list[Event]:
+        """Pause and resume as the flags say."""
         if not self.asked:
             return []
         # Before the flags are read: what changes from here on is seen next time.
         self.asked = False
         events: list[Event] = []
-        for request in list(self._scheduler.running):
-            self._pause(request, in_flight, events)
-        for request in self._scheduler.waiting:
+        for request in list(self._backend.running):
+            self._pause(request, events)
+        for request in self._backend.waiting:
             self._hold(request, events)
         # Requests that pause have left their slots by now.
-        for request in least_slack_first(self._scheduler.paused, self._scheduler.step_time):
+        for request in least_slack_first(self._backend.paused, self._backend.step_time):
             if request.job.pause_requested:
                 continue
-            if self._scheduler.resume(request):
+            if self._backend.resume(request):
                 events.append(JobResumed(request.job))
             else:
                 self.asked = True
         return events
 
-    def _pause(self, request: Request, in_flight: Collection[Request], events: list[Event]) -> None:
-        request.pausing = False
+    def _pause(self, request: Request, events: list[Event]) -> None:
+        was_pausing, request.pausing = request.pausing, False
         if not self._may_pause(request):
-            return
-        if request in in_flight:
-            request.pausing = True
-            self.asked = True
-            return
-        self._scheduler.pause(request)
-        events.append(JobPaused(request.job))
+            if was_pausing:
+                self._backend.unpause(request)
+        elif self._backend.pause(request):
+            request.pauses += 1
+            events.append(JobPaused(request.job))
+        else:
+            request.pausing = self.asked = True
 
     def _hold(self, request: Request, events: list[Event]) -> None:
         if request.held_back:
             if not request.job.pause_requested:
                 request.held_back = False
-                self._scheduler.unblock()
+                self._backend.unblock()
                 events.append(JobResumed(request.job))
         elif self._may_pause(request):
             request.held_back = True
@@ -71,5 +69,5 @@ class Pauses:
         return (
             request.job.pause_requested
             and not request.leaving
-            and request.pauses < self._scheduler.config.most_pauses(request.generated)
+            and request.pauses < self._backend.most_pauses(request)
         )
