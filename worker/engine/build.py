@@ -8,8 +8,7 @@ from dataclasses import replace
 from protocol.grammar_source import library_version
 from protocol.model_digest import model_digest
 from worker.core import Clock
-from worker.engine.card import end_tokens, model_card
-from worker.engine.digest import engine_digest
+from worker.engine.card import end_tokens, engine_digest, model_card
 from worker.engine.engine import Engine, EngineConfig
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
@@ -21,10 +20,8 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.folder import why_unservable
 from worker.runner.base import BuiltRunner
 from worker.runner.out_of_memory import StepMemory
-from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
-from worker.runner.scripted import build_scripted_runner
-from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner
-from worker.runner.synthetic_args import synthetic_args
+from worker.runner.scripted import DEFAULT_SCRIPT, Script, build_scripted_runner, read_script
+from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner, synthetic_args
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import MAX_WAITING, SchedulerConfig
 from worker.scheduler.scheduler import Scheduler

@@ -1,21 +1,110 @@
 """Makes the model card of a loaded engine."""
 
+import hashlib
 import json
+import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from protocol import ModelCard, Pooling, SamplingDefaults
 from protocol.sampling import defaults_of
-from worker.engine.device_facts import device_facts
-from worker.engine.digest import version_of
 from worker.log import model_log
 from worker.models.config import read_generation_config
 from worker.models.folder import model_name
+from worker.runner.base import BuiltRunner
 from worker.scheduler.config import MAX_WAITING
 from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
+
+
+class DeviceFacts(NamedTuple):
+    """Facts about GPUs; see the fields of ``ModelCard`` that have these names."""
+
+    vram_bytes: int = 0
+    compute_capability: str = ""
+    device_mask: int = 0
+
+
+def device_facts(device: str, count: int = 1) -> DeviceFacts:
+    """Facts about the process's current GPU for ``cuda…``, and about those after it where
+    ``count`` are used together; zeros and "" for any other device."""
+    if not device.startswith("cuda"):
+        return DeviceFacts()
+    import torch  # engines without a GPU may do without it
+
+    if not torch.cuda.is_available():
+        return DeviceFacts()
+    first = torch.cuda.current_device()
+    used = range(first, first + count)
+    major, minor = min(torch.cuda.get_device_capability(index) for index in used)
+    masks = [mask_of(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in used]
+    return DeviceFacts(
+        vram_bytes=sum(torch.cuda.get_device_properties(index).total_memory for index in used),
+        compute_capability=f"{major}.{minor}",
+        device_mask=sum(masks) if all(masks) else 0,
+    )
+
+
+def mask_of(index: int, visible: str | None) -> int:
+    """The bit of a GPU that is number ``index`` among those of ``CUDA_VISIBLE_DEVICES``.
+
+    0 where that names the GPU by its UUID: its number on the host is not known then.
+    """
+    if visible is None:
+        return 1 << index
+    names = [name.strip() for name in visible.split(",")]
+    named = names[index] if index < len(names) else ""
+    return 1 << int(named) if named.isascii() and named.isdigit() and int(named) < 64 else 0
+
+
+RESULT_CODE: Final = (
+    "engine",
+    "scheduler",
+    "runner",
+    "sampling",
+    "grammar",
+    "models",
+    "attention",
+    "cpu_kernels",
+    "core.py",
+)
+"""Parts of the worker whose code has a say in which tokens come out."""
+
+
+def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
+    """Hex SHA-256 over ``RESULT_CODE``, and the settings and versions that have a say too."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for part in RESULT_CODE:
+        for file in sorted((root / part).rglob("*.py")) or [root / part]:
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    facts = {
+        "torch": version_of("torch"),
+        "triton": version_of("triton"),
+        "engine": settings.engine,
+        "device": built.device,
+        "dtype": built.dtype,
+        "quantize": settings.quantize,
+        "attention": built.attention,
+        "arithmetic": built.arithmetic,
+        "block_tokens": BLOCK_TOKENS,
+        "deterministic": settings.deterministic,
+        "max_step_tokens": settings.max_step_tokens,
+        "max_running": settings.max_running,
+    }
+    digest.update(repr(sorted(facts.items())).encode())
+    return digest.hexdigest()
+
+
+def version_of(package: str) -> str:
+    """Version of an installed package; ``unknown`` in a checkout that was not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 class ModelFacts(Protocol):

@@ -37,8 +37,7 @@ from worker.core import (
     StepUnderWay,
 )
 from worker.engine.backend import Backend, Executed
-from worker.engine.expiry import ExpiryCheck
-from worker.engine.pauses import Pauses
+from worker.engine.expiry import ExpiryCheck, Pauses
 from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.scheduler.end_reason import (

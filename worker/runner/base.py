@@ -5,7 +5,7 @@ Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from worker.kv_disk.copies import KVMemory
+from worker.kv_disk.base import KVMemory
 from worker.memory import MemoryGuard
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import Request

@@ -188,7 +188,7 @@ def _number_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
     """Bytes of a number of the type in which our own engine computes."""
     import torch
 
-    from worker.runner.precision import choose_dtype
+    from worker.runner.device import choose_dtype
 
     return choose_dtype(settings, config, torch.device(settings.device)).itemsize
 

@@ -8,7 +8,7 @@ from protocol import Describe, KvReport
 from tests.worker.service.conftest import Harness
 from worker.engine.kv_events import MAX_BACKLOG, KvEventQueue
 from worker.scheduler.block_pool import BlockPool
-from worker.service.kv_events import KvEvents, KvMirror
+from worker.service.lane import KvEvents, KvMirror
 
 HASHES = st.sets(st.integers(0, 9).map(lambda i: bytes([i])), max_size=6)
 

@@ -17,10 +17,9 @@ from protocol import Code, FinishReason
 from protocol.outcomes import RequestError
 from worker.core import Job
 from worker.engines.stepped import CoreLoad, Produced
-from worker.engines.vllm.grammar import EndMask, GrammarMasks
 from worker.engines.vllm.images import Seen, VisionReader
 from worker.engines.vllm.prefix_cache import BlockHasher, PrefixReports
-from worker.engines.vllm.requests import make_request, produced
+from worker.engines.vllm.requests import EndMask, GrammarMasks, make_request, produced
 from worker.errors import InvalidCall
 
 
