@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from protocol import FinishReason, OnDeadline, Sampling
-from tests.support.engine import EOS, VOCABULARY, FakeClock
-from worker.core import Event, Job
+from protocol import FinishReason, TokenLogprob
+from tests.support.engine import EOS, VOCABULARY, Bench, FakeClock
+from worker.core import Job
 from worker.engine.loop import EngineLoop
 from worker.engines.stepped import CoreLoad, Produced, SteppedBackend, SteppedConfig
 from worker.errors import InvalidCall
@@ -115,12 +115,10 @@ class FakeCore:
         self.closed += 1
 
 
-class SteppedBench:
+class SteppedBench(Bench):
     """An engine over a ``FakeCore`` that is stepped by hand."""
 
-    def __init__(
-        self, *, frees_at_once: bool = False, can_pause: bool = True, **changes: object
-    ) -> None:
+    def __init__(self, **changes: object) -> None:
         self.clock = FakeClock()
         values: dict[str, object] = {
             "context_tokens": 64,
@@ -128,39 +126,22 @@ class SteppedBench:
             "max_waiting": 4,
             "min_start_s": 0.1,
             "vocab_size": VOCABULARY,
-            "frees_at_once": frees_at_once,
-            "can_pause": can_pause,
         }
         config = SteppedConfig(**(values | changes))  # type: ignore[arg-type]
-        self.core = FakeCore(self.clock, most=config.max_running, frees_at_once=frees_at_once)
+        self.core = FakeCore(
+            self.clock, most=config.max_running, frees_at_once=config.frees_at_once
+        )
         backend = SteppedBackend(self.core, config, clock=self.clock)
         self.engine = EngineLoop(backend, [EOS], clock=self.clock)
 
-    def submit(
-        self,
-        prompt: int | Sequence[int] = 3,
-        *,
-        left_s: float = 100.0,
-        on_deadline: OnDeadline = OnDeadline.ERROR,
-        first_token_s: float | None = None,
-        keeps_on: bool = False,
-        **sampling: object,
-    ) -> Job:
-        parameters = Sampling(**({"max_tokens": 8} | sampling))  # type: ignore[arg-type]
-        ids = [9] * prompt if isinstance(prompt, int) else prompt
-        now = self.clock.now
-        job = Job(ids, parameters, now + left_s, on_deadline, keeps_on=keeps_on)
-        if first_token_s is not None:
-            job.first_token_by = now + first_token_s
-        self.engine.submit(job)
-        return job
+    def check(self) -> None:
+        assert len(self.core.jobs) + len(self.core.going) <= self.core.most
 
-    def step(self, steps: int = 1) -> list[Event]:
-        return [event for _ in range(steps) for event in self.engine.step()]
+    def takes(self, step_s: float) -> None:
+        self.core.step_s = step_s
 
-    def finish(self) -> list[Event]:
-        """Step until nothing is left."""
-        events = self.step()
-        while self.engine.has_work:
-            events += self.step()
-        return events
+    def meanwhile(self, action: Callable[[], None]) -> None:
+        self.core.during = action
+
+    def says(self, ids: list[int], logprobs: list[TokenLogprob] | None = None) -> None:
+        self.core.answer = lambda handle, job: Produced(handle, list(ids), logprobs)
