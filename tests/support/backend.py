@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 from protocol import FinishReason, TokenLogprob
 from tests.support.engine import EOS, VOCABULARY, Bench, FakeClock
+from tests.support.fake_worker import make_card
 from worker.core import Job
 from worker.engine.loop import EngineLoop
-from worker.engines.stepped import CoreLoad, Produced, SteppedBackend, SteppedConfig
+from worker.engines.stepped import CoreLoad, Produced, SteppedBackend
 from worker.errors import InvalidCall
 
 
@@ -118,20 +119,21 @@ class FakeCore:
 class SteppedBench(Bench):
     """An engine over a ``FakeCore`` that is stepped by hand."""
 
-    def __init__(self, **changes: object) -> None:
+    def __init__(self, *, frees_at_once: bool = False, **changes: object) -> None:
         self.clock = FakeClock()
         values: dict[str, object] = {
             "context_tokens": 64,
+            "full_context_tokens": 64,
             "max_running": 4,
             "max_waiting": 4,
-            "min_start_s": 0.1,
+            "min_start_budget_ms": 100.0,
             "vocab_size": VOCABULARY,
+            "max_step_tokens": 512,
+            "can_pause": True,
         }
-        config = SteppedConfig(**(values | changes))  # type: ignore[arg-type]
-        self.core = FakeCore(
-            self.clock, most=config.max_running, frees_at_once=config.frees_at_once
-        )
-        backend = SteppedBackend(self.core, config, clock=self.clock)
+        card = make_card(**(values | changes))
+        self.core = FakeCore(self.clock, most=card.max_running, frees_at_once=frees_at_once)
+        backend = SteppedBackend(self.core, card, frees_at_once=frees_at_once, clock=self.clock)
         self.engine = EngineLoop(backend, [EOS], clock=self.clock)
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -107,25 +107,14 @@ def version_of(package: str) -> str:
         return "unknown"
 
 
-class ModelFacts(Protocol):
-    """The part of a model's configuration that its card states; ``ModelConfig`` has it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def context_tokens(self) -> int: ...
-    @property
-    def bos_token_id(self) -> int | None: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-
-def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of all tokens that end an answer: the model's own, and the tokenizer's (end of turn)."""
+def end_tokens(
+    found: tuple[int, ...], tokenizer: Tokenizer, vocab_size: int, path: Path
+) -> tuple[int, ...]:
+    """Ids of all tokens that end an answer: those ``found`` with the model, and the tokenizer's own
+    (a chat model's end of turn)."""
     own = tokenizer.eos_token_id
-    found = config.eos_token_ids
     if own is not None and own not in found:
-        if own < config.vocab_size:
+        if own < vocab_size:
             found = (*found, own)
         else:
             model_log.warning(
@@ -133,7 +122,7 @@ def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[in
                 " tokens, and can never come",
                 path,
                 own,
-                config.vocab_size,
+                vocab_size,
             )
     if not found:
         model_log.warning("%s names no end token: answers end at max_tokens only", path)
@@ -165,52 +154,33 @@ def pooling_of(settings: WorkerSettings) -> Pooling | None:
 
 def model_card(
     settings: WorkerSettings,
-    config: ModelFacts,
     tokenizer: Tokenizer,
-    eos_token_ids: tuple[int, ...],
     *,
-    context_tokens: int,
     device: str,
-    digests: tuple[str, str],
-    grammars: str = "",
+    model_digest: str,
+    gpus: int = 1,
+    **own: Any,
 ) -> ModelCard:
-    """Make the card. ``context_tokens`` is the model's context as far as the KV pool allows;
-    ``digests`` are those of the model and of the engine, in hex."""
-    model_digest, engine_digest = digests
-    bos = config.bos_token_id
-    facts = device_facts(device)
-    return ModelCard(
-        model=settings.model_name or model_name(settings.model_path),
-        context_tokens=context_tokens,
-        vocab_size=config.vocab_size,
-        tokenizer_json=tokenizer.json,
-        chat_template=tokenizer.chat_template,
-        special_tokens=tokenizer.special_tokens,
-        bos_token_id=tokenizer.bos_token_id if bos is None else bos,
-        eos_token_ids=eos_token_ids,
-        block_tokens=BLOCK_TOKENS,
-        hash_salt=bytes.fromhex(model_digest),
-        engine=settings.engine,
-        engine_version=version_of("tidegate"),
-        engine_digest=engine_digest,
-        model_digest=model_digest,
-        device=device,
-        max_running=settings.max_running,
-        max_waiting=MAX_WAITING,
-        min_start_budget_ms=settings.min_start_budget_ms,
-        max_step_tokens=settings.max_step_tokens,
-        can_pause=True,
-        full_context_tokens=config.context_tokens,
-        sampling_defaults=sampling_defaults(settings),
-        pooling=pooling_of(settings),
-        grammars=grammars,
-        can_continue=True,
-        quantization=settings.quantize if settings.engine == "torch" else "",
-        vram_bytes=facts.vram_bytes,
-        compute_capability=facts.compute_capability,
-        device_mask=facts.device_mask,
-        deterministic=settings.deterministic and settings.engine == "torch",
-    )
+    """Make the card of an engine on ``gpus`` GPUs, or none; ``own`` are the fields that only it
+    knows, or knows better. ``model_digest`` is in hex."""
+    common = {
+        "model": settings.model_name or model_name(settings.model_path),
+        "tokenizer_json": tokenizer.json,
+        "chat_template": tokenizer.chat_template,
+        "special_tokens": tokenizer.special_tokens,
+        "bos_token_id": tokenizer.bos_token_id,
+        "hash_salt": bytes.fromhex(model_digest),
+        "model_digest": model_digest,
+        "engine": settings.engine,
+        "engine_version": version_of("tidegate"),
+        "device": device,
+        "max_running": settings.max_running,
+        "max_waiting": MAX_WAITING,
+        "min_start_budget_ms": settings.min_start_budget_ms,
+        "sampling_defaults": sampling_defaults(settings),
+        "deterministic": settings.deterministic,
+    }
+    return ModelCard(**(common | device_facts(device, gpus)._asdict() | own))
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:

@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from protocol import (
     Code,
-    Feature,
     FinishReason,
     KvReport,
     ModelCard,
@@ -41,7 +40,6 @@ from worker.scheduler.step_time import StepTime
 MIN_WAIT_S: Final = 0.001
 LONGEST_LEAVE_S: Final = 0.25
 """Seconds after which a job that was given up ends although the engine still holds its memory."""
-_ANY_TOKEN: Final = 2**31
 NOT_TAKEN: Final = refused(
     Code.ENGINE_ERROR, "the engine could not take up this request; the worker's log says why"
 )
@@ -130,69 +128,34 @@ class StepCore(Protocol):
         """Release everything. Idempotent."""
 
 
-@dataclass(frozen=True, slots=True)
-class SteppedConfig:
-    """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
-
-    context_tokens: int
-    """Most tokens of one job: the model's context, or what the engine's memory holds of it."""
-    max_running: int
-    max_waiting: int
-    min_start_s: float
-    vocab_size: int = _ANY_TOKEN
-    full_context_tokens: int = 0
-    """The model's own context in tokens, where ``context_tokens`` is less."""
-    max_step_tokens: int = 512
-    lacks: Collection[Feature] = ()
-    """Features that the engine lacks: a job that needs one is refused."""
-    can_pause: bool = True
-    frees_at_once: bool = False
-    """Whether ``StepCore.abort`` frees a job's memory at once, not only after the next step."""
-
-    @classmethod
-    def of(cls, card: ModelCard, *, frees_at_once: bool) -> Self:
-        """Limits as an engine's card tells them."""
-        return cls(
-            context_tokens=card.context_tokens,
-            max_running=card.max_running,
-            max_waiting=card.max_waiting,
-            min_start_s=card.min_start_budget_ms / 1e3,
-            vocab_size=card.vocab_size,
-            full_context_tokens=card.full_context_tokens,
-            max_step_tokens=card.max_step_tokens,
-            lacks=card.lacks,
-            can_pause=card.can_pause,
-            frees_at_once=frees_at_once,
-        )
-
-
 class SteppedBackend(Backend):
-    """Starts jobs on a ``StepCore``, least slack first, and keeps account of their memory.
-
-    ``kv_reports`` tells what entered and left a core's prefix cache since the last call.
-    """
+    """Starts jobs on a ``StepCore``, least slack first, and keeps account of their memory."""
 
     def __init__(
         self,
         core: StepCore,
-        config: SteppedConfig,
+        card: ModelCard,
         *,
+        frees_at_once: bool,
         kv_reports: Callable[[], list[KvReport]] = list,
         clock: Clock = time.monotonic,
     ) -> None:
+        """Limits are those on the ``card``. ``frees_at_once``: ``StepCore.abort`` frees a job's
+        memory at once, not only after the next step. ``kv_reports`` tells what entered and left the
+        core's prefix cache since the last call."""
         self.core = core
-        self._config = config
+        self._card = card
+        self._frees_at_once = frees_at_once
         self._clock = clock
         self._read_kv_reports = kv_reports
         self._limits = EngineLimits(
-            config.context_tokens,
-            max(config.context_tokens, config.full_context_tokens),
-            config.vocab_size,
-            config.max_running + config.max_waiting,
-            config.min_start_s,
+            card.context_tokens,
+            max(card.context_tokens, card.full_context_tokens),
+            card.vocab_size,
+            card.max_running + card.max_waiting,
+            card.min_start_budget_ms / 1e3,
         )
-        self.min_start_budget_s = config.min_start_s
-        self._lacks = frozenset(config.lacks)
+        self.min_start_budget_s = card.min_start_budget_ms / 1e3
         self._handles = itertools.count(1)
         self._by_handle: dict[int, Request] = {}
         """Running and paused jobs, each with its handle as its slot."""
@@ -202,7 +165,7 @@ class SteppedBackend(Backend):
         self._leaving: dict[Request, float] = {}
         """Jobs given up that may still be in the core's memory, and since when, on the clock."""
         self.step_time = StepTime()
-        self.steps_in_flight = int(not config.frees_at_once)
+        self.steps_in_flight = int(not frees_at_once)
         self._began: float | None = None
         """When the core's step began, on the clock; None while it has nothing to do."""
         self._prompt_tokens_seen = 0
@@ -240,13 +203,13 @@ class SteppedBackend(Backend):
 
     def enqueue(self, request: Request, now: float) -> EndReason | None:
         held = self._held + len(self.waiting) + len(self.paused)
-        refusal = lacking(request.job, self._lacks) or self._limits.refusal(request, held, now)
+        refusal = lacking(request.job, self._card.lacks) or self._limits.refusal(request, held, now)
         if refusal is None:
             self._limits.line_up(request, self.waiting, self.step_time)
         return refusal
 
     def most_pauses(self, request: Request) -> int:
-        return most_pauses(request.generated) if self._config.can_pause else 0
+        return most_pauses(request.generated) if self._card.can_pause else 0
 
     def pause(self, request: Request) -> bool:
         if not self.core.pause(request.slot):
@@ -260,7 +223,7 @@ class SteppedBackend(Backend):
         self.core.resume(request.slot)
 
     def resume(self, request: Request) -> bool:
-        if self._held >= self._config.max_running:
+        if self._held >= self._card.max_running:
             return False
         self.paused.remove(request)
         self.running.append(request)
@@ -279,7 +242,7 @@ class SteppedBackend(Backend):
         if self._by_handle.pop(handle, None) is None:  # the core itself has ended it
             return True
         self.core.abort([handle])
-        if was_paused or self._config.frees_at_once:
+        if was_paused or self._frees_at_once:
             return True
         self._leaving[request] = now
         return False
@@ -289,12 +252,12 @@ class SteppedBackend(Backend):
     def next_prompt_tokens(self, is_more_coming: bool) -> int:
         begun = [one for one in self.running if one.first_token_at is None]
         tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self.waiting))
-        return min(tokens, self._config.max_step_tokens)
+        return min(tokens, self._card.max_step_tokens)
 
     def schedule(self, now: float) -> Schedule:
         schedule = Schedule(None, [])
         for request in [one for one in self.waiting if not (one.compiling or one.held_back)]:
-            if self._held >= self._config.max_running:
+            if self._held >= self._card.max_running:
                 break
             handle = next(self._handles)
             if (why := self._add(handle, request)) is not None:

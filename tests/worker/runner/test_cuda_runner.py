@@ -453,13 +453,13 @@ def test_a_step_has_the_devices_time_and_its_idle_gap(
     assert isinstance(runner, CudaRunner)
     assert runner._make_event is None, "the CPU has no clock of its own"
     runner._make_event = FakeEvent
-    mixed = runner._mixed
+    compute = runner._compute
 
     def computes(*given: Any) -> Any:
         FakeEvent.now_ms += 3
-        return mixed(*given)
+        return compute(*given)
 
-    monkeypatch.setattr(runner, "_mixed", computes)
+    monkeypatch.setattr(runner, "_compute", computes)
     for _ in range(2):
         FakeEvent.now_ms += 1
         engine.submit(Job([9, 8, 7], Sampling(max_tokens=1), math.inf))
@@ -535,7 +535,7 @@ class DyingDevice:
         elif way != "is out of memory once":
             self._lost = sticky
         if way == "in a step that is read":
-            self._patch.setattr(LaunchedOnDevice, "_read", self._raise)
+            self._patch.setattr(LaunchedOnDevice, "_wait", self._raise)
         else:
             self._patch.setattr(CudaRunner, "_launch", self._raise)
         self._way = way

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import torch
 
-from protocol import Adapter, Feature, FinishReason, ModelCard, Sampling, Vision
+from protocol import Feature, FinishReason, Sampling
 from protocol.grammar_source import library_version as grammar_version
 from protocol.model_digest import model_digest
 from worker.core import Clock, Job
-from worker.engine.card import device_facts, sampling_defaults, version_of
+from worker.engine.card import end_tokens, model_card, version_of
 from worker.engine.loop import EngineLoop
-from worker.engines.stepped import LONGEST_LEAVE_S, SteppedBackend, SteppedConfig
+from worker.engines.stepped import LONGEST_LEAVE_S, SteppedBackend
 from worker.engines.vllm.adapters import adapters_of
 from worker.engines.vllm.arguments import check_settings, engine_config
 from worker.engines.vllm.backend import CoreParts, VllmCore
@@ -28,34 +28,21 @@ from worker.engines.vllm.library import library_version, load_library
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine, LoadTiming
-from worker.log import model_log
 from worker.models.config import read_generation_config
-from worker.models.folder import model_name
-from worker.scheduler.config import MAX_WAITING
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 _LACKS: Final = (Feature.EMBEDDINGS, Feature.SESSIONS)
 
 
-def end_tokens(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
+def stated_ends(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
     """Ids of the tokens that end an answer, by ``generation_config.json`` or else ``config.json``
-    (``stated``). ``with_own_end`` adds the tokenizer's."""
+    (``stated``)."""
     found = read_generation_config(path).get("eos_token_id")
     if found is None:
         found = stated
     listed = found if isinstance(found, list | tuple) else [found]
     return tuple(one for one in listed if isinstance(one, int) and 0 <= one < vocab_size)
-
-
-def with_own_end(found: tuple[int, ...], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """``found`` and the tokenizer's own end token, a chat model's end of turn."""
-    own = tokenizer.eos_token_id
-    if own is not None and own not in found and own < vocab_size:
-        found = (*found, own)
-    if not found:
-        model_log.warning("the model names no end token: answers end at max_tokens only")
-    return found
 
 
 def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Feature, ...]:
@@ -68,72 +55,6 @@ def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Featu
     if speculates:  # vLLM refuses them where it guesses tokens ahead
         lacks += [Feature.LOGIT_BIAS, Feature.MIN_P]
     return tuple(sorted(lacks))
-
-
-def model_card(
-    settings: WorkerSettings,
-    config: Any,
-    tokenizer: Tokenizer,
-    eos: tuple[int, ...],
-    *,
-    model_digest: str,
-    block_tokens: int,
-    own_context_tokens: int,
-    grammars: str,
-    lacks: tuple[Feature, ...],
-    can_pause: bool,
-    can_continue: bool,
-    abort_ms: float,
-    adapters: tuple[Adapter, ...],
-    vision: Vision | None,
-) -> ModelCard:
-    """Make the card. ``config`` is vLLM's, as changed when the model was loaded."""
-    model = config.model_config
-    gpus = config.parallel_config.world_size
-    device = settings.device if settings.device == "cpu" else f"cuda:{_numbers(gpus)}"
-    facts = device_facts(device, gpus)
-    quantization = model.quantization
-    return ModelCard(
-        model=settings.model_name or model_name(settings.model_path),
-        context_tokens=model.max_model_len,
-        vocab_size=model.get_vocab_size(),
-        tokenizer_json=tokenizer.json,
-        chat_template=tokenizer.chat_template,
-        special_tokens=tokenizer.special_tokens,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_ids=eos,
-        block_tokens=block_tokens,
-        hash_salt=bytes.fromhex(model_digest),
-        engine=settings.engine,
-        engine_version=f"{version_of('tidegate')}, {library_version()}",
-        engine_digest=engine_digest(settings, model),
-        model_digest=model_digest,
-        device=device,
-        max_running=max_running(settings, config),
-        max_waiting=MAX_WAITING,
-        min_start_budget_ms=settings.min_start_budget_ms,
-        max_step_tokens=config.scheduler_config.max_num_batched_tokens,
-        can_pause=can_pause,
-        full_context_tokens=max(own_context_tokens, model.max_model_len),
-        sampling_defaults=sampling_defaults(settings),
-        grammars=grammars,
-        can_continue=can_continue,
-        lacks=lacks,
-        abort_ms=abort_ms,
-        quantization="none" if quantization is None else str(quantization),
-        vram_bytes=facts.vram_bytes,
-        compute_capability=facts.compute_capability,
-        device_mask=facts.device_mask,
-        deterministic=settings.deterministic,
-        tensor_parallel=config.parallel_config.tensor_parallel_size,
-        adapters=adapters,
-        vision=vision,
-    )
-
-
-def _numbers(count: int) -> str:
-    """The first ``count`` GPUs that this process sees, such as ``0,1``."""
-    return ",".join(map(str, range(count)))
 
 
 def max_running(settings: WorkerSettings, config: Any) -> int:
@@ -185,9 +106,9 @@ def _build(
     vocab_size = model.get_vocab_size()
     own_context = int(model.max_model_len)
     with timing.timed("tokenizer"):
-        stated = end_tokens(path, getattr(model.hf_config, "eos_token_id", None), vocab_size)
+        stated = stated_ends(path, getattr(model.hf_config, "eos_token_id", None), vocab_size)
         tokenizer = Tokenizer.from_directory(path, stated)
-        eos = with_own_end(stated, tokenizer, vocab_size)
+        eos = end_tokens(stated, tokenizer, vocab_size, path)
         speculates = config.speculative_config is not None
         grammars = None if speculates else build_compiler(tokenizer.json, vocab_size, eos)
     set_threads = partial(_set_threads, threads_for(settings))
@@ -203,48 +124,46 @@ def _build(
         parts = start_core(settings, config, eos, salt, adapters, images, set_threads)
     with timing.timed("warm_up"):
         warm_up(parts, max_running(settings, config))
-    lacks = lacking(
-        grammars=grammars is not None, kv_events=parts.reports is not None, speculates=speculates
-    )
+    gpus = config.parallel_config.world_size
     card = model_card(
         settings,
-        config,
         tokenizer,
-        eos,
+        device="cpu" if settings.device == "cpu" else f"cuda:{','.join(map(str, range(gpus)))}",
+        gpus=gpus,
         model_digest=digest,
+        engine_digest=engine_digest(settings, model),
+        engine_version=f"{version_of('tidegate')}, {library_version()}",
+        vocab_size=vocab_size,
+        eos_token_ids=eos,
         block_tokens=parts.block_tokens,
-        own_context_tokens=own_context,
+        context_tokens=model.max_model_len,
+        full_context_tokens=max(own_context, model.max_model_len),
+        max_running=max_running(settings, config),
+        max_step_tokens=config.scheduler_config.max_num_batched_tokens,
         grammars=grammar_version() if grammars is not None else "",
-        lacks=lacks,
+        lacks=lacking(
+            grammars=grammars is not None,
+            kv_events=parts.reports is not None,
+            speculates=speculates,
+        ),
         can_pause=parts.can_pause,
         can_continue=parts.can_continue,
         abort_ms=LONGEST_LEAVE_S * 1e3 if parts.has_kv_connector else 0.0,
+        quantization="none" if model.quantization is None else str(model.quantization),
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
         adapters=adapters,
         vision=None if images is None else images.vision,
     )
-    core = VllmCore(parts)
     reports = parts.reports
     backend = SteppedBackend(
-        core,
-        SteppedConfig.of(card, frees_at_once=not parts.has_kv_connector),
+        VllmCore(parts),
+        card,
+        frees_at_once=not parts.has_kv_connector,
         kv_reports=list if reports is None else reports.take,
         clock=clock,
     )
     engine = EngineLoop(backend, card.eos_token_ids, clock=clock)
-    total_ms = timing.total_ms()
-    model_log.info(
-        "%s is ready on %s after %.2f s: %s, %d KV blocks of %d tokens, context %d;"
-        " ms by phase: %s",
-        card.model,
-        card.device,
-        total_ms / 1e3,
-        card.engine_version,
-        core.load().kv_blocks_total,
-        card.block_tokens,
-        card.context_tokens,
-        timing,
-    )
-    return LoadedEngine(engine, tokenizer, card, timing.ms | {"total": total_ms}, grammars)
+    return LoadedEngine.timed(engine, tokenizer, card, timing, grammars)
 
 
 def threads_for(settings: WorkerSettings) -> int:
