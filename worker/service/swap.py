@@ -32,10 +32,9 @@ from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
 from worker.priority import lower_priority
 from worker.service.call import Responder, strings
-from worker.service.constraints import Constraints
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
-from worker.service.serving import NoEngine, Serving
+from worker.service.serving import Constraints, NoEngine, Serving
 from worker.service.swap_checks import check, loadable, meter_of, name_of, target_settings
 from worker.settings import WorkerSettings
 
