@@ -10,7 +10,7 @@ from protocol import KvReport, prefix_salt
 from worker.core import Clock
 from worker.engine.backend import Backend, Executed
 from worker.engine.executor import Executor
-from worker.engine.kv_events import KvEventQueue
+from worker.engine.kv_events import ReportQueue
 from worker.engine.loop import EngineLoop
 from worker.kv_disk.base import NoTier, Tier
 from worker.runner.base import Runner
@@ -62,7 +62,7 @@ class OwnBackend(Backend):
         self._executor = executor
         self._tier = tier
         self._hash_salt = hash_salt
-        self._kv_events = KvEventQueue(scheduler.pool)
+        self._kv_events = ReportQueue(lambda: scheduler.pool.hashes)
         self.step_time = scheduler.step_time
         self.min_start_budget_s = scheduler.config.min_start_budget_s
         self.steps_in_flight = int(executor.launcher is not None)
@@ -140,7 +140,8 @@ class OwnBackend(Backend):
 
     def end(self) -> None:
         self._tier.spill()
-        self._kv_events.publish()
+        if (report := self._scheduler.pool.take_changes()) is not None:
+            self._kv_events.put(report)
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()

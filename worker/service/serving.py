@@ -152,19 +152,7 @@ class NoEngine:
         """Do nothing, since there are no jobs."""
 
     def stats(self) -> WorkerStats:
-        return WorkerStats(
-            kv_blocks_total=0,
-            kv_blocks_used=0,
-            kv_blocks_free=0,
-            running=0,
-            waiting=0,
-            step_ms=0.0,
-            prefill_tokens_per_s=0.0,
-            tokens_total=0,
-            late_tokens_total=0,
-            jobs_total=0,
-            check_us=0.0,
-        )
+        return WorkerStats(*([0] * 11))  # those without defaults
 
     def kv_reports(self) -> list[KvReport]:
         return []
