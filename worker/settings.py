@@ -172,7 +172,8 @@ class WorkerSettings(EnvironmentSettings):
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
     overlap: bool = True
-    """Whether to launch a step before the previous one is read, where the runner can (CUDA)."""
+    """Whether to launch a step before the previous one is read, where the runner can (CUDA, and
+    ``synthetic-paced``)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """A generation that has less time than this left at its start is refused (DL-3)."""
     models: dict[str, LocalPath] = Field(default_factory=dict)

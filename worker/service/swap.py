@@ -179,7 +179,7 @@ class Swapper:
     def _swap(self, target: WorkerSettings, grace_s: float) -> None:
         current = self.serving.settings
         with self._phase(SwapPhase.CHECK):
-            is_beside = check(target, current, meter_of(target)).fits_beside
+            is_beside = check(target, current, meter_of(target))
         if is_beside:
             self._report = msgspec.structs.replace(self._report, beside=True)
             is_alike = chosen(target).engine == chosen(current).engine
