@@ -1,4 +1,4 @@
-"""Makes the model card of a loaded engine."""
+"""Makes the model card of a loaded engine, with the digest of what decides its tokens (PF-6)."""
 
 import hashlib
 import json

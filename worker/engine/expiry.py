@@ -1,4 +1,8 @@
-"""The check of deadline and abort that every request gets in every step (DL-3, DL-4)."""
+"""What every request is asked in every step: deadline and abort (DL-3, DL-4), and pauses.
+
+Pauses and resumes take effect between two steps, and the latest counts: a pause that is taken back
+before it took effect leaves no trace.
+"""
 
 from collections.abc import Callable, Sequence
 

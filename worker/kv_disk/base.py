@@ -1,4 +1,4 @@
-"""The interface of the tier below the engine's KV pool."""
+"""The interfaces of the tier below the engine's KV pool, and of copies between the two."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

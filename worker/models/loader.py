@@ -9,6 +9,8 @@
 The largest parameters are loaded first and alone, while little else is in memory, then layer by
 layer: the peak is the weights and about one layer. An embedding on the CPU is always mapped, since
 a step reads only a few of its rows.
+
+The layout of linear layers on the CPU is chosen by time: which is fastest depends on the CPU.
 """
 
 import math

@@ -1,4 +1,9 @@
-"""Loads a model from a checkpoint."""
+"""The decoder of Llama (Touvron et al. 2023) and of what followed it; and a checkpoint as a model.
+
+Mistral adds a sliding window, Qwen2 biases on queries, keys and values, Qwen3 a norm per head on
+queries and keys; ``families`` lists who has what. Every linear layer acts on the packed tokens of a
+step, whatever rows they belong to; only attention knows about rows.
+"""
 
 import math
 from dataclasses import dataclass, replace

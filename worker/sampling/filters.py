@@ -1,4 +1,8 @@
-"""Filters the tokens that may be drawn, and weighs them: top-k, then top-p of those, and min-p."""
+"""Changes logits before a draw: penalties and biases, masks, then top-k, top-p of those, and min-p.
+
+Penalties touch the tokens of a text, not the vocabulary: of 150,000 logits per row a few hundred
+change. Their tables are on the device, allocated when a first request needs them.
+"""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple

@@ -4,6 +4,9 @@ another one.
 A dead engine thread cannot be started anew: the state of its device's memory is unknown. One that
 hangs in a step (a kernel or a driver that never returns) cannot be ended at all. If the process
 went on, the worker would refuse everything, or keep every job for ever, and look alive.
+
+``FailureWatch`` needs the interpreter's lock: native code that never returns and never releases it
+stops that too. ``ProcessGuard`` is a timer of ``faulthandler``, whose thread needs no lock.
 """
 
 import faulthandler

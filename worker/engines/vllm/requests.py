@@ -4,6 +4,9 @@ vLLM's front end, which is bypassed here, checks what its engine core takes on t
 that is out of range raises in the middle of a step, and ends the engine with all of its jobs. What
 its front end checks is checked here (``SamplingParams.verify``), as is what only its model runner
 objects to.
+
+``GrammarState`` and ``GrammarMasks`` have the methods that vLLM's structured outputs call by name,
+except those for tokens that are guessed ahead: with speculation the card says that there are none.
 """
 
 import math
