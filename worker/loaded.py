@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Self
 
 from protocol import ModelCard
 from worker.core import Clock, EngineService
 from worker.grammar.compiler import GrammarCompiler
+from worker.log import model_log
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -51,3 +53,29 @@ class LoadedEngine:
     """Milliseconds of each phase of the start; some overlap; ``total`` is all of it (LB-6)."""
     grammars: GrammarCompiler | None = None
     """The compiler for grammars; None where texts cannot be made to match one."""
+
+    @classmethod
+    def timed(
+        cls,
+        engine: EngineService,
+        tokenizer: Tokenizer,
+        card: ModelCard,
+        timing: LoadTiming,
+        grammars: GrammarCompiler | None,
+    ) -> Self:
+        """An engine that is loaded now, as ``timing`` says; logged."""
+        total_ms = timing.total_ms()
+        model_log.info(
+            "%s is ready on %s after %.2f s: %s %s, %d KV blocks of %d tokens, context %d;"
+            " ms by phase: %s",
+            card.model,
+            card.device,
+            total_ms / 1e3,
+            card.engine,
+            card.engine_version,
+            engine.stats().kv_blocks_total,
+            card.block_tokens,
+            card.context_tokens,
+            timing,
+        )
+        return cls(engine, tokenizer, card, timing.ms | {"total": total_ms}, grammars)

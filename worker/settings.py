@@ -4,7 +4,9 @@ The launcher sets them for each Triton that it starts; a hand-started Triton tak
 own environment. A bad value stops the model from loading, with the variable's name.
 """
 
+import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -13,7 +15,6 @@ from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_valida
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from worker.encoding import openable
-from worker.engine_args import read_engine_args
 from worker.environment import (
     DELIMITER,
     EnvironmentSettings,
@@ -21,6 +22,46 @@ from worker.environment import (
     read_environment,
     variable_of,
 )
+
+
+def read_engine_args(text: str) -> dict[str, str]:
+    """Parse ``name=value`` pairs with blanks between them (quoted as in a shell), or a JSON object.
+
+    Names come out with underscores, however they were written (``--max-num-seqs``), values as text:
+    what they may be only the engine knows. Raises ``ValueError`` that says what is wrong.
+    """
+    text = text.strip()
+    if text.startswith("{"):
+        return _from_json(text)
+    pairs: dict[str, str] = {}
+    for word in shlex.split(text):
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(
+                f"expected name=value pairs with blanks between them, or a JSON object: {word!r} is"
+                " no pair"
+            )
+        _put(pairs, name, value)
+    return pairs
+
+
+def _from_json(text: str) -> dict[str, str]:
+    try:
+        stated = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"starts with {{ but is not valid JSON: {error}") from None
+    pairs: dict[str, str] = {}
+    for name, value in stated.items():
+        _put(pairs, name, value if isinstance(value, str) else json.dumps(value))
+    return pairs
+
+
+def _put(pairs: dict[str, str], name: str, value: str) -> None:
+    known = name.strip().removeprefix("--").replace("-", "_")
+    if known in pairs:
+        raise ValueError(f"{known} is given twice")
+    pairs[known] = value
+
 
 PREFIX: Final = "TIDEGATE_WORKER__"
 """How every variable of a worker's settings begins."""
@@ -131,7 +172,8 @@ class WorkerSettings(EnvironmentSettings):
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
     overlap: bool = True
-    """Whether to launch a step before the previous one is read, where the runner can (CUDA)."""
+    """Whether to launch a step before the previous one is read, where the runner can (CUDA, and
+    ``synthetic-paced``)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """A generation that has less time than this left at its start is refused (DL-3)."""
     models: dict[str, LocalPath] = Field(default_factory=dict)

@@ -40,7 +40,7 @@ class World:
     """Small disk that an orchestrator's journal is on, by orchestrator, where it is on one."""
     fault_file: Path = Path("/nonexistent")
     """File that says what becomes of workers with the paced synthetic engine
-    (``worker.runner.synthetic_args``)."""
+    (``worker.runner.synthetic``)."""
 
     def pids(self) -> set[int]:
         """Process ids of everything that runs now."""

@@ -11,9 +11,9 @@ import torch
 from perf.engine.timing import copy_gb_per_s, replayed_ms, timed_ms
 from perf.report.rows import Report
 from worker.attention import AttentionBackend, KVPool
+from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_problem
 from worker.attention.reference import ReferenceAttention
-from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.triton_backend import TritonAttention
 
 Build = Callable[[KVPool, int, Sequence[int]], AttentionBackend]

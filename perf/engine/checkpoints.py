@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Self
 import torch
 
 from worker.models.config import read_config
-from worker.models.decoder import Decoder
+from worker.models.model import Decoder
 
 _DEMO: Final = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 _SHARD_BYTES: Final = 2**30

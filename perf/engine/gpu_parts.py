@@ -330,7 +330,7 @@ def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab:
         name = f"engine {batch} x {sizes.keys}, overlap {'on' if overlap else 'off'}"
         report.add(name, rate, "tokens/s", f"{count} tokens, up to {sizes.answer} each")
         if overlap:
-            report.add(f"{name}: stream utilization", runner.stream_utilization, "", "sampled")
+            report.add(f"{name}: stream utilization", engine.executor.stream_utilization)
     engine.executor.launcher = runner
 
 
@@ -445,5 +445,4 @@ def _mixed(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
     if device.type == "cuda":
         grown = (torch.cuda.memory_allocated(device) - before) / 2**20
         report.add("mixed load: device memory grown", grown, "MiB")
-    assert isinstance(built.runner, CudaRunner)
-    report.add("mixed load: stream utilization", built.runner.stream_utilization, "", "sampled")
+    report.add("mixed load: stream utilization", built.engine.executor.stream_utilization)

@@ -47,7 +47,7 @@ class StackSpec:
     with_health_port: bool = False
     """Whether the orchestrator answers health checks on a port of their own too."""
     slow_file: str = ""
-    """File that slows the engine's steps while it is there (``worker.runner.synthetic_args``)."""
+    """File that slows the engine's steps while it is there (``worker.runner.synthetic``)."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the worker's environment."""
     constants: Mapping[str, object] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from typing import Final
 
 from torch import Tensor
 
-from worker.models.decoder import Decoder
+from worker.models.model import Decoder
 
 
 class ScaledDecoder(Decoder):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from worker.attention import KVPool
-from worker.attention.trial import Trial, make_trial
+from worker.attention.choice import Trial, make_trial
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from protocol import FinishReason, OnDeadline, Sampling
-from tests.support.engine import EOS, VOCABULARY, FakeClock
-from worker.core import Event, Job
-from worker.engines.backend import BackendLoad, Produced
-from worker.engines.stepped import SteppedConfig, SteppedEngine
+from protocol import FinishReason, TokenLogprob
+from tests.support.engine import EOS, VOCABULARY, Bench, FakeClock
+from tests.support.fake_worker import make_card
+from worker.core import Job
+from worker.engine.loop import EngineLoop
+from worker.engines.stepped import CoreLoad, Produced, SteppedBackend
 from worker.errors import InvalidCall
 
 
 @dataclass
-class FakeBackend:
+class FakeCore:
     """Gives every job the token 7 in each step of ``step_s``; ends it after its ``max_tokens``.
 
     What was aborted keeps its place until the next step has returned, unless it ``frees_at_once``.
@@ -107,60 +108,42 @@ class FakeBackend:
     def interrupt(self) -> None:
         self.interrupts += 1
 
-    def load(self) -> BackendLoad:
+    def load(self) -> CoreLoad:
         held = len(self.jobs) + len(self.going)
-        return BackendLoad(64, 2 * held, held, 0, prompt_tokens_total=self.read)
+        return CoreLoad(64, 2 * held, held, 0, prompt_tokens_total=self.read)
 
     def close(self) -> None:
         self.closed += 1
 
 
-class SteppedBench:
-    """A ``SteppedEngine`` that is stepped by hand."""
+class SteppedBench(Bench):
+    """An engine over a ``FakeCore`` that is stepped by hand."""
 
-    def __init__(
-        self, *, frees_at_once: bool = False, can_pause: bool = True, **changes: object
-    ) -> None:
+    def __init__(self, *, frees_at_once: bool = False, **changes: object) -> None:
         self.clock = FakeClock()
         values: dict[str, object] = {
             "context_tokens": 64,
+            "full_context_tokens": 64,
             "max_running": 4,
             "max_waiting": 4,
-            "min_start_s": 0.1,
-            "eos_token_ids": [EOS],
+            "min_start_budget_ms": 100.0,
             "vocab_size": VOCABULARY,
-            "frees_at_once": frees_at_once,
+            "max_step_tokens": 512,
+            "can_pause": True,
         }
-        config = SteppedConfig(**(values | changes))  # type: ignore[arg-type]
-        self.backend = FakeBackend(self.clock, most=config.max_running, frees_at_once=frees_at_once)
-        pausing = self.backend if can_pause else None
-        self.engine = SteppedEngine(self.backend, config, pausing=pausing, clock=self.clock)
+        card = make_card(**(values | changes))
+        self.core = FakeCore(self.clock, most=card.max_running, frees_at_once=frees_at_once)
+        backend = SteppedBackend(self.core, card, frees_at_once=frees_at_once, clock=self.clock)
+        self.engine = EngineLoop(backend, [EOS], clock=self.clock)
 
-    def submit(
-        self,
-        prompt: int | Sequence[int] = 3,
-        *,
-        left_s: float = 100.0,
-        on_deadline: OnDeadline = OnDeadline.ERROR,
-        first_token_s: float | None = None,
-        keeps_on: bool = False,
-        **sampling: object,
-    ) -> Job:
-        parameters = Sampling(**({"max_tokens": 8} | sampling))  # type: ignore[arg-type]
-        ids = [9] * prompt if isinstance(prompt, int) else prompt
-        now = self.clock.now
-        job = Job(ids, parameters, now + left_s, on_deadline, keeps_on=keeps_on)
-        if first_token_s is not None:
-            job.first_token_by = now + first_token_s
-        self.engine.submit(job)
-        return job
+    def check(self) -> None:
+        assert len(self.core.jobs) + len(self.core.going) <= self.core.most
 
-    def step(self, steps: int = 1) -> list[Event]:
-        return [event for _ in range(steps) for event in self.engine.step()]
+    def takes(self, step_s: float) -> None:
+        self.core.step_s = step_s
 
-    def finish(self) -> list[Event]:
-        """Step until nothing is left."""
-        events = self.step()
-        while self.engine.has_work:
-            events += self.step()
-        return events
+    def meanwhile(self, action: Callable[[], None]) -> None:
+        self.core.during = action
+
+    def says(self, ids: list[int], logprobs: list[TokenLogprob] | None = None) -> None:
+        self.core.answer = lambda handle, job: Produced(handle, list(ids), logprobs)

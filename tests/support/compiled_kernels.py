@@ -94,7 +94,7 @@ def attention_launches(
     chunk, and of decodes that are recorded. ``is_large``: with the tiles of a GPU with an H100's
     shared memory."""
     from worker.attention import KVPool
-    from worker.attention.trial import make_trial
+    from worker.attention.choice import make_trial
     from worker.attention.triton_backend import LARGE_CHUNKS, TritonAttention
 
     pool = KVPool(

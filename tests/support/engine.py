@@ -1,11 +1,13 @@
 """An engine that is stepped by hand, on a clock that only moves when told to."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from protocol import OnDeadline, Sampling
+from protocol import OnDeadline, Sampling, TokenLogprob
 from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
 from worker.engine.engine import Engine, EngineConfig
+from worker.engine.loop import EngineLoop
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -64,6 +66,8 @@ def config(**changes: float) -> SchedulerConfig:
 class Bench:
     """An engine with its clock and runner at hand."""
 
+    engine: EngineLoop
+
     def __init__(self, blocks: int = 64, **changes: float) -> None:
         self.clock = FakeClock()
         self.runner = FakeRunner(self.clock)
@@ -78,11 +82,17 @@ class Bench:
         *,
         left_s: float = 100.0,
         on_deadline: OnDeadline = OnDeadline.ERROR,
+        first_token_s: float = math.inf,
         **sampling: object,
     ) -> Job:
-        parameters = Sampling(**({"max_tokens": 8} | sampling))  # type: ignore[arg-type]
-        ids = [9] * prompt if isinstance(prompt, int) else prompt
-        job = Job(ids, parameters, self.clock.now + left_s, on_deadline)
+        job = Job([9] * prompt if isinstance(prompt, int) else prompt, Sampling(1), 0.0)
+        asked = {"max_tokens": 8} | sampling
+        for name in ("keeps_on", "constraint", "pooling"):
+            if name in asked:
+                setattr(job, name, asked.pop(name))
+        job.sampling = Sampling(**asked)  # type: ignore[arg-type]
+        job.deadline, job.on_deadline = self.clock.now + left_s, on_deadline
+        job.first_token_by = self.clock.now + first_token_s
         self.engine.submit(job)
         return job
 
@@ -90,20 +100,43 @@ class Bench:
         events: list[Event] = []
         for _ in range(steps):
             events += self.engine.step()
-            self.scheduler.check_integrity()
+            self.check()
         return events
 
     def finish(self) -> list[Event]:
         """Step until nothing is left."""
         events = self.step()
-        while self.scheduler.has_work:
+        while self.engine.has_work:
             events += self.step()
         return events
 
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+
     @property
     def is_clean(self) -> bool:
-        self.scheduler.check_integrity()
-        return not self.scheduler.has_work and self.scheduler.pool.used_count == 0
+        self.check()
+        return not self.engine.has_work and self.engine.stats().kv_blocks_used == 0
+
+    # ── what a suite over all engines tells one ──────────────────────────────────────────────
+
+    def takes(self, step_s: float) -> None:
+        self.runner.step_s = step_s
+
+    def meanwhile(self, action: Callable[[], None]) -> None:
+        """Do something while a step is computed."""
+        self.runner.during = lambda plan: action()
+
+    def says(self, ids: list[int], logprobs: list[TokenLogprob] | None = None) -> None:
+        """Have every step give these tokens to every job, or as many as it may have."""
+
+        def answer(plan: Plan) -> StepResult:
+            room = [row.request.limit_tokens - len(row.request.tokens) for row in plan.rows]
+            given = [ids[: n if row.samples else 0] for n, row in zip(room, plan.rows, strict=True)]
+            told = [logprobs and logprobs[: len(one)] for one in given]
+            return StepResult(given, None if logprobs is None else told)
+
+        self.runner.answer = answer
 
 
 def end_of(job: Job, events: list[Event]) -> JobFinished:

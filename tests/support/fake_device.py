@@ -78,7 +78,6 @@ class FakeDevice:
         self.closed = False
         self.not_finite: list[int] = []
         """Tokens that make a text's numbers NaN, and those of whoever reads a cell of it."""
-        self.stream_utilization = 0.0
 
     def launch(self, plan: Plan) -> LaunchedFake:
         if self.fail_next_launch:

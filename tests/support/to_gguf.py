@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from worker.models.checkpoint import Checkpoint
 from worker.models.config import ModelConfig, read_config
-from worker.models.decoder import rotary_frequencies
 from worker.models.folder import model_name
 from worker.models.gguf import vocabulary
-from worker.models.model import tied_as_stored
+from worker.models.model import rotary_frequencies, tied_as_stored
 from worker.models.parameters import Part
 from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling, yarn_mscale
 from worker.text import Tokenizer

@@ -2,8 +2,7 @@
 
 import pytest
 
-from worker.engine_args import read_engine_args
-from worker.settings import read_settings
+from worker.settings import read_engine_args, read_settings
 
 
 @pytest.mark.parametrize(

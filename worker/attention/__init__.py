@@ -10,7 +10,7 @@
 - ``numba``      decodes on the CPU from the pages, compiled when the worker loads
 - ``triton``     our own kernel, from the pages; on CUDA
 - ``flashinfer`` FlashInfer's kernels for chunks of prompts, where it is installed; on CUDA
-- ``choice``     which of them attends, by ``trial``: random batches and what float64 makes of them
+- ``choice``     which of them attends, by trial: random batches and what float64 makes of them
 - ``fixed``      for deterministic mode on the CPU: all kernels in one shape
 """
 

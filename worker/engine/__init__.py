@@ -1,10 +1,10 @@
 """The loop that turns jobs into tokens.
 
-- ``build``      from settings to an engine with its tokenizer and card; ``card``, ``digest``
-- ``engine``     one step after the other: expire, take commands, schedule, execute, apply
+- ``loop``       one step after the other, for every engine: expire, take commands, schedule, apply
+- ``backend``    what computes for it
+- ``engine``     ours: the loop over our scheduler and runner; ``build`` makes it from settings
 - ``executor``   has a step computed, one ahead where the runner can, in halves when one fails
-- ``expiry``     deadline and abort of every request in every step
+- ``expiry``     deadline, abort and pause of every request in every step
+- ``card``       what the engine says of itself
 - ``kv_events``  what enters and leaves the prefix cache, across threads
-- ``stats``      totals
-- ``threaded``   the thread that any engine runs on, ours or a third-party one
 """

@@ -8,23 +8,19 @@ from dataclasses import replace
 from protocol.grammar_source import library_version
 from protocol.model_digest import model_digest
 from worker.core import Clock
-from worker.engine.card import end_tokens, model_card
-from worker.engine.digest import engine_digest
+from worker.engine.card import end_tokens, engine_digest, model_card, pooling_of
 from worker.engine.engine import Engine, EngineConfig
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
 from worker.kv_disk.disk_tier import open_disk_tier
 from worker.loaded import LoadedEngine, LoadTiming
-from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import why_unservable
 from worker.runner.base import BuiltRunner
 from worker.runner.out_of_memory import StepMemory
-from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
-from worker.runner.scripted import build_scripted_runner
-from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner
-from worker.runner.synthetic_args import synthetic_args
+from worker.runner.scripted import DEFAULT_SCRIPT, Script, build_scripted_runner, read_script
+from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner, synthetic_args
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import MAX_WAITING, SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
@@ -102,11 +98,8 @@ def _build(
     )
     path = settings.model_path
     with timing.timed("tokenizer"):
-        tokenizer = Tokenizer.from_directory(
-            path,
-            config.eos_token_ids,
-        )
-    eos = end_tokens(path, config, tokenizer)
+        tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
+    eos = end_tokens(config.eos_token_ids, tokenizer, config.vocab_size, path)
     compiling: Future[GrammarCompiler | None] | None = None
     if settings.engine == "torch" or script is not None:
         # A second and more for a large vocabulary, beside the weights.
@@ -129,15 +122,26 @@ def _build(
         pool = BlockPool(built.blocks, built.memory.clear)
     scheduler = Scheduler(limits, pool)
     digests = _model_digest(hashing.result(), script), engine_digest(settings, built)
+    has_model, bos = settings.engine == "torch", config.bos_token_id
     card = model_card(
         settings,
-        config,
         tokenizer,
-        eos,
-        context_tokens=scheduler.capacity_tokens,
         device=built.device,
-        digests=digests,
+        model_digest=digests[0],
+        engine_digest=digests[1],
+        vocab_size=config.vocab_size,
+        bos_token_id=tokenizer.bos_token_id if bos is None else bos,
+        eos_token_ids=eos,
+        block_tokens=BLOCK_TOKENS,
+        context_tokens=scheduler.capacity_tokens,
+        full_context_tokens=config.context_tokens,
+        max_step_tokens=settings.max_step_tokens,
         grammars="" if grammars is None else library_version(),
+        pooling=pooling_of(settings),
+        can_pause=True,
+        can_continue=True,
+        quantization=settings.quantize if has_model else "",
+        deterministic=settings.deterministic and has_model,
     )
     engine = Engine(
         scheduler,
@@ -147,20 +151,7 @@ def _build(
         memory=StepMemory(built.guard),
         clock=clock,
     )
-    total_ms = timing.total_ms()
-    model_log.info(
-        "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d;"
-        " ms by phase: %s",
-        card.model,
-        built.device,
-        total_ms / 1e3,
-        settings.engine,
-        built.blocks,
-        BLOCK_TOKENS,
-        card.context_tokens,
-        timing,
-    )
-    return LoadedEngine(engine, tokenizer, card, timing.ms | {"total": total_ms}, grammars)
+    return LoadedEngine.timed(engine, tokenizer, card, timing, grammars)
 
 
 def _open_tier(

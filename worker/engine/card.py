@@ -1,42 +1,120 @@
-"""Makes the model card of a loaded engine."""
+"""Makes the model card of a loaded engine, with the digest of what decides its tokens (PF-6)."""
 
+import hashlib
 import json
+import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from protocol import ModelCard, Pooling, SamplingDefaults
 from protocol.sampling import defaults_of
-from worker.engine.device_facts import device_facts
-from worker.engine.digest import version_of
 from worker.log import model_log
 from worker.models.config import read_generation_config
 from worker.models.folder import model_name
+from worker.runner.base import BuiltRunner
 from worker.scheduler.config import MAX_WAITING
 from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
 
 
-class ModelFacts(Protocol):
-    """The part of a model's configuration that its card states; ``ModelConfig`` has it."""
+class DeviceFacts(NamedTuple):
+    """Facts about GPUs; see the fields of ``ModelCard`` that have these names."""
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def context_tokens(self) -> int: ...
-    @property
-    def bos_token_id(self) -> int | None: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
+    vram_bytes: int = 0
+    compute_capability: str = ""
+    device_mask: int = 0
 
 
-def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of all tokens that end an answer: the model's own, and the tokenizer's (end of turn)."""
+def device_facts(device: str, count: int = 1) -> DeviceFacts:
+    """Facts about the process's current GPU for ``cuda…``, and about those after it where
+    ``count`` are used together; zeros and "" for any other device."""
+    if not device.startswith("cuda"):
+        return DeviceFacts()
+    import torch  # engines without a GPU may do without it
+
+    if not torch.cuda.is_available():
+        return DeviceFacts()
+    first = torch.cuda.current_device()
+    used = range(first, first + count)
+    major, minor = min(torch.cuda.get_device_capability(index) for index in used)
+    masks = [mask_of(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in used]
+    return DeviceFacts(
+        vram_bytes=sum(torch.cuda.get_device_properties(index).total_memory for index in used),
+        compute_capability=f"{major}.{minor}",
+        device_mask=sum(masks) if all(masks) else 0,
+    )
+
+
+def mask_of(index: int, visible: str | None) -> int:
+    """The bit of a GPU that is number ``index`` among those of ``CUDA_VISIBLE_DEVICES``.
+
+    0 where that names the GPU by its UUID: its number on the host is not known then.
+    """
+    if visible is None:
+        return 1 << index
+    names = [name.strip() for name in visible.split(",")]
+    named = names[index] if index < len(names) else ""
+    return 1 << int(named) if named.isascii() and named.isdigit() and int(named) < 64 else 0
+
+
+RESULT_CODE: Final = (
+    "engine",
+    "scheduler",
+    "runner",
+    "sampling",
+    "grammar",
+    "models",
+    "attention",
+    "cpu_kernels",
+    "core.py",
+)
+"""Parts of the worker whose code has a say in which tokens come out."""
+
+
+def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
+    """Hex SHA-256 over ``RESULT_CODE``, and the settings and versions that have a say too."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for part in RESULT_CODE:
+        for file in sorted((root / part).rglob("*.py")) or [root / part]:
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    facts = {
+        "torch": version_of("torch"),
+        "triton": version_of("triton"),
+        "engine": settings.engine,
+        "device": built.device,
+        "dtype": built.dtype,
+        "quantize": settings.quantize,
+        "attention": built.attention,
+        "arithmetic": built.arithmetic,
+        "block_tokens": BLOCK_TOKENS,
+        "deterministic": settings.deterministic,
+        "max_step_tokens": settings.max_step_tokens,
+        "max_running": settings.max_running,
+    }
+    digest.update(repr(sorted(facts.items())).encode())
+    return digest.hexdigest()
+
+
+def version_of(package: str) -> str:
+    """Version of an installed package; ``unknown`` in a checkout that was not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def end_tokens(
+    found: tuple[int, ...], tokenizer: Tokenizer, vocab_size: int, path: Path
+) -> tuple[int, ...]:
+    """Ids of all tokens that end an answer: those ``found`` with the model, and the tokenizer's own
+    (a chat model's end of turn)."""
     own = tokenizer.eos_token_id
-    found = config.eos_token_ids
     if own is not None and own not in found:
-        if own < config.vocab_size:
+        if own < vocab_size:
             found = (*found, own)
         else:
             model_log.warning(
@@ -44,7 +122,7 @@ def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[in
                 " tokens, and can never come",
                 path,
                 own,
-                config.vocab_size,
+                vocab_size,
             )
     if not found:
         model_log.warning("%s names no end token: answers end at max_tokens only", path)
@@ -76,52 +154,33 @@ def pooling_of(settings: WorkerSettings) -> Pooling | None:
 
 def model_card(
     settings: WorkerSettings,
-    config: ModelFacts,
     tokenizer: Tokenizer,
-    eos_token_ids: tuple[int, ...],
     *,
-    context_tokens: int,
     device: str,
-    digests: tuple[str, str],
-    grammars: str = "",
+    model_digest: str,
+    gpus: int = 1,
+    **own: Any,
 ) -> ModelCard:
-    """Make the card. ``context_tokens`` is the model's context as far as the KV pool allows;
-    ``digests`` are those of the model and of the engine, in hex."""
-    model_digest, engine_digest = digests
-    bos = config.bos_token_id
-    facts = device_facts(device)
-    return ModelCard(
-        model=settings.model_name or model_name(settings.model_path),
-        context_tokens=context_tokens,
-        vocab_size=config.vocab_size,
-        tokenizer_json=tokenizer.json,
-        chat_template=tokenizer.chat_template,
-        special_tokens=tokenizer.special_tokens,
-        bos_token_id=tokenizer.bos_token_id if bos is None else bos,
-        eos_token_ids=eos_token_ids,
-        block_tokens=BLOCK_TOKENS,
-        hash_salt=bytes.fromhex(model_digest),
-        engine=settings.engine,
-        engine_version=version_of("tidegate"),
-        engine_digest=engine_digest,
-        model_digest=model_digest,
-        device=device,
-        max_running=settings.max_running,
-        max_waiting=MAX_WAITING,
-        min_start_budget_ms=settings.min_start_budget_ms,
-        max_step_tokens=settings.max_step_tokens,
-        can_pause=True,
-        full_context_tokens=config.context_tokens,
-        sampling_defaults=sampling_defaults(settings),
-        pooling=pooling_of(settings),
-        grammars=grammars,
-        can_continue=True,
-        quantization=settings.quantize if settings.engine == "torch" else "",
-        vram_bytes=facts.vram_bytes,
-        compute_capability=facts.compute_capability,
-        device_mask=facts.device_mask,
-        deterministic=settings.deterministic and settings.engine == "torch",
-    )
+    """Make the card of an engine on ``gpus`` GPUs, or none; ``own`` are the fields that only it
+    knows, or knows better. ``model_digest`` is in hex."""
+    common = {
+        "model": settings.model_name or model_name(settings.model_path),
+        "tokenizer_json": tokenizer.json,
+        "chat_template": tokenizer.chat_template,
+        "special_tokens": tokenizer.special_tokens,
+        "bos_token_id": tokenizer.bos_token_id,
+        "hash_salt": bytes.fromhex(model_digest),
+        "model_digest": model_digest,
+        "engine": settings.engine,
+        "engine_version": version_of("tidegate"),
+        "device": device,
+        "max_running": settings.max_running,
+        "max_waiting": MAX_WAITING,
+        "min_start_budget_ms": settings.min_start_budget_ms,
+        "sampling_defaults": sampling_defaults(settings),
+        "deterministic": settings.deterministic,
+    }
+    return ModelCard(**(common | device_facts(device, gpus)._asdict() | own))
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:

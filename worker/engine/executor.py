@@ -6,6 +6,10 @@ for the engine::
     engine     launch 1 │ launch 2 │ read 1, apply │ launch 3 │ read 2, apply │ …
     device              ├─────── 1 ───────┼────── 2 ──────┼────── 3 ──────┼ …
 
+A step takes what the device took for it, by the device's clock, or its own launch where that is
+longer (WK-15): a step is read only after the next launch, so that the host's clock would bill a
+long launch to the step before it.
+
 A step that fails is retried in halves, until only the requests that make it fail end::
 
     a b c d e f g h    failed                  one step each, deadlines and aborts checked between
@@ -22,18 +26,22 @@ function of seed and position. Running out of memory is handled before, by ``out
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import Final
 
 from protocol import Code, FinishReason
 from worker.core import Clock
+from worker.engine.backend import Executed
 from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.runner.base import OverlappingRunner, Runner, StepInFlight
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.end_reason import EndReason
-from worker.scheduler.plan import Plan, Row, StepResult
+from worker.scheduler.plan import DeviceTime, Plan, Row
 from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
+
+_USE_SMOOTHING: Final = 1 / 256
+"""A few seconds of steps, as long as a scrape of the metrics looks back."""
 
 
 class Bisection:
@@ -98,22 +106,6 @@ def step_failed(error: Exception) -> EndReason:
     )
 
 
-@dataclass(slots=True)
-class Executed:
-    """The outcome of a step or, with overlap, of the step before it.
-
-    ``plan`` is what was computed, perhaps less than planned, in ``duration_s``.
-    """
-
-    plan: Plan | None = None
-    result: StepResult = field(default_factory=lambda: StepResult([]))
-    duration_s: float = 0.0
-    was_launched: bool = False
-    """Whether the scheduler counts the rows as launched: they must be confirmed or discarded."""
-    failed: dict[Request, EndReason | None] = field(default_factory=dict)
-    """Requests that were not computed, with the reason to end; None: they are planned again."""
-
-
 class Executor:
     """Runs the scheduler's plans on the runner. Used by the engine's thread."""
 
@@ -136,7 +128,9 @@ class Executor:
         self._bisection = Bisection()
         self._in_flight: StepInFlight | None = None
         """The step that was launched and has not been read yet."""
-        self._collected_at = 0.0
+        self.stream_utilization = 0.0
+        """Share of time in which the device computed a step, a moving average; 0 where there is no
+        clock of the device's (LB-7)."""
         self._launch_failed = False
         """Whether the next step is computed without overlap."""
 
@@ -144,11 +138,6 @@ class Executor:
     def in_flight(self) -> frozenset[Request]:
         """Requests that a launched step still has a row of."""
         return frozenset() if self._in_flight is None else self._in_flight.requests
-
-    @property
-    def stream_utilization(self) -> float:
-        """See ``OverlappingRunner``; 0 without overlap."""
-        return 0.0 if self.launcher is None else self.launcher.stream_utilization
 
     def run(self, plan: Plan | None) -> Executed | None:
         """Compute what fits of ``plan``, or launch it and read the step before; None if idle.
@@ -184,8 +173,11 @@ class Executor:
             return self._failed(plan.rows, error)
         self._bisection.passed()
         duration_s = self._clock() - started
+        if done.result.device is not None:
+            self._note_use(done.result.device)
         computed = done.plan if done.plan.rows else None
-        return Executed(computed, done.result, duration_s, failed=dict(done.failed))
+        advance = self._scheduler.advance
+        return Executed(computed, done.result, duration_s, advance, failed=dict(done.failed))
 
     def _launch(self, launcher: OverlappingRunner, plan: Plan | None) -> Executed | None:
         before, self._in_flight = self._in_flight, None
@@ -194,8 +186,9 @@ class Executor:
             self._launch_failed, plan = True, None
         if plan is not None:
             plan = self._memory.cut(plan)
+            began = self._clock()
             try:
-                self._in_flight = StepInFlight(plan, launcher.launch(plan), self._clock())
+                launched = launcher.launch(plan)
             except DeviceLost:
                 raise
             except Exception:
@@ -204,6 +197,7 @@ class Executor:
                 )
                 self._launch_failed = True
             else:
+                self._in_flight = StepInFlight(plan, launched, self._clock() - began)
                 for row in plan.rows:
                     self._scheduler.launch(row)
         if before is not None:
@@ -211,6 +205,7 @@ class Executor:
         return Executed() if ran else None
 
     def _collect(self, step: StepInFlight) -> Executed:
+        began = self._clock()
         try:
             result = step.collect()
         except DeviceLost:
@@ -223,10 +218,20 @@ class Executor:
                 self._scheduler.undo_launch(row)
             return self._failed(rows, error)
         self._memory.computed()
-        now = self._clock()
-        duration_s = now - max(step.launched_at, self._collected_at)
-        self._collected_at = now
-        return Executed(step.plan, result, duration_s, was_launched=True)
+        device = result.device
+        if device is None:
+            # What it took of the host's own time: nothing is counted twice.
+            duration_s = step.launch_s + self._clock() - began
+        else:
+            self._note_use(device)
+            duration_s = max(device.busy_s, step.launch_s - device.waited_s)
+        scheduler = self._scheduler
+        return Executed(step.plan, result, duration_s, scheduler.confirm, scheduler.discard)
+
+    def _note_use(self, device: DeviceTime) -> None:
+        if (whole_s := device.busy_s + device.idle_s) > 0:
+            excess = device.busy_s / whole_s - self.stream_utilization
+            self.stream_utilization += excess * (_USE_SMOOTHING if self.stream_utilization else 1.0)
 
     def _failed(self, rows: Sequence[Row], error: Exception) -> Executed:
         """End the request if it failed a step alone; else have the rows tried in halves."""

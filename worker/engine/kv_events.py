@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from protocol import KvReport
-from worker.scheduler.block_pool import BlockPool
 
 MAX_BACKLOG = 256
 """Most reports that may wait; beyond that a full report takes their place."""
@@ -38,16 +37,3 @@ class ReportQueue:
         except IndexError:
             pass  # replaced by a full report this very moment, which is for the next call
         return reports
-
-
-class KvEventQueue(ReportQueue):
-    """A queue of a pool's changes, which ``publish`` puts there."""
-
-    def __init__(self, pool: BlockPool) -> None:
-        super().__init__(lambda: pool.hashes)
-        self._pool = pool
-
-    def publish(self) -> None:
-        """Queue what has changed in the prefix cache since the last call."""
-        if (report := self._pool.take_changes()) is not None:
-            self.put(report)

@@ -3,8 +3,7 @@
 ``load_engine`` is what the Triton model calls. vLLM's engine lives in ``vllm``, and is imported
 only when it is asked for: it has an environment of its own.
 
-- ``backend``  what a third-party engine has to do: batch, compute, sample
-- ``stepped``  what is done for it: deadlines, aborts, order, accounts
+- ``stepped``  a third party's engine behind the loop of ours: what it has to do, and its queue
 """
 
 import time

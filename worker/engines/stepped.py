@@ -1,528 +1,392 @@
-"""``SteppedEngine``: deadlines, aborts and accounts for a third-party engine.
+"""A ``Backend`` over a third party's engine, which batches, computes and samples by itself.
 
 ::
 
-    any thread      submit ─▶ inbox      cancel ─▶ plain flags of the job     (interrupt)
-                                │                    │                           │
-    engine thread   ┌───────────▼────────────────────▼───────────────────────────▼──────┐
-                    │ take commands → expire → pause → admit → backend.step → apply     │ ─▶ sink
-                    └──────────────────────── at most one step ─────────────────────────┘
+    waiting ──add──▶ running ──the engine's own end──────────▶ ended
+       │             │  ▲ └──abort──▶ leaving ──the next step────▶ ended
+       │             └▶ paused ──abort──────────────────────────▶ ended
+       └─────────────────abort──────────────────────────────────▶ ended
 
-    waiting ──admit──▶ running ──the backend's own end──────────▶ ended
-       │               │  ▲ └──abort──▶ leaving ──the next step────▶ ended
-       │               └▶ paused ──abort, deadline─────────────────▶ ended
-       └──────────────────────abort, deadline──────────────────────▶ ended
-
-A job that leaves keeps its place until its blocks are free, which with some backends is when the
+A job that leaves keeps its place until its blocks are free, which with some engines is when the
 next step returns, or later; its end is not published before, for ``LONGEST_LEAVE_S`` at most.
 """
 
 import itertools
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, Protocol
 
-from protocol import Code, Feature, FinishReason, KvReport, ModelCard, WorkerStats
-from worker.core import (
-    Clock,
-    Event,
-    Job,
-    JobFinished,
-    JobPrompt,
-    JobStarted,
-    JobTokens,
-    StepUnderWay,
+from protocol import (
+    Code,
+    FinishReason,
+    KvReport,
+    ModelCard,
+    PromptLogprobs,
+    TokenLogprob,
 )
-from worker.engine.expiry import ExpiryCheck
-from worker.engine.threaded import ThreadedEngine
-from worker.engines.backend import NO_LOAD, Backend, BackendLoad, BackendTotals, Produced, snapshot
-from worker.engines.pausing import BackendPauses, PausingBackend
+from worker.core import Clock, Job
+from worker.engine.backend import Backend, Executed
 from worker.errors import RequestError
 from worker.log import engine_log
-from worker.scheduler.end_reason import (
-    ABORTED,
-    DRAINED,
-    LENGTH,
-    STOPPED,
-    TOO_LATE_TO_START,
-    EndReason,
-    finished,
-    grammar_failed,
-    loss_of,
-)
+from worker.scheduler.config import most_pauses
+from worker.scheduler.end_reason import LENGTH, STOPPED, EndReason
+from worker.scheduler.plan import Plan, Row, Schedule, StepResult
 from worker.scheduler.refusal import EngineLimits, lacking, refused
-from worker.scheduler.request import Request, make_request
+from worker.scheduler.request import Request
 from worker.scheduler.step_time import StepTime
 
-MAX_WAIT_S: Final = 0.1
-"""Longest time in seconds that a backend may wait for work, unless a deadline is nearer."""
 MIN_WAIT_S: Final = 0.001
 LONGEST_LEAVE_S: Final = 0.25
-"""Seconds after which a job that was given up ends although a backend still holds its memory."""
-STATS_AGE_S: Final = 0.02
-_ANY_TOKEN: Final = 2**31
+"""Seconds after which a job that was given up ends although the engine still holds its memory."""
 NOT_TAKEN: Final = refused(
     Code.ENGINE_ERROR, "the engine could not take up this request; the worker's log says why"
 )
 
 
-class _Leave(NamedTuple):
-    """Why a job leaves, and since when, on the clock."""
+@dataclass(slots=True)
+class Produced:
+    """What one step produced for one job. ``ids`` includes the end token, where one ended it."""
 
-    why: EndReason
-    since: float
+    handle: int
+    ids: Sequence[int] = ()
+    logprobs: list[TokenLogprob] | None = None
+    """Log-probabilities parallel to ``ids``, where the job asks for them."""
+    prompt: PromptLogprobs | None = None
+    end: FinishReason | None = None
+    """``STOP`` or ``LENGTH`` if the engine's own rules ended the job, ``ERROR`` if it failed."""
+    code: Code | None = None
+    """Why the job failed, with ``ERROR``; ``message`` says it to people."""
+    message: str = ""
+    cached_tokens: int = 0
+    """Prompt tokens found computed already; stated with a job's first tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class SteppedConfig:
-    """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
+class CoreLoad:
+    """A core's state between two steps. Blocks are KV blocks of the card's ``block_tokens``."""
 
-    context_tokens: int
-    """Most tokens of one job: the model's context, or what the backend's memory holds of it."""
-    max_running: int
-    max_waiting: int
-    min_start_s: float
-    eos_token_ids: Collection[int] = ()
-    vocab_size: int = _ANY_TOKEN
-    full_context_tokens: int = 0
-    """The model's own context in tokens, where ``context_tokens`` is less."""
-    max_step_tokens: int = 512
-    lacks: Collection[Feature] = ()
-    """Features that the engine lacks: a job that needs one is refused."""
-    frees_at_once: bool = False
-    """Whether ``Backend.abort`` frees a job's memory at once, not only after the next step."""
+    kv_blocks_total: int
+    kv_blocks_used: int
+    running: int
+    waiting: int
+    kv_blocks_cached: int = 0
+    hit_blocks_total: int = 0
+    missed_blocks_total: int = 0
+    evicted_blocks_total: int = 0
+    prompt_tokens_total: int = 0
+    """Prompt tokens computed, without those found in the cache."""
 
-    @classmethod
-    def of(cls, card: ModelCard, *, frees_at_once: bool) -> Self:
-        """Limits as an engine's card tells them."""
-        return cls(
-            context_tokens=card.context_tokens,
-            max_running=card.max_running,
-            max_waiting=card.max_waiting,
-            min_start_s=card.min_start_budget_ms / 1e3,
-            eos_token_ids=card.eos_token_ids,
-            vocab_size=card.vocab_size,
-            full_context_tokens=card.full_context_tokens,
-            max_step_tokens=card.max_step_tokens,
-            lacks=card.lacks,
-            frees_at_once=frees_at_once,
-        )
+
+class StepCore(Protocol):
+    """The core of a third party's engine; all but ``interrupt`` and ``has_failed`` is called on the
+    engine's thread only, between steps."""
+
+    def add(self, handle: int, job: Job, max_tokens: int) -> None:
+        """Accept a job of at most ``max_tokens`` new tokens; with its prompt it fits the context.
+
+        Raises ``RequestError`` for what the core cannot do; it has not accepted the job then.
+        """
+
+    def abort(self, handles: Collection[int]) -> None:
+        """Give jobs up. They produce nothing from here on; their blocks are free at the latest when
+        the next ``step`` returns, unless ``holds`` says otherwise. Unknown handles are ignored."""
+
+    def holds(self, handle: int) -> bool:
+        """Whether the memory of a job that was given up is not free yet, a step after ``abort`` or
+        later."""
+
+    def pause(self, handle: int) -> bool:
+        """Compute no more of a job, and give its memory to others. False where that is not possible
+        now: ask again after the next step. ``abort`` ends a paused job, too."""
+
+    def resume(self, handle: int) -> None:
+        """Go on with a job after its latest token. There is a slot for it. Does nothing for a job
+        that ``pause`` was not called for."""
+
+    def step(self, wait_s: float) -> Sequence[Produced]:
+        """Do at most one step, and return what it produced.
+
+        Empty after ``wait_s`` without a step. Raises what makes the core unusable for good,
+        ``DeviceLost`` among others.
+        """
+
+    def interrupt(self) -> None:
+        """Have a ``step`` that waits return soon, since there is news, or the next one if none
+        waits. May do nothing where ``step`` computes by itself. Any thread."""
 
     @property
-    def limits(self) -> EngineLimits:
-        """The limits beyond which a job is refused."""
-        return EngineLimits(
-            self.context_tokens,
-            max(self.context_tokens, self.full_context_tokens),
-            self.vocab_size,
-            self.max_running + self.max_waiting,
-            self.min_start_s,
-        )
+    def has_failed(self) -> bool:
+        """Whether it can compute no more although no ``step`` has said so, such as when a process
+        of its own has ended. Any thread."""
+
+    def load(self) -> CoreLoad:
+        """How full it is; asked several times a step."""
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
 
 
-class SteppedEngine(ThreadedEngine):
-    """An ``EngineService`` over any ``Backend``, on which it starts jobs, least slack first.
-
-    ``kv_reports`` tells what entered and left a backend's prefix cache since the last call.
-    ``pausing`` is the backend once more where it can pause jobs; without it the card must not say
-    ``can_pause``.
-    """
+class SteppedBackend(Backend):
+    """Starts jobs on a ``StepCore``, least slack first, and keeps account of their memory."""
 
     def __init__(
         self,
-        backend: Backend,
-        config: SteppedConfig,
+        core: StepCore,
+        card: ModelCard,
         *,
+        frees_at_once: bool,
         kv_reports: Callable[[], list[KvReport]] = list,
-        pausing: PausingBackend | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        super().__init__(clock)
-        self._backend = backend
-        self._config = config
-        self._limits = config.limits
-        self._eos = frozenset(config.eos_token_ids)
-        self._lacks = frozenset(config.lacks)
+        """Limits are those on the ``card``. ``frees_at_once``: ``StepCore.abort`` frees a job's
+        memory at once, not only after the next step. ``kv_reports`` tells what entered and left the
+        core's prefix cache since the last call."""
+        self.core = core
+        self._card = card
+        self._frees_at_once = frees_at_once
+        self._clock = clock
         self._read_kv_reports = kv_reports
+        self._limits = EngineLimits(
+            card.context_tokens,
+            max(card.context_tokens, card.full_context_tokens),
+            card.vocab_size,
+            card.max_running + card.max_waiting,
+            card.min_start_budget_ms / 1e3,
+        )
+        self.min_start_budget_s = card.min_start_budget_ms / 1e3
         self._handles = itertools.count(1)
-        self._waiting: list[Request] = []  # least slack first
-        self._running: dict[int, Request] = {}
-        self._leaving: dict[Request, _Leave] = {}
-        """Jobs given up that may still be in the backend's memory."""
-        self._pauses = BackendPauses(pausing)
-        self.can_pause = self._pauses.can_pause
-        self._step_time = StepTime()
-        self._expiry = ExpiryCheck(clock, self._step_time, int(not config.frees_at_once))
-        self._backend_began: float | None = None
-        """When the backend's step began, on the clock; None while it has nothing to do."""
+        self._by_handle: dict[int, Request] = {}
+        """Running and paused jobs, each with its handle as its slot."""
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []  # least slack first
+        self.paused: list[Request] = []
+        self._leaving: dict[Request, float] = {}
+        """Jobs given up that may still be in the core's memory, and since when, on the clock."""
+        self.step_time = StepTime()
+        self.steps_in_flight = int(not frees_at_once)
+        self._began: float | None = None
+        """When the core's step began, on the clock; None while it has nothing to do."""
         self._prompt_tokens_seen = 0
-        self._totals = BackendTotals()
-        self._inbox: deque[Request] = deque()
-        self._news = False
-        """Whether something was submitted, aborted or compiled since the latest look."""
-        self._events: list[Event] = []
-        """Events not published yet, in order for each job."""
-        self._stats_at = -math.inf
-        self._stats_due = False
-        self._stats = self._snapshot()
+        self._cached_tokens = 0
+        self._is_closed = False
 
-    # ── the surface: any thread ──────────────────────────────────────────────────────────────
+    # ── any thread ───────────────────────────────────────────────────────────────────────────
 
-    def submit(self, job: Job) -> None:
-        """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
-        request = make_request(job, submitted_at=self._clock(), own_seed=0)
-        request.end_ids = frozenset() if job.sampling.ignore_eos else self._eos
-        request.end_ids = request.end_ids.union(job.sampling.stop_token_ids)
-        request.compiling = job.constraint is not None
-        with self._wake:
-            is_taken = not self._stopped
-            if is_taken:
-                self._inbox.append(request)
-        if not is_taken:
-            self._publish([self._record(request, DRAINED)])
-        elif job.constraint is not None:
-            job.constraint.when_ready(self._notify)
-        self._notify()
-
-    def _aborted(self) -> None:
-        self._notify()
-
-    def _pause_requested(self) -> None:
-        self._pauses.ask()
-        self._notify()
-
-    def stats(self) -> WorkerStats:
-        """The state after a step: at most ``STATS_AGE_S`` old while there is work, and never older
-        than a published end."""
-        return self._stats
+    def interrupt(self) -> None:
+        self.core.interrupt()
 
     def kv_reports(self) -> list[KvReport]:
-        """See ``EngineService``."""
         return self._read_kv_reports()
 
     @property
     def has_failed(self) -> bool:
-        """See ``EngineService``; also when the backend has failed while there was no work."""
-        return self._has_failed or self._backend.has_failed
+        return self.core.has_failed
 
     @property
-    def step_under_way(self) -> StepUnderWay | None:
-        """See ``EngineService``."""
-        began_at = self._step_began_at
-        if began_at is None:
-            return None
-        # Summed over a copy, since the engine's thread changes the original. Some backends read
-        # whole prompts in one step, whatever the configuration says.
-        tokens = sum(one.prompt_tokens for one in list(self._running.values()))
-        return StepUnderWay(began_at, self._step_time.slow_step_s(tokens))
+    def largest_step_tokens(self) -> int:
+        # Some engines read whole prompts in one step, whatever the configuration says. Summed over
+        # a copy, since the engine's thread changes the original.
+        return sum(one.prompt_tokens for one in list(self.running))
 
-    def _notify(self) -> None:
-        """Announce news: wakes the engine's thread, and the backend if its step waits."""
-        with self._wake:
-            self._news = True
-            self._wake.notify()
-            if not self._stopped:
-                self._backend.interrupt()
-
-    # ── the loop: the engine's thread ────────────────────────────────────────────────────────
-
-    def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when it is time to stop."""
-        with self._wake:
-            if not self._running and not self._leaving:
-                has_deadlines = self._waiting or self._pauses.paused
-                patience_s = self._patience_s() if has_deadlines else None
-                self._wake.wait_for(lambda: self._news or self._stopping, patience_s)
-            return not self._stopping
+    # ── the queue and the batch ──────────────────────────────────────────────────────────────
 
     @property
     def has_work(self) -> bool:
-        """Whether any job has not ended yet."""
-        held = self._waiting or self._running or self._leaving or self._pauses.paused
-        return bool(self._inbox or held)
+        return bool(self._held or self.waiting or self.paused)
 
-    def step(self) -> list[Event]:
-        """Do at most one step; returns the events not yet published, in order for each job."""
-        self._news = False
-        now = self._clock()
-        self._take_commands(now)
-        self._take_compiled()
-        self._end_expired(now)
-        slots = self._config.max_running - len(self._leaving)
-        if moved := self._pauses.settle(self._running, self._waiting, slots):
-            self._stats_due = True
-            self._events += moved
-        self._admit(now)
-        if self._sink is not None:  # starts and ends need not wait for a step of others
-            self._publish(self._take_events())
-        if self._running or self._leaving:
-            self._compute()
-        else:
-            self._backend_began = None
-        if self._stats_due or now >= self._stats_at + STATS_AGE_S:
-            self._stats_at = now
-            self._stats = self._snapshot()
-        return self._take_events()
+    @property
+    def _held(self) -> int:
+        """Number of jobs that have a place in the core."""
+        return len(self.running) + len(self._leaving)
 
-    def _take_events(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
+    def enqueue(self, request: Request, now: float) -> EndReason | None:
+        held = self._held + len(self.waiting) + len(self.paused)
+        refusal = lacking(request.job, self._card.lacks) or self._limits.refusal(request, held, now)
+        if refusal is None:
+            self._limits.line_up(request, self.waiting, self.step_time)
+        return refusal
 
-    def _take_commands(self, now: float) -> None:
-        while self._inbox:
-            request = self._inbox.popleft()
-            job = request.job
-            self._totals.jobs += 1
-            if job.abort is not None:
-                self._told(request, ABORTED[job.abort])
+    def most_pauses(self, request: Request) -> int:
+        return most_pauses(request.generated) if self._card.can_pause else 0
+
+    def pause(self, request: Request) -> bool:
+        if not self.core.pause(request.slot):
+            return False
+        self.running.remove(request)
+        self.paused.append(request)
+        request.paused = True
+        return True
+
+    def unpause(self, request: Request) -> None:
+        self.core.resume(request.slot)
+
+    def resume(self, request: Request) -> bool:
+        if self._held >= self._card.max_running:
+            return False
+        self.paused.remove(request)
+        self.running.append(request)
+        request.paused = False
+        self.core.resume(request.slot)
+        return True
+
+    def release(self, request: Request, now: float) -> bool:
+        if self._is_closed:
+            return True
+        if request.slot < 0:
+            self.waiting.remove(request)
+            return True
+        (self.paused if request.paused else self.running).remove(request)
+        handle, was_paused = request.slot, request.paused
+        if self._by_handle.pop(handle, None) is None:  # the core itself has ended it
+            return True
+        self.core.abort([handle])
+        if was_paused or self._frees_at_once:
+            return True
+        self._leaving[request] = now
+        return False
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────
+
+    def next_prompt_tokens(self, is_more_coming: bool) -> int:
+        begun = [one for one in self.running if one.first_token_at is None]
+        tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self.waiting))
+        return min(tokens, self._card.max_step_tokens)
+
+    def schedule(self, now: float) -> Schedule:
+        schedule = Schedule(None, [])
+        for request in [one for one in self.waiting if not (one.compiling or one.held_back)]:
+            if self._held >= self._card.max_running:
+                break
+            handle = next(self._handles)
+            if (why := self._add(handle, request)) is not None:
+                schedule.refused[request] = why
                 continue
-            held = len(self._running) + len(self._leaving) + len(self._waiting)
-            held += len(self._pauses.paused)
-            refusal = lacking(job, self._lacks) or self._limits.refusal(request, held, now)
-            if refusal is not None:
-                self._told(request, refusal)
-                continue
-            self._limits.line_up(request, self._waiting, self._step_time)
-            if job.pause_requested:
-                self._pauses.ask()
-            self._stats_due = True
-
-    def _take_compiled(self) -> None:
-        """Let requests start whose grammars are ready, and end those whose grammars are invalid."""
-        for request in [one for one in self._waiting if one.compiling]:
-            constraint = request.job.constraint
-            if constraint is not None and constraint.is_ready:
-                request.compiling = False
-                if constraint.error:
-                    self._drop(request, grammar_failed(constraint.error))
-
-    def _end_expired(self, now: float) -> None:
-        begun = [*self._running.values(), *self._pauses.paused.values()]
-        expired = self._expiry.expired(begun, now, self._next_prompt_tokens)
-        if expired:
-            self._give_up({one: self._expiry.end_reason(one, now) for one in expired})
-        if not self._waiting:
-            return
-        for request in self._expiry.unfinishable(self._waiting, now):
-            self._drop(request, self._expiry.end_reason(request, now))
-        floor = now + self._limits.min_start_budget_s
-        for request in [one for one in self._waiting if one.deadline <= floor]:
-            self._drop(request, TOO_LATE_TO_START)
-
-    def _next_prompt_tokens(self) -> int:
-        """Most prompt tokens that the next step may carry, as far as is known here."""
-        begun = [one for one in self._running.values() if one.first_token_at is None]
-        tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self._waiting))
-        return min(tokens, self._config.max_step_tokens)
-
-    def _admit(self, now: float) -> None:
-        for request in [one for one in self._waiting if not (one.compiling or one.held_back)]:
-            if len(self._running) + len(self._leaving) >= self._config.max_running:
-                return
-            job, handle = request.job, next(self._handles)
-            try:
-                self._backend.add(handle, job, request.limit_tokens - request.prompt_tokens)
-            except RequestError as error:
-                self._drop(request, refused(error.code, str(error)))
-                continue
-            except Exception as error:
-                # One job that breaks the engine's ``add`` is no reason to end those of others. The
-                # message is not logged, since it may quote the job.
-                at, what = extract_tb(error.__traceback__)[-1], type(error).__name__
-                where = f"{at.filename}:{at.lineno}"
-                engine_log.error("the engine could not take up a job: %s at %s", what, where)
-                self._backend.abort([handle])
-                self._drop(request, NOT_TAKEN)
-                continue
-            self._waiting.remove(request)
-            self._running[handle] = request
+            self.waiting.remove(request)
+            self.running.append(request)
+            self._by_handle[handle] = request
             request.slot = handle
-            # It may have been submitted since the step began, which is what ``now`` says.
-            request.started_at = max(now, request.submitted_at)
-            job.has_started = True
-            self._stats_due = True
-            self._events.append(JobStarted(job, (request.started_at - request.submitted_at) * 1e3))
+            schedule.started.append(request)
+        return schedule
 
-    def _compute(self) -> None:
-        """Have the backend do one step, and apply its results."""
-        if self._backend_began is None:
-            self._backend_began = self._clock()
-            self._prompt_tokens_seen = self._backend.load().prompt_tokens_total
-        rows = len(self._running)
+    def _add(self, handle: int, request: Request) -> EndReason | None:
+        """Hand a job to the core; returns why that takes it not."""
+        try:
+            self.core.add(handle, request.job, request.limit_tokens - request.prompt_tokens)
+        except RequestError as error:
+            return refused(error.code, str(error))
+        except Exception as error:
+            # One job that breaks the core's ``add`` is no reason to end those of others. The
+            # message is not logged, since it may quote the job.
+            at, what = extract_tb(error.__traceback__)[-1], type(error).__name__
+            where = f"{at.filename}:{at.lineno}"
+            engine_log.error("the engine could not take up a job: %s at %s", what, where)
+            self.core.abort([handle])
+            return NOT_TAKEN
+        return None
+
+    def compute(self, plan: Plan | None, patience_s: Callable[[], float]) -> Executed | None:
+        if not self._held:
+            return None
+        if self._began is None:
+            self._began = self._clock()
+            self._prompt_tokens_seen = self.core.load().prompt_tokens_total
         wait_s = MIN_WAIT_S if any(map(self._is_held, self._leaving)) else 0.0
-        produced = self._backend.step(self._patience_s() if rows else wait_s)
+        made = self.core.step(patience_s() if self.running else wait_s)
         now = self._clock()
-        for request in [one for one in self._leaving if not self._is_held(one)]:
-            self._told(request, self._leaving.pop(request).why)
-        if any(one.ids or one.end or one.prompt for one in produced):
-            self._measure(now - self._backend_began, rows, produced)
-            self._backend_began = now
-        for one in produced:
-            found = self._running.get(one.handle)
-            if found is not None:  # else it was given up
-                self._apply(one, found, now)
-        if not self._running:
-            self._backend_began = None
+        done = Executed(book=self._book)
+        done.freed = [one for one in self._leaving if not self._is_held(one)]
+        for request in done.freed:
+            del self._leaving[request]
+        if any(one.ids or one.end or one.prompt for one in made):
+            done.duration_s, self._began = now - self._began, now
+            self._read(made, done)
+        return done
+
+    def end(self) -> None:
+        if not self._held:
+            self._began = None
+
+    def _read(self, made: Sequence[Produced], done: Executed) -> None:
+        """Translate what a step has made, except for jobs that were given up."""
+        read = self.core.load().prompt_tokens_total
+        prompt_tokens = max(0, read - self._prompt_tokens_seen)
+        self._prompt_tokens_seen = read
+        rows: list[Row] = []
+        logprobs: list[list[TokenLogprob] | None] = []
+        prompts: dict[int, list[PromptLogprobs]] = {}
+        result = done.result = StepResult([], logprobs, prompts)
+        for one in made:
+            request = self._by_handle.get(one.handle)
+            if request is None:
+                continue
+            if one.cached_tokens:
+                self._cached_tokens += one.cached_tokens - request.cached_tokens
+                request.cached_tokens = one.cached_tokens
+            if one.prompt is not None:
+                prompts[len(rows)] = [one.prompt]
+            ids = list(one.ids)
+            if one.end is not None:
+                del self._by_handle[one.handle]
+                done.ended[request] = why = _own_end(one, one.end)
+                ids = ids if why.code is None else []
+            rows.append(Row(request, len(request.tokens), 0, bool(ids)))
+            result.ids.append(ids)
+            logprobs.append(one.logprobs)
+        if rows:
+            done.plan = Plan(rows, len(rows), len(rows) + prompt_tokens)
+
+    @staticmethod
+    def _book(row: Row, ids: list[int]) -> None:
+        request = row.request
+        request.tokens += ids
+        request.least_tokens = max(0, request.least_tokens - len(ids))
 
     def _is_held(self, request: Request) -> bool:
         """Whether the memory of a job that leaves is not free yet, and may be waited for."""
-        has_time = self._clock() < self._leaving[request].since + LONGEST_LEAVE_S
-        return has_time and self._backend.holds(request.slot)
+        has_time = self._clock() < self._leaving[request] + LONGEST_LEAVE_S
+        return has_time and self.core.holds(request.slot)
 
-    def _patience_s(self) -> float:
-        """Seconds until the next deadline, ``MIN_WAIT_S`` to ``MAX_WAIT_S``."""
-        now = self._clock()
-        slow_s = self._step_time.slow_step_s(0)
-        nearest = now + MAX_WAIT_S
-        held = self._running.values(), self._pauses.paused.values(), self._waiting
-        for request in itertools.chain(*held):
-            early_s = slow_s if request.ends_cleanly else 0.0
-            nearest = min(nearest, request.deadline - early_s)
-        return max(MIN_WAIT_S, nearest - now)
+    # ── accounts, and the end ────────────────────────────────────────────────────────────────
 
-    def _measure(self, duration_s: float, rows: int, produced: Sequence[Produced]) -> None:
-        read = self._backend.load().prompt_tokens_total
-        prompt_tokens = max(0, read - self._prompt_tokens_seen)
-        self._prompt_tokens_seen = read
-        most = max(len(one.ids) for one in produced)
-        if most:
-            self._step_time.decoded(duration_s, most, rows=rows, prompt_tokens=prompt_tokens)
-        self._step_time.prefilled(duration_s, prompt_tokens)
-        self._totals.count_step(duration_s, prompt_tokens)
+    def counts(self) -> dict[str, Any]:
+        load = CoreLoad(0, 0, 0, 0) if self._is_closed else self.core.load()
+        queued = min(load.waiting, self._held)  # the core may queue some by itself
+        return {
+            "kv_blocks_total": load.kv_blocks_total,
+            "kv_blocks_used": load.kv_blocks_used,
+            "kv_blocks_free": load.kv_blocks_total - load.kv_blocks_used,
+            "running": self._held - queued,
+            "waiting": len(self.waiting) + queued,
+            "cached_tokens_total": self._cached_tokens,
+            "kv_blocks_cached": load.kv_blocks_cached,
+            "evicted_blocks_total": load.evicted_blocks_total,
+            "hit_blocks_total": load.hit_blocks_total,
+            "missed_blocks_total": load.missed_blocks_total,
+        }
 
-    def _apply(self, made: Produced, request: Request, now: float) -> None:
-        """Count and publish a step's results for a job, unless the job was to stop meanwhile."""
-        job = request.job
-        if job.abort is not None or now >= job.deadline:
-            why = self._expiry.end_reason(request, now)
-            if why.reason is not FinishReason.STOP:
-                request.late_tokens += len(made.ids)
-                self._totals.late_tokens += len(made.ids)
-            self._end(made, request, why)
+    def halt(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._is_closed:
             return
-        if made.cached_tokens:
-            self._totals.cached_tokens += made.cached_tokens - request.cached_tokens
-            request.cached_tokens = made.cached_tokens
-        if made.prompt is not None:
-            self._events.append(JobPrompt(job, made.prompt))
-        end_reason = _own_end(made)
-        ids, logprobs = list(made.ids), made.logprobs
-        if ids and (end_reason is None or end_reason.code is None):
-            if request.first_token_at is None:
-                request.first_token_at = now
-            room = request.limit_tokens - len(request.tokens)
-            kept = next((i for i, one in enumerate(ids, 1) if one in request.end_ids), 0)
-            if kept and kept <= room:
-                ids, end_reason = ids[:kept], STOPPED
-            elif len(ids) >= room:
-                ids, end_reason = ids[:room], end_reason or LENGTH
-            if job.sampling.max_tokens:
-                request.tokens += ids
-                request.least_tokens = max(0, request.least_tokens - len(ids))
-                self._totals.tokens += len(ids)
-                self._events.append(JobTokens(job, ids, logprobs and logprobs[: len(ids)]))
-        if end_reason is not None:
-            if end_reason.code is None and request.generated:
-                self._step_time.answered(request.generated)
-            self._end(made, request, end_reason)
-
-    # ── endings ──────────────────────────────────────────────────────────────────────────────
-
-    def _end(self, made: Produced, request: Request, why: EndReason) -> None:
-        """End a job after a step: at once where the backend itself has ended it."""
-        if made.end is None:
-            self._give_up({request: why})
-        else:
-            del self._running[request.slot]
-            self._told(request, why)
-
-    def _give_up(self, ends: dict[Request, EndReason]) -> None:
-        """Have the backend drop running jobs; they end now or when its next step returns."""
-        self._backend.abort([request.slot for request in ends])
-        for request, why in ends.items():
-            is_paused = self._pauses.paused.pop(request.slot, None) is not None
-            self._running.pop(request.slot, None)
-            if is_paused or self._config.frees_at_once:
-                self._told(request, why)
-            else:
-                self._leaving[request] = _Leave(why, self._clock())
-
-    def _drop(self, request: Request, why: EndReason) -> None:
-        """End a waiting job."""
-        self._waiting.remove(request)
-        self._told(request, why)
-
-    def _told(self, request: Request, why: EndReason) -> None:
-        """Queue the last event of a job that is held nowhere any more."""
-        self._stats_due = True
-        self._events.append(self._record(request, why))
-
-    def _record(self, request: Request, why: EndReason) -> JobFinished:
-        if request.job.constraint is not None:
-            request.job.constraint.drop()
-        return finished(request, why, self._clock())
-
-    def _shut_down(self) -> None:
-        """End all remaining jobs and release the backend. Idempotent."""
-        with self._wake:
-            if self._stopped:
-                return
-            self._stopped = True
-            inbox = list(self._inbox)
-            self._inbox.clear()
-        if not self._has_failed:
-            self._close()
-        paused = self._pauses.paused
-        held = [*self._running.values(), *paused.values(), *self._waiting, *inbox]
-        why = {one: loss_of(one.job) if self._has_failed else DRAINED for one in held}
-        why |= {one: leave.why for one, leave in self._leaving.items()}
-        for request, end in why.items():
-            self._told(request, end)
-        for jobs in (self._running, paused, self._waiting, self._leaving):
-            jobs.clear()
-        self._stats = self._snapshot(NO_LOAD)
-        self._publish(self._take_events())
-        if self._has_failed:  # last: what has failed may hang as it is closed
-            self._close()
-
-    def _close(self) -> None:
+        self._is_closed = True
         try:
-            if begun := [*self._running, *self._pauses.paused]:
-                self._backend.abort(begun)
-            self._backend.close()
+            if self._by_handle:
+                self.core.abort(list(self._by_handle))
+            self.core.close()
         except Exception:
             engine_log.exception("the engine could not be closed; its process must end")
-
-    def _publish(self, events: list[Event]) -> None:
-        if events and self._sink is not None and self._stats_due and not self._stopped:
-            # Whoever hears of an end must not count its job by older statistics.
-            self._stats = self._snapshot()
-        super()._publish(events)
-
-    def _snapshot(self, load: BackendLoad | None = None) -> WorkerStats:
-        self._stats_due = False
-        return snapshot(
-            load or self._backend.load(),
-            self._totals,
-            self._step_time,
-            held=len(self._running) + len(self._leaving),
-            waiting=len(self._waiting),
-            check_us=self._expiry.check_us,
-        )
+        for held in (self._by_handle, self._leaving, self.running, self.paused, self.waiting):
+            held.clear()
 
 
-def _own_end(made: Produced) -> EndReason | None:
-    """Why the backend ended a job by its own rules; None if it did not."""
-    match made.end:
-        case None:
-            return None
-        case FinishReason.STOP:
-            return STOPPED
-        case FinishReason.LENGTH:
-            return LENGTH
-        case _:
-            return refused(made.code or Code.ENGINE_ERROR, made.message)
+def _own_end(made: Produced, end: FinishReason) -> EndReason:
+    """Why the core ended a job by its own rules."""
+    if end is FinishReason.STOP:
+        return STOPPED
+    if end is FinishReason.LENGTH:
+        return LENGTH
+    return refused(made.code or Code.ENGINE_ERROR, made.message)

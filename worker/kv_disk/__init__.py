@@ -8,7 +8,7 @@
     below              block_store  what is on disk: bounded, least recently used goes first
                        block_file   one block as one safetensors file
                        directories  those of other models and engines, listed and removed
-                       copies       between the pool and staging; ``cuda_copies`` for tensors
+                       base         copies between pool and staging; ``cuda_copies`` for tensors
 
 A file is found by its block's hash alone, so that a restarted worker, or another one on the same
 disk, continues a conversation where it was. Any fault of a file makes it a miss, never an error.

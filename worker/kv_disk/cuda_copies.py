@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
+from worker.kv_disk.base import HostMemory, KVMemory
 from worker.kv_disk.block_file import BlockFormat, Bytes
-from worker.kv_disk.copies import HostMemory, KVMemory
 from worker.pinned import pinned
 
 _DTYPE_NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}

@@ -17,9 +17,8 @@ from itertools import islice, takewhile
 from pathlib import Path
 from threading import Thread
 
-from worker.kv_disk.base import TierStats
+from worker.kv_disk.base import KVMemory, TierStats
 from worker.kv_disk.block_store import BlockStore, fingerprint
-from worker.kv_disk.copies import KVMemory
 from worker.kv_disk.directories import log_others
 from worker.kv_disk.transfers import (
     Background,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import starmap, takewhile
 from typing import NamedTuple, Protocol
 
+from worker.kv_disk.base import KVMemory
 from worker.kv_disk.block_store import BlockStore
-from worker.kv_disk.copies import KVMemory
 from worker.log import engine_log
 
 Task = Callable[[], None]

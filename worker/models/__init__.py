@@ -13,6 +13,5 @@ With torch, from files to logits:
 - ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``malloc``
 - ``linear``       linear layers as they lie in memory; ``blocked``: for products of our own
                    (``worker.cpu_kernels.block_products``)
-- ``decoder``      the model, written as in the paper, with its rotary positions
-- ``model``        from a checkpoint to a model
+- ``model``        the decoder, written as in the paper, and from a checkpoint to it
 """

@@ -16,14 +16,14 @@ class Family:
     ``window``: ``every-layer`` reads ``sliding_window`` (Mistral 0.1); ``by-layer`` reads
     ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen).
     ``head_dim``: the default; None is hidden size / heads. ``decoder``: the module whose
-    ``DECODER`` computes it, a subclass of ``worker.models.decoder.Decoder``.
+    ``DECODER`` computes it, a subclass of ``worker.models.model.Decoder``.
     """
 
     qkv_bias: bool = False
     qk_norm: bool = False
     window: WindowRule = "none"
     head_dim: int | None = None
-    decoder: str = "worker.models.decoder"
+    decoder: str = "worker.models.model"
 
 
 OTHERWISE: Final = (

@@ -1,20 +1,270 @@
-"""Loads a model from a checkpoint."""
+"""The decoder of Llama (Touvron et al. 2023) and of what followed it; and a checkpoint as a model.
 
-from dataclasses import replace
+Mistral adds a sliding window, Qwen2 biases on queries, keys and values, Qwen3 a norm per head on
+queries and keys; ``families`` lists who has what. Every linear layer acts on the packed tokens of a
+step, whatever rows they belong to; only attention knows about rows.
+"""
+
+import math
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol, Self
 
 import torch
+from torch import Tensor
+from torch.nn.functional import embedding, pad, rms_norm
 
 from worker.attention import AttentionStep
 from worker.log import model_log
 from worker.models.checkpoint import differ
 from worker.models.config import ModelConfig
-from worker.models.decoder import EMBEDDING, HEAD, Decoder
 from worker.models.families import FAMILIES
-from worker.models.loader import Layout, load_weights
-from worker.models.parameters import Kind
+from worker.models.fused import add_normed_, rotate_
+from worker.models.linear import Linear
+from worker.models.loader import Layout, Weights, load_weights
+from worker.models.parameters import Kind, Parameter, Part
+from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
+
+
+class Rotation:
+    """Cosines and sines for every position of the context."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        frequencies, scale = rotary_frequencies(config)
+        angles = torch.outer(torch.arange(config.context_tokens).float(), frequencies)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        # Signs and halves are folded into the tables: one product and one sum are left.
+        self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
+
+    def at(self, positions: Tensor) -> "AngleTable":
+        """Tables for ``positions`` [tokens], gathered once for all layers of a step."""
+        return AngleTable(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
+
+
+@dataclass(frozen=True, slots=True)
+class AngleTable:
+    """Cosines and signed sines [tokens, 1, head_dim] of one step's positions."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def apply_(self, heads: Tensor, count: int) -> None:
+        """Rotate the first ``count`` of ``heads`` [tokens, heads, head_dim] in place."""
+        rotate_(heads, count, self.cos, self.sin)
+
+
+def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Radians per position [head_dim / 2] float32, and the factor of cosines and sines."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = config.rope_theta**-exponents
+    match config.rope_scaling:
+        case LinearScaling(factor):
+            return frequencies / factor, 1.0
+        case YarnScaling() as yarn:
+            return _yarn(frequencies, yarn, config), yarn.attention_factor
+        case Llama3Scaling() as llama3:
+            return _llama3(frequencies, llama3), 1.0
+    return frequencies, 1.0
+
+
+def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Long wavelengths divided by ``factor``, short ones kept, a smooth ramp between."""
+    context = scaling.original_max_position_embeddings
+    turns = context * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+def _yarn(frequencies: Tensor, scaling: YarnScaling, config: ModelConfig) -> Tensor:
+    """Like ``_llama3``, but with a ramp that is linear in the index of the dimension."""
+
+    def dimension(turns: float) -> float:
+        """Index of the dimension that makes ``turns`` turns within the original context."""
+        context = scaling.original_max_position_embeddings
+        span = math.log(context / (turns * 2 * math.pi))
+        return config.head_dim * span / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    ramp = (torch.arange(len(frequencies)).float() - low) / max(high - low, 1e-3)
+    kept = 1 - ramp.clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
+
+
+class Decoder:
+    """The decoder model; how its weights are laid out in memory is left to ``linear``."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self._config = config
+        self._embedding = weights.tensors["embedding"]
+        self._dtype = weights.rows_dtype
+        self._kv_dtype = weights.dtype
+        self._norm = weights.tensors["norm"]
+        self._head = weights.linears["head"]
+        self._layers = [
+            Layer.from_weights(weights, f"layers.{i}.") for i in range(config.num_layers)
+        ]
+        self._rotation = Rotation(config, self._embedding.device, self._dtype)
+        self._least_rows = weights.least_rows
+        self.tile_rows = weights.tile_rows
+        self.step_bytes = weights.step_bytes
+        self.products = type(self._head).__name__
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its weights and of the KV pool."""
+        return self._kv_dtype
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
+        """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
+        tokens = len(token_ids)
+        filler = max(0, self._least_rows - tokens)  # rows whose results are dropped
+        if filler:
+            token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
+        embedded = self._embedded(token_ids)
+        rotation = self._rotation.at(positions)
+        # Each sum is computed with the norm that follows it: on CUDA that is one kernel.
+        after = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
+        x = torch.zeros_like(embedded)
+        normed = self._add_normed_(x, embedded, self._layers[0].attention_norm)
+        for i, layer in enumerate(self._layers):
+            queries, keys_values = self._project(layer, normed, rotation)
+            mixed = attention.attend(i, queries[:tokens], keys_values[:tokens])
+            mixed = mixed.flatten(1).to(self._dtype)
+            if filler:
+                mixed = pad(mixed, (0, 0, 0, filler))
+            normed = self._add_normed_(x, layer.output(mixed), layer.mlp_norm)
+            normed = self._add_normed_(x, layer.down(layer.gate_up(normed)), after[i])
+        return normed[:tokens]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states [rows, hidden] to float32 logits [rows, vocabulary]."""
+        rows = len(hidden)
+        if rows < self._least_rows:
+            hidden = pad(hidden, (0, 0, 0, self._least_rows - rows))
+        return self._head(hidden)[:rows].float()
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """What the first layer reads of ``token_ids`` [tokens]: [tokens, hidden]."""
+        return embedding(token_ids, self._embedding).to(self._dtype)
+
+    def _project(self, layer: "Layer", x: Tensor, rotation: AngleTable) -> tuple[Tensor, Tensor]:
+        """Rotated queries [tokens, heads, head_dim]; rotated keys, then values, likewise."""
+        c = self._config
+        heads = layer.qkv(x).view(len(x), -1, c.head_dim)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries, keys, _ = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), 1)
+            queries.copy_(self._normed(queries, layer.query_norm))
+            keys.copy_(self._normed(keys, layer.key_norm))
+        rotation.apply_(heads, c.num_heads + c.num_kv_heads)
+        heads = heads.to(self._kv_dtype)
+        return heads[:, : c.num_heads], heads[:, c.num_heads :]
+
+    def _add_normed_(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return add_normed_(x, y, weight, self._config.rms_norm_eps)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)
+
+    @staticmethod
+    def parameters(config: ModelConfig) -> dict[str, Parameter]:
+        """Parameters to load, with their tensors in a checkpoint, in the order of their use."""
+        c = config
+        q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        hidden, inner = c.hidden_size, c.intermediate_size
+
+        def tensor(name: str, *shape: int) -> Parameter:
+            return Parameter(Kind.TENSOR, (Part(name, shape),))
+
+        def linear(*names: str, out: tuple[int, ...], into: int, bias: bool = False) -> Parameter:
+            sized = list(zip(names, out, strict=True))
+            return Parameter(
+                Kind.LINEAR,
+                tuple(Part(name + ".weight", (rows, into)) for name, rows in sized),
+                tuple(Part(name + ".bias", (rows,)) for name, rows in sized) if bias else (),
+            )
+
+        table = (Part(EMBEDDING, (c.vocab_size, hidden)),)
+        found = {"embedding": Parameter(Kind.EMBEDDING, table)}
+        for i in range(c.num_layers):
+            ours, theirs = f"layers.{i}.", f"model.layers.{i}."
+            attention, mlp = theirs + "self_attn.", theirs + "mlp."
+            found |= {
+                ours + "attention_norm": tensor(theirs + "input_layernorm.weight", hidden),
+                ours + "qkv": linear(
+                    *(attention + name for name in ("q_proj", "k_proj", "v_proj")),
+                    out=(q, kv, kv),
+                    into=hidden,
+                    bias=c.qkv_bias,
+                ),
+                ours + "output": linear(attention + "o_proj", out=(hidden,), into=q),
+                ours + "mlp_norm": tensor(theirs + "post_attention_layernorm.weight", hidden),
+                ours + "gate_up": Parameter(
+                    Kind.GATED,
+                    (
+                        Part(mlp + "gate_proj.weight", (inner, hidden)),
+                        Part(mlp + "up_proj.weight", (inner, hidden)),
+                    ),
+                ),
+                ours + "down": linear(mlp + "down_proj", out=(hidden,), into=inner),
+            }
+            if c.qk_norm:
+                found[ours + "query_norm"] = tensor(attention + "q_norm.weight", c.head_dim)
+                found[ours + "key_norm"] = tensor(attention + "k_norm.weight", c.head_dim)
+        found["norm"] = tensor("model.norm.weight", hidden)
+        found["head"] = (
+            Parameter(Kind.LINEAR, table)
+            if c.tie_word_embeddings
+            else linear(HEAD.removesuffix(".weight"), out=(c.vocab_size,), into=hidden)
+        )
+        return found
+
+    @staticmethod
+    def unused(config: ModelConfig) -> tuple[str, ...]:
+        """Tensors that a checkpoint may hold although nothing reads them."""
+        return (HEAD,) if config.tie_word_embeddings else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one decoder layer; norms are None where the family has none."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+
+    @classmethod
+    def from_weights(cls, weights: Weights, prefix: str) -> Self:
+        """Make a layer of the weights whose names begin with ``prefix``."""
+        tensors, linears = weights.tensors, weights.linears
+        return cls(
+            attention_norm=tensors[prefix + "attention_norm"],
+            qkv=linears[prefix + "qkv"],
+            output=linears[prefix + "output"],
+            mlp_norm=tensors[prefix + "mlp_norm"],
+            gate_up=linears[prefix + "gate_up"],
+            down=linears[prefix + "down"],
+            query_norm=tensors.get(prefix + "query_norm"),
+            key_norm=tensors.get(prefix + "key_norm"),
+        )
+
+
+DECODER: Final = Decoder
+"""The class that ``families`` means by this module."""
 
 
 class Model(Protocol):

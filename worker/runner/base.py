@@ -5,7 +5,7 @@ Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from worker.kv_disk.copies import KVMemory
+from worker.kv_disk.base import KVMemory
 from worker.memory import MemoryGuard
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import Request
@@ -44,10 +44,6 @@ class OverlappingRunner(Runner, Protocol):
     follows, a row may start at a token that is ``PENDING`` in ``request.tokens``.
     """
 
-    @property
-    def stream_utilization(self) -> float:
-        """Share of time in which the device computed a step, sampled; 0 until measured (LB-7)."""
-
     def launch(self, plan: Plan) -> LaunchedStep:
         """Give the device a step. When this raises, no launched step runs any more.
 
@@ -56,11 +52,11 @@ class OverlappingRunner(Runner, Protocol):
 
 
 class StepInFlight:
-    """The engine's record of a launched step. ``launched_at`` is on the engine's clock."""
+    """The engine's record of a launched step. ``launch_s`` is how long the launch took the host."""
 
-    def __init__(self, plan: Plan, step: LaunchedStep, launched_at: float) -> None:
+    def __init__(self, plan: Plan, step: LaunchedStep, launch_s: float) -> None:
         self.plan = plan
-        self.launched_at = launched_at
+        self.launch_s = launch_s
         self.requests: frozenset[Request] = frozenset(row.request for row in plan.rows)
         self._step = step
 

@@ -23,7 +23,7 @@ from worker.models.model import Model, load_model
 from worker.pinned import upload
 from worker.runner.base import BuiltRunner
 from worker.runner.cuda_runner import build_cuda_runner
-from worker.runner.device import open_device
+from worker.runner.device import choose_dtype, is_small, open_device, set_threads
 from worker.runner.forward import TILE_TOKENS, BatchForward, Forward, TiledForward
 from worker.runner.memory import (
     CudaMemory,
@@ -35,7 +35,6 @@ from worker.runner.memory import (
     pool_bytes,
     text_guard,
 )
-from worker.runner.precision import choose_dtype, is_small, set_threads
 from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling.sampler import Sampler
 from worker.settings import BLOCK_TOKENS, WorkerSettings

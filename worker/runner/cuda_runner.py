@@ -2,12 +2,18 @@
 
 All work is queued on one stream, so that what a step reads is what the step before it wrote: the
 KV of the pool, and each slot's latest sample, which never has to visit the host. A step's results
-are copied to pinned memory behind it, and an event behind that says when they are there.
+are copied to pinned memory behind it, and an event behind that says when they are there. That event
+and one before the step's first work are the step's time, by the device's clock::
+
+    stream   │── step n ──│ idle │── step n+1 ──│
+                        done   begun          done         busy = done - begun
+
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -18,7 +24,7 @@ from worker.errors import DeviceLost
 from worker.grammar.masks import Masks
 from worker.log import model_log
 from worker.models.model import Model
-from worker.pinned import download, reserve, upload
+from worker.pinned import reserve, upload
 from worker.runner.cuda_graphs import (
     CudaRecorder,
     DecodeGraphs,
@@ -29,41 +35,22 @@ from worker.runner.cuda_graphs import (
 )
 from worker.runner.device_probe import probe_of
 from worker.runner.forward import BatchForward, Forward
-from worker.runner.torch_runner import (
-    SlotLimits,
-    TorchRunner,
-    constrained_rows,
-    note_checked,
-    spread,
-)
-from worker.runner.utilization import StreamMeter, TimingEvent
-from worker.sampling.prompt_results import (
-    CheckedRows,
-    PooledStates,
-    PromptScores,
-    check_prompts,
-    pool_states,
-    pools_any,
-)
+from worker.runner.torch_runner import Outputs, SlotLimits, TorchRunner, constrained_rows
+from worker.sampling.prompt_results import pools_any
 from worker.sampling.sampler import Sampled, Sampler
-from worker.scheduler.plan import Plan, Row, StepResult
+from worker.scheduler.plan import DeviceTime, Plan, Row, StepResult
 from worker.scheduler.request import Request
 
 
 class Event(Protocol):
-    """A mark in the stream."""
+    """A mark in the stream, with the time at which the stream passes it."""
 
     def record(self) -> None: ...
 
     def synchronize(self) -> None: ...
 
-
-class _NoEvent:
-    """An ``Event`` for the CPU, where everything is done when it has been called."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
+    def elapsed_time(self, end_event: "Event") -> float:
+        """Milliseconds from this event to ``end_event``; the stream has passed both."""
 
 
 class CudaRunner(TorchRunner):
@@ -87,12 +74,10 @@ class CudaRunner(TorchRunner):
         self._latest: LaunchedOnDevice | None = None
         self._cuda = device.type == "cuda"
         self._probe = probe_of(device)
-        self.meter = StreamMeter(_timing_events(device))
-
-    @property
-    def stream_utilization(self) -> float:
-        """Share of time in which the device computed a step, sampled (LB-7)."""
-        return self.meter.utilization
+        self._make_event = _timing_event if self._cuda else None
+        """Makes a mark; None on the CPU, where all is done when it has been called."""
+        self._waited_s = 0.0
+        """How long the step being launched has waited for the one before it."""
 
     def launch(self, plan: Plan) -> "LaunchedOnDevice":
         """See ``OverlappingRunner``. Raises ``DeviceLost`` where no step will succeed again."""
@@ -127,34 +112,33 @@ class CudaRunner(TorchRunner):
         forward, state = self._forward, self._state
         if forward is None or state is None:
             raise RuntimeError("the runner is closed")
-        self.meter.begin()
+        begun = self._mark()
+        self._waited_s = 0.0
         slots = self._table.slots_of(plan.rows, self._begin)
-        sampled: Sampled | None = None
-        scores: PromptScores | None = None
-        sampling: Sequence[int] = range(len(plan.rows))
-        pooled: PooledStates | None = None
-        checked: CheckedRows | None = None
         pools = bool(self._pooling_slots) and pools_any(plan)  # no recording has hidden states
         all_decode = plan.decodes == len(plan.rows) and not pools
         if self._graphs is not None and all_decode and len(plan.rows) <= self._graphs.largest:
             sampled = self._decode(self._graphs, state, plan, slots)
+            outputs = Outputs(len(plan.rows), range(len(plan.rows)), sampled)
         else:
-            sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-            sampled, scores, pooled, checked = self._mixed(forward, state, plan, slots, sampling)
-        there = sampled.on_its_way() if sampled is not None else None
-        if scores is not None:
-            scores = scores.on_its_way(download)
-        if pooled is not None:
-            pooled = pooled.on_its_way(download)
-        if checked is not None:
-            checked = checked.on_its_way(download)
-        self.meter.end()
-        done = _done_event(self._device)
-        done.record()
-        self._latest = LaunchedOnDevice(self, plan.rows, sampling, there, done, scores)
-        self._latest.pooled = pooled
-        self._latest.checked = checked
+            outputs = self._compute(forward, plan, slots, self._masks_of(plan))
+            if outputs.sampled is not None:
+                sampling = self._to_device(slots[outputs.sampling])
+                state.take(sampling, outputs.sampled.ids)
+        there = outputs.on_its_way()
+        marks = None
+        if begun is not None and (done := self._mark()) is not None:
+            before = self._latest.marks if self._latest is not None else None
+            marks = StepMarks(before.done if before else begun, begun, done, self._waited_s)
+        self._latest = LaunchedOnDevice(self, plan.rows, there, marks)
         return self._latest
+
+    def _mark(self) -> Event | None:
+        if self._make_event is None:
+            return None
+        event = self._make_event()
+        event.record()
+        return event
 
     def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
         """Maker of the step's masks, None if no row needs one. To be called once the step is queued
@@ -165,7 +149,9 @@ class CudaRunner(TorchRunner):
         before = self._latest
 
         def make() -> Masks:
+            began = time.monotonic()
             latest = {} if before is None else before.tokens()
+            self._waited_s += time.monotonic() - began
             return self._masks.make(constrained_rows(plan.rows, latest))
 
         return make
@@ -189,36 +175,14 @@ class CudaRunner(TorchRunner):
         state.take(replayed.slots, sampled.ids)
         return sampled
 
-    def _mixed(
-        self,
-        forward: Forward,
-        state: DeviceSlots,
-        plan: Plan,
-        slots: NDArray[np.int64],
-        sampling: Sequence[int],
-    ) -> tuple[Sampled | None, PromptScores | None, PooledStates | None, CheckedRows | None]:
-        """Launch any step, kernel by kernel; each result is None when no row asks for it."""
-        batch, token_ids, positions = self._pack(plan, slots)
-        if plan.decodes:
+    def _pack(
+        self, plan: Plan, slots: NDArray[np.int64]
+    ) -> tuple[PackedBatch, torch.Tensor, torch.Tensor]:
+        batch, token_ids, positions = super()._pack(plan, slots)
+        if plan.decodes and self._state is not None:
             head = token_ids[: plan.decodes]
-            head.copy_(state.known(head, self._to_device(slots[: plan.decodes])))
-        hidden = forward.hidden(batch, token_ids, positions)
-        scores = self._scores(forward, plan, hidden)
-        pooled = pool_states(plan, hidden) if self._pooling_slots else None
-        checked = check_prompts(plan, hidden)
-        if not sampling:
-            return None, scores, pooled, checked
-        last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
-        logits = forward.logits(hidden[last_tokens])
-        sampled = self._sampler.sample(
-            logits,
-            slots[sampling],
-            batch.context_tokens[sampling],
-            token_ids[last_tokens],
-            self._masks_of(plan),
-        )
-        state.take(self._to_device(slots[sampling]), sampled.ids)
-        return sampled, scores, pooled, checked
+            head.copy_(self._state.known(head, self._to_device(slots[: plan.decodes])))
+        return batch, token_ids, positions
 
     def _block_table(
         self, slots: NDArray[np.int64], longest: int
@@ -303,57 +267,56 @@ def warm_up(
         torch.cuda.synchronize(device)
 
 
+class StepMarks(NamedTuple):
+    """The marks of a step, and how long its launch waited for the step ``before``."""
+
+    before: Event
+    begun: Event
+    done: Event
+    waited_s: float
+
+    def time(self) -> DeviceTime:
+        """The step's time; it must be done."""
+        busy_s = self.begun.elapsed_time(self.done) / 1e3
+        idle_s = self.before.elapsed_time(self.begun) / 1e3
+        return DeviceTime(busy_s, max(0.0, idle_s), self.waited_s)
+
+
 class LaunchedOnDevice:
-    """A ``LaunchedStep``, whose results are on the host when ``done`` comes."""
+    """A ``LaunchedStep``, whose results are on the host when its last mark has been passed."""
 
     def __init__(
-        self,
-        runner: CudaRunner,
-        rows: Sequence[Row],
-        sampling: Sequence[int],
-        sampled: Sampled | None,
-        done: Event,
-        scores: PromptScores | None = None,
+        self, runner: CudaRunner, rows: Sequence[Row], outputs: Outputs, marks: StepMarks | None
     ) -> None:
         self._runner = runner
         self._rows = rows
-        self._sampling = sampling
-        self._sampled = sampled
-        self._done = done
-        self._scores = scores
-        self.pooled: PooledStates | None = None
-        self.checked: CheckedRows | None = None
+        self._outputs = outputs
+        self.marks = marks
 
     def tokens(self) -> dict[Request, int]:
         """Wait for the tokens drawn; the step must still be collected. A row that is not finite
         gets an arbitrary token, since what follows it is never published."""
-        self._done.synchronize()
-        if self._sampled is None:
+        self._wait()
+        if self._outputs.sampled is None:
             return {}
-        ids = self._sampled.ids.tolist()
-        sampled = zip(self._sampling, ids, strict=True)
+        ids = self._outputs.sampled.ids.tolist()
+        sampled = zip(self._outputs.sampling, ids, strict=True)
         return {self._rows[i].request: max(0, id_) for i, id_ in sampled}
 
     def collect(self) -> StepResult:
         """See ``LaunchedStep``. Raises ``DeviceLost`` where no step will succeed again."""
         try:
-            self._done.synchronize()
-            return self._read()
+            self._wait()
+            result = self._outputs.read()
+            result.device = None if self.marks is None else self.marks.time()
+            return result
         except Exception:
             self._runner.settle()
             raise
 
-    def _read(self) -> StepResult:
-        prompts = None if self._scores is None else self._scores.read()
-        if self._sampled is None:
-            result = StepResult([[] for _ in self._rows], prompts=prompts)
-        else:
-            ids, logprobs = self._sampled.read()
-            result = spread(len(self._rows), self._sampling, ids, logprobs, prompts)
-        if self.pooled is not None:
-            result.pooled = self.pooled.read()
-        note_checked(result, self.checked)
-        return result
+    def _wait(self) -> None:
+        if self.marks is not None:
+            self.marks.done.synchronize()
 
 
 def _with_fixed_decodes(forward: Forward) -> tuple[Model, FixedDecodes] | None:
@@ -363,17 +326,7 @@ def _with_fixed_decodes(forward: Forward) -> tuple[Model, FixedDecodes] | None:
     return None
 
 
-def _done_event(device: torch.device) -> Event:
-    if device.type != "cuda":
-        return _NoEvent()
+def _timing_event() -> Event:
     # Blocking: the engine's thread sleeps instead of spinning on a core that others need.
-    return cast(Event, torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
-
-
-def _timing_events(device: torch.device) -> Callable[[], TimingEvent] | None:
-    if device.type != "cuda":
-        return None
-    return lambda: cast(
-        TimingEvent,
-        torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-    )
+    event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+    return cast(Event, event)

@@ -8,26 +8,65 @@ last two ids encode the length (``length_ids``), unknown to whoever forwards the
 token then comes last, as with a model; with ``ignore_eos`` there is none.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, ValidationError
 
 from protocol import PromptLogprobs, TokenLogprob
 from worker.core import Clock
+from worker.environment import Section
 from worker.runner.base import BuiltRunner, Runner
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.simulated_device import SimulatedDevice
-from worker.runner.synthetic_args import synthetic_args
-from worker.scheduler.plan import Plan, Row, StepResult
+from worker.scheduler.plan import DeviceTime, Plan, Row, StepResult
 from worker.scheduler.request import Request
-from worker.settings import BLOCK_TOKENS, WorkerSettings
+from worker.settings import BLOCK_TOKENS, LocalPath, WorkerSettings, variable
+
+
+class SyntheticArgs(Section):
+    """Steps and answers."""
+
+    step_ms: float = Field(default=20.0, gt=0)
+    """Time of every ``synthetic-paced`` step, to which ``row_ms`` for each row and
+    ``prompt_token_ms`` for each prompt token are added."""
+    row_ms: float = Field(default=0.0, ge=0)
+    prompt_token_ms: float = Field(default=0.0, ge=0)
+    prompt_step_ms: float = Field(default=0.0, ge=0)
+    """Time that a step with prompt tokens takes beyond these, however few they are, as on a GPU,
+    where decodes alone are one recorded graph."""
+    launch_ms: float = Field(default=0.0, ge=0)
+    prompt_launch_ms: float = Field(default=0.0, ge=0)
+    """Time in which the host launches a step of decodes, or one with prompt tokens; the device
+    computes the step before meanwhile, and is done with this one no sooner."""
+    slow_file: LocalPath | None = None
+    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. It
+    may have a worker's device fail as well (``worker.runner.simulated_device``)."""
+    lengths: Literal["cap", "prompt"] = "cap"
+    """Length of an answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the last two ids
+    of its prompt encode (``worker.runner.synthetic``)."""
+    script: LocalPath | None = None
+    """TOML file with the answers of ``synthetic-scripted`` (docs/clients.md); unset: it calls and
+    says what prompts tell it to."""
+
+
+def synthetic_args(settings: WorkerSettings) -> SyntheticArgs:
+    """The arguments that the settings state. Raises ``ValueError`` with what is wrong."""
+    try:
+        return SyntheticArgs(**settings.engine_args)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"{variable('engine_args')}: {wrong}") from None
+
 
 _FREE_TOKENS_PER_STEP = 8
 """Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
 
 CYCLE_WORDS = 64
 _LENGTH_RADIX = 256
+_ROUNDING_S = 1e-9
 
 
 def length_ids(tokens: int) -> tuple[int, int]:
@@ -112,7 +151,8 @@ class FreeRunner:
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens, and
-    ``prompt_step_s`` where it has prompt tokens at all.
+    ``prompt_step_s`` where it has prompt tokens at all. To launch it takes the host ``launch_s``,
+    or ``prompt_launch_s`` where it has prompt tokens, and the device is done no sooner than that.
 
     A real engine's steps have this form: weights are read once whatever the batch, each row adds
     its attention and sampling, each prompt token its arithmetic. On a GPU decodes alone are a
@@ -124,6 +164,12 @@ class StepCost:
     row_s: float = 0.0
     prompt_token_s: float = 0.0
     prompt_step_s: float = 0.0
+    launch_s: float = 0.0
+    prompt_launch_s: float = 0.0
+
+    def launch_of(self, plan: Plan) -> float:
+        """Seconds of the host to launch ``plan``."""
+        return self.prompt_launch_s if plan.tokens > plan.decodes else self.launch_s
 
     def of(self, plan: Plan) -> float:
         """Seconds for ``plan``."""
@@ -132,11 +178,46 @@ class StepCost:
         return self.step_s + self.row_s * len(plan.rows) + prompts_s
 
 
-class PacedRunner:
-    """A ``Runner`` of one token per row and step, each step as long as it costs, on a schedule.
+class PacedDevice:
+    """Computes launched steps one after the other, as a GPU's stream does, on ``clock``."""
 
-    A step that starts late because the engine had nothing to do begins a new schedule; one that
-    starts late because the engine was busy catches up, as long as it is less than a step behind.
+    def __init__(self, clock: Clock, wait: Callable[[float], None]) -> None:
+        """``wait`` lets that many seconds pass, or fewer."""
+        self._clock = clock
+        self._wait = wait
+        self._free_at = clock()
+
+    def launch(self, result: StepResult, *, launch_s: float, busy_s: float) -> "PacedStep":
+        """Spend ``launch_s``, and have a step computed in ``busy_s`` behind those before it."""
+        now = self._clock()
+        begun_at = max(now, self._free_at)
+        done_at = max(begun_at + busy_s, now + launch_s)
+        result.device = DeviceTime(done_at - begun_at, begun_at - self._free_at)
+        self._free_at = done_at
+        self.wait_until(now + launch_s)
+        return PacedStep(self, result, done_at)
+
+    def wait_until(self, time: float) -> None:
+        while (left_s := time - self._clock()) > _ROUNDING_S:
+            self._wait(left_s)
+
+
+class PacedStep:
+    """A ``LaunchedStep`` of a ``PacedDevice``."""
+
+    def __init__(self, device: PacedDevice, result: StepResult, done_at: float) -> None:
+        self._device = device
+        self._result = result
+        self._done_at = done_at
+
+    def collect(self) -> StepResult:
+        self._device.wait_until(self._done_at)
+        return self._result
+
+
+class PacedRunner:
+    """An ``OverlappingRunner`` of one token per row and step, each step as long as it costs.
+
     ``device`` may be told to be slow, or to fail.
     """
 
@@ -154,25 +235,22 @@ class PacedRunner:
         self._cost = cost
         self._device = device or SimulatedDevice()
         self._probe = DeviceProbe(self._device.answer)
-        self._clock = clock
-        self._sleep = sleep
-        self._last_due = -math.inf
+        self._queue = PacedDevice(clock, sleep)
 
     def execute(self, plan: Plan) -> StepResult:
+        return self.launch(plan).collect()
+
+    def launch(self, plan: Plan) -> PacedStep:
         result = self._free.execute(plan)
-        now = self._clock()
         try:
             factor = self._device.launch()
         except Exception:
             self._probe.check()
             raise
-        step_s = factor * self._cost.of(plan)
-        in_step = now < self._last_due + step_s
-        due = (self._last_due if in_step else now) + step_s
-        self._last_due = due
-        while (left := due - self._clock()) > 0:
-            self._sleep(left)
-        return result
+        cost = self._cost
+        return self._queue.launch(
+            result, launch_s=cost.launch_of(plan), busy_s=factor * cost.of(plan)
+        )
 
     def close(self) -> None:
         """Do nothing, since there is nothing to release."""
@@ -208,6 +286,8 @@ def build_synthetic_runner(
             args.row_ms / 1e3,
             args.prompt_token_ms / 1e3,
             args.prompt_step_ms / 1e3,
+            args.launch_ms / 1e3,
+            args.prompt_launch_ms / 1e3,
         )
         device = SimulatedDevice(args.slow_file, clock)
         runner = PacedRunner(words, cost, end_id=end_id, device=device, clock=clock)

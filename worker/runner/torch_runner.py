@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 
 from protocol import PromptLogprobs, TokenLogprob
 from worker.attention import PackedBatch
-from worker.grammar.masks import MaskedRow, MaskMaker
-from worker.pinned import upload
+from worker.grammar.masks import MaskedRow, MaskMaker, Masks
+from worker.pinned import download, upload
 from worker.runner.forward import Forward
 from worker.sampling.prompt_results import (
     CheckedRows,
+    PooledStates,
     PromptScores,
     check_prompts,
     pool_states,
     score_prompts,
 )
-from worker.sampling.sampler import NO_TOKEN, Sampler
+from worker.sampling.sampler import NO_TOKEN, Sampled, Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import PENDING, Request
 
@@ -63,48 +64,39 @@ class TorchRunner:
         """See ``Runner``."""
         if self._forward is None:
             raise RuntimeError("the runner is closed")
-        try:
-            slots = self._table.slots_of(plan.rows, self._begin)
-            constrained = constrained_rows(plan.rows)
-            # Masks are made while the model computes: neither needs the interpreter meanwhile.
-            masks = self._masks.begin(constrained).result if constrained else None
-            batch, token_ids, positions = self._pack(plan, slots)
-            hidden = self._forward.hidden(batch, token_ids, positions)
-            scores = self._scores(self._forward, plan, hidden)
-            prompts = None if scores is None else scores.read()
-            states = pool_states(plan, hidden) if self._pooling_slots else None
-            pooled = None if states is None else states.read()
-            checked = check_prompts(plan, hidden)
-            sampling: Sequence[int] = range(len(plan.rows))
-            if plan.decodes == len(plan.rows):  # each token is the last of its row
-                logits = self._forward.logits(hidden)
-                sampled = self._sampler.sample(
-                    logits, slots, batch.context_tokens, token_ids, masks
-                )
-            else:
-                sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-                if not sampling:
-                    result = StepResult([[] for _ in plan.rows], prompts=prompts, pooled=pooled)
-                    note_checked(result, checked)
-                    return result
-                last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
-                logits = self._forward.logits(hidden[last_tokens])
-                sampled = self._sampler.sample(
-                    logits,
-                    slots[sampling],
-                    batch.context_tokens[sampling],
-                    token_ids[last_tokens],
-                    masks,
-                )
-            ids, logprobs = sampled.read()
-        finally:
-            if self._device.type == "cuda":
-                # The caller may free the rows' blocks at once, also after a failure (WP-4).
-                torch.cuda.synchronize(self._device)
-        result = spread(len(plan.rows), sampling, ids, logprobs, prompts)
-        result.pooled = pooled
-        note_checked(result, checked)
-        return result
+        slots = self._table.slots_of(plan.rows, self._begin)
+        constrained = constrained_rows(plan.rows)
+        # Masks are made while the model computes: neither needs the interpreter meanwhile.
+        masks = self._masks.begin(constrained).result if constrained else None
+        return self._compute(self._forward, plan, slots, masks).read()
+
+    def _compute(
+        self,
+        forward: Forward,
+        plan: Plan,
+        slots: NDArray[np.int64],
+        masks: Callable[[], Masks] | None,
+    ) -> "Outputs":
+        """Compute any step. Waits for nothing but ``masks``."""
+        batch, token_ids, positions = self._pack(plan, slots)
+        hidden = forward.hidden(batch, token_ids, positions)
+        scores = score_prompts(
+            plan, hidden, forward.logits, vocab_size=self._sampler.vocab_size, device=self._device
+        )
+        pooled = pool_states(plan, hidden) if self._pooling_slots else None
+        checked = check_prompts(plan, hidden)
+        sampling: Sequence[int] = range(len(plan.rows))
+        contexts = batch.context_tokens
+        if plan.decodes < len(plan.rows):  # else each token is the last of its row
+            sampling = [i for i, row in enumerate(plan.rows) if row.samples]
+            if not sampling:
+                return Outputs(len(plan.rows), sampling, None, scores, pooled, checked)
+            last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
+            hidden, token_ids = hidden[last_tokens], token_ids[last_tokens]
+            slots, contexts = slots[sampling], contexts[sampling]
+        logits = forward.logits(hidden)
+        sampled = self._sampler.sample(logits, slots, contexts, token_ids, masks)
+        return Outputs(len(plan.rows), sampling, sampled, scores, pooled, checked)
 
     def close(self) -> None:
         """Drop model and pool."""
@@ -121,11 +113,6 @@ class TorchRunner:
         else:
             self._pooling_slots.add(slot)
         self._sampler.begin(slot, request)
-
-    def _scores(self, forward: Forward, plan: Plan, hidden: torch.Tensor) -> PromptScores | None:
-        """Log-probabilities of what rows have read of their prompts, where asked for."""
-        vocab_size, device = self._sampler.vocab_size, self._device
-        return score_prompts(plan, hidden, forward.logits, vocab_size=vocab_size, device=device)
 
     def _pack(
         self, plan: Plan, slots: NDArray[np.int64]
@@ -165,6 +152,45 @@ class TorchRunner:
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return upload(array, self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a step of ``rows`` computes, on the device. Rows in ``sampling`` got the tokens
+    ``sampled``; each of the others is None where no row asks for it."""
+
+    rows: int
+    sampling: Sequence[int]
+    sampled: Sampled | None
+    scores: PromptScores | None = None
+    pooled: PooledStates | None = None
+    checked: CheckedRows | None = None
+
+    def on_its_way(self) -> "Outputs":
+        """A copy that the device is going to write to host memory; to be read after an event."""
+        return Outputs(
+            self.rows,
+            self.sampling,
+            self.sampled and self.sampled.on_its_way(),
+            self.scores and self.scores.on_its_way(download),
+            self.pooled and self.pooled.on_its_way(download),
+            self.checked and self.checked.on_its_way(download),
+        )
+
+    def read(self) -> StepResult:
+        """The results by row. Waits for the device."""
+        prompts = None if self.scores is None else self.scores.read()
+        if self.sampled is None:
+            result = StepResult([[] for _ in range(self.rows)], prompts=prompts)
+        else:
+            ids, logprobs = self.sampled.read()
+            result = spread(self.rows, self.sampling, ids, logprobs, prompts)
+        if self.pooled is not None:
+            result.pooled = self.pooled.read()
+        # Rows that only read a prompt, where their hidden states were not finite.
+        if self.checked is not None and (broken := self.checked.read()):
+            result.not_finite = [*result.not_finite, *broken]
+        return result
 
 
 class _SlotTable:
@@ -250,9 +276,3 @@ def _note_sampled(result: StepResult, sampling: Sequence[int], ids: Sequence[int
         result.not_finite = [*result.not_finite, *broken]
         for row in broken:
             result.ids[row] = []
-
-
-def note_checked(result: StepResult, checked: CheckedRows | None) -> None:
-    """Note rows that only read a prompt, where their hidden states were not finite."""
-    if checked is not None and (broken := checked.read()):
-        result.not_finite = [*result.not_finite, *broken]

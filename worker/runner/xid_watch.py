@@ -12,7 +12,7 @@ from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.runner.device_probe import DeviceProbe, probe_of
 from worker.runner.simulated_device import SimulatedDevice
-from worker.runner.synthetic_args import synthetic_args
+from worker.runner.synthetic import synthetic_args
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.grammar.masks import Masks
 from worker.pinned import download, upload
-from worker.sampling.filters import apply_masks_, candidates, rows_of
+from worker.sampling.filters import Biases, Penalties, apply_masks_, candidates, rows_of
 from worker.sampling.params import (
     BIASED,
     CONSTRAINED,
@@ -40,7 +40,6 @@ from worker.sampling.params import (
     WANTS_LOGPROBS,
     SamplingTable,
 )
-from worker.sampling.penalties import Biases, Penalties
 from worker.scheduler.request import Request
 
 NO_TOKEN: Final = -1

@@ -7,5 +7,4 @@
 - ``block_pool``    KV pages, references, hashes; ``prefix_cache`` shares them
 - ``step_time``     estimates of how long steps take
 - ``order``         who is served first, and who may go before one that lacks blocks
-- ``pauses``        who stands still
 """

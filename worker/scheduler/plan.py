@@ -1,12 +1,13 @@
 """The scheduler's plan for one step, and the step's result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgspec
 
 from protocol import PromptLogprobs, TokenLogprob
+from worker.scheduler.end_reason import EndReason
 from worker.scheduler.request import Request
 
 
@@ -33,6 +34,27 @@ class Plan:
 
 
 @dataclass(slots=True)
+class Schedule:
+    """A step's ``plan``, None if there is nothing to compute or the engine plans by itself, the
+    requests admitted for it, and those that could not be, with the reason."""
+
+    plan: Plan | None
+    started: list[Request]
+    refused: dict[Request, EndReason] = field(default_factory=dict)
+
+
+class DeviceTime(NamedTuple):
+    """A step on the device's own clock, in seconds."""
+
+    busy_s: float
+    """From its first work, or its launch where the device was idle by then, to its last result."""
+    idle_s: float = 0.0
+    """How long the device had nothing to do before that."""
+    waited_s: float = 0.0
+    """Part of its launch in which the host waited for the step before."""
+
+
+@dataclass(slots=True)
 class StepResult:
     """Result of a step: ``ids[i]`` are the new tokens of ``plan.rows[i]``, if any.
 
@@ -47,3 +69,5 @@ class StepResult:
     prompts: dict[int, list[PromptLogprobs]] | None = None
     pooled: Mapping[int, Any] | None = None
     not_finite: Sequence[int] = ()
+    device: DeviceTime | None = None
+    """The step's time by the device's clock; None where the runner has none."""

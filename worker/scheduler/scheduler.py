@@ -15,27 +15,18 @@ import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.order import most_urgent_first, not_delaying
-from worker.scheduler.plan import Plan, Row
+from worker.scheduler.plan import Plan, Row, Schedule
 from worker.scheduler.prefix_cache import PrefixCache
 from worker.scheduler.refusal import EngineLimits, queue_order
 from worker.scheduler.request import PENDING, Request
 from worker.scheduler.sessions import KeptSessions
 from worker.scheduler.stalls import Stalls
 from worker.scheduler.step_time import StepTime
-
-
-@dataclass(slots=True)
-class Schedule:
-    """A step's ``plan``, None if there is nothing to compute, and the requests admitted for it."""
-
-    plan: Plan | None
-    started: list[Request]
 
 
 class Scheduler:
@@ -83,11 +74,6 @@ class Scheduler:
             self._blocked = False
             self.sessions.begin(request)
         return refusal
-
-    def too_late_to_start(self, now: float) -> list[Request]:
-        """Waiting requests that have too little time left to start (DL-3), still in the queue."""
-        floor = now + self.config.min_start_budget_s
-        return [request for request in self.waiting if request.job.deadline <= floor]
 
     def next_prompt_tokens(self, is_more_coming: bool) -> int:
         """Most prompt tokens that the next step can carry beside decodes."""
@@ -215,7 +201,6 @@ class Scheduler:
         self._leave_slot(request)
         request.pausing = False
         request.paused = True
-        request.pauses += 1
         self.paused.append(request)
 
     def resume(self, request: Request) -> bool:

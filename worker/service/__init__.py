@@ -6,7 +6,7 @@
   ``plain_request`` reads them
 - ``replies``   lanes and plain requests as the emitter sees them
 - ``emitter``   the one thread that owns every response sender
-- ``kv_events`` what enters and leaves the prefix cache, for lanes
+- ``failure``   ends the process of an engine that has failed or hung; ``swap`` its model's change
 - ``access``    tokens that callers must show; ``drain`` the end of service
 - ``worker``    the worker as a whole: start, accept, drain, stop
 """

@@ -1,6 +1,7 @@
 """The model that a worker serves, with everything that is replaced together with it."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,16 +11,75 @@ from protocol import (
     Code,
     Feature,
     FinishReason,
+    Grammar,
+    InvalidGrammar,
     KvReport,
     ModelCard,
+    Sampling,
     WorkerStats,
 )
-from worker.core import EngineService, EventSink, Job, JobFinished, StepUnderWay
-from worker.grammar.closing import ClosingTables
+from worker.core import Clock, EngineService, EventSink, Job, JobFinished, StepUnderWay
+from worker.errors import InvalidCall
+from worker.grammar.closing import Closing, ClosingTables
+from worker.grammar.compiler import GrammarCompiler
+from worker.grammar.constraint import Constraint
 from worker.loaded import LoadedEngine
-from worker.service.constraints import Constraints
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
+
+
+class Constraints:
+    """Makes constraints for one worker's jobs. Used by any thread."""
+
+    def __init__(
+        self, compiler: GrammarCompiler | None, closings: ClosingTables | None = None
+    ) -> None:
+        """``closings`` is None where texts cannot be brought to a whole end."""
+        self._compiler = compiler
+        self._closings = closings
+
+    def of(
+        self,
+        grammar: Grammar | None,
+        sampling: Sampling,
+        begun: Sequence[int] = (),
+        *,
+        finish_by: float | None = None,
+        clock: Clock = time.monotonic,
+    ) -> Constraint | None:
+        """The constraint for ``grammar``, None without one; ``begun`` was generated under it
+        already. ``finish_by``, on ``clock``, is when the text must have come to a whole end. Raises
+        ``InvalidCall``."""
+        closing = None
+        if finish_by is not None:
+            if self._closings is None:
+                raise InvalidCall(
+                    "this worker cannot bring a text to a whole end (on_deadline: finish): its"
+                    " tokenizer or grammars do not allow it"
+                )
+            if not sampling.ignore_eos:
+                closing = Closing(self._closings, finish_by, clock, sampling.max_tokens)
+        if grammar is None:
+            if closing is None:
+                return None
+            constraint = Constraint(closing)
+            constraint.resolve(None)
+            return constraint
+        if self._compiler is None:
+            raise InvalidCall(
+                "this worker cannot make its text match a grammar: its log says why since it loaded"
+            )
+        try:
+            grammar.check_with(sampling)
+            return self._compiler.constraint(grammar, begun, closing)
+        except InvalidGrammar as error:
+            raise InvalidCall(str(error)) from None
+
+    def close(self) -> None:
+        """Close the compiler. Idempotent."""
+        if self._compiler is not None:
+            self._compiler.close()
+
 
 MESSAGE_BYTES = 2**20
 """Most bytes of a lane message, besides ``BYTES_PER_TOKEN`` for each token of the context, and the
@@ -92,19 +152,7 @@ class NoEngine:
         """Do nothing, since there are no jobs."""
 
     def stats(self) -> WorkerStats:
-        return WorkerStats(
-            kv_blocks_total=0,
-            kv_blocks_used=0,
-            kv_blocks_free=0,
-            running=0,
-            waiting=0,
-            step_ms=0.0,
-            prefill_tokens_per_s=0.0,
-            tokens_total=0,
-            late_tokens_total=0,
-            jobs_total=0,
-            check_us=0.0,
-        )
+        return WorkerStats(*([0] * 11))  # those without defaults
 
     def kv_reports(self) -> list[KvReport]:
         return []

@@ -32,10 +32,9 @@ from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
 from worker.priority import lower_priority
 from worker.service.call import Responder, strings
-from worker.service.constraints import Constraints
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
-from worker.service.serving import NoEngine, Serving
+from worker.service.serving import Constraints, NoEngine, Serving
 from worker.service.swap_checks import check, loadable, meter_of, name_of, target_settings
 from worker.settings import WorkerSettings
 
@@ -180,7 +179,7 @@ class Swapper:
     def _swap(self, target: WorkerSettings, grace_s: float) -> None:
         current = self.serving.settings
         with self._phase(SwapPhase.CHECK):
-            is_beside = check(target, current, meter_of(target)).fits_beside
+            is_beside = check(target, current, meter_of(target))
         if is_beside:
             self._report = msgspec.structs.replace(self._report, beside=True)
             is_alike = chosen(target).engine == chosen(current).engine

@@ -1,7 +1,6 @@
 """Checks a swap before anything changes: whether the model is there, whole, and not too large."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -110,15 +109,9 @@ def meter_of(settings: WorkerSettings) -> MemoryMeter:
     return CudaMemory(0) if settings.computes_on_gpu else ProcessMemory()
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Result of ``check``. ``fits_beside``: whether both models may be loaded at once."""
-
-    fits_beside: bool
-
-
-def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -> Checked:
-    """Check whether a swap to ``target`` can succeed, as far as that can be known beforehand.
+def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -> bool:
+    """Check whether a swap to ``target`` can succeed, as far as that can be known beforehand, and
+    return whether both models may be loaded at once.
 
     Raises ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
     """
@@ -126,7 +119,7 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
     _check_files(target)
     if target.tensor_parallel > 1:
         # Processes of vLLM's take the memory, one on each GPU: what fits there only it can say.
-        return Checked(fits_beside=False)
+        return False
     weights, pool = weight_bytes(target), pool_bytes_of(target)
     loading = int(weights * _LOADING_SHARE)
     whole = max(loading, weights + pool)
@@ -152,8 +145,7 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
     # far too small. What other engines' pools take is not known here.
     is_sized = not target.computes_on_gpu or pool > 0
     # The hard limit is for all of a pool, even where it has yet to fill.
-    fits = is_sized and peak <= free and (not hard or used + whole <= hard)
-    return Checked(fits)
+    return is_sized and peak <= free and (not hard or used + whole <= hard)
 
 
 def weight_bytes(settings: WorkerSettings) -> int:
@@ -188,7 +180,7 @@ def _number_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
     """Bytes of a number of the type in which our own engine computes."""
     import torch
 
-    from worker.runner.precision import choose_dtype
+    from worker.runner.device import choose_dtype
 
     return choose_dtype(settings, config, torch.device(settings.device)).itemsize
 

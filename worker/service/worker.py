@@ -53,10 +53,9 @@ from worker.service.access import Secret, warn_if_open
 from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
-from worker.service.failure import FailureWatch
+from worker.service.failure import FailureWatch, ProcessGuard
 from worker.service.lane import Lane, LaneJob, begun_text, checked_part, end_of_complete, refused
 from worker.service.plain_intake import PlainIntake
-from worker.service.process_guard import ProcessGuard
 from worker.service.serving import Serving
 from worker.service.swap import Swapper
 from worker.settings import WorkerSettings

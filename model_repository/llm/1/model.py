@@ -21,8 +21,7 @@ from worker.engines import load_engine
 from worker.log import configure_logging
 from worker.runner.xid_watch import gpu_fault_of
 from worker.service import stub_abi
-from worker.service.failure import STEP_TIMEOUT_S
-from worker.service.process_guard import ProcessGuard
+from worker.service.failure import STEP_TIMEOUT_S, ProcessGuard
 from worker.service.shared_memory import restrict_shared_memory
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
 from worker.service.worker import Worker

@@ -19,7 +19,7 @@ from protocol import ModelCard, WorkerStats
 from worker.core import Event, JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.loaded import LoadedEngine
-from worker.runner.synthetic import StepCost
+from worker.runner.synthetic import PacedDevice, PacedStep, StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -52,29 +52,38 @@ class WorkerSpec:
     noise: float = 0.03
     max_stall_s: float = 0.05
     way_back_s: float = 0.0
+    overlap: bool = False
+    """Whether a step is launched before the one before it is read, as on a GPU."""
     prefix_cache: bool = False
     """Whether prefixes are cached, for prompts that begin alike on purpose: made-up ones do by
     chance."""
 
 
 class _Runner:
-    """Runner that makes one token per row. Its steps return at once; ``took_s`` is what the latest
-    took."""
+    """Runner that makes one token per row. Its steps return at once; ``took_s`` is what the engine
+    has waited for them since it was last set."""
 
-    def __init__(self, spec: WorkerSpec, rng: random.Random) -> None:
+    def __init__(self, spec: WorkerSpec, clock: Clock, rng: random.Random) -> None:
         self.cost = spec.cost
         self.took_s = 0.0
+        self._device = PacedDevice(lambda: clock.now() + self.took_s, self._wait)
         self._noise = spec.noise
         self._rng = rng
 
+    def _wait(self, seconds: float) -> None:
+        self.took_s += seconds
+
     def execute(self, plan: Plan) -> StepResult:
+        return self.launch(plan).collect()
+
+    def launch(self, plan: Plan) -> PacedStep:
         free = sum(
             row.request.tokens[row.start : row.start + row.count].count(BEGUN)
             for row in plan.rows[plan.decodes :]
             if row.request.job.begun_tokens
         )
         costs_s = self.cost.of(plan) - free * self.cost.prompt_token_s
-        self.took_s = costs_s * self._rng.lognormvariate(0.0, self._noise)
+        busy_s = costs_s * self._rng.lognormvariate(0.0, self._noise)
         ids: list[list[int]] = []
         for row in plan.rows:
             request = row.request
@@ -83,7 +92,9 @@ class _Runner:
             # The last token id that the client sent is how long the answer is by itself.
             is_over = made >= request.tokens[asked - 1] and not request.job.sampling.ignore_eos
             ids.append([_END if is_over else _TOKEN] if row.samples else [])
-        return StepResult(ids)
+        return self._device.launch(
+            StepResult(ids), launch_s=self.cost.launch_of(plan), busy_s=busy_s
+        )
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -98,7 +109,7 @@ class SimWorker:
         self._spec = spec
         self._clock = clock
         self._rng = rng
-        self.runner = _Runner(spec, rng)
+        self.runner = _Runner(spec, clock, rng)
         config = SchedulerConfig(
             vocab_size=card.vocab_size,
             context_tokens=card.context_tokens,
@@ -113,7 +124,7 @@ class SimWorker:
         self._engine = Engine(
             Scheduler(config, BlockPool(spec.kv_tokens // card.block_tokens)),
             self.runner,
-            EngineConfig([_END]),
+            EngineConfig([_END], overlap=spec.overlap),
             clock=self._now,
             draw_seed=lambda: 0,
         )

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from worker.attention import KVPool, PackedBatch
+from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.fixed import FixedAttention
-from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WINDOWS = (0, 37, 300)

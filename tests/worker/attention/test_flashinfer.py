@@ -11,10 +11,9 @@ import torch
 
 from tests.support.attention_cases import DTYPES, Case, random_case
 from worker.attention import KVPool, flashinfer_backend
-from worker.attention.choice import choose_attention
+from worker.attention.choice import TOLERANCE, choose_attention, error_of, exact, make_trial
 from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_problem
 from worker.attention.reference import ReferenceAttention
-from worker.attention.trial import TOLERANCE, error_of, exact, make_trial
 from worker.runner.cuda_graphs import FixedDecodes
 
 

@@ -13,8 +13,8 @@ import torch
 
 from tests.support.attention_cases import random_case
 from worker.attention import KVPool
+from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.numba_backend import NumbaAttention
-from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.cpu_kernels.compiled import compiler_problem
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import torch
 
 from tests.support.attention_cases import DTYPES, random_case
 from worker.attention import KVPool, PackedBatch
+from worker.attention.choice import TOLERANCE, error_of, exact
 from worker.attention.reference import ReferenceAttention
-from worker.attention.trial import TOLERANCE, error_of, exact
 
 CPU = torch.device("cpu")
 

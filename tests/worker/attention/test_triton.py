@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.support.attention_cases import DTYPES, random_case
 from worker.attention import KVPool
-from worker.attention.trial import TOLERANCE, error_of, exact, make_trial
+from worker.attention.choice import TOLERANCE, error_of, exact, make_trial
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from worker.attention import KVPool
+from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.numba_backend import NumbaAttention
-from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.cpu_kernels import team, tile_loops
 from worker.cpu_kernels.tiles import SPAN_TOKENS
 

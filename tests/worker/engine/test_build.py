@@ -18,7 +18,7 @@ from worker.environment import nested
 from worker.errors import BrokenCheckpoint, TokenizerError
 from worker.models.config import read_config
 from worker.runner import build as torch_build
-from worker.runner import precision
+from worker.runner import device as precision
 from worker.runner.forward import BatchForward
 from worker.runner.memory import ProcessMemory, cpu_pool_bytes
 from worker.runner.torch_runner import TorchRunner

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.engine.device_facts import DeviceFacts, device_facts, mask_of
+from worker.engine.card import DeviceFacts, device_facts, mask_of
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 from pathlib import Path
 
 import worker
-from worker.engine.digest import RESULT_CODE
+from worker.engine.card import RESULT_CODE
 
 NO_SAY = {
     "__init__.py",
     "demo_model",
     "encoding.py",
-    "engine_args.py",
     "engine_choice.py",
     "engines",  # those of others have digests of their own
     "environment.py",

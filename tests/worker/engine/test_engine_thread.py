@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import AbortCause, Code, FinishReason, Sampling
+from protocol import AbortCause, Code, Sampling
 from tests.support.engine import EOS, Bench, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine, EngineConfig
 from worker.runner.synthetic import FreeRunner
-from worker.scheduler.plan import Plan
 
 PATIENCE_S = 60.0
 
@@ -56,19 +55,6 @@ def engine(bench: Bench) -> Iterator[Engine]:
     yield engine
     engine.stop()
     assert bench.is_clean
-
-
-def test_jobs_of_many_threads_all_end_once(engine: Engine) -> None:
-    sink = Collector()
-    engine.start(sink)
-    jobs = [job(max_tokens=20) for _ in range(8)]
-    threads = [threading.Thread(target=engine.submit, args=[one]) for one in jobs]
-    for thread in threads:
-        thread.start()
-    sink.wait_ended(8)
-    for one in jobs:
-        assert end_of(one, sink.events).reason is FinishReason.LENGTH
-        assert ids_of(one, sink.events) == ([7, 8, 9] * 7)[:20]
 
 
 def test_the_thread_sleeps_when_idle_and_wakes_on_submit(engine: Engine) -> None:
@@ -124,72 +110,6 @@ def test_a_failing_sink_does_not_stop_the_engine(
     engine.submit(job(max_tokens=30))
     seen.wait_ended(1)
     assert "event sink failed" in caplog.text
-
-
-def test_stop_ends_the_thread_and_the_jobs(bench: Bench) -> None:
-    sink = Collector()
-    entered, gate = threading.Event(), threading.Event()
-
-    def block(plan: Plan) -> None:
-        entered.set()
-        gate.wait(PATIENCE_S)
-
-    bench.runner.during = block
-    engine = bench.engine
-    engine.start(sink)
-    one, two = job(), job()
-    engine.submit(one)
-    assert entered.wait(PATIENCE_S)
-    engine.submit(two)
-    stopper = threading.Thread(target=engine.stop)
-    stopper.start()
-    gate.set()
-    stopper.join(PATIENCE_S)
-    assert end_of(one, sink.events).code is Code.DRAINING
-    assert end_of(two, sink.events).code is Code.DRAINING
-    assert engine._thread is not None
-    assert not engine._thread.is_alive()
-    assert bench.runner.closed
-    with pytest.raises(RuntimeError, match="starts once"):
-        engine.start(sink)
-
-
-def test_an_engine_says_since_when_it_is_in_a_step(bench: Bench) -> None:
-    sink = Collector()
-    entered, gate = threading.Event(), threading.Event()
-
-    def block(plan: Plan) -> None:
-        entered.set()
-        gate.wait(PATIENCE_S)
-
-    bench.runner.during = block
-    engine = bench.engine
-    assert engine.step_under_way is None
-    engine.start(sink)
-    one = job()
-    engine.submit(one)
-    assert entered.wait(PATIENCE_S)
-    step = engine.step_under_way
-    assert step is not None and step.began_at <= engine._clock()
-    assert step.usual_s == 0, "no step has been measured"
-    assert engine.step_under_way == step, "it is still the same"
-    gate.set()
-    sink.wait_ended(1)
-    engine.stop()
-    assert engine.step_under_way is None
-
-
-def test_a_broken_engine_ends_its_jobs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    sink = Collector()
-    bench.scheduler.schedule = lambda: 1 / 0  # type: ignore[assignment, return-value]
-    bench.engine.start(sink)
-    one = job()
-    bench.engine.submit(one)
-    sink.wait_ended(1)
-    assert end_of(one, sink.events).code is Code.DRAINING
-    assert "engine thread failed" in caplog.text and bench.engine.has_failed
-    bench.engine.submit(job())
-    sink.wait_ended(2)
 
 
 def test_an_engine_whose_books_are_broken_tells_its_jobs_all_the_same(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
-from tests.support.engine import EOS, FakeClock, FakeRunner, config, end_of, ids_of
+from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
 from worker.core import (
     Event,
@@ -236,33 +236,6 @@ def test_a_step_is_launched_before_the_one_before_it_is_read() -> None:
     assert bench.device.launches == 2
     assert len([e for e in events if isinstance(e, JobTokens)]) == 1
     assert bench.device.most_uncollected == 2
-
-
-def test_a_switch_turns_it_off() -> None:
-    bench = Bench(overlap=False)
-    bench.submit([9] * 3)
-    bench.finish()
-    assert bench.device.most_uncollected == 1
-
-
-def test_a_runner_that_cannot_is_run_plainly() -> None:
-    clock = FakeClock()
-    runner = FakeRunner(clock)
-    scheduler = Scheduler(config(), BlockPool(8))
-    engine = Engine(scheduler, runner, EngineConfig([EOS], overlap=True), clock=clock)
-    job = Job([9], Sampling(max_tokens=2), 1e6)
-    engine.submit(job)
-    events = engine.step() + engine.step()
-    assert end_of(job, events).reason is FinishReason.LENGTH
-
-
-def test_stream_utilization_is_in_the_statistics() -> None:
-    """LB-7."""
-    bench = Bench()
-    bench.device.stream_utilization = 0.75
-    bench.submit([9])
-    bench.step()
-    assert bench.engine.stats().stream_utilization == 0.75
 
 
 def test_no_step_is_launched_past_the_limit() -> None:

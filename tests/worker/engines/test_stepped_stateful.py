@@ -10,7 +10,7 @@ from protocol import AbortCause, FinishReason, OnDeadline
 from tests.support.backend import SteppedBench
 from tests.support.engine import EOS
 from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted
-from worker.engines.backend import Produced
+from worker.engines.stepped import Produced
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -80,9 +80,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(job=jobs, cause=st.sampled_from(list(AbortCause)))
     def cancel_during_a_step(self, job: Job, cause: AbortCause) -> None:
-        self.bench.backend.during = lambda: self.bench.engine.cancel(job, cause)
+        self.bench.core.during = lambda: self.bench.engine.cancel(job, cause)
         self.step()
-        self.bench.backend.during = lambda: None
+        self.bench.core.during = lambda: None
 
     @rule(job=jobs)
     def pause(self, job: Job) -> None:
@@ -94,9 +94,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(is_busy=st.booleans())
     def step_while_none_can_be_paused(self, is_busy: bool) -> None:
-        self.bench.backend.is_busy = is_busy
+        self.bench.core.is_busy = is_busy
         self.step()
-        self.bench.backend.is_busy = False
+        self.bench.core.is_busy = False
 
     @rule(seconds=st.floats(0.0, 1.0))
     def time_passes(self, seconds: float) -> None:
@@ -111,32 +111,32 @@ class AnyOrder(RuleBasedStateMachine):
         end=st.sampled_from([None, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR]),
     )
     def step_with(self, ids: list[int], end: FinishReason | None) -> None:
-        self.bench.backend.answer = lambda handle, job: Produced(handle, list(ids), end=end)
+        self.bench.core.answer = lambda handle, job: Produced(handle, list(ids), end=end)
         self.step()
-        self.bench.backend.answer = None
+        self.bench.core.answer = None
 
     @rule(target=jobs)
     def one_is_refused(self) -> Job:
-        self.bench.backend.refuses = True
+        self.bench.core.refuses = True
         job = self.submit(1.0, OnDeadline.ERROR, 1, 0.0, False, False)
         self.step()
-        self.bench.backend.refuses = False
+        self.bench.core.refuses = False
         return job
 
     @rule(target=jobs)
     def stop(self) -> object:
         self.bench.engine.stop()
         assert self.ended == set(self.submitted)
-        assert self.bench.backend.closed == 1
+        assert self.bench.core.closed == 1
         self.build(True, 2, 2)
         return multiple()
 
     @rule(target=jobs)
     def fail(self) -> object:
-        self.bench.backend.fails = True
+        self.bench.core.fails = True
         with suppress(RuntimeError):
             self.step()
-        self.bench.backend.fails = False
+        self.bench.core.fails = False
         return self.stop()
 
     @invariant()
@@ -144,16 +144,16 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         stats = self.bench.engine.stats()
-        held = len(self.bench.backend.jobs) + len(self.bench.backend.going)
-        assert held <= self.bench.backend.most
-        assert stats.tokens_total >= 0 and stats.running <= self.bench.backend.most
+        held = len(self.bench.core.jobs) + len(self.bench.core.going)
+        assert held <= self.bench.core.most
+        assert stats.tokens_total >= 0 and stats.running <= self.bench.core.most
         if not self.bench.engine.has_work:
             assert self.ended == set(self.submitted)
-            assert held == 0 and not self.bench.backend.paused
+            assert held == 0 and not self.bench.core.paused
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):
-            self.bench.backend.answer = None
+            self.bench.core.answer = None
             for job in self.submitted:
                 self.bench.engine.resume(job)
             for _ in range(1000):

@@ -172,7 +172,8 @@ class TierMachine(RuleBasedStateMachine):
     @rule(passed_s=st.floats(0, 10))
     def expire(self, passed_s: float) -> None:
         self.rig.now += passed_s
-        for one in self.rig.scheduler.too_late_to_start(self.rig.now):
+        floor = self.rig.now + self.rig.scheduler.config.min_start_budget_s
+        for one in [one for one in self.rig.scheduler.waiting if one.deadline <= floor]:
             self.rig.end(one)
             self.forget(one)
 

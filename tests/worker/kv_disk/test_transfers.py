@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.support.disk_tier import ByHand, content, make_store, name
+from worker.kv_disk.base import HostMemory
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.block_store import BlockStore
-from worker.kv_disk.copies import HostMemory
 from worker.kv_disk.transfers import Load, Loader
 
 SMALL = BlockFormat("U8", (2, 8), 16)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from worker.models.format_choice import CLEARLY, TRIAL_ROWS, fastest_format
 from worker.models.linear import DenseFormat, TurnedFormat
+from worker.models.loader import CLEARLY, TRIAL_ROWS, fastest_format
 
 SHAPE = (64, 32)
 

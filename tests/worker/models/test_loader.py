@@ -16,10 +16,9 @@ from worker.models import loader
 from worker.models.checkpoint import Checkpoint, prefetch
 from worker.models.config import read_config
 from worker.models.cuda_loader import cut
-from worker.models.decoder import Decoder
 from worker.models.linear import Format
 from worker.models.loader import Layout
-from worker.models.model import load_model, parameter_count
+from worker.models.model import Decoder, load_model, parameter_count
 from worker.models.parameters import stacked_shape
 from worker.text import Tokenizer
 

@@ -1,7 +1,9 @@
 """The CUDA runner's logic on the CPU: what a graph would replay is called again instead."""
 
+import math
 import shutil
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,10 @@ from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_r
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.forward import BatchForward
 from worker.runner.torch_runner import SlotLimits, TorchRunner
-from worker.runner.utilization import StreamMeter
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
-from worker.scheduler.plan import StepResult
+from worker.scheduler.plan import DeviceTime, StepResult
 from worker.scheduler.scheduler import Scheduler
 
 CPU = torch.device("cpu")
@@ -429,38 +430,67 @@ def test_a_runner_whose_device_is_lost_can_be_closed(
 
 
 class FakeEvent:
-    now_ms = 0.0
+    """A mark in a stream whose clock only ``now_ms`` moves."""
 
-    def __init__(self) -> None:
-        self.at_ms = -1.0
+    now_ms = 0.0
 
     def record(self) -> None:
         self.at_ms = FakeEvent.now_ms
 
-    def query(self) -> bool:
-        return self.at_ms >= 0
+    def synchronize(self) -> None: ...
 
     def elapsed_time(self, end_event: object) -> float:
         assert isinstance(end_event, FakeEvent)
         return end_event.at_ms - self.at_ms
 
 
-def test_stream_utilization_is_sampled() -> None:
-    """LB-7: busy for 3 of 4 ms."""
-    made = []
+def test_a_step_has_the_devices_time_and_its_idle_gap(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WK-15: busy for 3 of every 4 ms."""
+    engine = build(tiny, cuda_like=True)
+    runner = engine.executor.runner
+    assert isinstance(runner, CudaRunner)
+    assert runner._make_event is None, "the CPU has no clock of its own"
+    runner._make_event = FakeEvent
+    compute = runner._compute
 
-    def make() -> FakeEvent:
-        made.append(FakeEvent())
-        return made[-1]
-
-    meter = StreamMeter(make)
-    for _ in range(100):
-        meter.begin()
+    def computes(*given: Any) -> Any:
         FakeEvent.now_ms += 3
-        meter.end()
+        return compute(*given)
+
+    monkeypatch.setattr(runner, "_compute", computes)
+    for _ in range(2):
         FakeEvent.now_ms += 1
-    assert meter.utilization == pytest.approx(0.75)
-    assert len(made) < 20
+        engine.submit(Job([9, 8, 7], Sampling(max_tokens=1), math.inf))
+        engine.step()
+        while engine.scheduler.has_work or engine.executor.in_flight:
+            engine.step()
+    latest = runner._latest
+    assert latest is not None and latest.marks is not None
+    assert latest.marks.time() == pytest.approx((0.003, 0.001, 0.0))
+    assert engine.stats().stream_utilization > 0.75
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_steps_and_gaps_add_up_to_the_time_that_passed(tiny: Path) -> None:
+    from worker.engine.build import build_engine
+    from worker.settings import WorkerSettings
+
+    engine = build_engine(WorkerSettings(model_path=tiny, device="cuda", dtype="float32")).engine
+    assert isinstance(engine, Engine)
+    times: list[DeviceTime] = []
+    note = engine.executor._note_use
+    engine.executor._note_use = lambda time: (times.append(time), note(time))  # type: ignore
+    begun = time.monotonic()
+    run(engine, jobs())
+    passed_s = time.monotonic() - begun
+    engine.stop()
+    assert all(one.busy_s > 0 for one in times)
+    counted_s = sum(one.busy_s for one in times) + sum(one.idle_s for one in times[1:])
+    assert counted_s <= passed_s * 1.01
+    assert 0 < engine.executor.stream_utilization <= 1
 
 
 @pytest.mark.cuda
@@ -505,7 +535,7 @@ class DyingDevice:
         elif way != "is out of memory once":
             self._lost = sticky
         if way == "in a step that is read":
-            self._patch.setattr(LaunchedOnDevice, "_read", self._raise)
+            self._patch.setattr(LaunchedOnDevice, "_wait", self._raise)
         else:
             self._patch.setattr(CudaRunner, "_launch", self._raise)
         self._way = way

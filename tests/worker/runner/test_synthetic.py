@@ -14,8 +14,9 @@ from worker.runner.synthetic import FreeRunner, PacedRunner, StepCost, length_id
 CYCLE = [10, 11, 12]
 
 
-def with_runner(bench: Bench, runner: FreeRunner | PacedRunner) -> Bench:
-    bench.engine = Engine(bench.scheduler, runner, EngineConfig([EOS]), clock=bench.clock)
+def with_runner(bench: Bench, runner: FreeRunner | PacedRunner, *, overlap: bool = False) -> Bench:
+    config = EngineConfig([EOS], overlap=overlap)
+    bench.engine = Engine(bench.scheduler, runner, config, clock=bench.clock)
     return bench
 
 
@@ -53,18 +54,22 @@ def test_paced_keeps_an_absolute_schedule() -> None:
 
     bench = Bench()
     bench.clock = clock
-    with_runner(bench, PacedRunner(CYCLE, StepCost(0.02), clock=clock, sleep=sleep))
+    runner = PacedRunner(CYCLE, StepCost(0.02), clock=clock, sleep=sleep)
+    with_runner(bench, runner, overlap=True)
     job = bench.submit(max_tokens=5)
     ends = []
     events = []
-    for _ in range(4):
+    for _ in range(5):
         events += bench.step()
         ends.append(clock.now)
         clock.now += 0.003
-    assert ends == pytest.approx([50.0201, 50.0401, 50.0601, 50.0801])
+    assert ends == pytest.approx([50.0, 50.0201, 50.0401, 50.0601, 50.0801])
+    events += bench.finish()
     clock.now += 10.0
-    events += bench.step()
-    assert clock.now == pytest.approx(60.1032)
+    begun = clock.now
+    bench.submit(max_tokens=1)
+    events += bench.finish()
+    assert clock.now == pytest.approx(begun + 0.0201), "idle time is not caught up on"
     assert ids_of(job, events) == [10, 11, 12, 10, 11]
 
 

@@ -9,7 +9,7 @@ import torch
 from protocol import Sampling
 from tests.support.lazy import transformers
 from worker.core import Job
-from worker.sampling import penalties
+from worker.sampling import filters as penalties
 from worker.sampling.sampler import Sampler
 from worker.scheduler.request import Request, make_request
 

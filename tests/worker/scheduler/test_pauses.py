@@ -11,7 +11,8 @@ from tests.support.fake_device import continuation
 from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
 from tests.worker.engine.test_overlap import Bench as OverlapBench
 from worker.core import Event, Job, JobPaused, JobResumed
-from worker.engine.engine import PAUSED_S, Engine, EngineConfig
+from worker.engine.engine import Engine, EngineConfig
+from worker.engine.loop import PAUSED_S
 from worker.runner.synthetic import FreeRunner
 
 
@@ -76,71 +77,6 @@ def test_who_resumes_comes_before_who_waits() -> None:
     order = [e.job for e in bench.finish() if isinstance(e, JobResumed) or was_started(e.job, [e])]
     assert order == [job, urgent]
     assert other is not urgent and bench.is_clean
-
-
-def test_a_waiting_job_is_held_back() -> None:
-    bench = Bench(max_running=1)
-    bench.submit(max_tokens=3)
-    bench.step()
-    job = bench.submit()
-    bench.engine.pause(job)
-    events = bench.step(6)
-    assert paused(job, events) and not was_started(job, events)
-    assert bench.engine.stats().paused == 0, "it keeps no KV"
-    assert bench.scheduler.pool.used_count == 0
-    bench.engine.resume(job)
-    events = bench.finish()
-    assert resumed(job, events) and end_of(job, events).reason is FinishReason.LENGTH
-
-
-def test_a_pause_that_is_taken_back_in_time_leaves_no_trace() -> None:
-    bench = Bench()
-    job = bench.submit()
-    bench.step(2)
-    bench.engine.pause(job)
-    bench.engine.resume(job)
-    events = bench.finish()
-    assert not paused(job, events) and not resumed(job, events)
-    assert end_of(job, events).reason is FinishReason.LENGTH
-
-
-def test_pausing_is_idempotent_and_bounded() -> None:
-    bench = Bench(max_pauses=2)
-    job = bench.submit(max_tokens=20)
-    bench.step()
-    seen = []
-    for _ in range(4):
-        bench.engine.pause(job)
-        bench.engine.pause(job)
-        seen.append(paused(job, bench.step(2)))
-        bench.engine.resume(job)
-        bench.engine.resume(job)
-        bench.step()
-    assert seen == [True, True, False, False]
-    bench.engine.pause(job)
-    assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
-    bench.engine.pause(job)
-    bench.engine.resume(job)
-    assert bench.step() == []
-
-
-def test_a_job_that_gets_on_is_paused_again() -> None:
-    """DL-19: a long one makes room once more for every 16 tokens that it has made."""
-    bench = Bench(max_pauses=1)
-    job = bench.submit(max_tokens=40)
-
-    def is_paused() -> bool:
-        bench.engine.pause(job)
-        seen = paused(job, bench.step())
-        bench.engine.resume(job)
-        bench.step()
-        return seen
-
-    bench.step()
-    assert [is_paused(), is_paused()] == [True, False]
-    bench.step(16)
-    assert [is_paused(), is_paused()] == [True, False]
-    assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
 
 
 def test_a_paused_partial_job_ends_cleanly_before_its_deadline() -> None:

@@ -219,7 +219,7 @@ def test_a_process_whose_interpreter_is_held_for_ever_is_ended(
 ) -> None:
     program = (
         "import ctypes, time\n"
-        "from worker.service.process_guard import ProcessGuard\n"
+        "from worker.service.failure import ProcessGuard\n"
         f"guard = ProcessGuard({timeout_s}, time.monotonic)\n"
         "guard.advance()\n"
         f"ctypes.PyDLL(None).usleep({60_000_000 if timeout_s else 600_000})  # keeps the lock\n"
@@ -233,7 +233,7 @@ def test_a_process_whose_interpreter_is_held_for_ever_is_ended(
 def test_a_process_that_is_alive_is_not_ended() -> None:
     program = (
         "import time\n"
-        "from worker.service.process_guard import ProcessGuard\n"
+        "from worker.service.failure import ProcessGuard\n"
         "now = 0.0\n"
         "guard = ProcessGuard(40.0, lambda: now)\n"
         "for now in range(200):\n"

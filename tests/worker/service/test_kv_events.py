@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protocol import Describe, KvReport
 from tests.worker.service.conftest import Harness
-from worker.engine.kv_events import MAX_BACKLOG, KvEventQueue
+from worker.engine.kv_events import MAX_BACKLOG, ReportQueue
 from worker.scheduler.block_pool import BlockPool
-from worker.service.kv_events import KvEvents, KvMirror
+from worker.service.lane import KvEvents, KvMirror
 
 HASHES = st.sets(st.integers(0, 9).map(lambda i: bytes([i])), max_size=6)
 
@@ -78,12 +78,17 @@ TestNews.settings = settings(max_examples=30, stateful_step_count=30, deadline=N
 
 def test_a_slow_reader_gets_the_whole_state_instead_of_a_backlog() -> None:
     pool = BlockPool(4)
-    queue = KvEventQueue(pool)
+    queue = ReportQueue(lambda: pool.hashes)
+
+    def publish() -> None:
+        if (report := pool.take_changes()) is not None:
+            queue.put(report)
+
     for i in range(3 * MAX_BACKLOG):
         blocks = pool.allocate(4)
         pool.register(blocks[0], i.to_bytes(4, "big"))
         pool.free(blocks)
-        queue.publish()
+        publish()
         pool.forget() if i % 2 else None
     reports = queue.take()
     assert len(reports) <= MAX_BACKLOG
@@ -91,7 +96,7 @@ def test_a_slow_reader_gets_the_whole_state_instead_of_a_backlog() -> None:
     mirror = KvMirror()
     for report in reports:
         mirror.apply(report)
-    queue.publish()
+    publish()
     for report in queue.take():
         mirror.apply(report)
     assert set(mirror.hashes) == set(pool.hashes)

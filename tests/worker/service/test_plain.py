@@ -24,8 +24,8 @@ from worker.core import Job, JobTokens
 from worker.errors import InvalidCall
 from worker.grammar.compiler import build_compiler
 from worker.service.call import Call, strings
-from worker.service.constraints import Constraints
 from worker.service.plain_request import parse_plain
+from worker.service.serving import Constraints
 
 
 def ask(harness: Harness, text: str = "ab", **inputs: object) -> tuple[Job, FakeResponder]:

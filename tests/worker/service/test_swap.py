@@ -31,7 +31,6 @@ from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLi
 from worker.loaded import LoadedEngine
 from worker.service import swap as swapping
 from worker.service import swap_checks
-from worker.service.swap_checks import Checked
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -59,10 +58,10 @@ class Models:
         self.engines.append(engine)
         return loaded_by(self.tokenizer, engine, name)
 
-    def check(self, *_: object) -> Checked:
+    def check(self, *_: object) -> bool:
         if self.unfit is not None:
             raise self.unfit
-        return Checked(self.beside)
+        return self.beside
 
 
 class Meter:
@@ -446,7 +445,7 @@ def test_wk7_both_are_held_only_where_memory_allows(
     target, current = _settings(model_path="/new", **changes), _settings(model_path="/old")
     meter = Meter(150 * MIB, free_mib * MIB)
     if isinstance(expected, bool):
-        assert swap_checks.check(target, current, meter).fits_beside is expected
+        assert swap_checks.check(target, current, meter) is expected
     else:
         with pytest.raises(MemoryLimitExceeded, match="new needs about"):
             swap_checks.check(target, current, meter)
@@ -483,7 +482,7 @@ def test_wk7_on_a_gpu_the_new_pool_needs_room_and_the_old_one_makes_some(
         with pytest.raises(MemoryLimitExceeded, match=r"needs about 0\.98 GiB .* leaves 0\.79 GiB"):
             swap_checks.check(target, current, meter)
     else:
-        assert swap_checks.check(target, current, meter).fits_beside is expected
+        assert swap_checks.check(target, current, meter) is expected
 
 
 def test_wk7_a_swap_changes_what_it_names_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""vLLM in this process, as a ``Backend``: its scheduler, cache and kernels under our deadlines.
+"""vLLM in this process, as a ``StepCore``: its scheduler, cache and kernels under our deadlines.
 
 ``library.py`` finds it, ``arguments.py`` has its settings, ``core.py`` starts its engine core on
 our own thread, ``backend.py`` steps that, ``requests.py`` and ``images.py``

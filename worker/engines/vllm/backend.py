@@ -1,4 +1,4 @@
-"""vLLM's engine core, stepped by our thread: a ``Backend``.
+"""vLLM's engine core, stepped by our thread: a ``StepCore``.
 
 Not ``AsyncLLM``, which puts the core into another process behind two sockets and an event loop:
 there an abort is a message that is read between two of its steps, and a step's tokens are packed,
@@ -16,13 +16,11 @@ from typing import Any
 from protocol import Code, FinishReason
 from protocol.outcomes import RequestError
 from worker.core import Job
-from worker.engines.backend import BackendLoad, Produced
-from worker.engines.vllm.grammar import EndMask, GrammarMasks
+from worker.engines.stepped import CoreLoad, Produced
 from worker.engines.vllm.images import Seen, VisionReader
 from worker.engines.vllm.prefix_cache import BlockHasher, PrefixReports
-from worker.engines.vllm.requests import make_request, produced
+from worker.engines.vllm.requests import EndMask, GrammarMasks, make_request, produced
 from worker.errors import InvalidCall
-from worker.scheduler.end_reason import grammar_failed
 
 
 class HeldRequests:
@@ -106,15 +104,14 @@ class _Looking:
     seen: Future[Seen]
 
 
-class VllmBackend:
-    """A ``PausingBackend``. Aborted jobs are freed when ``abort`` returns, unless a KV connector
+class VllmCore:
+    """A ``StepCore``. Aborted jobs are freed when ``abort`` returns, unless a KV connector
     keeps their blocks (``holds``)."""
 
     def __init__(self, parts: CoreParts) -> None:
         self._core = core = parts.core
         self._parts = parts
         self._jobs: dict[str, Job] = {}
-        self._constrained: set[str] = set()
         self._looking: dict[str, _Looking] = {}
         """Jobs whose images are being prepared; vLLM does not know them yet."""
         self._preparing = ThreadPoolExecutor(1, "tidegate-images")
@@ -159,8 +156,6 @@ class VllmBackend:
         )
         self._core.add_request(request)
         self._jobs[request.request_id] = job
-        if job.constraint is not None:
-            self._constrained.add(request.request_id)
 
     def abort(self, handles: Collection[int]) -> None:
         known = [name for name in map(str, handles) if name in self._jobs]
@@ -220,14 +215,14 @@ class VllmBackend:
     def interrupt(self) -> None:
         self._wake.set()
 
-    def load(self) -> BackendLoad:
+    def load(self) -> CoreLoad:
         pool, scheduler = self._pool, self._core.scheduler
         running, waiting = scheduler.get_request_counts()
         # One block is a placeholder.
         total, free = pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
         cached = len(pool.cached_block_hash_to_block)
         reports = self._parts.reports
-        return BackendLoad(
+        return CoreLoad(
             kv_blocks_total=total,
             kv_blocks_used=total - free,
             running=running,
@@ -273,25 +268,12 @@ class VllmBackend:
             hits = read.num_cached_tokens // self._parts.block_tokens
             self._hits += hits
             self._misses += read.num_prompt_tokens // self._parts.block_tokens - hits
-        if output.request_id in self._constrained:
-            self._check_grammar(output, job, made)
         if made.end is not None:
             self._forget(output.request_id)
         return made
 
-    def _check_grammar(self, output: Any, job: Job, made: Produced) -> None:
-        """End a job whose mask could not be made, since its token may break its grammar."""
-        if job.constraint is None or not job.constraint.error:
-            return
-        if made.end is None:
-            self._core.abort_requests([output.request_id])
-        why = grammar_failed(job.constraint.error)
-        made.ids, made.logprobs = (), None
-        made.end, made.code, made.message = FinishReason.ERROR, why.code, why.message
-
     def _forget(self, name: str) -> None:
         del self._jobs[name]
-        self._constrained.discard(name)
         self._held.forget(name)
         if (looking := self._looking.pop(name, None)) is not None:
             looking.seen.cancel()

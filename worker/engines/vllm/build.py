@@ -1,34 +1,77 @@
 """Builds a vLLM engine, ready to start, with its tokenizer and model card, from settings."""
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
-from protocol import FinishReason, Sampling
+from protocol import Feature, FinishReason, Sampling
 from protocol.grammar_source import library_version as grammar_version
 from protocol.model_digest import model_digest
 from worker.core import Clock, Job
-from worker.engines.stepped import LONGEST_LEAVE_S, SteppedConfig, SteppedEngine
+from worker.engine.card import end_tokens, model_card, version_of
+from worker.engine.loop import EngineLoop
+from worker.engines.stepped import LONGEST_LEAVE_S, SteppedBackend
 from worker.engines.vllm.adapters import adapters_of
 from worker.engines.vllm.arguments import check_settings, engine_config
-from worker.engines.vllm.backend import CoreParts, VllmBackend
-from worker.engines.vllm.card import end_tokens, lacking, max_running, model_card, with_own_end
+from worker.engines.vllm.backend import CoreParts, VllmCore
 from worker.engines.vllm.core import bound_memory, start_core
-from worker.engines.vllm.image_files import blank_file
-from worker.engines.vllm.images import open_images
-from worker.engines.vllm.library import load_library
+from worker.engines.vllm.images import blank_file, open_images
+from worker.engines.vllm.library import library_version, load_library
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine, LoadTiming
-from worker.log import model_log
+from worker.models.config import read_generation_config
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
+
+_LACKS: Final = (Feature.EMBEDDINGS, Feature.SESSIONS)
+
+
+def stated_ends(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
+    """Ids of the tokens that end an answer, by ``generation_config.json`` or else ``config.json``
+    (``stated``)."""
+    found = read_generation_config(path).get("eos_token_id")
+    if found is None:
+        found = stated
+    listed = found if isinstance(found, list | tuple) else [found]
+    return tuple(one for one in listed if isinstance(one, int) and 0 <= one < vocab_size)
+
+
+def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Feature, ...]:
+    """Features that the engine lacks, for its card."""
+    lacks = [*_LACKS]
+    if not grammars:
+        lacks.append(Feature.GRAMMAR)
+    if not kv_events:
+        lacks.append(Feature.KV_EVENTS)
+    if speculates:  # vLLM refuses them where it guesses tokens ahead
+        lacks += [Feature.LOGIT_BIAS, Feature.MIN_P]
+    return tuple(sorted(lacks))
+
+
+def max_running(settings: WorkerSettings, config: Any) -> int:
+    """Most jobs that run at once: the lesser of the worker's number and the one given to vLLM."""
+    return min(settings.max_running, int(config.scheduler_config.max_num_seqs))
+
+
+def engine_digest(settings: WorkerSettings, model: Any) -> str:
+    """Hex SHA-256 over the code, versions and settings that decide which tokens come out."""
+    stated = sorted(settings.engine_args.items())
+    sums = settings.deterministic, settings.tensor_parallel
+    facts = (library_version(), version_of("torch"), str(model.dtype), stated, sums)
+    digest = hashlib.sha256(repr(facts).encode())
+    for code in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(code.name.encode() + b"\0" + code.read_bytes())
+    return digest.hexdigest()
+
 
 _SMALL_BYTES: Final = 64 * 2**20
 """Bytes of weights below which one thread computes faster than several."""
@@ -63,9 +106,9 @@ def _build(
     vocab_size = model.get_vocab_size()
     own_context = int(model.max_model_len)
     with timing.timed("tokenizer"):
-        stated = end_tokens(path, getattr(model.hf_config, "eos_token_id", None), vocab_size)
+        stated = stated_ends(path, getattr(model.hf_config, "eos_token_id", None), vocab_size)
         tokenizer = Tokenizer.from_directory(path, stated)
-        eos = with_own_end(stated, tokenizer, vocab_size)
+        eos = end_tokens(stated, tokenizer, vocab_size, path)
         speculates = config.speculative_config is not None
         grammars = None if speculates else build_compiler(tokenizer.json, vocab_size, eos)
     set_threads = partial(_set_threads, threads_for(settings))
@@ -81,48 +124,46 @@ def _build(
         parts = start_core(settings, config, eos, salt, adapters, images, set_threads)
     with timing.timed("warm_up"):
         warm_up(parts, max_running(settings, config))
-    lacks = lacking(
-        grammars=grammars is not None, kv_events=parts.reports is not None, speculates=speculates
-    )
+    gpus = config.parallel_config.world_size
     card = model_card(
         settings,
-        config,
         tokenizer,
-        eos,
+        device="cpu" if settings.device == "cpu" else f"cuda:{','.join(map(str, range(gpus)))}",
+        gpus=gpus,
         model_digest=digest,
+        engine_digest=engine_digest(settings, model),
+        engine_version=f"{version_of('tidegate')}, {library_version()}",
+        vocab_size=vocab_size,
+        eos_token_ids=eos,
         block_tokens=parts.block_tokens,
-        own_context_tokens=own_context,
+        context_tokens=model.max_model_len,
+        full_context_tokens=max(own_context, model.max_model_len),
+        max_running=max_running(settings, config),
+        max_step_tokens=config.scheduler_config.max_num_batched_tokens,
         grammars=grammar_version() if grammars is not None else "",
-        lacks=lacks,
+        lacks=lacking(
+            grammars=grammars is not None,
+            kv_events=parts.reports is not None,
+            speculates=speculates,
+        ),
         can_pause=parts.can_pause,
         can_continue=parts.can_continue,
         abort_ms=LONGEST_LEAVE_S * 1e3 if parts.has_kv_connector else 0.0,
+        quantization="none" if model.quantization is None else str(model.quantization),
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
         adapters=adapters,
         vision=None if images is None else images.vision,
     )
-    backend = VllmBackend(parts)
     reports = parts.reports
-    engine = SteppedEngine(
-        backend,
-        SteppedConfig.of(card, frees_at_once=not parts.has_kv_connector),
+    backend = SteppedBackend(
+        VllmCore(parts),
+        card,
+        frees_at_once=not parts.has_kv_connector,
         kv_reports=list if reports is None else reports.take,
-        pausing=backend if card.can_pause else None,
         clock=clock,
     )
-    total_ms = timing.total_ms()
-    model_log.info(
-        "%s is ready on %s after %.2f s: %s, %d KV blocks of %d tokens, context %d;"
-        " ms by phase: %s",
-        card.model,
-        card.device,
-        total_ms / 1e3,
-        card.engine_version,
-        backend.load().kv_blocks_total,
-        card.block_tokens,
-        card.context_tokens,
-        timing,
-    )
-    return LoadedEngine(engine, tokenizer, card, timing.ms | {"total": total_ms}, grammars)
+    engine = EngineLoop(backend, card.eos_token_ids, clock=clock)
+    return LoadedEngine.timed(engine, tokenizer, card, timing, grammars)
 
 
 def threads_for(settings: WorkerSettings) -> int:
@@ -167,18 +208,18 @@ def warm_up(parts: CoreParts, most: int) -> None:
     vLLM compiles parts of its sampler when a request first asks for them, and again for the first
     batch of more than one: some ten seconds each on a CPU, while all jobs stand still.
     """
-    backend = VllmBackend(parts)
+    core = VllmCore(parts)
     speculates = parts.core.vllm_config.speculative_config is not None
     second = [_GREEDY] if speculates else [_DRAWN, _FILTERED, _GREEDY]
     for wave in ([_GREEDY], second[: max(1, most)]):
-        _run(backend, [Job(_PROMPT, sampling, math.inf) for sampling in wave])
-    _run(backend, [Job(_PROMPT, _GREEDY, math.inf, adapter=name) for name in parts.adapters][:1])
+        _run(core, [Job(_PROMPT, sampling, math.inf) for sampling in wave])
+    _run(core, [Job(_PROMPT, _GREEDY, math.inf, adapter=name) for name in parts.adapters][:1])
     if parts.images is not None:
         file, size = blank_file()
         vision = parts.images.vision
         ids = [*_PROMPT, *[vision.token_id] * vision.tokens_of(*size), *_PROMPT]
         try:
-            _run(backend, [Job(ids, _GREEDY, math.inf, images=[file])])
+            _run(core, [Job(ids, _GREEDY, math.inf, images=[file])])
         except Exception as error:  # whatever a model's code raises
             raise BrokenCheckpoint(
                 f"vLLM fails at an image with this model: {error};"
@@ -189,10 +230,10 @@ def warm_up(parts: CoreParts, most: int) -> None:
         parts.reports.take()
 
 
-def _run(backend: VllmBackend, jobs: Sequence[Job]) -> None:
+def _run(core: VllmCore, jobs: Sequence[Job]) -> None:
     for handle, job in enumerate(jobs):
-        backend.add(handle, job, _TOKENS)
-    while backend.load().running or backend.load().waiting:
-        for made in backend.step(0.1):
+        core.add(handle, job, _TOKENS)
+    while core.load().running or core.load().waiting:
+        for made in core.step(0.1):
             if made.end is FinishReason.ERROR:
                 raise RuntimeError(made.message)

@@ -9,10 +9,10 @@ import torch
 from protocol import Adapter
 from worker.engines.vllm.adapters import load_adapters
 from worker.engines.vllm.backend import CoreParts
-from worker.engines.vllm.grammar import end_mask
 from worker.engines.vllm.images import VisionReader
 from worker.engines.vllm.library import let_llvmlite_be_scanned
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
+from worker.engines.vllm.requests import end_mask
 from worker.errors import BrokenCheckpoint
 from worker.log import model_log
 from worker.memory import GIB

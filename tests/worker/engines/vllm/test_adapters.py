@@ -14,8 +14,8 @@ from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
 from tests.worker.engines.vllm.test_families import HEADS, finish, greedy
 from worker.core import Job
+from worker.engine.loop import EngineLoop
 from worker.engines import load_engine
-from worker.engines.stepped import SteppedEngine
 from worker.engines.vllm.adapters import adapter_defaults, adapters_of, load_adapters
 from worker.environment import nested
 from worker.errors import BrokenCheckpoint
@@ -124,7 +124,7 @@ class Served:
         args = {"enforce_eager": "true"}
         asked = settings(base, max_running=4, adapters=adapters, engine_args=args)
         self.loaded: LoadedEngine = load_engine(asked)
-        assert isinstance(self.loaded.engine, SteppedEngine)
+        assert isinstance(self.loaded.engine, EngineLoop)
         self.engine = self.loaded.engine
 
 
@@ -176,7 +176,7 @@ def test_what_vllm_refuses_is_told_with_the_adapters_name(
     served: Served, tmp_path: Path, made: dict[str, Any], why: str
 ) -> None:
     """Asked of the vLLM that runs: a second one in this process takes half a minute."""
-    core = served.engine._backend._core  # type: ignore[attr-defined]
+    core = served.engine.backend.core._core  # type: ignore[attr-defined]
     path = make_adapter(tmp_path / "odd", served.weights[""], ATTENTION, **made)
     adapters = served.adapters | {"odd": path}
     with pytest.raises(

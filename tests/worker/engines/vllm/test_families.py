@@ -16,8 +16,8 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
 from worker.core import Event, Job
+from worker.engine.loop import EngineLoop
 from worker.engines import load_engine
-from worker.engines.stepped import SteppedEngine
 from worker.environment import nested
 from worker.loaded import LoadedEngine
 from worker.settings import WorkerSettings
@@ -108,7 +108,7 @@ def greedy(length: int, tokens: int = TOKENS) -> Job:
     return Job(prompt(length), asked, FAR)
 
 
-def finish(engine: SteppedEngine, jobs: list[Job]) -> list[Event]:
+def finish(engine: EngineLoop, jobs: list[Job]) -> list[Event]:
     for job in jobs:
         engine.submit(job)
     events: list[Event] = []
@@ -125,7 +125,7 @@ def test_greedy_texts_are_those_of_transformers(
     if reason := KNOWN_TO_FAIL.get(request.node.callspec.params["family"]):
         request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
     path, loaded = family
-    assert isinstance(loaded.engine, SteppedEngine)
+    assert isinstance(loaded.engine, EngineLoop)
     jobs = [greedy(length) for length in (5, 40, 1, 23)]
     events = finish(loaded.engine, jobs)
     model = oracle(path)

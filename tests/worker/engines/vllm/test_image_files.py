@@ -7,7 +7,7 @@ import pytest
 
 from protocol import Vision
 from tests.support.pictures import bomb, picture
-from worker.engines.vllm.image_files import (
+from worker.engines.vllm.images import (
     MAX_PIXELS,
     Blind,
     blank_images,

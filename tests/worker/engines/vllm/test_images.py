@@ -31,8 +31,8 @@ from tests.support.lazy import transformers
 from tests.support.pictures import bomb, picture
 from tests.worker.engines.vllm.test_families import HEADS
 from worker.core import Event, Job, JobTokens
+from worker.engine.loop import EngineLoop
 from worker.engines import load_engine
-from worker.engines.stepped import SteppedEngine
 from worker.environment import nested
 from worker.loaded import LoadedEngine
 from worker.settings import WorkerSettings
@@ -109,8 +109,8 @@ def seeing(ids: Sequence[int], files: Sequence[bytes], tokens: int = 12) -> Job:
     return Job(ids, sampling, FAR, images=files)
 
 
-def engine_of(loaded: LoadedEngine) -> SteppedEngine:
-    assert isinstance(loaded.engine, SteppedEngine)
+def engine_of(loaded: LoadedEngine) -> EngineLoop:
+    assert isinstance(loaded.engine, EngineLoop)
     return loaded.engine
 
 
@@ -228,7 +228,7 @@ def test_a_job_is_cancelled_while_its_images_are_prepared(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, gate = engine_of(model.loaded), threading.Event()
-    backend: Any = engine._backend
+    backend: Any = engine.backend.core  # type: ignore[attr-defined]
     reader = backend._parts.images
     read = reader.read
     monkeypatch.setattr(reader, "read", lambda job: gate.wait(60) and read(job))

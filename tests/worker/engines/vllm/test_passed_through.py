@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import DEMO
-from worker.engine_args import read_engine_args
 from worker.engines.vllm.arguments import engine_args
 from worker.engines.vllm.library import load_library
 from worker.environment import nested
-from worker.settings import WorkerSettings
+from worker.settings import WorkerSettings, read_engine_args
 
 pytestmark = pytest.mark.filterwarnings("default")  # of others' packages
 

@@ -19,9 +19,10 @@ from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.vllm_on_cuda import is_interpreted, run_as_on_cuda
 from worker.core import Event, Job, JobPaused, JobResumed
+from worker.engine.loop import EngineLoop
 from worker.engines import load_engine
-from worker.engines.stepped import SteppedEngine
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.stepped import SteppedBackend
+from worker.engines.vllm.backend import VllmCore
 from worker.environment import nested
 from worker.loaded import LoadedEngine
 from worker.settings import WorkerSettings
@@ -65,14 +66,15 @@ def loaded() -> Iterator[LoadedEngine]:
 
 
 @pytest.fixture
-def engine(loaded: LoadedEngine) -> Iterator[SteppedEngine]:
+def engine(loaded: LoadedEngine) -> Iterator[EngineLoop]:
     """An engine that has nothing left at the end of a test."""
     engine = loaded.engine
-    assert isinstance(engine, SteppedEngine) and isinstance(engine._backend, VllmBackend)
+    assert isinstance(engine, EngineLoop) and isinstance(engine.backend, SteppedBackend)
+    assert isinstance(engine.backend.core, VllmCore)
     yield engine
-    core = engine._backend._core
+    core = engine.backend.core._core
     run(engine, [job(loaded)])  # tells the runner of what has ended
-    assert not core.scheduler.requests and not engine._backend._held._held
+    assert not core.scheduler.requests and not engine.backend.core._held._held
     assert (engine.stats().kv_blocks_used, engine.stats().running) == (0, 0)
 
 
@@ -82,7 +84,7 @@ def job(loaded: LoadedEngine, text: str = "What is a tide?", **asked: Any) -> Jo
 
 
 def run(
-    engine: SteppedEngine, jobs: list[Job], look: Callable[[list[Event]], None] = len
+    engine: EngineLoop, jobs: list[Job], look: Callable[[list[Event]], None] = len
 ) -> list[Event]:
     """Submit jobs and step until nothing is left; ``look`` sees all events so far before each."""
     for each in jobs:
@@ -96,7 +98,7 @@ def run(
     return events
 
 
-def pausing(engine: SteppedEngine, job: Job, *places: int) -> Callable[[list[Event]], None]:
+def pausing(engine: EngineLoop, job: Job, *places: int) -> Callable[[list[Event]], None]:
     """Pauses a job once it has so many tokens, and resumes it a step after it was."""
     left = list(places)
 
@@ -112,7 +114,7 @@ def pausing(engine: SteppedEngine, job: Job, *places: int) -> Callable[[list[Eve
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_paused_text_goes_on_with_the_same_tokens(
-    engine: SteppedEngine, loaded: LoadedEngine, kind: str
+    engine: EngineLoop, loaded: LoadedEngine, kind: str
 ) -> None:
     assert loaded.card.can_pause
     alone = job(loaded, **KINDS[kind])
@@ -127,7 +129,7 @@ def test_a_paused_text_goes_on_with_the_same_tokens(
 
 
 def test_a_paused_text_holds_neither_slot_nor_blocks(
-    engine: SteppedEngine, loaded: LoadedEngine
+    engine: EngineLoop, loaded: LoadedEngine
 ) -> None:
     jobs = [job(loaded, max_tokens=40, ignore_eos=True) for _ in range(3)]
     for each in jobs:
@@ -155,7 +157,7 @@ def test_a_paused_text_holds_neither_slot_nor_blocks(
     assert len(ids_of(jobs[1], events)) == len(ids_of(jobs[2], events)) == 40
 
 
-def test_a_grammar_is_kept_to_over_a_pause(engine: SteppedEngine, loaded: LoadedEngine) -> None:
+def test_a_grammar_is_kept_to_over_a_pause(engine: EngineLoop, loaded: LoadedEngine) -> None:
     assert loaded.grammars is not None
     bound = job(loaded, max_tokens=40)
     bound.constraint = loaded.grammars.constraint(Grammar(GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}"))
@@ -167,7 +169,7 @@ def test_a_grammar_is_kept_to_over_a_pause(engine: SteppedEngine, loaded: Loaded
 
 
 def test_in_any_order_every_text_is_whole_and_ends_once(
-    engine: SteppedEngine, loaded: LoadedEngine
+    engine: EngineLoop, loaded: LoadedEngine
 ) -> None:
     kinds = [*KINDS.values(), KINDS["greedy"], KINDS["sampled"]]
     texts = ["hello", "What is a tide?", "The deadline", "Tide and time", "Once", "A b c d e f"]
@@ -196,7 +198,7 @@ def test_in_any_order_every_text_is_whole_and_ends_once(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_that_another_worker_began_goes_on_exactly(
-    engine: SteppedEngine, loaded: LoadedEngine, kind: str
+    engine: EngineLoop, loaded: LoadedEngine, kind: str
 ) -> None:
     assert loaded.card.can_continue is is_interpreted(), "it is the second runner that can"
     if not loaded.card.can_continue:

@@ -18,14 +18,14 @@ from protocol.blocks import adapter_salt, block_hashes, prefix_salt
 from protocol.sampling import MAX_LOGIT_BIASES
 from worker.core import Job
 from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
-from worker.engines.vllm.build import build_engine
-from worker.engines.vllm.card import lacking
+from worker.engines.vllm.build import build_engine, lacking
 from worker.engines.vllm.core import gpu_share
-from worker.engines.vllm.grammar import GrammarState, end_mask
 from worker.engines.vllm.library import process_count
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.engines.vllm.requests import (
     MAX_STOP_TOKENS,
+    GrammarState,
+    end_mask,
     priority_of,
     sampling_values,
     token_logprobs,

@@ -1,0 +1,582 @@
+"""The engine: one thread that turns jobs into tokens, a step at a time, on any ``Backend``.
+
+::
+
+    any thread      submit ─▶ inbox          cancel, pause ─▶ plain flags of the job
+                                │                          │
+    engine thread   ┌───────────▼──────────────────────────▼───────────────────────────┐
+                    │ expire → take commands → pause → schedule → compute → apply      │ ─▶ sink
+                    └──────────────────────────── one step ────────────────────────────┘
+
+A request that has ended is freed when the backend no longer touches its memory: with overlap, when
+the last step that was launched with it has been read.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from secrets import randbits
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol import AbortCause, FinishReason, KvReport, PromptLogprobs, TokenLogprob, WorkerStats
+from worker.core import (
+    Clock,
+    Event,
+    EventSink,
+    Job,
+    JobFinished,
+    JobPrompt,
+    JobStarted,
+    JobTokens,
+    StepUnderWay,
+)
+from worker.engine.backend import Backend, Executed
+from worker.engine.expiry import ExpiryCheck, Pauses
+from worker.errors import DeviceLost
+from worker.log import engine_log
+from worker.scheduler.end_reason import (
+    ABORTED,
+    DRAINED,
+    LENGTH,
+    NOT_FINITE,
+    NOT_FINITE_LOG,
+    STOPPED,
+    TOO_LATE_TO_START,
+    EndReason,
+    finished,
+    grammar_failed,
+    loss_of,
+)
+from worker.scheduler.plan import Plan, Row
+from worker.scheduler.request import Request, make_request
+
+IDLE_CHECK_S = 1.0
+"""Idle seconds after which the backend's integrity is checked: no job waits for it then."""
+STALLED_S = 0.005
+"""Seconds between checks of deadlines while requests wait for blocks to be loaded."""
+PAUSED_S = 0.1
+"""Seconds between checks while no request can be computed, unless a deadline is nearer."""
+STATS_AGE_S = 0.02
+"""Age in seconds at which statistics are renewed: a snapshot costs as much as several rows of a
+step, and few are ever read."""
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Counters since the engine was built. ``busy_s`` is the time spent in ``steps``,
+    ``prompt_tokens`` were computed, without those found in the cache."""
+
+    jobs: int = 0
+    tokens: int = 0
+    late_tokens: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    prompt_tokens: int = 0
+    not_finite: int = 0
+
+
+class EngineLoop:
+    """An ``EngineService`` over a backend. ``start`` runs ``step`` on a thread of its own; tests
+    and simulators call it themselves. ``clock`` is monotonic seconds."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        eos_token_ids: Collection[int],
+        *,
+        clock: Clock = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: randbits(64),
+    ) -> None:
+        """``draw_seed`` gives 64 random bits for a job without a seed."""
+        self.backend = backend
+        self._clock = clock
+        self._eos = frozenset(eos_token_ids)
+        self._draw_seed = draw_seed
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._stopped = False
+        self._has_failed = False
+        self._step_began_at: float | None = None
+        """When the engine's thread began its current step, on the clock; None between two steps."""
+        self._thread: threading.Thread | None = None
+        self._sink: EventSink | None = None
+        self._step_time = backend.step_time
+        self._deferred: dict[Request, EndReason] = {}
+        """End reasons of requests that have ended, but whose memory is not free yet."""
+        self._expiry = ExpiryCheck(clock, self._step_time, backend.steps_in_flight)
+        self._inbox: deque[Request] = deque()
+        self._news = False
+        """Whether something came since the latest look."""
+        self._compiled = False
+        """Whether a grammar became ready since the latest look."""
+        self._stalled = False
+        """Whether there are requests, but none can be computed until one is loaded or resumed."""
+        self._pauses = Pauses(backend)
+        self._totals = _Totals()
+        self._stats_due = False
+        """Whether something began or ended since the latest snapshot, made at ``_stats_at``."""
+        self._stats_at = -math.inf
+        backend.attach(self._notify)
+        self._stats = self._snapshot()
+
+    # ── the surface: any thread ──────────────────────────────────────────────────────────────
+
+    def start(self, sink: EventSink) -> None:
+        """Start the engine's thread; ``sink`` is called on it and slows it down by blocking."""
+        if self._thread is not None or self._stopped:
+            raise RuntimeError("an engine starts once; build another one")
+        self.connect(sink)
+        self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
+        self._thread.start()
+
+    def connect(self, sink: EventSink) -> None:
+        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
+        self._sink = sink
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
+        request = make_request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
+        sampling = job.sampling
+        request.end_ids = frozenset() if sampling.ignore_eos else self._eos
+        if sampling.stop_token_ids:
+            request.end_ids = request.end_ids.union(sampling.stop_token_ids)
+        self.backend.prepare(request)
+        request.compiling = job.constraint is not None
+        with self._wake:
+            is_taken = not self._stopped
+            if is_taken:
+                self._inbox.append(request)
+                self._tell()
+        if not is_taken:
+            self._publish([self._record(request, DRAINED)])
+        elif job.constraint is not None:
+            job.constraint.when_ready(self._one_is_compiled)
+
+    def cancel(self, job: Job, cause: AbortCause) -> None:
+        """Stop a job within one step. Idempotent; the first cause wins."""
+        with self._wake:
+            if job.abort is not None:
+                return
+            job.aborted_at = self._clock()
+            job.abort = cause
+            self._tell()
+
+    def pause(self, job: Job) -> None:
+        """Pause a job after the step under way; its KV is kept. Idempotent; ignored where jobs
+        cannot be paused."""
+        self._request_pause(job, True)
+
+    def resume(self, job: Job) -> None:
+        """Let a paused job go on, before any that waits to start. Idempotent."""
+        self._request_pause(job, False)
+
+    def _request_pause(self, job: Job, wanted: bool) -> None:
+        with self._wake:
+            if job.pause_requested != wanted:
+                job.pause_requested = wanted
+                self._pauses.ask()
+                self._tell()
+
+    def stats(self) -> WorkerStats:
+        """The state after a step: at most ``STATS_AGE_S`` old, and never older than a published
+        end; that of the latest step where the engine has no thread of its own."""
+        if self._thread is None:
+            self._stats = self._snapshot()
+        return self._stats
+
+    def kv_reports(self) -> list[KvReport]:
+        """See ``EngineService``."""
+        return self.backend.kv_reports()
+
+    @property
+    def has_failed(self) -> bool:
+        """See ``EngineService``; also when the backend has failed while there was no work."""
+        return self._has_failed or self.backend.has_failed
+
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """See ``EngineService``."""
+        began_at = self._step_began_at
+        if began_at is None:
+            return None
+        slow_s = self._step_time.slow_step_s(self.backend.largest_step_tokens)
+        return StepUnderWay(began_at, slow_s)
+
+    def stop(self) -> None:
+        """Abort all jobs, release everything, end the thread. Idempotent."""
+        with self._wake:
+            self._stopping = True
+            self._tell()
+        if self._thread is None:
+            self._shut_down()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _tell(self) -> None:
+        """Note that there is news, and wake the engine and its backend. With ``_wake`` held."""
+        self._news = True
+        self._wake.notify()
+        if not self._stopped:
+            self.backend.interrupt()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._tell()
+
+    def _one_is_compiled(self) -> None:
+        with self._wake:
+            self._compiled = True
+            self._tell()
+
+    # ── the loop: the engine's thread ────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._step_began_at = self._clock()
+                events = self.step()
+                self._step_began_at = None
+                self._publish(events)
+        except DeviceLost as error:
+            self._has_failed = True
+            engine_log.critical("%s: ending all jobs, accepting no more", error, exc_info=error)
+        except Exception:
+            self._has_failed = True
+            engine_log.exception("engine thread failed; ending all jobs, accepting no more")
+        finally:
+            self._shut_down()
+
+    def _publish(self, events: list[Event]) -> None:
+        if events and self._sink is not None:
+            try:
+                self._sink(events)
+            except Exception:
+                engine_log.exception("event sink failed; %d events lost", len(events))
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is work or news; False when it is time to stop."""
+        with self._wake:
+            idle_s = self.idle_s()
+            if idle_s == math.inf and not self._wake.wait_for(lambda: self._news, IDLE_CHECK_S):
+                self.backend.check_integrity()
+                idle_s = max(0.0, self.backend.next_expiry - self._clock())
+            if idle_s:
+                self._wake.wait_for(lambda: self._news, min(idle_s, threading.TIMEOUT_MAX))
+            return not self._stopping
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any job has not ended yet."""
+        return bool(self._inbox) or self.backend.has_work
+
+    def idle_s(self) -> float:
+        """Seconds for which no step is needed unless there is news; 0 while one can be computed."""
+        if not self.backend.has_work:
+            return math.inf
+        return self._patience_s() if self._stalled else 0.0
+
+    def _patience_s(self) -> float:
+        """Seconds to sleep while nothing can be computed and no news comes."""
+        backend = self.backend
+        if any(request.loading for request in backend.waiting):
+            return STALLED_S
+        held = [*backend.running, *backend.waiting, *backend.paused]
+        deadline = min((one.deadline for one in held), default=math.inf)
+        left_s = deadline - self._clock() - self._step_time.slow_step_s(0)
+        return max(STALLED_S, min(PAUSED_S, left_s))
+
+    def step(self) -> list[Event]:
+        """Do one step; returns the events not yet published during it, in order for each job."""
+        events: list[Event] = []
+        backend = self.backend
+        self._news = False
+        now = self._clock()
+        backend.begin(now)
+        self._end_expired(now, events)
+        self._take_commands(now, events)
+        if self._compiled:
+            self._take_compiled(events)
+        events += self._pauses.settle()
+        self._publish_early(events)
+        done = backend.compute(self._schedule(now, events), self._patience_s)
+        self._stalled = done is None and backend.has_work
+        if done is not None:
+            self._take(done, events)
+        backend.end()
+        if self._stats_due or now >= self._stats_at + STATS_AGE_S or not backend.has_work:
+            self._stats_due, self._stats_at = False, now
+            self._stats = self._snapshot()
+        return events
+
+    def _end_expired(self, now: float, events: list[Event]) -> None:
+        """End aborted and expired jobs, so that their memory is free before the next step."""
+        backend, expiry = self.backend, self._expiry
+        begun = backend.running
+        if backend.paused:
+            begun = [*begun, *backend.paused]
+        for request in expiry.expired(begun, now, self._next_prompt_tokens):
+            self._finish(request, expiry.end_reason(request, now), events)
+        if not backend.waiting:
+            return
+        for request in expiry.unfinishable(backend.waiting, now):
+            self._finish(request, expiry.end_reason(request, now), events)
+        floor = now + backend.min_start_budget_s
+        for request in [one for one in backend.waiting if one.job.deadline <= floor]:
+            self._finish(request, TOO_LATE_TO_START, events)
+
+    def _next_prompt_tokens(self) -> int:
+        return self.backend.next_prompt_tokens(bool(self._inbox))
+
+    def _take_commands(self, now: float, events: list[Event]) -> None:
+        while self._inbox:
+            request = self._inbox.popleft()
+            self._totals.jobs += 1
+            self._stats_due = True
+            if (cause := request.job.abort) is not None:
+                events.append(self._record(request, ABORTED[cause]))
+                continue
+            if (refusal := self.backend.enqueue(request, now)) is not None:
+                events.append(self._record(request, refusal))
+                continue
+            if request.compiling:
+                # Its grammar may have become ready before the request could be found here.
+                self._compiled = True
+            if request.job.pause_requested:
+                self._pauses.ask()
+
+    def _take_compiled(self, events: list[Event]) -> None:
+        """Let requests start whose grammars are ready, and end those whose grammars are invalid."""
+        self._compiled = False
+        for request in [one for one in self.backend.waiting if one.compiling]:
+            constraint = request.job.constraint
+            if constraint is None or not constraint.is_ready:
+                continue
+            request.compiling = False
+            self.backend.unblock()
+            if constraint.error:
+                self._finish(request, grammar_failed(constraint.error), events)
+
+    def _schedule(self, now: float, events: list[Event]) -> Plan | None:
+        schedule = self.backend.schedule(now)
+        for request in schedule.started:
+            if request.started_at is not None:  # had given way to a more urgent one
+                continue
+            # It may have been submitted since the step began, which is what ``now`` says.
+            request.started_at = max(now, request.submitted_at)
+            request.job.has_started = True
+            self._stats_due = True
+            wait_ms = (request.started_at - request.submitted_at) * 1e3
+            events.append(JobStarted(request.job, wait_ms))
+        for request, why in schedule.refused.items():
+            self._finish(request, why, events)
+        return schedule.plan
+
+    def _take(self, done: Executed, events: list[Event]) -> None:
+        """Take in what a step has computed, and end what could not be or is over with it."""
+        for request in done.freed:
+            events.append(self._record(request, self._deferred.pop(request)))
+        for request, failure in done.failed.items():
+            request.step_failed = True
+            why = self._deferred.pop(request, failure)
+            if why is not None:
+                self._finish(request, why, events)
+        if done.plan is not None:
+            self._measure(done.plan, done)
+            self._apply(done.plan, done, events)
+        for request, reason in done.ended.items():
+            if request in self.backend.running:  # else it ended as its tokens were taken in
+                if reason.code is None and request.generated:
+                    self._step_time.answered(request.generated)
+                self._finish(request, reason, events)
+
+    def _measure(self, plan: Plan, done: Executed) -> None:
+        duration_s, prompt_tokens = done.duration_s, plan.tokens - plan.decodes
+        most = max(map(len, done.result.ids))
+        if most:
+            self._step_time.decoded(
+                duration_s, most, rows=len(plan.rows), prompt_tokens=prompt_tokens
+            )
+        self._step_time.prefilled(duration_s, prompt_tokens)
+        self._totals.steps += 1
+        self._totals.busy_s += duration_s
+        self._totals.prompt_tokens += prompt_tokens
+
+    def _apply(self, plan: Plan, done: Executed, events: list[Event]) -> None:
+        """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
+        now = self._clock()
+        book = done.book
+        assert book is not None
+        # This loop runs for each row of each step: what does not change is looked up once.
+        logprobs = done.result.logprobs or [None] * len(plan.rows)
+        deferred, tokens = self._deferred, 0
+        for index in done.result.not_finite:
+            self._spoil(plan.rows[index].request)
+        if done.result.prompts:
+            self._tell_prompts(plan, done.result.prompts, now, events)
+        for index, vector in (done.result.pooled or {}).items():
+            pooling = plan.rows[index].request
+            pooling.pooled = vector if pooling.pooled is None else pooling.pooled + vector
+        for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
+            request = row.request
+            job = request.job
+            if job.abort is not None or now >= job.deadline or request in deferred:
+                self._end_late(row, len(ids), now, done, events)
+                continue
+            if job.constraint is not None and job.constraint.error:
+                # No mask could be made, so that the token drawn may break the grammar.
+                done.drop(row)
+                self._finish(request, grammar_failed(job.constraint.error), events)
+                continue
+            if not ids:
+                book(row, ids)
+                continue
+            end_reason = None
+            if not request.end_ids.isdisjoint(ids):
+                end = next(i for i, token in enumerate(ids, 1) if token in request.end_ids)
+                ids, row_logprobs = _head(ids, row_logprobs, end)
+                end_reason = STOPPED
+            new = len(ids)
+            text_tokens = row.start + row.count + new
+            if text_tokens > request.limit_tokens:
+                new -= text_tokens - request.limit_tokens
+                ids, row_logprobs = _head(ids, row_logprobs, new)
+                text_tokens, end_reason = request.limit_tokens, None
+            book(row, ids)
+            if request.first_token_at is None:
+                request.first_token_at = now
+            tokens += new
+            if end_reason is None:
+                if text_tokens < request.limit_tokens:
+                    events.append(JobTokens(job, ids, row_logprobs))
+                    continue
+                end_reason = LENGTH
+            if job.sampling.max_tokens and job.pooling is None:
+                events.append(JobTokens(job, ids, row_logprobs))
+                self._step_time.answered(text_tokens - request.prompt_tokens)
+            else:  # it was to read its prompt only
+                tokens -= new
+                end_reason, request.tokens = LENGTH, request.tokens[: request.prompt_tokens]
+                if request.pooled is not None:
+                    request.embedding = _normalised(request.pooled)
+            self._finish(request, end_reason, events)
+        self._totals.tokens += tokens
+
+    def _spoil(self, request: Request) -> None:
+        """Have a request fail whose logits are NaN or infinite, and its KV blocks not be reused."""
+        if not request.spoilt:
+            engine_log.error(NOT_FINITE_LOG, request.computed)
+            self._totals.not_finite += 1
+            self.backend.spoil(request)
+        self._deferred.setdefault(request, NOT_FINITE)
+
+    def _tell_prompts(
+        self,
+        plan: Plan,
+        prompts: dict[int, list[PromptLogprobs]],
+        now: float,
+        events: list[Event],
+    ) -> None:
+        """Publish prompt log-probabilities, except those of jobs that were to stop."""
+        for index, read in prompts.items():
+            request = plan.rows[index].request
+            job = request.job
+            if job.abort is None and now < job.deadline and request not in self._deferred:
+                events += [JobPrompt(job, piece) for piece in read]
+
+    def _end_late(
+        self, row: Row, tokens: int, now: float, done: Executed, events: list[Event]
+    ) -> None:
+        """End a job that was to stop while its row was computed; its new ``tokens`` are waste."""
+        request = row.request
+        why = self._deferred.pop(request, None) or self._expiry.end_reason(request, now)
+        if why.reason is not FinishReason.STOP:
+            request.late_tokens += tokens
+            self._totals.late_tokens += tokens
+        done.drop(row)
+        self._finish(request, why, events)
+
+    def _publish_early(self, events: list[Event]) -> None:
+        """Publish events before the step: ends and pauses need not wait for a step of others."""
+        if events and self._sink is not None:
+            # Whoever hears of an end must not count its job by older statistics.
+            self._stats = self._snapshot()
+            self._publish(list(events))
+            events.clear()
+
+    # ── endings ──────────────────────────────────────────────────────────────────────────────
+
+    def _finish(self, request: Request, end_reason: EndReason, events: list[Event]) -> None:
+        """End a request: at once, or when its memory is free."""
+        if self.backend.release(request, self._clock()):
+            events.append(self._record(request, end_reason))
+        else:
+            self._deferred.setdefault(request, end_reason)
+
+    def _record(self, request: Request, end_reason: EndReason) -> JobFinished:
+        self._stats_due = True
+        if request.job.constraint is not None:
+            request.job.constraint.drop()
+        return finished(request, end_reason, self._clock())
+
+    def _shut_down(self) -> None:
+        """End all remaining jobs and release the backend. Idempotent."""
+        with self._wake:
+            self._stopped = True
+            inbox = list(self._inbox)
+            self._inbox.clear()
+        events: list[Event] = [self._record(request, DRAINED) for request in inbox]
+        backend = self.backend
+        left = dict.fromkeys([*backend.running, *backend.paused, *backend.waiting, *self._deferred])
+        try:
+            if not self._has_failed:
+                backend.halt()
+                for request in left:
+                    self._finish(request, self._deferred.pop(request, DRAINED), events)
+        except Exception:
+            engine_log.exception("jobs could not be released; their process must end")
+            self._has_failed = True
+        if self._has_failed:
+            # The state of the backend is unknown: all who wait are told, nothing is released.
+            told = {event.job for event in events}
+            for request in left:
+                if request.job not in told:
+                    why = self._deferred.get(request, loss_of(request.job))
+                    events.append(self._record(request, why))
+        self._publish(events)
+        backend.close()
+        self._stats = self._snapshot()
+
+    def _snapshot(self) -> WorkerStats:
+        counts: dict[str, Any] = self.backend.counts()
+        totals, step_time = self._totals, self._step_time
+        return WorkerStats(
+            step_ms=step_time.step_s * 1e3,
+            prefill_tokens_per_s=step_time.prefill_tokens_per_s,
+            tokens_total=totals.tokens,
+            late_tokens_total=totals.late_tokens,
+            jobs_total=totals.jobs,
+            check_us=self._expiry.check_us,
+            steps_total=totals.steps,
+            busy_ms_total=totals.busy_s * 1e3,
+            prefill_tokens_total=totals.prompt_tokens,
+            not_finite_total=totals.not_finite,
+            **counts,
+        )
+
+
+def _head(
+    ids: list[int], logprobs: list[TokenLogprob] | None, count: int
+) -> tuple[list[int], list[TokenLogprob] | None]:
+    return ids[:count], logprobs and logprobs[:count]
+
+
+def _normalised(vector: NDArray[np.float32]) -> bytes:
+    """``vector`` scaled to length 1, little-endian float32; a sum of states does as a mean."""
+    wide = vector.astype(np.float64)
+    return (wide / max(float(np.linalg.norm(wide)), 1e-12)).astype("<f4").tobytes()
