@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from orchestrator.clock import LoopClock
 from orchestrator.errors import TidegateError
-from orchestrator.lanes import Lane, LaneConfig, LaneFactory
+from orchestrator.lanes import Lane, LaneConfig, make_lane
 from protocol import (
     Delta,
     End,
@@ -100,7 +100,7 @@ async def lane_to(entry: str, *, opens: bool = True) -> AsyncIterator[tuple[Lane
     """``opens``: it is open."""
     news = News()
     clock = LoopClock(asyncio.get_running_loop())
-    lane = LaneFactory()(entry, LaneConfig(), news, clock, random.Random(3))
+    lane = make_lane(entry, LaneConfig(), news, clock, random.Random(3))
     lane.start()
     try:
         await news.until(lambda: lane.is_open or not opens)

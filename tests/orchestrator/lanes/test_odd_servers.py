@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 
 from orchestrator.lanes import Lane
-from orchestrator.lanes.http import vllm
-from orchestrator.lanes.http.http_lane import ServerEvent, decoded
-from orchestrator.lanes.http.vllm import VllmLane
-from orchestrator.lanes.lane_job import JobFailed
-from orchestrator.lanes.text_only import PromptText
+from orchestrator.lanes.servers import completions
+from orchestrator.lanes.servers.completions import ServerEvent, decoded
+from orchestrator.lanes.servers.job import JobFailed
+from orchestrator.lanes.servers.kinds import VllmLane
+from orchestrator.lanes.servers.text import PromptText
 from protocol import NO_TOKEN_ID, Code, FinishReason, Sampling
 from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
@@ -58,7 +58,7 @@ async def run(lane: Lane, sampling: Sampling = GREEDY, budget_ms: float = 60_000
 
 @pytest.mark.parametrize("error", ["1e999", '{"message": 1e999}', "[" * 900 + "]" * 900])
 def test_an_error_that_cannot_be_read_is_told_as_it_came(error: str) -> None:
-    event = memoryview(f'{{"error": {error}}}'.encode())
+    event = f'{{"error": {error}}}'.encode()
     with pytest.raises(JobFailed) as failed:
         decoded(msgspec.json.Decoder(ServerEvent), event)
     assert failed.value.code is Code.ENGINE_ERROR
@@ -238,7 +238,7 @@ class NeverDone(VllmServer):
 async def test_a_text_that_is_whole_waits_only_a_moment_for_what_is_said_of_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm, "USAGE_S", 0.01)
+    monkeypatch.setattr(completions, "USAGE_S", 0.01)
     server = NeverDone()
     async with served(server, folder) as (lane, _):
         job = await run(lane)
@@ -249,12 +249,12 @@ async def test_a_text_that_is_whole_waits_only_a_moment_for_what_is_said_of_it(
 async def test_a_text_that_is_whole_misses_no_deadline_by_what_is_said_of_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm, "USAGE_S", 60.0)
+    monkeypatch.setattr(completions, "USAGE_S", 60.0)
     async with served(NeverDone(), folder) as (lane, _):
         assert isinstance(lane, VllmLane)
         job = News()
         submit(lane, job)
-        (one,) = lane._running.values()
+        (one,) = lane._jobs.values()
         await job.until(lambda: one.finish is not None)
         one.ends_at = 0.0
         lane._deadline_passed(one)
@@ -266,7 +266,7 @@ async def test_a_request_that_a_library_cancels_is_lost_at_once(
 ) -> None:
     """gRPC's calls do so when their channel breaks in certain ways."""
 
-    async def cancelled(lane: VllmLane, job: object) -> None:
+    async def cancelled(lane: VllmLane, job: object, prompt: object) -> None:
         raise asyncio.CancelledError
 
     monkeypatch.setattr(VllmLane, "_generate", cancelled)
