@@ -35,7 +35,7 @@ class News:
         self.ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
-        self.started = 0
+        self.started = self.paused = self.resumed = 0
         self.ends: list[End] = []
         self.lost: list[str] = []
 
@@ -84,9 +84,11 @@ class News:
             assert len(delta.logprobs) == len(delta.ids)
             self.logprobs += delta.logprobs
 
-    def on_paused(self) -> None: ...
+    def on_paused(self) -> None:
+        self.paused += 1
 
-    def on_resumed(self) -> None: ...
+    def on_resumed(self) -> None:
+        self.resumed += 1
 
     def on_ended(self, end: End) -> None:
         self.ends.append(end)
