@@ -27,8 +27,7 @@ from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_se
 from orchestrator.settings.derived import journal_config
 from orchestrator.sharing import make_sharing
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.journal.file import open_journal
-from orchestrator.tasks.journal.lock import JournalHeld
+from orchestrator.tasks.journal.file import JournalHeld, open_journal
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from perf.stack.constants import set_constants

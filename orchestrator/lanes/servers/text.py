@@ -59,7 +59,7 @@ class PromptText:
         return text
 
     async def prompt_of(self, ids: Sequence[int]) -> str:
-        """As ``text_of``, a long one on a thread."""
+        """Make the text of a prompt, a long one on a thread. Raises ``UnsendablePrompt``."""
         if len(ids) <= INLINE_IDS:
             return self.text_of(ids)
         return await asyncio.to_thread(self.text_of, ids)

@@ -1,10 +1,8 @@
 """OR-5: what becomes of tasks that had not ended; each gets one terminal record, and runs once."""
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import aiohttp
@@ -15,7 +13,6 @@ from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
 from orchestrator.tasks.journal import (
     file_store,
-    store,
 )
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.records import Ended, unpack_ids
@@ -553,36 +550,6 @@ async def test_prompts_are_gone_with_their_task(restarts: Restarts, worker: Fake
         assert not await asyncio.to_thread(is_there, what)
     again = await restarts.start(worker)
     assert (await status_of(again, task_id))["text"].startswith("w0 ")
-
-
-async def test_results_and_rows_go_when_their_time_has_come(
-    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "TIDY_EVERY_S", 0.02)
-    service = await restarts.start(
-        worker, journal__keep_results_s=0, KEPT_TASKS=NONE_KEPT, KEEP_OUTCOMES_S=1000.0
-    )
-    task_id = await task_of(service, key="mine")
-    await events_of(service, task_id)
-
-    def count(table: str) -> int:
-        with closing(sqlite3.connect(restarts.path)) as db:
-            return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-
-    while await asyncio.to_thread(count, "results"):
-        pass
-    status = await status_of(service, task_id)
-    assert (status["outcome"], status["text"], status["text_removed"]) == ("met", "", True)
-    assert status["usage"]["completion_tokens"] == 6
-    assert await task_of(service, key="mine") == task_id
-    await restarts.die()
-    again = await restarts.start(
-        worker, journal__keep_results_s=0, KEEP_OUTCOMES_S=0.0, KEPT_TASKS=NONE_KEPT
-    )
-    while await asyncio.to_thread(count, "tasks"):
-        pass
-    async with again.http.get(f"/v2/tasks/{task_id}") as response:
-        assert response.status == 404
 
 
 async def test_others_cannot_read_a_recovered_task(restarts: Restarts, worker: FakeWorker) -> None:
