@@ -25,9 +25,9 @@ from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, LoopDelay, TimeLimits
 from orchestrator.extension import Core, build_rooms
 from orchestrator.health import HealthBoard
+from orchestrator.instances.addresses import is_source
 from orchestrator.instances.concurrency import MOST_BACKLOG
 from orchestrator.instances.discovery import DiscoverySync, source_of
-from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
 from orchestrator.instances.monitor import InstanceMonitor
 from orchestrator.instances.needed import NEED, Need

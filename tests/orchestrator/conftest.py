@@ -219,7 +219,7 @@ HOMES: Final = {
     "KEEP_OUTCOMES_S": "orchestrator.tasks.journal.store",
     "KEPT_TASKS": "orchestrator.build",
     "LEASE_S": "orchestrator.state.connection",
-    "LOOK_EVERY_S": "orchestrator.instances.discovery.sources",
+    "LOOK_EVERY_S": "orchestrator.instances.discovery",
     "MAX_BYTES": "orchestrator.admission.images",
     "MAX_COUNT": "orchestrator.admission.images",
     "MAX_PIXELS": "orchestrator.admission.images",
