@@ -8,10 +8,12 @@ another member finds one that renews its lease no more.
 import asyncio
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.tasks.journal import store
+from protocol import Submit
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.state.conftest import Sharing, freeze, state_of, until_in_store
 from tests.orchestrator.tasks.journal.conftest import (
@@ -19,11 +21,13 @@ from tests.orchestrator.tasks.journal.conftest import (
     Restarts,
     events_of,
     ready_of,
+    recovered,
     running,
     speaking,
     status_of,
     submit,
     task_of,
+    until_journalled,
 )
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -117,33 +121,42 @@ class InSharedStore(Stored):
 class EveryStore:
     """The suite; a subclass has the fixture ``stored``."""
 
-    async def test_a_queued_task_runs_with_its_own_deadline(
-        self, stored: Stored, worker: FakeWorker
+    @pytest.mark.parametrize("cut", range(4))
+    async def test_every_prefix_of_a_life_has_one_end(
+        self, stored: Stored, worker: FakeWorker, cut: int
     ) -> None:
-        worker.plan = lambda job: Plan(stall_at=0)
+        """Accepted, two batches of tokens, the end: whichever was last, the text is the same, and
+        so are its events and its deadline."""
         service = await stored.start(worker)
-        task_id = await task_of(service, deadline_ms=60_000)
-        before = await status_of(service, task_id)
-        worker.plan = lambda job: Plan()
-        again = await stored.next(service, worker, 1)
-        events = await events_of(again, task_id)
-        assert [event.event for event in events] == ["queued", "started", *["token"] * 6, "end"]
-        assert [int(event.id) for event in events] == list(range(9))
-        after = await status_of(again, task_id)
-        assert after["outcome"] == "met" and after["text"] == "w0 w1 w2 w3 w4 w5 "
-        assert after["deadline_unix_ms"] == before["deadline_unix_ms"]
+        stops = [Plan(stall_at=0), Plan(stall_at=2), Plan(stall_at=5), Plan()]
+        letters = service.orchestrator.model("").tokens
+        submits = 1 if cut == 3 else 2
 
-    async def test_a_running_task_goes_on_where_it_was(
-        self, stored: Stored, worker: FakeWorker
-    ) -> None:
-        service = await stored.start(worker)
-        task_id = await running(service, worker)
-        worker.plan = lambda job: speaking(service)
-        again = await stored.next(service, worker, 1)
-        events = await events_of(again, task_id, after="3")
-        assert [event.id for event in events][:2] == ["4", "5"]
-        assert events[-1].event == "end"
-        assert (await status_of(again, task_id))["outcome"] == "met"
+        def plan(job: Submit) -> Plan:
+            chosen = stops[cut] if len(worker.submits) == 1 else Plan()
+            chosen.speak = lambda at: (70 + at, letters.text_of([70 + at]))
+            return chosen
+
+        worker.plan = plan
+        terms: dict[str, Any] = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 8}
+        task_id = await task_of(service, deadline_ms=60_000, **terms)
+        before = await status_of(service, task_id)
+        if cut == 3:
+            await events_of(service, task_id)
+        elif cut:
+            await until_journalled(service, (0, 2, 5)[cut])
+        again = await stored.next(service, worker, submits - 1)
+        events = await events_of(again, task_id)
+        assert [int(event.id) for event in events] == list(range(11))
+        text = "".join(e.json()["text"] for e in events if e.event == "token")
+        assert text == letters.text_of(range(73, 81))
+        after = await status_of(again, task_id)
+        assert after["outcome"] == "met"
+        assert after["deadline_unix_ms"] == before["deadline_unix_ms"]
+        third = await stored.next(again, worker)
+        last = (await events_of(third, task_id))[-1]
+        assert (last.event, last.data) == (events[-1].event, events[-1].data)
+        assert recovered(third) == {} and len(worker.submits) == submits
 
     async def test_an_ended_task_is_replayed(self, stored: Stored, worker: FakeWorker) -> None:
         service = await stored.start(worker)

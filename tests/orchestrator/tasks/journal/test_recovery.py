@@ -16,7 +16,6 @@ from orchestrator.tasks.journal import (
 )
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.records import Ended, unpack_ids
-from protocol import Submit
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -38,43 +37,6 @@ from tests.support.steady_loop import advance
 SECRET = "the password is swordfish"
 
 NONE_KEPT = {"keep_count": 0}
-
-
-@pytest.mark.parametrize("cut", range(4))
-async def test_every_prefix_of_a_life_has_one_end(
-    restarts: Restarts, worker: FakeWorker, cut: int
-) -> None:
-    """Accepted, two batches of tokens, the end: whichever was last, the text is the same, and so
-    are its events."""
-    service = await restarts.start(worker)
-    stops = [Plan(stall_at=0), Plan(stall_at=2), Plan(stall_at=5), Plan()]
-    letters = service.orchestrator.model("").tokens
-
-    def plan(job: Submit) -> Plan:
-        chosen = stops[cut] if len(worker.submits) == 1 else Plan()
-        chosen.speak = lambda at: (70 + at, letters.text_of([70 + at]))
-        return chosen
-
-    worker.plan = plan
-    terms: dict[str, Any] = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 8}
-    task_id = await task_of(service, **terms)
-    if cut == 3:
-        await events_of(service, task_id)
-    elif cut:
-        await until_journalled(service, (0, 2, 5)[cut])
-    await restarts.die()
-    again = await restarts.start(worker)
-    events = await events_of(again, task_id)
-    assert [int(event.id) for event in events] == list(range(11))
-    assert "".join(e.json()["text"] for e in events if e.event == "token") == letters.text_of(
-        range(73, 81)
-    )
-    assert len(worker.submits) == (1 if cut == 3 else 2)
-    await restarts.die()
-    third = await restarts.start(worker)
-    last = (await events_of(third, task_id))[-1]
-    assert (last.event, last.data) == (events[-1].event, events[-1].data)
-    assert recovered(third) == {} and len(worker.submits) == (1 if cut == 3 else 2)
 
 
 async def test_dl18_what_was_decoding_before_a_restart_is_no_wait_after_it(
