@@ -253,30 +253,24 @@ class StreamLane(Lane):
         """Hand a frame's parts to their jobs; returns how many tokens there were."""
         jobs = self._jobs
         for started in frame.started:
-            sink = jobs.get(started.handle)
-            if sink is not None:
+            if (sink := jobs.get(started.handle)) is not None:
                 sink.on_started(started.wait_ms)
         for handle, prompt in frame.prompts:
-            sink = jobs.get(handle)
-            if sink is not None:
+            if (sink := jobs.get(handle)) is not None:
                 sink.on_prompt(prompt)
         tokens = 0
         for delta in frame.deltas:
             tokens += len(delta.ids)
-            sink = jobs.get(delta.handle)
-            if sink is not None:
+            if (sink := jobs.get(delta.handle)) is not None:
                 sink.on_tokens(delta, now)
         for handle in frame.paused:
-            sink = jobs.get(handle)
-            if sink is not None:
+            if (sink := jobs.get(handle)) is not None:
                 sink.on_paused()
         for handle in frame.resumed:
-            sink = jobs.get(handle)
-            if sink is not None:
+            if (sink := jobs.get(handle)) is not None:
                 sink.on_resumed()
         for end in frame.ends:
-            sink = jobs.pop(end.handle, None)
-            if sink is not None:
+            if (sink := jobs.pop(end.handle, None)) is not None:
                 sink.on_ended(end)
         self.tokens_total += tokens
         self.frames_total += 1

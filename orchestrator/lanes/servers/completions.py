@@ -164,14 +164,14 @@ class HttpLane(PolledLane):
 
     async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
         body = msgspec.json.encode(self._request(job, prompt))
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None) as limit:
+        with suppress(TimeoutError):  # of the wait for what is still said after the text
+            async with asyncio.timeout(None) as limit:
+                try:
                     await self._read_answer(job, body, limit)
-        except aiohttp.ClientError as error:
-            raise ServerLost(f"its connection broke: {_said(error)}") from None
-        except EventTooLong as error:
-            raise JobFailed(Code.ENGINE_ERROR, f"its server sent {error}") from None
+                except aiohttp.ClientError as error:
+                    raise ServerLost(f"its connection broke: {_said(error)}") from None
+                except EventTooLong as error:
+                    raise JobFailed(Code.ENGINE_ERROR, f"its server sent {error}") from None
         if job.finish is None:  # the body just ended
             raise ServerLost("its answer ended early")
         return job.finish
