@@ -46,8 +46,7 @@ from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.settings.derived import journal_config
 from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.sharing import Sharing, make_sharing
-from orchestrator.tasks.journal.file import JournalFile, open_journal
-from orchestrator.tasks.journal.lock import JournalError, JournalHeld
+from orchestrator.tasks.journal.file import JournalError, JournalFile, JournalHeld, open_journal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
 from worker.environment import guide_to

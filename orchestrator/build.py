@@ -25,15 +25,15 @@ from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, LoopDelay, TimeLimits
 from orchestrator.extension import Core, build_rooms
 from orchestrator.health import HealthBoard
+from orchestrator.instances.addresses import is_source
 from orchestrator.instances.concurrency import MOST_BACKLOG
 from orchestrator.instances.discovery import DiscoverySync, source_of
-from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
 from orchestrator.instances.monitor import InstanceMonitor
 from orchestrator.instances.needed import NEED, Need
 from orchestrator.instances.registry import LaneMaker, Registry
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.lanes import LaneFactory
+from orchestrator.lanes import make_lane as make_any_lane
 from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.loading.demand import DemandConfig, ModelDemand
@@ -264,7 +264,7 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
         settings.lanes,
         clock,
         common.rng,
-        LaneFactory() if make_lane is None else make_lane,
+        make_lane or make_any_lane,
         max_backlog=MOST_BACKLOG,
     )
     models = ServedModels(

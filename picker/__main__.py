@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
+from orchestrator.instances.addresses import is_source
 from orchestrator.instances.discovery import DiscoverySync, source_of
-from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.telemetry import log

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.lanes.http.sse import EventTooLong, SseDecoder
+from orchestrator.lanes.sse import EventReader, EventTooLong
 from picker.pod import AnswerEnd
 
 MAX_BYTES: Final = 2**20
@@ -56,7 +56,7 @@ class AnswerReader:
         is_plain = not encoding or encoding == "identity"
         self._events = None
         if is_plain and content_type.startswith("text/event-stream"):
-            self._events = SseDecoder(_MAX_EVENT_BYTES)
+            self._events = EventReader(_MAX_EVENT_BYTES)
         is_json = content_type.partition(";")[0].strip() == "application/json"
         self._body = bytearray() if is_plain and is_json else None
         self.tokens = 0
@@ -75,7 +75,7 @@ class AnswerReader:
                 self._events = None
                 return
             for event in events:
-                self._take(bytes(event.data))
+                self._take(event)
         elif self._body is not None:
             if len(self._body) + len(chunk) > MAX_BYTES:
                 self._body = None

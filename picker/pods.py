@@ -7,7 +7,7 @@ from typing import Final
 import aiohttp
 
 from orchestrator.clock import Clock
-from orchestrator.instances.discovery.sync import DiscoverySync
+from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.telemetry.log import fields, lane_log
 from picker.choice import Prospect
 from picker.pod import Pod

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from catalog.hosts import is_numeric
-from orchestrator.instances.discovery.addresses import check_entry, is_source
+from orchestrator.instances.addresses import check_entry, is_source
 from orchestrator.lanes.endpoint import is_url
 from orchestrator.settings.room_section import RoomSection
 from worker.environment import Names

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from clips.dispatch.job import MODEL
-from orchestrator.lanes.triton_messages import service_pb2
+from orchestrator.lanes.wire import service_pb2
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 RECIPE: Final = "recipe"

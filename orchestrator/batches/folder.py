@@ -25,8 +25,13 @@ from catalog.atomic import UNFINISHED, write_atomically
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.frames import FrameWriter, read_frames
 from orchestrator.batches.records import LineOutcome, StoredBatch, StoredFile
-from orchestrator.tasks.journal.file import JournalConfig, JournalFile, open_journal
-from orchestrator.tasks.journal.lock import JournalError, JournalHeld
+from orchestrator.tasks.journal.file import (
+    JournalConfig,
+    JournalError,
+    JournalFile,
+    JournalHeld,
+    open_journal,
+)
 from orchestrator.telemetry.log import fields, service_log
 
 _RECORD, _DATA = ".record", ".data"

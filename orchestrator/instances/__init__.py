@@ -4,7 +4,7 @@
 - ``instance``       one Triton: lanes, card, load, state; ``candidate`` is it as placement sees it
 - ``monitor``        decides the states by what lanes report, and by heartbeats
 - ``served_models``  models by name, each with the encoder of its prompts
-- ``discovery``      keeps the registry in step with where addresses come from
+- ``discovery``      keeps the registry in step with where addresses come from; ``addresses``: names
 - ``breaker``        takes out an instance that fails; says what a job's end counts as
 - ``concurrency``    how many jobs to have in flight there
 - ``prefix_index``   which instance holds which KV blocks

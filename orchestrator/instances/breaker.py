@@ -12,7 +12,7 @@ Only what an instance does itself is a failure: an error, or taking far longer t
 it, and by far more than its peers exceed their predictions. A deadline that was too tight, a cancel
 or a client that left is not. At most a share of an instance's peers is ejected at once, never the
 last one: if none would be left, all are used again. The exception is an instance that fails
-everything: one that has failed ``BreakerConfig.blackout`` jobs in a row gets probes only, whatever
+everything: one that has failed ``BLACKOUT`` jobs in a row gets probes only, whatever
 becomes of the others.
 """
 
@@ -22,14 +22,34 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Protocol
+from typing import Final, Protocol
 
 from orchestrator.instances.instance import Instance
 from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.telemetry.log import fields, service_log
 from protocol import AbortCause, Code, End, FinishReason
 
-_SAME_LOSS_S = 1.0
+WINDOW: Final = 20
+"""How many of the latest jobs count."""
+MIN_RESULTS: Final = 5
+FAILURE_SHARE: Final = 0.5
+"""The share of failed jobs that opens the breaker."""
+SLOW_RATIO: Final = 3.0
+"""Actual over predicted time that is a failure, in units of the peers' usual ratio …"""
+SLOW_FLOOR_MS: Final = 250.0
+"""… if it also takes this many ms more: short jobs easily take three times as long."""
+OPEN_S: Final = 5.0
+"""Seconds that a breaker stays open at first; doubled each time it opens again without a recovery,
+up to ``MAX_OPEN_S``."""
+MAX_OPEN_S: Final = 60.0
+PROBES: Final = 2
+"""Most jobs at once while half open."""
+PROBES_TO_CLOSE: Final = 3
+BLACKOUT: Final = 8
+"""Number of jobs failed in a row after which even the last instance is ejected."""
+MAX_EJECTED: Final = 0.5
+"""Share of an instance's peers, itself included, whose breakers may be open together."""
+_SAME_LOSS_S: Final = 1.0
 """Seconds within which lost jobs count as lost with one lane, which is one failure."""
 
 
@@ -57,32 +77,6 @@ class JobResult(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerConfig:
-    """Settings of when a breaker opens, and for how long."""
-
-    window: int = 20
-    """How many of the latest jobs count."""
-    min_results: int = 5
-    failure_share: float = 0.5
-    """The share of failed jobs that opens the breaker."""
-    slow_ratio: float = 3.0
-    """Actual over predicted time that is a failure, in units of the peers' usual ratio …"""
-    slow_floor_ms: float = 250.0
-    """… if it also takes this many ms more: short jobs easily take three times as long."""
-    open_s: float = 5.0
-    """Seconds that a breaker stays open at first; doubled each time it opens again without a
-    recovery, up to ``max_open_s``."""
-    max_open_s: float = 60.0
-    probes: int = 2
-    """Most jobs at once while half open."""
-    probes_to_close: int = 3
-    blackout: int = 8
-    """Number of jobs failed in a row after which even the last instance is ejected."""
-    max_ejected: float = 0.5
-    """Share of an instance's peers, itself included, whose breakers may be open together."""
-
-
-@dataclass(frozen=True, slots=True)
 class BreakerToken:
     """A job under way; ``probe`` is the half-open period that it probes, 0 for none."""
 
@@ -102,11 +96,10 @@ class _Sample:
 class Breaker:
     """One instance's breaker. ``Breakers`` decides what is a failure, and whether it may open."""
 
-    def __init__(self, config: BreakerConfig) -> None:
-        self._config = config
-        self._samples: deque[_Sample] = deque(maxlen=config.window)
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque(maxlen=WINDOW)
         self._state = BreakerState.CLOSED
-        self._open_s = config.open_s
+        self._open_s = OPEN_S
         self._open_until = 0.0
         self._period = 0
         self._probing = 0
@@ -116,7 +109,7 @@ class Breaker:
 
     @property
     def is_dark(self) -> bool:
-        return self._errors >= self._config.blackout
+        return self._errors >= BLACKOUT
 
     def open_s(self, now: float) -> float:
         """Seconds for which the instance still gets no work, not even probes; 0 unless open."""
@@ -132,7 +125,7 @@ class Breaker:
     def admits(self, now: float) -> bool:
         state = self.state(now)
         if state is BreakerState.HALF_OPEN:
-            return self._probing < self._config.probes
+            return self._probing < PROBES
         return state is BreakerState.CLOSED
 
     def begin(self, now: float) -> int:
@@ -156,14 +149,10 @@ class Breaker:
         if state is BreakerState.OPEN or sample is None:
             return False  # jobs sent before the breaker opened tell nothing new
         self._samples.append(sample)
-        failures = sum(s.failed for s in self._samples)
-        is_bad = len(
-            self._samples
-        ) >= self._config.min_results and failures >= self._config.failure_share * len(
-            self._samples
-        )
+        count, failures = len(self._samples), sum(s.failed for s in self._samples)
+        is_bad = count >= MIN_RESULTS and failures >= FAILURE_SHARE * count
         if sample.failed and ((is_bad and may_open) or self.is_dark):
-            self._open(now, self._config.open_s)
+            self._open(now, OPEN_S)
             return True
         return False
 
@@ -171,7 +160,7 @@ class Breaker:
     def usual_ratio(self) -> float | None:
         """Median ratio of actual to predicted time of the instance's jobs; None while unknown."""
         ratios = [s.ratio for s in self._samples if s.ratio is not None]
-        return median(ratios) if len(ratios) >= self._config.min_results else None
+        return median(ratios) if len(ratios) >= MIN_RESULTS else None
 
     def _end_probe(self, probe: int, sample: _Sample | None, now: float) -> bool:
         if probe != self._period:
@@ -180,10 +169,10 @@ class Breaker:
         if sample is None:
             return False
         if sample.failed:
-            self._open(now, min(2 * self._open_s, self._config.max_open_s))
+            self._open(now, min(2 * self._open_s, MAX_OPEN_S))
             return True
         self._good_probes += 1
-        if self._good_probes >= self._config.probes_to_close:
+        if self._good_probes >= PROBES_TO_CLOSE:
             self._state = BreakerState.CLOSED
         return False
 
@@ -203,7 +192,6 @@ class Breakers:
         peers: Callable[[str], Collection[str]],
         now: Callable[[], float],
     ) -> None:
-        self._config = BreakerConfig()
         self._peers = peers
         self._now = now
         self._breakers: dict[str, Breaker] = {}
@@ -240,7 +228,7 @@ class Breakers:
     ) -> bool:
         """Count a job's end; ``predicted_ms`` is 0 if unknown. True if the breaker opened."""
         name = token.instance
-        breaker = self._breakers.setdefault(name, Breaker(self._config))
+        breaker = self._breakers.setdefault(name, Breaker())
         sample = self._sample(name, result, predicted_ms, actual_ms)
         opened = breaker.end(token.probe, sample, self._now(), may_open=self._may_open(name))
         self.ejections[name] += opened
@@ -266,8 +254,8 @@ class Breakers:
         ratio = actual_ms / predicted_ms if predicted_ms > 0 else None
         slow = (
             ratio is not None
-            and actual_ms - predicted_ms > self._config.slow_floor_ms
-            and ratio > self._config.slow_ratio * self._usual_elsewhere(name)
+            and actual_ms - predicted_ms > SLOW_FLOOR_MS
+            and ratio > SLOW_RATIO * self._usual_elsewhere(name)
         )
         if result is JobResult.DEADLINE and not slow:
             return None
@@ -288,7 +276,7 @@ class Breakers:
     def _may_open(self, name: str) -> bool:
         peers = set(self._peers(name)) | {name}
         ejected = sum(self.state(peer) is not BreakerState.CLOSED for peer in peers - {name})
-        return ejected + 1 <= math.floor(self._config.max_ejected * len(peers))
+        return ejected + 1 <= math.floor(MAX_EJECTED * len(peers))
 
     def _admits(self, instance: str) -> bool:
         breaker = self._breakers.get(instance)

@@ -5,26 +5,41 @@
 - ``grpc_call`` such a call, on the event loop; ``http2``: the frames beneath it
 - ``reconnector`` session after session with a peer, with pauses between them; slot links use it too
 - ``wire``   messages and frames in and out of Triton's protobuf; the only place that builds one
-- ``endpoint`` how instances of other kinds are named; ``factory`` makes the lane for each
-- ``polled`` what those kinds share: jobs with deadlines, health by asking (``lane_job``, ``meter``)
-- ``plain_lane`` Triton's LLM backends by their plain contract, which ``plain_contract`` speaks
-- ``http/``  servers over HTTP
-- ``cards`` what is known of their models; ``text_only`` for those without ids
+- ``swap_call`` asks a worker to serve another model
+- ``endpoint`` how instances of other kinds are named
+- ``servers/`` lanes to those; ``sse`` reads what they stream
 """
 
+import random
+
+from orchestrator.clock import Clock
 from orchestrator.lanes.base import Lane, LaneOwner
 from orchestrator.lanes.config import LaneConfig
-from orchestrator.lanes.endpoint import ServerKind, kind_of, name_of
-from orchestrator.lanes.factory import LaneFactory
+from orchestrator.lanes.endpoint import ServerKind, is_url, kind_of, name_of, read_endpoint
 from orchestrator.lanes.lane import StreamLane
+from orchestrator.lanes.servers.kinds import HTTP_LANES
 
 __all__ = [
     "Lane",
     "LaneConfig",
-    "LaneFactory",
     "LaneOwner",
     "ServerKind",
     "StreamLane",
     "kind_of",
+    "make_lane",
     "name_of",
 ]
+
+
+def make_lane(
+    entry: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random
+) -> Lane:
+    """The lane that the kind of the instance ``entry`` needs."""
+    if not is_url(entry):
+        return StreamLane(entry, config, owner, clock, rng)
+    endpoint = read_endpoint(entry)
+    if endpoint.kind is ServerKind.TRITON:
+        from orchestrator.lanes.servers.plain import PlainLane  # with gRPC's own client
+
+        return PlainLane(endpoint, config, owner, clock, rng)
+    return HTTP_LANES[endpoint.kind](endpoint, config, owner, clock, rng)

@@ -6,7 +6,7 @@ submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its
 """
 
 from abc import ABC, abstractmethod
-from typing import NotRequired, Protocol, TypedDict, Unpack
+from typing import Final, NotRequired, Protocol, TypedDict, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
@@ -21,6 +21,9 @@ from protocol import (
     PromptLogprobs,
     Sampling,
 )
+
+SAMPLE_EVERY: Final = 64
+"""One frame in this many is timed from its decoding to its tokens being written (LB-8)."""
 
 
 class JobSink(Protocol):
@@ -39,7 +42,7 @@ class JobSink(Protocol):
         """The job stands still; ``on_resumed``, ``on_ended`` or ``on_lost`` follows."""
 
     def on_resumed(self) -> None:
-        """The job goes on."""
+        """The job runs again."""
 
     def on_ended(self, end: End) -> None:
         """The job's terminal record; nothing follows."""
@@ -115,12 +118,12 @@ class Lane(ABC):
         self.submitted_total = 0
         self._owner = owner
         self._clock = clock
-        self._jobs: dict[int, JobSink] = {}
-        self._next_handle = 0
+        self._until_sample = SAMPLE_EVERY
 
     @property
+    @abstractmethod
     def load(self) -> int:
-        return len(self._jobs)
+        """Number of jobs that take a place at the instance."""
 
     @property
     def is_relieved(self) -> bool:
@@ -145,13 +148,11 @@ class Lane(ABC):
     def cancel(self, handle: int, cause: AbortCause) -> None:
         """Stop a job within one engine step. Idempotent; its end is still reported."""
 
-    @abstractmethod
-    def pause(self, handle: int) -> None:
+    def pause(self, handle: int) -> None:  # noqa: B027 - of no use for some kinds
         """Make a job stand still, with its KV kept. Idempotent; for workers that ``can_pause``."""
 
-    @abstractmethod
-    def resume(self, handle: int) -> None:
-        """Make a paused job go on. Idempotent."""
+    def resume(self, handle: int) -> None:  # noqa: B027 - of no use for some kinds
+        """Make a paused job continue. Idempotent."""
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
@@ -163,64 +164,30 @@ class Lane(ABC):
         """Close the lane for good: the worker stops what still runs on it. Idempotent."""
 
     def break_off(self, reason: str) -> None:
-        """Give this connection up and connect anew."""
+        """Give this connection up and make another."""
         self._sessions.break_off(reason)
 
-    @abstractmethod
-    def reopen(self) -> None:
-        """Connect anew, because another lane to this worker was found to be stale."""
+    def reopen(self) -> None:  # noqa: B027 - of no use for some kinds
+        """Connect again, because another lane to this worker was found to be stale."""
 
     @abstractmethod
     def describe(self) -> None:
         """Ask for the card and a full report of the prefix cache."""
 
-    @abstractmethod
-    def probe(self) -> None:
+    def probe(self) -> None:  # noqa: B027 - of no use for some kinds
         """Check that what is sent still arrives, if nothing else would show it; call it often."""
 
     # ── for kinds of lanes ───────────────────────────────────────────────────────────────────
 
-    def _add_job(self, sink: JobSink) -> int:
-        handle = self._next_handle
-        self._next_handle += 1
-        self.submitted_total += 1
-        self._jobs[handle] = sink
-        return handle
+    def _sample_emission(self, since: float, tokens: int) -> None:
+        """Tell how long ``tokens`` took since ``since``, once in ``SAMPLE_EVERY`` calls."""
+        self._until_sample -= 1
+        if self._until_sample <= 0 and tokens:
+            self._until_sample = SAMPLE_EVERY
+            self._owner.emission_sampled(self._clock.now() - since, tokens)
 
-    def _lose_jobs(self) -> None:
-        jobs, self._jobs = self._jobs, {}
-        for sink in jobs.values():
-            sink.on_lost(InstanceLost("the instance that worked on this was lost; try again"))
 
-    def _dispatch(self, frame: Frame, now: float) -> int:
-        """Hand a frame's parts to their jobs; returns how many tokens there were."""
-        jobs = self._jobs
-        for started in frame.started:
-            sink = jobs.get(started.handle)
-            if sink is not None:
-                sink.on_started(started.wait_ms)
-        for handle, prompt in frame.prompts:
-            sink = jobs.get(handle)
-            if sink is not None:
-                sink.on_prompt(prompt)
-        tokens = 0
-        for delta in frame.deltas:
-            tokens += len(delta.ids)
-            sink = jobs.get(delta.handle)
-            if sink is not None:
-                sink.on_tokens(delta, now)
-        for handle in frame.paused:
-            sink = jobs.get(handle)
-            if sink is not None:
-                sink.on_paused()
-        for handle in frame.resumed:
-            sink = jobs.get(handle)
-            if sink is not None:
-                sink.on_resumed()
-        for end in frame.ends:
-            sink = jobs.pop(end.handle, None)
-            if sink is not None:
-                sink.on_ended(end)
-        self.tokens_total += tokens
-        self.frames_total += 1
-        return tokens
+def lost(why: str = "") -> InstanceLost:
+    """The error of a job whose instance went away."""
+    said = f": {why}" if why else "; try again"
+    return InstanceLost(f"the instance that worked on this was lost{said}")

@@ -6,9 +6,11 @@ Triton with Tidegate's own worker, whose card says the rest.
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 
@@ -23,28 +25,11 @@ class ServerKind(StrEnum):
     TGI = "tgi"
 
 
-_SCHEMES = {
-    "triton+grpc": ServerKind.TRITON,
-    "vllm+http": ServerKind.VLLM,
-    "vllm+https": ServerKind.VLLM,
-    "llamacpp+http": ServerKind.LLAMACPP,
-    "llamacpp+https": ServerKind.LLAMACPP,
-    "tgi+http": ServerKind.TGI,
-    "tgi+https": ServerKind.TGI,
+_SCHEMES = {"triton+grpc": ServerKind.TRITON} | {
+    f"{kind}+{scheme}": kind
+    for kind in (ServerKind.VLLM, ServerKind.LLAMACPP, ServerKind.TGI)
+    for scheme in ("http", "https")
 }
-_PARAMETERS = (
-    "tokenizer",
-    "model",
-    "alias",
-    "name",
-    "context",
-    "slots",
-    "abort_ms",
-    "weights",
-    "key_file",
-)
-_NAME = re.compile(r"[A-Za-z0-9._:@+\[\]-]{1,128}", re.ASCII)
-_MODEL = re.compile(r"[^\s?#]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +83,8 @@ def read_endpoint(entry: str) -> Endpoint:
             f"no kind of instance is called {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "
             "host:port for Tidegate's own"
         )
-    shape = f"{scheme}://host:port{'/model' if kind is ServerKind.TRITON else ''}?tokenizer=DIR"
+    is_triton = kind is ServerKind.TRITON
+    shape = f"{scheme}://host:port{'/model' if is_triton else ''}?tokenizer=DIR"
     parts = urlsplit(f"//{rest}")
     try:
         port = parts.port
@@ -108,42 +94,19 @@ def read_endpoint(entry: str) -> Endpoint:
         raise ValueError(f"expected {shape}, got {entry[:256]!r}")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     stated = _parameters(parts.query, shape)
-    path = unquote(parts.path).strip("/")
-    model = stated.get("model", "")
-    if kind is ServerKind.TRITON:
+    path, model = unquote(parts.path).strip("/"), stated.pop("model", "")
+    if is_triton:
         if path and model and path != model:
             raise ValueError(f"{shape} names its model twice: {path!r} and {model!r}")
         model = model or path
         if not model:
             raise ValueError(f"expected {shape}: which of Triton's models is meant?")
-        path = ""
-    for field in ("model", "alias"):
-        value = model if field == "model" else stated.get(field, "")
-        if value and not _MODEL.fullmatch(value):
-            raise ValueError(f"{field} must have 1 to 256 characters without spaces: {value!r}")
     address = f"{host}:{port}"
-    name = stated.get("name", "")
-    if not name:
-        what = f"{kind}-{_named(model)}" if kind is ServerKind.TRITON else str(kind)
-        name = f"{what}@{address}"
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"name must be 1 to 128 letters, digits or any of . _ : @ + -: {name!r}")
-    return Endpoint(
-        kind=kind,
-        name=name,
-        host=address,
-        base_url=""
-        if kind is ServerKind.TRITON
-        else f"{scheme.partition('+')[2]}://{address}" + (f"/{path}" if path else ""),
-        tokenizer=Path(stated["tokenizer"]).expanduser(),
-        model=model,
-        alias=stated.get("alias", ""),
-        context=_count(stated, "context"),
-        slots=_count(stated, "slots"),
-        abort_ms=_milliseconds(stated, "abort_ms"),
-        weights=stated.get("weights", ""),
-        key_file=Path(stated["key_file"]).expanduser() if "key_file" in stated else None,
-    )
+    what = f"triton-{re.sub(r'[^A-Za-z0-9._-]', '-', model)[:64]}" if is_triton else str(kind)
+    base_url = "" if is_triton else f"{scheme.partition('+')[2]}://{address}/{path}".rstrip("/")
+    values = {"model": model, "name": f"{what}@{address}"} | stated
+    read = {name: _PARAMETERS[name](name, value) for name, value in values.items() if value}
+    return Endpoint(kind=kind, host=address, base_url=base_url, **read)
 
 
 def _parameters(query: str, shape: str) -> dict[str, str]:
@@ -166,23 +129,33 @@ def _parameters(query: str, shape: str) -> dict[str, str]:
     return stated
 
 
-def _named(model: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", model)[:64]
+def _path(name: str, text: str) -> Path:
+    return Path(text).expanduser()
 
 
-def _count(stated: dict[str, str], name: str) -> int:
-    text = stated.get(name)
-    if text is None:
-        return 0
+def _text(name: str, text: str) -> str:
+    return text
+
+
+def _model(name: str, text: str) -> str:
+    if not re.fullmatch(r"[^\s?#]{1,256}", text):
+        raise ValueError(f"{name} must have 1 to 256 characters without spaces: {text!r}")
+    return text
+
+
+def _name(name: str, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:@+\[\]-]{1,128}", text, re.ASCII):
+        raise ValueError(f"name must be 1 to 128 letters, digits or any of . _ : @ + -: {text!r}")
+    return text
+
+
+def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
         raise ValueError(f"{name} must be a whole number above 0, got {text[:32]!r}")
     return int(text)
 
 
-def _milliseconds(stated: dict[str, str], name: str) -> float | None:
-    text = stated.get(name)
-    if text is None:
-        return None
+def _milliseconds(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -190,3 +163,17 @@ def _milliseconds(stated: dict[str, str], name: str) -> float | None:
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be milliseconds from 0 on, got {text[:32]!r}")
     return value
+
+
+_PARAMETERS: dict[str, Callable[[str, str], Any]] = {
+    "tokenizer": _path,
+    "model": _model,
+    "alias": _model,
+    "name": _name,
+    "context": _count,
+    "slots": _count,
+    "abort_ms": _milliseconds,
+    "weights": _text,
+    "key_file": _path,
+}
+"""Reads each parameter's text."""

@@ -19,12 +19,17 @@ from google.protobuf.message import DecodeError
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
-from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
+from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner, lost
 from orchestrator.lanes.config import OPEN_TIMEOUT_S, RENEW_AFTER_BYTES, LaneConfig
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
-from orchestrator.lanes.triton_messages import service_pb2
-from orchestrator.lanes.wire import BadResponse, to_frame, to_request
+from orchestrator.lanes.wire import (
+    STREAM_METHOD,
+    BadResponse,
+    service_pb2,
+    to_frame,
+    to_request,
+)
 from protocol import (
     PROTOCOL_VERSION,
     AbortCause,
@@ -39,8 +44,6 @@ from protocol import (
     Submit,
 )
 
-SAMPLE_EVERY = 64
-"""One frame in this many is timed from its decoding to its tokens being written (LB-8)."""
 PROBE_S = 2.0
 """Seconds between probes of a lane that carries nothing: Triton may have reloaded its model, and
 then sends messages to the new instance, while the old one goes on with its heartbeats here."""
@@ -58,7 +61,6 @@ class LaneStale(LaneBroken):
     """Messages on the lane do not reach the worker that opened it. A new lane will do."""
 
 
-_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LANE_CLOSED = f"{Code.LANE_CLOSED.value}: "
 _STALE = "the model was reloaded; reopening its lanes"
 _UNAVAILABLE = "has no available versions"
@@ -89,7 +91,8 @@ class StreamLane(Lane):
         """Bytes that Triton keeps of this session."""
         self._is_leaving = False
         """Whether the peer will close the connection: another lane takes over before that."""
-        self._until_sample = SAMPLE_EVERY
+        self._jobs: dict[int, JobSink] = {}
+        self._next_handle = 0
         self._cancels: dict[AbortCause, list[int]] = {}
         self._sessions = Reconnector(
             "lane",
@@ -102,12 +105,20 @@ class StreamLane(Lane):
 
     # ── for those who have work ──────────────────────────────────────────────────────────────
 
+    @property
+    def load(self) -> int:
+        return len(self._jobs)
+
     def submit(self, sink: JobSink, **job: Unpack[JobFields]) -> int:
         assert self.is_open, "submitted to a lane that is not open"
         handle = self._next_handle
         message = Submit(lane=self._name, handle=handle, **job)
         self._post(message, f"{handle}/{message.correlation_id}")
-        return self._add_job(sink)  # only a message that could be encoded is a job here
+        # Only a message that could be encoded is a job here.
+        self._next_handle += 1
+        self.submitted_total += 1
+        self._jobs[handle] = sink
+        return handle
 
     def cancel(self, handle: int, cause: AbortCause) -> None:
         if handle in self._jobs and self.is_open:
@@ -176,7 +187,7 @@ class StreamLane(Lane):
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 call = await open_call(
                     self.address,
-                    _METHOD,
+                    STREAM_METHOD,
                     self._take,
                     self._config.keepalive_s,
                     self._config.tls,
@@ -229,10 +240,7 @@ class StreamLane(Lane):
         tokens = self._dispatch(frame, now)
         has_carried_all = self._carried_bytes >= RENEW_AFTER_BYTES
         self.is_exhausted = self._is_leaving or has_carried_all
-        self._until_sample -= 1
-        if self._until_sample <= 0 and tokens:
-            self._until_sample = SAMPLE_EVERY
-            self._owner.emission_sampled(self._clock.now() - now, tokens)
+        self._sample_emission(now, tokens)
         if (
             frame.stats is not None
             or frame.draining
@@ -240,6 +248,38 @@ class StreamLane(Lane):
             or frame.cache is not None
         ):
             self._owner.lane_reported(self, frame)
+
+    def _dispatch(self, frame: Frame, now: float) -> int:
+        """Hand a frame's parts to their jobs; returns how many tokens there were."""
+        jobs = self._jobs
+        for started in frame.started:
+            if (sink := jobs.get(started.handle)) is not None:
+                sink.on_started(started.wait_ms)
+        for handle, prompt in frame.prompts:
+            if (sink := jobs.get(handle)) is not None:
+                sink.on_prompt(prompt)
+        tokens = 0
+        for delta in frame.deltas:
+            tokens += len(delta.ids)
+            if (sink := jobs.get(delta.handle)) is not None:
+                sink.on_tokens(delta, now)
+        for handle in frame.paused:
+            if (sink := jobs.get(handle)) is not None:
+                sink.on_paused()
+        for handle in frame.resumed:
+            if (sink := jobs.get(handle)) is not None:
+                sink.on_resumed()
+        for end in frame.ends:
+            if (sink := jobs.pop(end.handle, None)) is not None:
+                sink.on_ended(end)
+        self.tokens_total += tokens
+        self.frames_total += 1
+        return tokens
+
+    def _lose_jobs(self) -> None:
+        jobs, self._jobs = self._jobs, {}
+        for sink in jobs.values():
+            sink.on_lost(lost())
 
     def _frame(self, response: service_pb2.ModelStreamInferResponse) -> Frame | None:
         """The frame in a response; None for a response without data."""

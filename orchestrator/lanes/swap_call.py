@@ -12,15 +12,19 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from orchestrator.errors import InstanceLost, InvalidRequest, NotReady, SwapFailed, TidegateError
+from orchestrator.lanes.config import OPEN_TIMEOUT_S
 from orchestrator.lanes.grpc_call import CallEnded, open_call
-from orchestrator.lanes.triton_messages import service_pb2
-from orchestrator.lanes.wire import BadResponse, to_frame, to_request
+from orchestrator.lanes.wire import (
+    STREAM_METHOD,
+    BadResponse,
+    service_pb2,
+    to_frame,
+    to_request,
+)
 from orchestrator.tls import Tls
 from protocol import Code, Swap, SwapPhase, SwapReport
 
-_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _KEEPALIVE_S = 10.0
-_OPEN_S = 5.0
 OnReport = Callable[[SwapReport], None]
 
 
@@ -49,8 +53,8 @@ async def ask_for_swap(
 
     call = None
     try:
-        async with asyncio.timeout(_OPEN_S):
-            call = await open_call(address, _METHOD, take, _KEEPALIVE_S, tls)
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            call = await open_call(address, STREAM_METHOD, take, _KEEPALIVE_S, tls)
         call.send(to_request(message, "swap").SerializeToString())
         either: list[asyncio.Future[Any]] = [done, call.ended]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -5,11 +5,54 @@ costs one protobuf parse and one msgpack parse per frame, and no numpy.
 """
 
 import struct
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.lanes.triton_messages import service_pb2
 from protocol import Frame, LaneMessage, decode_frame, encode
 from protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME, TEXT_INPUT
 
+_CLIENT = "tritonclient.grpc"
+
+
+def _import_messages() -> Any:
+    """Triton's protobuf messages without the client that they come with: it would bring gRPC's own
+    and ``ml_dtypes``, a tenth of the orchestrator's start."""
+    package = find_spec("tritonclient")
+    if _CLIENT in sys.modules or package is None:
+        from tritonclient.grpc import service_pb2
+
+        return service_pb2
+    # Stands for the package while its modules of messages are found; a later import of the client
+    # finds the client, with these messages.
+    stand_in = ModuleType(_CLIENT)
+    folders = package.submodule_search_locations or ()
+    stand_in.__path__ = [str(Path(folder) / "grpc") for folder in folders]
+    sys.modules[_CLIENT] = stand_in
+    try:
+        from tritonclient.grpc import service_pb2
+    finally:
+        del sys.modules[_CLIENT]
+    return service_pb2
+
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import service_pb2
+else:
+    service_pb2 = _import_messages()
+
+__all__ = [
+    "STREAM_METHOD",
+    "BadResponse",
+    "service_pb2",
+    "to_answered_request",
+    "to_frame",
+    "to_request",
+]
+
+STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LENGTH = struct.Struct("<I")
 _EMPTY_ELEMENT = _LENGTH.pack(0)
 

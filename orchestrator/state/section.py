@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator
 
 from catalog.hosts import is_wildcard
 from catalog.paths import OWN_ADDRESS
-from orchestrator.instances.discovery.addresses import check_address
+from orchestrator.instances.addresses import check_address
 from orchestrator.settings.room_section import RoomSection
 
 if TYPE_CHECKING:

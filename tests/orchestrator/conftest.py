@@ -27,8 +27,7 @@ from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_se
 from orchestrator.settings.derived import journal_config
 from orchestrator.sharing import make_sharing
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.journal.file import open_journal
-from orchestrator.tasks.journal.lock import JournalHeld
+from orchestrator.tasks.journal.file import JournalHeld, open_journal
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from perf.stack.constants import set_constants
@@ -220,7 +219,7 @@ HOMES: Final = {
     "KEEP_OUTCOMES_S": "orchestrator.tasks.journal.store",
     "KEPT_TASKS": "orchestrator.build",
     "LEASE_S": "orchestrator.state.connection",
-    "LOOK_EVERY_S": "orchestrator.instances.discovery.sources",
+    "LOOK_EVERY_S": "orchestrator.instances.discovery",
     "MAX_BYTES": "orchestrator.admission.images",
     "MAX_COUNT": "orchestrator.admission.images",
     "MAX_PIXELS": "orchestrator.admission.images",

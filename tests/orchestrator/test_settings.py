@@ -10,7 +10,7 @@ from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.__main__ import open_the_journal
 from orchestrator.settings import InvalidSettings, load_settings, whole_settings
 from orchestrator.sharing import Sharing
-from orchestrator.tasks.journal.lock import JournalError
+from orchestrator.tasks.journal.file import JournalError
 from worker.environment import names_of
 from worker.settings import read_settings
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from orchestrator.clock import LoopClock
 from orchestrator.errors import TidegateError
-from orchestrator.lanes import Lane, LaneConfig, LaneFactory
+from orchestrator.lanes import Lane, LaneConfig, make_lane
 from protocol import (
     Delta,
     End,
@@ -35,7 +35,7 @@ class News:
         self.ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
-        self.started = 0
+        self.started = self.paused = self.resumed = 0
         self.ends: list[End] = []
         self.lost: list[str] = []
 
@@ -84,9 +84,11 @@ class News:
             assert len(delta.logprobs) == len(delta.ids)
             self.logprobs += delta.logprobs
 
-    def on_paused(self) -> None: ...
+    def on_paused(self) -> None:
+        self.paused += 1
 
-    def on_resumed(self) -> None: ...
+    def on_resumed(self) -> None:
+        self.resumed += 1
 
     def on_ended(self, end: End) -> None:
         self.ends.append(end)
@@ -100,7 +102,7 @@ async def lane_to(entry: str, *, opens: bool = True) -> AsyncIterator[tuple[Lane
     """``opens``: it is open."""
     news = News()
     clock = LoopClock(asyncio.get_running_loop())
-    lane = LaneFactory()(entry, LaneConfig(), news, clock, random.Random(3))
+    lane = make_lane(entry, LaneConfig(), news, clock, random.Random(3))
     lane.start()
     try:
         await news.until(lambda: lane.is_open or not opens)

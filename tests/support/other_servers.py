@@ -56,6 +56,12 @@ class Script:
     ends_early: bool = False
     """The stream just ends, without the end of the text."""
     spoken: Callable[[int], str] = lambda at: LETTERS[at % 26]
+    alter: Callable[[list[Any]], list[Any]] = lambda events: events
+    """What the events of each token are made into."""
+    limit: int | None = None
+    """Makes this many, whatever was asked for."""
+    stays_open: bool = False
+    """The stream does not end after the text."""
 
 
 @dataclass
@@ -110,6 +116,10 @@ class HttpServer(OtherServer):
 
     runner: web.AppRunner | None = None
     path = ""
+    in_parts = False
+    """Answers come in two parts."""
+    is_site = False
+    """Answers are pages."""
 
     async def start(self) -> None:
         app = web.Application()
@@ -141,15 +151,22 @@ class HttpServer(OtherServer):
         return {"error": {"message": "the engine failed", "type": "server_error", "code": 500}}
 
     def _telling(self, answer: Callable[[], object]) -> Callable[[web.Request], Any]:
-        async def handle(request: web.Request) -> web.Response:
+        async def handle(request: web.Request) -> web.StreamResponse:
             if self.is_silent:
                 await asyncio.Event().wait()
             if self.is_unhealthy:
                 return web.json_response({"error": "unhealthy"}, status=503)
-            said = answer()
-            if isinstance(said, str):
-                return web.Response(text=said)
-            return web.json_response(said)
+            said = "<html>It works!</html>" if self.is_site else answer()
+            body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+            if not self.in_parts:
+                return web.Response(body=body)
+            response = web.StreamResponse()
+            response.content_length = len(body)
+            await response.prepare(request)
+            await response.write(body[: len(body) // 2])
+            await asyncio.sleep(0.01)
+            await response.write(body[len(body) // 2 :])
+            return response
 
         return handle
 
@@ -180,7 +197,7 @@ class HttpServer(OtherServer):
         self, asked: Asked, response: web.StreamResponse, request: web.Request
     ) -> None:
         script = asked.script
-        limit = self._limit(asked.body)
+        limit = script.limit or self._limit(asked.body)
         total = limit if script.tokens is None else min(limit, script.tokens)
         has_end = script.tokens is not None and script.tokens < limit
         for event in self._prologue(asked):
@@ -202,9 +219,11 @@ class HttpServer(OtherServer):
             asked.made += 1
             if script.ends_early and at == total - 1:
                 return
-            for event in self._events(asked, at, total):
+            for event in script.alter(self._events(asked, at, total)):
                 await self._send(response, event, script)
             await self.tell()
+        if script.stays_open:
+            await asyncio.Event().wait()
 
     async def _send(self, response: web.StreamResponse, event: object, script: Script) -> None:
         data = event if isinstance(event, str) else json.dumps(event)
@@ -225,7 +244,6 @@ class VllmServer(HttpServer):
     kind = "vllm"
     path = "/v1/completions"
     version = "0.11.0"
-    has_metrics = True
 
     def _told(self) -> dict[str, Callable[[], object]]:
         return {

@@ -13,6 +13,7 @@ from orchestrator.tasks.journal import (
     store,
 )
 from orchestrator.tasks.journal.file import (
+    JournalError,
     JournalFile,
     connect,
     describe_error,
@@ -20,7 +21,6 @@ from orchestrator.tasks.journal.file import (
     prepare,
     set_aside,
 )
-from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import (
     COLUMNS,
     Accept,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from orchestrator.instances.breaker import (
-    BreakerConfig,
+    PROBES,
+    WINDOW,
     Breakers,
     BreakerState,
     BreakerToken,
@@ -179,7 +180,7 @@ def test_half_open_lets_few_probes_through_and_closes_when_they_go_well() -> Non
     tokens = []
     while breakers.admits("a:1"):
         tokens.append(breakers.begin("a:1"))
-    assert len(tokens) == BreakerConfig().probes
+    assert len(tokens) == PROBES
     for token in tokens:
         breakers.end(token, JobResult.FINISHED, predicted_ms=100, actual_ms=100)
     run(breakers, "a:1", JobResult.ABORTED, times=3)  # frees its place, proves nothing
@@ -357,7 +358,7 @@ def test_dl11_an_instance_is_held_to_its_own_prediction(
     clock = ManualClock()
     breakers = Breakers(lambda name: ("a:1", "b:1"), clock.now)
     instance = Instance("a:1")
-    for _ in range(BreakerConfig().window):
+    for _ in range(WINDOW):
         record_end(breakers, instance, Facts(breakers.begin("a:1")), end, 100.0 + took_s)
     assert (breakers.state("a:1") is BreakerState.OPEN) is failed
 

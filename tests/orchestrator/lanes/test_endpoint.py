@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.instances.discovery.addresses import check_entry
-from orchestrator.instances.discovery.sources import SourceError, parse_addresses
+from orchestrator.instances.addresses import check_entry
+from orchestrator.instances.discovery import SourceError, parse_addresses
 from orchestrator.lanes import ServerKind, kind_of, name_of
 from orchestrator.lanes.endpoint import read_endpoint
 from orchestrator.settings import InvalidSettings, load_settings

@@ -1,26 +1,27 @@
-"""What holds for lanes of every kind: one suite over Tidegate's own and the servers of others."""
+"""What holds for lanes to servers of every other kind: one suite over a table of kinds."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import aiohttp
+import msgspec
 import pytest
+from aiohttp import web
 
 from orchestrator.lanes import Lane, ServerKind, kind_of
-from protocol import (
-    NO_TOKEN_ID,
-    AbortCause,
-    Code,
-    Feature,
-    FinishReason,
-    OnDeadline,
-    Sampling,
-)
+from orchestrator.lanes.servers import completions
+from orchestrator.lanes.servers.completions import ServerEvent, decoded
+from orchestrator.lanes.servers.job import JobFailed
+from orchestrator.lanes.servers.kinds import VllmLane
+from orchestrator.lanes.servers.text import PromptText
+from protocol import NO_TOKEN_ID, AbortCause, Code, Feature, FinishReason, OnDeadline, Sampling
 from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
     LETTER_IDS,
     LETTERS,
-    Asked,
     LlamaCppServer,
     OtherServer,
     Script,
@@ -38,30 +39,41 @@ class OldVllm(VllmServer):
     version = "0.9.2"
 
 
+class Kind(NamedTuple):
+    """A kind of server, and what it can do."""
+
+    server: type[OtherServer]
+    names_ids: bool = False
+    takes_ids: bool = False
+    """It takes and gives all ids."""
+    has_logprobs: bool = False
+    leaves_stops: bool = False
+    sees_end: bool = True
+    """An end token counts; one that counts by the text alone cannot see it."""
+
+
 KINDS = {
-    "vllm": VllmServer,
-    "vllm-old": OldVllm,
-    "llamacpp": LlamaCppServer,
-    "tgi": TgiServer,
-    "triton-vllm": PlainTriton,
-    "triton-trtllm": PlainTrtLlm,
+    "vllm": Kind(VllmServer, names_ids=True, takes_ids=True, has_logprobs=True),
+    "vllm-old": Kind(OldVllm),
+    "llamacpp": Kind(LlamaCppServer, names_ids=True),
+    "tgi": Kind(TgiServer, names_ids=True, has_logprobs=True, leaves_stops=True),
+    "triton-vllm": Kind(PlainTriton),
+    "triton-trtllm": Kind(PlainTrtLlm, leaves_stops=True, sees_end=False),
 }
-NAMES_IDS = ("vllm", "llamacpp", "tgi")
-WITH_LOGPROBS = ("vllm", "tgi")
-LEAVES_STOPS = ("tgi", "triton-trtllm")
+HTTP = [VllmServer, LlamaCppServer, TgiServer]
 
 
 @pytest.fixture(params=KINDS)
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[OtherServer]:
-    made = KINDS[request.param]()
-    made.label = request.param  # type: ignore[attr-defined]
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+async def server(kind: Kind) -> AsyncIterator[OtherServer]:
+    made = kind.server()
     await made.start()
     yield made
     await made.stop()
-
-
-def label(server: OtherServer) -> str:
-    return str(server.label)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -69,71 +81,74 @@ async def folder(tmp_path: Path) -> Path:
     return await asyncio.to_thread(model_folder, tmp_path / "model")
 
 
-async def run(lane: Lane, sampling: Sampling = GREEDY) -> News:
+@asynccontextmanager
+async def served(
+    server: OtherServer, folder: Path, script: Script | None = None, **more: object
+) -> AsyncIterator[tuple[Lane, News]]:
+    server.plan = lambda body: script or Script()
+    await server.start()
+    try:
+        async with lane_to(server.entry(folder, **more)) as (lane, news):
+            yield lane, news
+    finally:
+        await server.stop()
+
+
+async def run(lane: Lane, sampling: Sampling = GREEDY, **more: Any) -> News:
     job = News()
-    submit(lane, job, sampling)
+    submit(lane, job, sampling, **more)
     await job.until(lambda: job.is_over)
     return job
 
 
-async def test_a_text_comes_with_its_tokens_counted(server: OtherServer, folder: Path) -> None:
+# ── every kind ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_text_comes_with_its_tokens_counted(
+    kind: Kind, server: OtherServer, folder: Path
+) -> None:
     async with lane_to(server.entry(folder)) as (lane, news):
         assert news.card is not None
         assert (news.card.model, news.card.vocab_size) == ("other", 262)
         assert kind_of(server.entry(folder)) is ServerKind(server.kind)
         job = await run(lane)
-        assert job.text == "abcdef"
-        assert job.end.code is None
-        assert job.end.reason is FinishReason.LENGTH
+        assert (job.text, job.end.code, job.end.reason) == ("abcdef", None, FinishReason.LENGTH)
         assert (job.end.completion_tokens, len(job.ids), job.started) == (6, 6, 1)
-        if label(server) in NAMES_IDS:
-            assert job.ids == LETTER_IDS[:6]
-        else:
-            assert set(job.ids) == {NO_TOKEN_ID}
+        assert job.ids == (LETTER_IDS[:6] if kind.names_ids else [NO_TOKEN_ID] * 6)
         assert lane.load == 0
-
-
-async def test_an_end_token_ends_a_text(server: OtherServer, folder: Path) -> None:
-    server.plan = lambda body: Script(tokens=3)
-    async with lane_to(server.entry(folder)) as (lane, _):
+        await news.until(lambda: news.stats is not None and news.stats.tokens_total == 6)
+        server.plan = lambda body: Script(tokens=3)
         job = await run(lane)
-        assert job.text == "abc"
-        assert job.end.reason is FinishReason.STOP
-        # One that counts by the text alone cannot see an end token.
-        assert job.end.completion_tokens == (3 if label(server) == "triton-trtllm" else 4)
+        assert (job.text, job.end.reason) == ("abc", FinishReason.STOP)
+        assert job.end.completion_tokens == 3 + kind.sees_end
 
 
-async def test_the_prompt_is_what_was_encoded(server: OtherServer, folder: Path) -> None:
-    async with lane_to(server.entry(folder)) as (lane, _):
-        await run(lane)
-        (asked,) = server.asked
-        prompt = asked.body.get("prompt") or asked.body.get("inputs") or asked.body["text_input"]
-        ids = [0, *(LETTER_IDS[LETTERS.index(letter)] for letter in "hello")]
-        assert prompt == (ids if isinstance(prompt, list) else "<|bos|>hello")
-
-
-async def test_sampling_travels_in_the_servers_own_words(server: OtherServer, folder: Path) -> None:
+async def test_a_request_is_in_the_servers_own_words(server: OtherServer, folder: Path) -> None:
     sampling = Sampling(max_tokens=4, temperature=0.5, top_p=0.9, top_k=7, seed=11, stop=("zz",))
     async with lane_to(server.entry(folder)) as (lane, _):
         await run(lane, sampling)
-        (asked,) = server.asked
-        said = asked.body.get("parameters", asked.body)
-        limit = said.get("max_tokens", said.get("n_predict", said.get("max_new_tokens")))
-        seed = said.get("seed", said.get("random_seed"))
-        stop = said.get("stop", said.get("stop_words"))
-        assert (limit, seed, stop) == (4, 11, ["zz"])
-        assert said["temperature"] == pytest.approx(0.5)
-        assert said["top_p"] == pytest.approx(0.9)
-        assert said["top_k"] == 7
+    (asked,) = server.asked
+    prompt = asked.body.get("prompt") or asked.body.get("inputs") or asked.body["text_input"]
+    ids = [0, *(LETTER_IDS[LETTERS.index(letter)] for letter in "hello")]
+    assert prompt == (ids if isinstance(prompt, list) else "<|bos|>hello")
+    said = asked.body.get("parameters", asked.body)
+    limit = said.get("max_tokens", said.get("n_predict", said.get("max_new_tokens")))
+    seed = said.get("seed", said.get("random_seed"))
+    stop = said.get("stop", said.get("stop_words"))
+    assert (limit, seed, stop, said["top_k"]) == (4, 11, ["zz"], 7)
+    assert (said["temperature"], said["top_p"]) == pytest.approx((0.5, 0.9))
+    if isinstance(server, PlainTriton):
+        assert server.deadlines[0] == pytest.approx(60, abs=30)
+    elif isinstance(server, LlamaCppServer):
+        assert 0 < asked.body["t_max_predict_ms"] <= 60_000
 
 
-async def test_logprobs_are_those_of_the_tokens(server: OtherServer, folder: Path) -> None:
-    async with lane_to(server.entry(folder)) as (lane, news):
-        assert news.card is not None
-        if label(server) not in WITH_LOGPROBS:
-            if label(server) != "vllm-old":
-                assert Feature.LOGPROBS in news.card.lacks
-            return
+async def test_logprobs_are_those_of_the_tokens(
+    kind: Kind, server: OtherServer, folder: Path
+) -> None:
+    if not kind.has_logprobs:
+        pytest.skip("this server has none, or none with ids")
+    async with lane_to(server.entry(folder)) as (lane, _):
         job = await run(lane, Sampling(max_tokens=3, temperature=0.0, logprobs=2))
         assert [entry.logprob for entry in job.logprobs] == [-0.5] * 3
         assert all([i for i, _ in entry.top] == [2, 3] for entry in job.logprobs)
@@ -141,7 +156,7 @@ async def test_logprobs_are_those_of_the_tokens(server: OtherServer, folder: Pat
 
 async def test_a_cancel_stops_the_server(server: OtherServer, folder: Path) -> None:
     server.plan = lambda body: Script(step_s=0.002)
-    async with lane_to(server.entry(folder, abort_ms=0)) as (lane, _):
+    async with lane_to(server.entry(folder, abort_ms=150)) as (lane, _):
         job = News()
         handle = submit(lane, job, Sampling(max_tokens=200, temperature=0.0))
         await job.until(lambda: len(job.ids) > 2)
@@ -149,9 +164,10 @@ async def test_a_cancel_stops_the_server(server: OtherServer, folder: Path) -> N
         lane.cancel(handle, AbortCause.CANCEL)
         await job.until(lambda: job.is_over)
         assert (job.end.reason, job.end.code) == (FinishReason.CANCELLED, Code.CANCELLED)
+        assert lane.load == 1, "for as long as an abort takes"
         await server.until(lambda: server.running == 0)
         assert server.asked[0].is_aborted
-        assert lane.load == 0
+        await job.until(lambda: lane.load == 0)
 
 
 async def test_a_job_ends_at_its_deadline_whatever_the_server_says(
@@ -171,33 +187,6 @@ async def test_a_job_ends_at_its_deadline_whatever_the_server_says(
         await server.until(lambda: server.running == 0)
 
 
-async def test_the_deadline_travels_where_the_server_can_read_one(
-    server: OtherServer, folder: Path
-) -> None:
-    async with lane_to(server.entry(folder)) as (lane, _):
-        await run(lane)
-        if isinstance(server, PlainTriton):
-            assert server.deadlines[0] == pytest.approx(60, abs=30)
-        elif label(server) == "llamacpp":
-            assert 0 < server.asked[0].body["t_max_predict_ms"] <= 60_000
-
-
-async def test_what_is_given_up_counts_as_load_for_as_long_as_an_abort_takes(
-    server: OtherServer, folder: Path
-) -> None:
-    server.plan = lambda body: Script(stall_at=1)
-    async with lane_to(server.entry(folder, abort_ms=150)) as (lane, news):
-        assert news.card is not None
-        assert news.card.abort_ms == 150.0
-        job = News()
-        handle = submit(lane, job)
-        await job.until(lambda: len(job.ids) == 1)
-        lane.cancel(handle, AbortCause.DISCONNECT)
-        await job.until(lambda: job.is_over)
-        assert lane.load == 1
-        await job.until(lambda: lane.load == 0)
-
-
 async def test_a_connection_that_breaks_loses_its_job_and_no_other(
     server: OtherServer, folder: Path
 ) -> None:
@@ -211,50 +200,42 @@ async def test_a_connection_that_breaks_loses_its_job_and_no_other(
         await server.until(lambda: len(server.asked) == 1)
         submit(lane, other)
         await other.until(lambda: broken.is_over and other.is_over)
-        assert len(broken.lost) == 1
-        assert not broken.ends
-        assert broken.text == "ab"
+        assert (len(broken.lost), broken.ends, broken.text) == (1, [], "ab")
         assert other.text == "abcdef"
         assert news.opened == 1
 
 
-async def test_a_body_that_just_ends_is_no_end_of_a_text(server: OtherServer, folder: Path) -> None:
-    server.plan = lambda body: Script(ends_early=True)
-    async with lane_to(server.entry(folder)) as (lane, _):
-        job = await run(lane)
-        assert (len(job.lost), job.ends) == (1, [])
-
-
-async def test_an_error_in_the_middle_is_the_engines(server: OtherServer, folder: Path) -> None:
-    server.plan = lambda body: Script(fail_at=3)
-    async with lane_to(server.entry(folder)) as (lane, _):
-        job = await run(lane)
-        assert (job.end.reason, job.end.code) == (FinishReason.ERROR, Code.ENGINE_ERROR)
-        assert "the engine failed" in job.end.message
-        assert job.text == "abc"
-
-
 @pytest.mark.parametrize(
-    ("status", "code"),
-    [(400, Code.INVALID_REQUEST), (500, Code.ENGINE_ERROR)],
+    ("script", "code", "said"),
+    [
+        (Script(ends_early=True), None, "its answer ended early"),
+        (Script(fail_at=3), Code.ENGINE_ERROR, "the engine failed"),
+        (Script(status=400), Code.INVALID_REQUEST, "not now"),
+        (Script(status=500), Code.ENGINE_ERROR, "not now"),
+    ],
+    ids=["ends early", "fails", "400", "500"],
 )
-async def test_a_refusal_says_why(
-    server: OtherServer, folder: Path, status: int, code: Code
+async def test_a_failure_says_what_it_is(
+    server: OtherServer, folder: Path, script: Script, code: Code | None, said: str
 ) -> None:
-    server.plan = lambda body: Script(status=status)
+    server.plan = lambda body: script
     async with lane_to(server.entry(folder)) as (lane, _):
         job = await run(lane)
-        assert (job.end.reason, job.end.code) == (FinishReason.ERROR, code)
-        assert "not now" in job.end.message
+        if code is None:
+            assert not job.ends and said in job.lost[0]
+        else:
+            assert (job.end.reason, job.end.code) == (FinishReason.ERROR, code)
+            assert said in job.end.message
 
 
-async def test_stop_strings_end_the_text_before_them(server: OtherServer, folder: Path) -> None:
-    if label(server) not in LEAVES_STOPS:
+async def test_stop_strings_end_the_text_before_them(
+    kind: Kind, server: OtherServer, folder: Path
+) -> None:
+    if not kind.leaves_stops:
         pytest.skip("this server leaves stop strings out itself")
     async with lane_to(server.entry(folder)) as (lane, _):
         job = await run(lane, Sampling(max_tokens=9, temperature=0.0, stop=("de", "x")))
-        assert (job.text, job.end.stop) == ("abc", "de")
-        assert job.end.reason is FinishReason.STOP
+        assert (job.text, job.end.stop, job.end.reason) == ("abc", "de", FinishReason.STOP)
         assert job.end.completion_tokens == 5
         unfinished = await run(lane, Sampling(max_tokens=4, temperature=0.0, stop=("de",)))
         assert unfinished.text == "abcd"
@@ -278,16 +259,11 @@ async def test_a_server_that_goes_loses_all_jobs_and_is_found_again(
         await server.start()
         await news.until(lambda: lane.is_open)
         assert (await run(lane)).text == "abcdef"
-        assert news.opened == 2
-
-
-async def test_one_that_is_not_healthy_is_not_used(server: OtherServer, folder: Path) -> None:
-    async with lane_to(server.entry(folder)) as (lane, news):
         server.is_unhealthy = True
         await news.until(lambda: not lane.is_open)
-        assert news.closed[0]
         server.is_unhealthy = False
         await news.until(lambda: lane.is_open)
+        assert news.opened == 3
 
 
 async def test_a_silent_server_is_silence_and_no_end(server: OtherServer, folder: Path) -> None:
@@ -316,77 +292,288 @@ async def test_its_pace_is_seen_from_outside(server: OtherServer, folder: Path) 
         assert news.stats.busy_ms_total >= 10 * news.stats.steps_total * 0.5
 
 
-async def test_the_card_says_what_the_server_cannot(server: OtherServer, folder: Path) -> None:
-    async with lane_to(server.entry(folder, slots=3, context=128, alias="mine", name="n1")) as (
-        lane,
-        news,
-    ):
+async def test_the_card_says_what_the_server_cannot(
+    kind: Kind, server: OtherServer, folder: Path
+) -> None:
+    more = {"slots": 3, "context": 128, "alias": "mine", "name": "n1"}
+    job = News()
+    server.plan = lambda body: Script(stall_at=1)
+    async with lane_to(server.entry(folder, **more)) as (lane, news):
         card = news.card
         assert card is not None
         assert lane.address == "n1"
         assert (card.model, card.max_running, card.context_tokens) == ("mine", 3, 128)
         assert list(card.lacks) == sorted(card.lacks)
         assert {Feature.GRAMMAR, Feature.KV_EVENTS, Feature.STEP_ABORT} <= set(card.lacks)
-        assert (Feature.TOKEN_IDS in card.lacks) is (label(server) != "vllm")
+        assert (Feature.TOKEN_IDS in card.lacks) is not kind.takes_ids
+        is_vllm = isinstance(server, VllmServer)
+        assert (Feature.LOGPROBS in card.lacks) is not (kind.has_logprobs or is_vllm)
         assert card.abort_ms > 0
-        assert not card.can_pause
-        assert not card.can_continue
-
-
-async def test_closing_a_lane_loses_its_jobs(server: OtherServer, folder: Path) -> None:
-    server.plan = lambda body: Script(stall_at=1)
-    job = News()
-    async with lane_to(server.entry(folder)) as (lane, _):
+        assert not (card.can_pause or card.can_continue)
         submit(lane, job)
         await job.until(lambda: len(job.ids) == 1)
-    assert len(job.lost) == 1
+    assert len(job.lost) == 1, "with its lane"
     await server.until(lambda: server.running == 0)
 
 
+# ── those over HTTP ──────────────────────────────────────────────────────────────────────────────
+
+
 @pytest.mark.parametrize("slices", [1, 3, 7])
-@pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tgi"])
-async def test_events_may_come_in_any_pieces(folder: Path, kind: str, slices: int) -> None:
-    server = KINDS[kind]()
-    await server.start()
-    server.plan = lambda body: Script(tokens=3, slices=slices)
-    async with lane_to(server.entry(folder)) as (lane, _):
+@pytest.mark.parametrize("kind", HTTP)
+async def test_answers_may_come_in_any_pieces(
+    folder: Path, kind: type[VllmServer], slices: int
+) -> None:
+    server = kind()
+    server.in_parts = True
+    async with served(server, folder, Script(tokens=3, slices=slices)) as (lane, news):
+        assert news.card is not None and news.card.model == "other"
         assert (await run(lane)).text == "abc"
+
+
+@pytest.mark.parametrize("kind", HTTP)
+async def test_a_server_of_another_kind_is_said_to_be_one(
+    kind: type[VllmServer], folder: Path
+) -> None:
+    server = kind()
+    server.is_site = True
+    await server.start()
+    async with lane_to(server.entry(folder), opens=False) as (lane, news):
+        await news.until(lambda: bool(news.closed))
+        server.is_site = False
+        await news.until(lambda: lane.is_open)
+        assert all("no JSON object" in reason for reason in news.closed)
     await server.stop()
+
+
+def _with_usage(events: list[Any]) -> list[Any]:
+    usage = {"completion_tokens": 10**15}
+    return [one | {"usage": usage} if isinstance(one, dict) else one for one in events]
+
+
+def _with_id(token: int) -> Callable[[list[Any]], list[Any]]:
+    def altered(events: list[Any]) -> list[Any]:
+        events[0]["choices"][0]["token_ids"] = [token]
+        return events
+
+    return altered
+
+
+@pytest.mark.parametrize(
+    ("kind", "script", "text", "code", "said"),
+    [
+        *((one, Script(limit=100, stall_at=7), "abcdef", None, "") for one in HTTP),
+        (
+            LlamaCppServer,
+            Script(alter=lambda events: [one | {"tokens_predicted": 10**15} for one in events]),
+            None,
+            None,
+            "",
+        ),
+        (OldVllm, Script(alter=_with_usage), "abcdef", None, ""),
+        *(
+            (VllmServer, Script(alter=_with_id(token)), "", Code.ENGINE_ERROR, "token id")
+            for token in (-7, 2**40)
+        ),
+        (
+            LlamaCppServer,
+            Script(limit=100, alter=lambda events: [{"content": "x" * 1000, "tokens": []}]),
+            "",
+            Code.ENGINE_ERROR,
+            "without any tokens",
+        ),
+    ],
+)
+async def test_what_makes_no_sense_costs_its_job_at_most(
+    kind: type[VllmServer],
+    script: Script,
+    text: str | None,
+    code: Code | None,
+    said: str,
+    folder: Path,
+) -> None:
+    """A server that goes on beyond what was asked for is left, a count is bounded by it."""
+    server = kind()
+    async with served(server, folder, script) as (lane, _):
+        job = await run(lane)
+        assert text is None or job.text == text
+        assert (job.end.code, len(job.ids)) == (code, 0 if code else 6)
+        assert said in job.end.message
+        await server.until(lambda: server.running == 0)
+
+
+@pytest.mark.parametrize("error", ["1e999", '{"message": 1e999}', "[" * 900 + "]" * 900])
+def test_an_error_that_cannot_be_read_is_told_as_it_came(error: str) -> None:
+    with pytest.raises(JobFailed) as failed:
+        decoded(msgspec.json.Decoder(ServerEvent), f'{{"error": {error}}}'.encode())
+    assert failed.value.code is Code.ENGINE_ERROR
+    assert error[:20] in str(failed.value)
+
+
+async def test_no_redirect_is_followed(folder: Path) -> None:
+    """It would take the prompt to a host that nobody named."""
+    elsewhere, server = VllmServer(), VllmServer()
+
+    async def away(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(f"http://127.0.0.1:{elsewhere.port}{request.path}")
+
+    server._generate = away  # type: ignore[method-assign]
+    await elsewhere.start()
+    async with served(server, folder) as (lane, _):
+        job = await run(lane)
+        assert job.end.code is Code.ENGINE_ERROR and "307" in job.end.message
+    await elsewhere.stop()
+    assert not elsewhere.asked
+
+
+async def test_a_server_that_takes_no_connection_is_lost_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's error is a ``TimeoutError`` too, as is the limit's for what follows a text."""
+
+    async def post(self: aiohttp.ClientSession, url: str, **more: object) -> None:
+        raise aiohttp.ConnectionTimeoutError("no connection in time")
+
+    async with served(VllmServer(), folder) as (lane, _):
+        monkeypatch.setattr(aiohttp.ClientSession, "post", post)
+        assert "no connection in time" in (await run(lane)).lost[0]
+
+
+async def test_a_key_is_sent_from_its_file(folder: Path, tmp_path: Path) -> None:
+    key, server = tmp_path / "key", VllmServer()
+    await asyncio.to_thread(key.write_text, "two\nlines")
+    await server.start()
+    async with lane_to(server.entry(folder, key_file=key), opens=False) as (lane, news):
+        await news.until(lambda: bool(news.closed))
+        await asyncio.to_thread(key.write_text, "s3cret\n")
+        await news.until(lambda: lane.is_open)
+        assert "one key" in news.closed[0]
+        assert "lines" not in news.closed[0] and str(key) not in news.closed[0]
+        await run(lane)
+        headers = server.asked[0].headers
+        assert (headers["authorization"], headers["x-request-id"]) == ("Bearer s3cret", "corr-1")
+    await server.stop()
+
+
+# ── one kind ─────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_tokens_that_llama_cpp_keeps_to_itself_are_counted(folder: Path) -> None:
     """One that ends within a character is told of with the next."""
-    server = LlamaCppServer()
-    await server.start()
-    server.plan = lambda body: Script(spoken=lambda at: "" if at in (1, 2) else LETTERS[at])
-    async with lane_to(server.entry(folder)) as (lane, _):
+    script = Script(spoken=lambda at: "" if at in (1, 2) else LETTERS[at])
+    async with served(LlamaCppServer(), folder, script) as (lane, _):
         job = await run(lane)
         assert job.text == "adef"
         assert job.ids == [LETTER_IDS[0], NO_TOKEN_ID, NO_TOKEN_ID, *LETTER_IDS[3:6]]
         assert job.end.completion_tokens == 6
-    await server.stop()
+
+
+async def test_figures_that_are_none_are_not_believed(folder: Path) -> None:
+    class Nonsense(LlamaCppServer):
+        def _told(self) -> dict[str, Callable[[], object]]:
+            told = super()._told()
+            props = {"total_slots": -3, "default_generation_settings": {"n_ctx": 10**30}}
+            more = {"/props": lambda: told["/props"]() | props, "/slots": lambda: {"error": "no"}}  # type: ignore[operator]
+            return told | more
+
+    async with served(Nonsense(), folder) as (lane, news):
+        assert news.card is not None
+        assert (news.card.max_running, news.card.context_tokens) == (1, 512)
+        frames = lane.frames_total
+        await news.until(lambda: lane.frames_total > frames + 1)
+        assert news.opened == 1, "a look at its slots that fails is no end"
 
 
 async def test_or24_a_server_that_can_keeps_tenants_prefixes_apart(folder: Path) -> None:
     server = VllmServer()
-    await server.start()
-    async with lane_to(server.entry(folder)) as (lane, _):
+    async with served(server, folder) as (lane, _):
         for salt in ("", "acme"):
-            job = News()
-            submit(lane, job, cache_salt=salt)
-            await job.until(lambda job=job: job.is_over)  # type: ignore[misc]
+            await run(lane, cache_salt=salt)
         assert [asked.body.get("cache_salt") for asked in server.asked] == [None, "acme"]
-    await server.stop()
 
 
-async def test_a_key_is_sent_from_its_file(folder: Path, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    await asyncio.to_thread(key.write_text, "s3cret\n")
-    server = VllmServer()
+NEVER_DONE = Script(alter=lambda events: events[:1], stays_open=True)
+"""Tells how the text ended, and never that this was all."""
+
+
+@pytest.mark.parametrize("usage_s", [0.01, 60.0], ids=["waits a moment", "misses no deadline"])
+async def test_a_text_that_is_whole_waits_for_what_is_said_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, usage_s: float
+) -> None:
+    monkeypatch.setattr(completions, "USAGE_S", usage_s)
+    server, job = VllmServer(), News()
+    async with served(server, folder, NEVER_DONE) as (lane, _):
+        assert isinstance(lane, VllmLane)
+        submit(lane, job)
+        (one,) = lane._jobs.values()
+        await job.until(lambda: one.finish is not None)
+        if usage_s > 1:
+            one.ends_at = 0.0
+            lane._deadline_passed(one)
+        await job.until(lambda: job.is_over)
+        assert (job.text, job.end.reason, job.end.code) == ("abcdef", FinishReason.LENGTH, None)
+        await server.until(lambda: server.running == 0)
+
+
+async def test_a_request_that_a_library_cancels_is_lost_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's calls do so when their channel breaks in certain ways."""
+
+    async def cancelled(lane: VllmLane, job: object, prompt: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(VllmLane, "_generate", cancelled)
+    async with served(VllmServer(), folder) as (lane, _):
+        job = await run(lane)
+        assert "cancelled" in job.lost[0]
+        assert lane.load == 0
+
+
+async def test_a_long_text_without_counts_is_not_counted_from_its_beginning_each_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest, real = 0, PromptText.count
+
+    def count(self: PromptText, text: str) -> int:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return real(self, text)
+
+    monkeypatch.setattr(PromptText, "count", count)
+    async with served(PlainTrtLlm(), folder) as (lane, _):
+        job = await run(lane, Sampling(max_tokens=700, temperature=0.0))
+        assert job.end.completion_tokens == len(job.text) == 700
+        assert longest < 300
+
+
+async def test_a_connection_that_is_half_open_is_not_the_next_one(folder: Path) -> None:
+    """A channel would keep it until the kernel gives it up, a quarter of an hour later."""
+    server = PlainTriton()
     await server.start()
-    async with lane_to(server.entry(folder, key_file=key)) as (lane, _):
-        await run(lane)
-        asked: Asked = server.asked[0]
-        assert asked.headers["authorization"] == "Bearer s3cret"
-        assert asked.headers["x-request-id"] == "corr-1"
+    stuck, ends = asyncio.Event(), set[asyncio.StreamWriter]()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        ends.update((writer, there_writer))
+        is_old = not stuck.is_set()
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                if not (is_old and stuck.is_set()):
+                    sink.write(data)
+
+        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
+
+    proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    entry = server.entry(folder).replace(str(server.port), str(port))
+    async with lane_to(entry) as (lane, news):
+        stuck.set()
+        lane.break_off("no heartbeat")  # as its owner does
+        await news.until(lambda: news.opened == 2)
+        assert (await run(lane)).text == "abcdef"
+    proxy.close()
+    for writer in ends:
+        writer.close()
     await server.stop()

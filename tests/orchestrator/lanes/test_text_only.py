@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from orchestrator.lanes.text_only import PromptText, StopCutter, UnsendablePrompt
+from orchestrator.lanes.servers.text import PromptText, StopCutter, UnsendablePrompt
 from tests.support.fake_worker import tokenizer_json
 
 PLAIN = Tokenizer.from_buffer(tokenizer_json())
@@ -58,7 +58,7 @@ def test_a_text_is_cut_before_the_first_stop_string_however_it_comes(
         assert shown == text[: end - len(cutter.found)]
     else:
         assert not found
-        assert shown + cutter.flush() == text
+        assert shown + cutter.held == text
 
 
 def test_the_first_of_two_in_one_piece_counts() -> None:

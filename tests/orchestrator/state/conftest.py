@@ -10,9 +10,11 @@ import pytest
 from orchestrator.state.shared_state import SharedState
 from perf.stack.store import StoreServer, store_program, store_server
 from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.tasks.journal.conftest import disk, restarts
 from tests.support.fake_worker import FakeWorker
 from tests.support.rough_network import RoughNetwork, rough_network
 
+__all__ = ["disk", "restarts"]  # fixtures
 LEASE_S = 0.5
 
 

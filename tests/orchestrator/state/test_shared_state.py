@@ -85,21 +85,6 @@ async def test_members_hear_of_each_other_again_only_when_one_has_changed(
         at_one.leads_since = 5.0
 
 
-async def test_a_task_ends_at_another_member_when_its_own_dies(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    task_id = await running(one, worker)
-    freeze(one)
-    worker.plan = lambda job: speaking(two, shift=0)
-    await two.until(lambda: state_of(two).taken == 1)
-    events = await events_of(two, task_id, after="3")
-    assert [event.id for event in events][:2] == ["4", "5"]
-    assert events[-1].event == "end"
-    assert (await status_of(two, task_id))["outcome"] == "met"
-
-
 async def test_a_task_that_is_being_taken_on_is_not_said_to_be_gone(
     sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,43 +227,3 @@ async def test_slots_of_a_member_that_died_go_to_those_that_live(
     async with sharing.store.client() as client:
         told = await client.hgetall("{tidegate}:demands:" + worker.address)
     assert {tag.decode() for tag in told} == {state_of(each).tasks.tag for each in (two, three)}
-
-
-async def test_the_store_may_go_and_come_back(sharing: Sharing, worker: FakeWorker) -> None:
-    """Without it only durable work is refused; what was promised before ends all the same."""
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    held = Plan(stall_at=2)
-    worker.plan = lambda job: held
-    task_id = await task_of(one)
-    await one.until_tokens(2)
-    await sharing.store.kill()
-    durable = one.orchestrator.stages.durable
-    assert durable is not None
-    await one.until(lambda: bool(durable.fault))
-    status, answer = await submit(one)
-    assert status == 503 and answer["error"]["code"] == "journal_unavailable"
-    assert (await submit(one, durable=False))[0] == 202
-    held.release.set()
-    assert (await events_of(one, task_id))[-1].event == "end"
-    await sharing.store.start()
-    await one.until(lambda: not durable.fault and not durable.unwritten)
-    await see_each_other(one, two)
-    assert (await status_of(two, task_id))["outcome"] == "met"
-    assert (await submit(two))[0] == 202
-
-
-async def test_a_store_that_lost_everything_gets_what_lives(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    task_id = await running(one, worker)
-    async with sharing.store.client() as client:
-        await client.flushall()
-    await see_each_other(one, two)
-    await until_in_store(sharing.store, task_id, "request")
-    freeze(one)
-    worker.plan = lambda job: speaking(two)
-    await two.until(lambda: state_of(two).taken == 1)
-    assert (await events_of(two, task_id))[-1].event == "end"

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from catalog.operator_key import keep_key, key_file
-from orchestrator.instances.discovery.sources import SourceError, WatchedFile
+from orchestrator.instances.discovery import SourceError, WatchedFile
 from pool.fleet import registrar as registrars
 from pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar, Target
 from tests.orchestrator.conftest import MakeService, MakeWorker

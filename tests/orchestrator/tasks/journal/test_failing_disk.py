@@ -74,29 +74,6 @@ async def test_durable_work_is_refused_and_other_work_goes_on(
     assert (await events_of(service, task_id))[-1].event == "end"
 
 
-async def test_an_end_that_the_disk_does_not_take_is_told_and_written_later(
-    restarts: Restarts, worker: FakeWorker, disk: Disk
-) -> None:
-    held = Plan(stall_at=2)
-    worker.plan = lambda submit: held
-    service = await restarts.start(worker)
-    task_id = await task_of(service)
-    await service.until(lambda: service.orchestrator.store.get(task_id).completion_tokens == 2)
-    disk.fail("SQLITE_FULL", "database or disk is full")
-    held.release.set()
-    assert (await events_of(service, task_id))[-1].event == "end"
-    await service.until(lambda: service.metric("tidegate_journal_unwritten") == 1)
-    service.parts.health.refresh()  # as upkeep does
-    assert (await ready_of(service))[1]["journal"]["unwritten"] == 1
-    disk.error = None
-    await service.until(lambda: service.metric("tidegate_journal_unwritten") == 0)
-    await restarts.die()
-    again = await restarts.start(worker)
-    status = await status_of(again, task_id)
-    assert status["outcome"] == "met" and status["text"] == "w0 w1 w2 w3 w4 w5 "
-    assert len(worker.submits) == 1
-
-
 async def test_somebody_else_holds_the_file(
     restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,27 +137,6 @@ async def test_a_damaged_file_is_set_aside_while_running(
     worker.plan = lambda submit: Plan()
     again = await restarts.start(worker)
     assert (await events_of(again, task_id))[-1].event == "end"
-
-
-async def test_a_new_file_gets_the_tokens_that_the_old_one_had(
-    restarts: Restarts, worker: FakeWorker, disk: Disk
-) -> None:
-    service = await restarts.start(worker)
-    worker.plan = lambda job: Plan(stall_at=3)
-    task_id = await task_of(service)
-    journal = service.orchestrator.stages.durable
-    assert journal is not None
-    await service.until(lambda: [entry.tokens for entry in journal._live.values()] == [3])
-    for suffix in ("-wal", "-shm", ""):  # once the last is gone, there may be new ones
-        await asyncio.to_thread(Path(f"{restarts.path}{suffix}").unlink)
-    worker.plan = lambda job: Plan()
-    await events_of(service, await task_of(service))
-    journal.flush()
-    await events_of(service, await task_of(service))
-    await restarts.die()
-    opened = await asyncio.to_thread(file.open_journal, file.JournalConfig(restarts.path))
-    assert [(one.row.id, len(one.tokens.texts)) for one in opened.unfinished] == [(task_id, 3)]
-    opened.close()
 
 
 async def test_what_is_wrong_is_told_without_where(

@@ -17,12 +17,12 @@ from orchestrator.tasks.journal.file import (
     FIRST,
     VERSION,
     JournalConfig,
+    JournalError,
     connect,
     open_journal,
     set_aside,
     version_of,
 )
-from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
 from tests.orchestrator.tasks.journal.test_prefixes import accept
 

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.tasks.journal import (
     store,
 )
-from orchestrator.tasks.journal.lock import JournalError, JournalLock
+from orchestrator.tasks.journal.file import JournalError, JournalLock
 from tests.orchestrator.tasks.journal.conftest import (
     Restarts,
     events_of,

@@ -1,10 +1,8 @@
 """OR-5: what becomes of tasks that had not ended; each gets one terminal record, and runs once."""
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import aiohttp
@@ -15,11 +13,9 @@ from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
 from orchestrator.tasks.journal import (
     file_store,
-    store,
 )
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.records import Ended, unpack_ids
-from protocol import Submit
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -41,43 +37,6 @@ from tests.support.steady_loop import advance
 SECRET = "the password is swordfish"
 
 NONE_KEPT = {"keep_count": 0}
-
-
-@pytest.mark.parametrize("cut", range(4))
-async def test_every_prefix_of_a_life_has_one_end(
-    restarts: Restarts, worker: FakeWorker, cut: int
-) -> None:
-    """Accepted, two batches of tokens, the end: whichever was last, the text is the same, and so
-    are its events."""
-    service = await restarts.start(worker)
-    stops = [Plan(stall_at=0), Plan(stall_at=2), Plan(stall_at=5), Plan()]
-    letters = service.orchestrator.model("").tokens
-
-    def plan(job: Submit) -> Plan:
-        chosen = stops[cut] if len(worker.submits) == 1 else Plan()
-        chosen.speak = lambda at: (70 + at, letters.text_of([70 + at]))
-        return chosen
-
-    worker.plan = plan
-    terms: dict[str, Any] = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 8}
-    task_id = await task_of(service, **terms)
-    if cut == 3:
-        await events_of(service, task_id)
-    elif cut:
-        await until_journalled(service, (0, 2, 5)[cut])
-    await restarts.die()
-    again = await restarts.start(worker)
-    events = await events_of(again, task_id)
-    assert [int(event.id) for event in events] == list(range(11))
-    assert "".join(e.json()["text"] for e in events if e.event == "token") == letters.text_of(
-        range(73, 81)
-    )
-    assert len(worker.submits) == (1 if cut == 3 else 2)
-    await restarts.die()
-    third = await restarts.start(worker)
-    last = (await events_of(third, task_id))[-1]
-    assert (last.event, last.data) == (events[-1].event, events[-1].data)
-    assert recovered(third) == {} and len(worker.submits) == (1 if cut == 3 else 2)
 
 
 async def test_dl18_what_was_decoding_before_a_restart_is_no_wait_after_it(
@@ -553,36 +512,6 @@ async def test_prompts_are_gone_with_their_task(restarts: Restarts, worker: Fake
         assert not await asyncio.to_thread(is_there, what)
     again = await restarts.start(worker)
     assert (await status_of(again, task_id))["text"].startswith("w0 ")
-
-
-async def test_results_and_rows_go_when_their_time_has_come(
-    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "TIDY_EVERY_S", 0.02)
-    service = await restarts.start(
-        worker, journal__keep_results_s=0, KEPT_TASKS=NONE_KEPT, KEEP_OUTCOMES_S=1000.0
-    )
-    task_id = await task_of(service, key="mine")
-    await events_of(service, task_id)
-
-    def count(table: str) -> int:
-        with closing(sqlite3.connect(restarts.path)) as db:
-            return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-
-    while await asyncio.to_thread(count, "results"):
-        pass
-    status = await status_of(service, task_id)
-    assert (status["outcome"], status["text"], status["text_removed"]) == ("met", "", True)
-    assert status["usage"]["completion_tokens"] == 6
-    assert await task_of(service, key="mine") == task_id
-    await restarts.die()
-    again = await restarts.start(
-        worker, journal__keep_results_s=0, KEEP_OUTCOMES_S=0.0, KEPT_TASKS=NONE_KEPT
-    )
-    while await asyncio.to_thread(count, "tasks"):
-        pass
-    async with again.http.get(f"/v2/tasks/{task_id}") as response:
-        assert response.status == 404
 
 
 async def test_others_cannot_read_a_recovered_task(restarts: Restarts, worker: FakeWorker) -> None:

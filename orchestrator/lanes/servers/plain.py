@@ -1,7 +1,7 @@
 """A lane to a Triton LLM backend by its plain contract: one gRPC stream per job, on one connection.
 
-The card says what such a backend lacks (``plain_contract``): prompts are sent as text, answers come
-as text without ids, and the backend does not tell how full its engine is. A job is cancelled by
+The card says what such a backend lacks (``contract``): prompts are sent as text, answers come as
+text without ids, and the backend does not tell how full its engine is. A job is cancelled by
 closing its stream, which Triton tells the backend, and its deadline travels as the call's own.
 Tidegate's own lanes spare one response per token and a stream per job: ``make bench`` has both.
 """
@@ -12,20 +12,18 @@ from typing import Final
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.lanes.cards import BadFolder, ModelFolder, ServerFacts, make_card
-from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
-from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAnswer, contract_of
-from orchestrator.lanes.polled import PolledLane
-from orchestrator.lanes.text_only import PromptText, StopCutter
+from orchestrator.lanes.servers.cards import BadFolder, ModelFolder, ServerFacts
+from orchestrator.lanes.servers.contract import Contract, NoSuchContract, contract_of
+from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.servers.polled import PolledLane
+from orchestrator.lanes.servers.text import TokenCounter
 from orchestrator.tls import Tls, open_channel, why_no_channel
-from protocol import Code, FinishReason, ModelCard, excerpt
+from protocol import Code, FinishReason, excerpt
 
 ABORT_MS: Final = 100.0
 """Ms until an aborted job's slot is free. Backends look for a closed stream at a response, or every
 so often (TensorRT-LLM: 100 ms)."""
 SLOTS: Final = 32
-_COUNTED_CHARS: Final = 256
-"""Length of a text, in characters, that is cut into tokens within a fraction of a millisecond."""
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -48,14 +46,12 @@ _LOST: Final = (
 class PlainLane(PolledLane):
     """A lane to one model of one Triton."""
 
+    takes_text = True
     _channel: grpc.aio.Channel | None = None
     _stub: service_pb2_grpc.GRPCInferenceServiceStub | None = None
     _contract: Contract | None = None
-    _text: PromptText | None = None
 
-    async def _reach(self, folder: ModelFolder) -> ModelCard:
-        if self._text is None:
-            self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
+    async def _reach(self, folder: ModelFolder) -> ServerFacts:
         if self._channel is None:
             try:
                 self._channel = await open_channel(self.endpoint.host, self._config.tls, _OPTIONS)
@@ -75,14 +71,14 @@ class PlainLane(PolledLane):
             contract = self._contract = contract_of(metadata)
         except NoSuchContract as error:
             raise BadFolder(str(error)) from None
-        return make_card(
-            self.endpoint,
-            folder,
-            ServerFacts(self.endpoint.model, contract.engine, str(server.version)),
+        self.leaves_stops = contract.is_trtllm
+        return ServerFacts(
+            self.endpoint.model,
+            contract.engine,
+            str(server.version),
             lacks=contract.lacks,
             abort_ms=ABORT_MS,
             slots=SLOTS,
-            takes_ids=False,
         )
 
     async def _poll(self) -> int | None:
@@ -97,8 +93,8 @@ class PlainLane(PolledLane):
             raise ServerLost(f"its model {self.endpoint.model!r} is not ready")
         return None
 
-    async def _begin_anew(self) -> None:
-        # A channel goes on with a connection that is half open until the kernel gives it up.
+    async def _drop_connection(self) -> None:
+        # A channel keeps a connection that is half open until the kernel gives it up.
         await self._disconnect()
 
     async def _disconnect(self) -> None:
@@ -106,12 +102,11 @@ class PlainLane(PolledLane):
         if channel is not None:
             await channel.close()
 
-    async def _generate(self, job: LaneJob) -> Finish:
+    async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
         assert self._text is not None and self._contract is not None and self._stub is not None
-        text, contract = self._text, self._contract
-        prompt = await text.prompt_of(job)
+        assert isinstance(prompt, str)
+        contract, counter, reason = self._contract, TokenCounter(self._text), ""
         request = contract.request(self.endpoint.model, job.correlation_id, prompt, job.sampling)
-        reader = _Reader(self, job, text, contract.is_trtllm)
         call = self._stub.ModelStreamInfer(
             timeout=job.left_s(self._clock.now()), metadata=_ERRORS_AS_STATUS
         )
@@ -121,9 +116,15 @@ class PlainLane(PolledLane):
             async for response in call:
                 if response.error_message:
                     raise _failure(response.error_message)
-                finish = reader.take(contract.answer(response.infer_response))
-                if finish is not None:
-                    return finish
+                answer = contract.answer(response.infer_response)
+                count = answer.tokens
+                if count is None:  # the backend does not count them
+                    made = counter.feed(answer.text) if answer.text else 0
+                    count = made - job.completion_tokens
+                self._deliver(job, Piece(job.unnamed(count), answer.text))
+                reason = answer.finish_reason or reason
+                if answer.is_final:
+                    return Finish(_reason(reason, job))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 await asyncio.sleep(1.0)  # our deadline ends it as the client wants
@@ -136,60 +137,11 @@ class PlainLane(PolledLane):
             call.cancel()
         raise ServerLost("its answer ended early")
 
-    def deliver(self, job: LaneJob, piece: Piece) -> None:
-        self._deliver(job, piece)
 
-
-class _Reader:
-    """Turns one job's responses into pieces and an end."""
-
-    def __init__(self, lane: PlainLane, job: LaneJob, text: PromptText, cuts: bool) -> None:
-        """``cuts``: the backend leaves stop strings in its text."""
-        self._lane = lane
-        self._job = job
-        self._text = text
-        self._cutter = StopCutter(job.sampling.stop if cuts else ())
-        self._uncounted = ""
-        """The end of the text, which is counted anew with each response."""
-        self._counted = 0
-        """Number of tokens before ``_uncounted``."""
-        self._reason = ""
-
-    def take(self, answer: PlainAnswer) -> Finish | None:
-        """Take in one response; returns how the text ended if it was the last."""
-        job = self._job
-        count = answer.tokens
-        if count is None:
-            count = self._count(answer)
-        shown = self._cutter.feed(answer.text)
-        self._lane.deliver(job, Piece(job.unnamed(count), shown))
-        if self._cutter.found:
-            return Finish(FinishReason.STOP, stop=self._cutter.found)
-        if answer.finish_reason not in ("", "None"):
-            self._reason = answer.finish_reason
-        if not answer.is_final:
-            return None
-        return Finish(self._ended_by(), tail=self._cutter.flush())
-
-    def _count(self, answer: PlainAnswer) -> int:
-        """New tokens by the model's own tokenizer, if the backend does not count them. The end of
-        the text is counted anew, so that a token that came in two halves is one."""
-        if not answer.text:
-            return 0
-        self._uncounted += answer.text
-        if len(self._uncounted) > _COUNTED_CHARS:
-            at = self._uncounted.rfind(" ", 1)
-            at = at if at > 0 else len(self._uncounted)
-            self._counted += self._text.count(self._uncounted[:at])
-            self._uncounted = self._uncounted[at:]
-        total = self._counted + self._text.count(self._uncounted)
-        return max(0, total - self._job.completion_tokens)
-
-    def _ended_by(self) -> FinishReason:
-        if self._reason in ("stop", "length"):
-            return FinishReason(self._reason)
-        is_full = self._job.completion_tokens >= self._job.sampling.max_tokens
-        return FinishReason.LENGTH if is_full else FinishReason.STOP
+def _reason(told: str, job: LaneJob) -> FinishReason:
+    if told in ("stop", "length"):
+        return FinishReason(told)
+    return FinishReason.STOP if job.left_tokens else FinishReason.LENGTH
 
 
 def _failure(message: str) -> Exception:

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orchestrator.instances.discovery import DiscoverySync, source_of, sources
-from orchestrator.instances.discovery.addresses import check_address, check_entry
-from orchestrator.instances.discovery.sources import (
+from orchestrator.instances import discovery
+from orchestrator.instances.addresses import check_address, check_entry
+from orchestrator.instances.discovery import (
+    DiscoverySync,
     DnsName,
     SourceError,
     WatchedFile,
     parse_addresses,
+    source_of,
 )
 from tests.support.clock import ManualClock
 
@@ -290,7 +292,7 @@ async def test_a_resolver_that_hangs_is_asked_once_and_its_late_answer_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each question holds a thread: one every two seconds would leave none for anything else."""
-    monkeypatch.setattr(sources, "ANSWER_S", 0.01)
+    monkeypatch.setattr(discovery, "ANSWER_S", 0.01)
     answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
     asked = 0
 

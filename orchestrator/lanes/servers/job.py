@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from orchestrator.clock import Timer
 from orchestrator.lanes.base import JobSink
+from orchestrator.lanes.servers.text import StopCutter
 from protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 
 
@@ -23,15 +24,14 @@ class JobFailed(Exception):
 
 
 class Finish(NamedTuple):
-    """How a server says that a text ended. ``prompt_tokens`` is 0 if it does not say; ``tail`` is
-    text after the last token's."""
+    """How a text ended."""
 
     reason: FinishReason
     stop: str = ""
     stop_token_id: int | None = None
-    tail: str = ""
-    prompt_tokens: int = 0
     cached_tokens: int = 0
+    tail: str = ""
+    """Text after the last token's."""
 
 
 class Piece(NamedTuple):
@@ -56,15 +56,16 @@ class LaneJob:
     sent_at: float
     ends_at: float
     cache_salt: str = ""
+    cutter: StopCutter | None = None
+    """Ends the text at stop strings, where the server does not."""
     task: "asyncio.Task[None] | None" = None
     timer: Timer | None = None
     first_token_at: float = 0.0
     completion_tokens: int = 0
     is_over: bool = False
-    held: str = field(default="")
+    held: str = ""
     """Text without a token of its own, for the next piece."""
-
-    finish: "Finish | None" = None
+    finish: Finish | None = None
     """How the server said that the text ended; what may still come is about the end, and no text.
     None until it has said so."""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.instances.discovery.sync import MAX_REGISTRATIONS, RegisteredInstances
+from orchestrator.instances.discovery import MAX_REGISTRATIONS, RegisteredInstances
 from tests.support.clock import ManualClock
 
 

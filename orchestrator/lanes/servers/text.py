@@ -13,14 +13,14 @@ takes text gets what those ids stand for, and reads it with its own tokenizer:
 import asyncio
 from collections.abc import Sequence
 from threading import Lock
+from typing import Final
 
 from tokenizers import Tokenizer
 
-from orchestrator.lanes.lane_job import JobFailed, LaneJob
-from protocol import Code
-
-INLINE_IDS = 2048
+INLINE_IDS: Final = 2048
 """Number of ids that become text, and are checked, within a millisecond or two."""
+_COUNTED_CHARS: Final = 256
+"""Length of a text, in characters, that is cut into tokens within a fraction of a millisecond."""
 
 
 class UnsendablePrompt(ValueError):
@@ -58,14 +58,11 @@ class PromptText:
             )
         return text
 
-    async def prompt_of(self, job: LaneJob) -> str:
-        """The text of a job's prompt, a long one made on a thread. Raises ``JobFailed``."""
-        try:
-            if len(job.token_ids) <= INLINE_IDS:
-                return self.text_of(job.token_ids)
-            return await asyncio.to_thread(self.text_of, job.token_ids)
-        except UnsendablePrompt as error:
-            raise JobFailed(Code.INVALID_REQUEST, str(error)) from None
+    async def prompt_of(self, ids: Sequence[int]) -> str:
+        """Make the text of a prompt, a long one on a thread. Raises ``UnsendablePrompt``."""
+        if len(ids) <= INLINE_IDS:
+            return self.text_of(ids)
+        return await asyncio.to_thread(self.text_of, ids)
 
     def count(self, text: str) -> int:
         """How many tokens a text has, for servers that do not say."""
@@ -76,6 +73,27 @@ class PromptText:
         return [i for i in ids if i in self._special]
 
 
+class TokenCounter:
+    """Counts the tokens of a text that comes in parts. The end of the text is counted again with
+    each part, so that a token that came in two halves is one."""
+
+    def __init__(self, tokenizer: PromptText) -> None:
+        self._tokenizer = tokenizer
+        self._end = ""
+        self._before = 0
+        """Number of tokens before ``_end``."""
+
+    def feed(self, text: str) -> int:
+        """The number of tokens of all text so far."""
+        self._end += text
+        if len(self._end) > _COUNTED_CHARS:
+            at = self._end.rfind(" ", 1)
+            at = at if at > 0 else len(self._end)
+            self._before += self._tokenizer.count(self._end[:at])
+            self._end = self._end[at:]
+        return self._before + self._tokenizer.count(self._end)
+
+
 class StopCutter:
     """Ends a text before the first of its stop strings, for servers that leave it in.
 
@@ -84,33 +102,23 @@ class StopCutter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self.held = ""
+        """The text that is held back."""
         self.found = ""
         """The stop string that ended the text; empty while none has."""
 
     def feed(self, text: str) -> str:
         """The part of the text that may be shown by now; empty once ``found``."""
-        if not self._stops:
-            return text
         if self.found:
             return ""
-        text = self._held + text
-        self._held = ""
-        first = min(
-            ((at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0),
-            default=None,
-        )
-        if first is not None:
-            self.found = first[2]
-            return text[: first[0]]
-        longest = max(map(len, self._stops)) - 1
+        text, self.held = self.held + text, ""
+        places = [(at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if places:
+            at, _, self.found = min(places)
+            return text[:at]
+        longest = max(map(len, self._stops), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
-                self._held = text[-size:]
+                self.held = text[-size:]
                 return text[:-size]
         return text
-
-    def flush(self) -> str:
-        """The text that was held back, once the whole text has ended."""
-        held, self._held = self._held, ""
-        return held

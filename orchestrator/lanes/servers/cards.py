@@ -75,8 +75,8 @@ def read_folder(path: Path) -> ModelFolder:
         special_tokens=special,
         bos_token_id=by_name.get("bos_token"),
         eos_token_ids=ends,
-        vocab_size=_count(config.get("vocab_size")) or tokenizer.get_vocab_size(),
-        context_tokens=_count(config.get("max_position_embeddings")),
+        vocab_size=count_of(config.get("vocab_size")) or tokenizer.get_vocab_size(),
+        context_tokens=count_of(config.get("max_position_embeddings")),
         sampling_defaults=defaults_of(generation).defaults,
         digest=hashlib.sha256(files.tokenizer_json).hexdigest(),
     )
@@ -99,8 +99,11 @@ def _ids(value: object) -> tuple[int, ...]:
     return tuple(i for i in found if isinstance(i, int) and not isinstance(i, bool) and i >= 0)
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+def count_of(value: object) -> int:
+    """A count of tokens or slots that somebody states; 0 if ``value`` is none."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value if 0 < value < 2**31 else 0
 
 
 ALWAYS_LACKING = frozenset(
@@ -123,27 +126,21 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts that a server told about itself; 0 or empty if it did not."""
+    """Facts about a server, told by itself or usual for its kind; 0 or empty if it told none."""
 
     model: str
     engine: str
-    version: str = ""
+    version: str
+    lacks: Collection[Feature]
+    """What it cannot do beyond ``ALWAYS_LACKING``."""
+    abort_ms: float
+    slots: int
     context_tokens: int = 0
-    slots: int = 0
     quantization: str = ""
 
 
-def make_card(
-    endpoint: Endpoint,
-    folder: ModelFolder,
-    told: ServerFacts,
-    *,
-    lacks: Collection[Feature],
-    abort_ms: float,
-    slots: int,
-    takes_ids: bool,
-) -> ModelCard:
-    """A card for the server. ``abort_ms`` and ``slots`` are the kind's usual ones."""
+def make_card(endpoint: Endpoint, folder: ModelFolder, told: ServerFacts) -> ModelCard:
+    """A card for the server."""
     contexts = [c for c in (endpoint.context, told.context_tokens, folder.context_tokens) if c]
     # An instance that states no weights shares them with none: equal names do not mean equal files.
     weights = endpoint.weights or f"{endpoint.name} {told.model}"
@@ -164,14 +161,14 @@ def make_card(
         engine_digest="",
         model_digest=weights if is_digest else hashlib.sha256(weights.encode()).hexdigest(),
         device="",
-        max_running=endpoint.slots or told.slots or slots,
+        max_running=endpoint.slots or told.slots,
         max_waiting=0,
         min_start_budget_ms=0.0,
         full_context_tokens=folder.context_tokens,
-        sampling_defaults=_served(folder.sampling_defaults, lacks),
+        sampling_defaults=_served(folder.sampling_defaults, told.lacks),
         can_continue=False,
-        lacks=tuple(sorted(ALWAYS_LACKING.union(lacks, () if takes_ids else (Feature.TOKEN_IDS,)))),
-        abort_ms=abort_ms if endpoint.abort_ms is None else endpoint.abort_ms,
+        lacks=tuple(sorted(ALWAYS_LACKING.union(told.lacks))),
+        abort_ms=told.abort_ms if endpoint.abort_ms is None else endpoint.abort_ms,
         quantization=told.quantization,
     )
 

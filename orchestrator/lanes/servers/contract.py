@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from orchestrator.lanes.triton_messages import service_pb2
+from orchestrator.lanes.wire import service_pb2
 from protocol import Feature, Sampling
 from protocol import tensors as names
 
 _USUAL = Sampling(max_tokens=1)
-_UNUSUAL = (
+_RARE = (
     "min_tokens",
     "ignore_eos",
     "min_p",
@@ -30,6 +30,10 @@ _UNUSUAL = (
 """Parameters that few requests state: they are sent if they differ from the defaults."""
 
 
+def _rare(sampling: Sampling) -> dict[str, Any]:
+    return {n: v for n in _RARE if (v := getattr(sampling, n)) != getattr(_USUAL, n)}
+
+
 def vllm_sampling(sampling: Sampling) -> dict[str, Any]:
     """Parameters for vLLM; log-probabilities are each caller's own to ask for."""
     stated: dict[str, Any] = {
@@ -38,7 +42,7 @@ def vllm_sampling(sampling: Sampling) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k if sampling.top_k > 0 else -1,
     }
-    stated |= {n: v for n in _UNUSUAL if (v := getattr(sampling, n)) != getattr(_USUAL, n)}
+    stated |= _rare(sampling)
     if sampling.stop:
         stated["stop"] = list(sampling.stop)
     if sampling.stop_token_ids:
@@ -76,7 +80,12 @@ TRTLLM_NAMES: Final[Mapping[str, Sequence[str]]] = {
     "stop": ("stop_words",),
     "stream": ("stream", "streaming"),
 }
-_ALWAYS_LACKING: Final = (Feature.LOGPROBS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
+_ALWAYS_LACKING: Final = (
+    Feature.LOGPROBS,
+    Feature.SPECIAL_TEXT,
+    Feature.STOP_TOKEN_IDS,
+    Feature.TOKEN_IDS,
+)
 _TRTLLM_LACKS: Final = (Feature.IGNORE_EOS, Feature.LOGIT_BIAS, Feature.MIN_P)
 _BY_INPUT: Final = {
     "min_tokens": Feature.MIN_TOKENS,
@@ -99,7 +108,8 @@ class _Tensor:
 
 
 class PlainAnswer(NamedTuple):
-    """One response. ``tokens`` is None if the model does not count them."""
+    """One response. ``tokens`` is None if the model does not count them; ``finish_reason`` is empty
+    until the text ends."""
 
     text: str
     tokens: int | None
@@ -127,10 +137,10 @@ class Contract:
         request.parameters[ASKS_FOR_FINAL].bool_param = True
         self._add(request, names.TEXT_INPUT, [prompt])
         if self.is_trtllm:
-            for parameter, values in _trtllm_values(sampling):
-                found = self._found(parameter)
-                if found is not None:
-                    self._add(request, found, values)
+            for parameter, values in _trtllm_values(sampling).items():
+                found = [name for name in TRTLLM_NAMES[parameter] if name in self.inputs]
+                if found:
+                    self._add(request, found[0], values)
         else:
             parameters = msgspec.json.encode(vllm_sampling(sampling)).decode()
             self._add(request, names.SAMPLING_PARAMETERS, [parameters])
@@ -148,23 +158,16 @@ class Contract:
         return request
 
     def answer(self, response: service_pb2.ModelInferResponse) -> PlainAnswer:
-        raw = {
-            tensor.name: data
-            for tensor, data in zip(response.outputs, response.raw_output_contents, strict=False)
-        }
+        outputs = zip(response.outputs, response.raw_output_contents, strict=False)
+        raw = {tensor.name: data for tensor, data in outputs}
         counts = raw.get(names.NUM_OUTPUT_TOKENS)
-        tokens = None
-        if counts is not None:
-            tokens = sum(struct.unpack(f"<{len(counts) // 4}I", counts))
+        reason = _joined(raw.get(names.FINISH_REASON, b""))
         return PlainAnswer(
-            "".join(_strings(raw.get(names.TEXT_OUTPUT, b""))),
-            tokens,
-            "".join(_strings(raw.get(names.FINISH_REASON, b""))),
-            response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False,
+            _joined(raw.get(names.TEXT_OUTPUT, b"")),
+            None if counts is None else sum(struct.unpack(f"<{len(counts) // 4}I", counts)),
+            "" if reason == "None" else reason,
+            _FINAL in response.parameters and response.parameters[_FINAL].bool_param,
         )
-
-    def _found(self, parameter: str) -> str | None:
-        return next((name for name in TRTLLM_NAMES[parameter] if name in self.inputs), None)
 
     def _add(
         self, request: service_pb2.ModelInferRequest, name: str, values: Sequence[Any]
@@ -208,28 +211,21 @@ def contract_of(metadata: service_pb2.ModelMetadataResponse) -> Contract:
     )
 
 
-def _trtllm_values(sampling: Sampling) -> list[tuple[str, list[Any]]]:
+def _trtllm_values(sampling: Sampling) -> dict[str, list[Any]]:
     # Greedy means the likeliest token only; some versions refuse a temperature of 0.
     is_greedy = sampling.temperature == 0
-    values: list[tuple[str, list[Any]]] = [
-        ("max_tokens", [sampling.max_tokens]),
-        ("stream", [True]),
-        ("temperature", [1.0 if is_greedy else sampling.temperature]),
-        ("top_k", [1 if is_greedy else max(0, sampling.top_k)]),
-        ("top_p", [sampling.top_p]),
-    ]
-    if sampling.min_tokens:
-        values.append(("min_tokens", [sampling.min_tokens]))
+    values: dict[str, list[Any]] = {
+        "max_tokens": [sampling.max_tokens],
+        "stream": [True],
+        "temperature": [1.0 if is_greedy else sampling.temperature],
+        "top_k": [1 if is_greedy else max(0, sampling.top_k)],
+        "top_p": [sampling.top_p],
+    }
+    values |= {name: [value] for name, value in _rare(sampling).items() if name in TRTLLM_NAMES}
     if sampling.seed is not None:
-        values.append(("seed", [sampling.seed % 2**63]))
-    if sampling.repetition_penalty != 1:
-        values.append(("repetition_penalty", [sampling.repetition_penalty]))
-    if sampling.presence_penalty:
-        values.append(("presence_penalty", [sampling.presence_penalty]))
-    if sampling.frequency_penalty:
-        values.append(("frequency_penalty", [sampling.frequency_penalty]))
+        values["seed"] = [sampling.seed % 2**63]
     if sampling.stop:
-        values.append(("stop", list(sampling.stop)))
+        values["stop"] = list(sampling.stop)
     return values
 
 
@@ -240,10 +236,11 @@ def _packed(tensor: _Tensor, value: Any) -> bytes:
     return struct.pack(_PACKED[tensor.datatype], value)
 
 
-def _strings(raw: bytes) -> list[str]:
-    found, at = [], 0
+def _joined(raw: bytes) -> str:
+    """The strings of a BYTES tensor, joined."""
+    found, at = "", 0
     while at + 4 <= len(raw):
         (size,) = _LENGTH.unpack_from(raw, at)
-        found.append(raw[at + 4 : at + 4 + size].decode(errors="replace"))
+        found += raw[at + 4 : at + 4 + size].decode(errors="replace")
         at += 4 + size
     return found

@@ -18,14 +18,20 @@ from abc import abstractmethod
 from typing import Final, Unpack
 
 from orchestrator.clock import Clock
-from orchestrator.errors import InstanceLost
-from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
-from orchestrator.lanes.cards import BadFolder, ModelFolder, read_folder
+from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner, lost
 from orchestrator.lanes.config import OPEN_TIMEOUT_S, LaneConfig
 from orchestrator.lanes.endpoint import Endpoint
-from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
-from orchestrator.lanes.meter import LaneMeter
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
+from orchestrator.lanes.servers.cards import (
+    BadFolder,
+    ModelFolder,
+    ServerFacts,
+    make_card,
+    read_folder,
+)
+from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.servers.meter import LaneMeter
+from orchestrator.lanes.servers.text import PromptText, StopCutter, UnsendablePrompt
 from orchestrator.telemetry.log import fields, lane_log
 from protocol import (
     NO_TOKEN_ID,
@@ -37,24 +43,29 @@ from protocol import (
     Frame,
     ModelCard,
     OnDeadline,
+    TokenLogprob,
 )
 
 POLL_S: Final = 0.3
 """Seconds between two polls of the server's health: three before its silence counts."""
 RECHECK_POLLS: Final = 20
 """Polls between two checks of which model the server serves: it may have come back with another."""
-SAMPLE_EVERY: Final = 64
 _MAX_IDS: Final = 2**31
 _MAX_HELD: Final = 2**16
 """Most characters that wait for the token that they came of."""
 
 
-class _Enough(Exception):
-    """The server goes on beyond the tokens that it was asked for."""
+class _Ended(Exception):
+    """The text ends here, though the server sends more."""
 
 
 class PolledLane(Lane):
     """Keeps a lane's promises; a kind of server adds how it is reached, polled and asked."""
+
+    takes_text = False
+    """Whether prompts go as text rather than as token ids."""
+    leaves_stops = False
+    """Whether the server leaves stop strings in its text."""
 
     def __init__(
         self,
@@ -67,14 +78,13 @@ class PolledLane(Lane):
         super().__init__(endpoint.name, owner, clock)
         self.endpoint = endpoint
         self._config = config
-        self._rng = rng
         self._folder: ModelFolder | None = None
+        self._text: PromptText | None = None
         self._card: ModelCard | None = None
         self._meter = LaneMeter()
-        self._running: dict[int, LaneJob] = {}
+        self._jobs: dict[int, LaneJob] = {}
         self._lingering = 0
         self._seq = 0
-        self._until_sample = SAMPLE_EVERY
         self._sessions = Reconnector(
             "lane",
             endpoint.name,
@@ -88,8 +98,8 @@ class PolledLane(Lane):
     # ── a kind of server adds ────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    async def _reach(self, folder: ModelFolder) -> ModelCard:
-        """Check that the server is there, and make its card. Raises ``ServerLost``."""
+    async def _reach(self, folder: ModelFolder) -> ServerFacts:
+        """Check that the server is there, and what it is. Raises ``ServerLost``."""
 
     @abstractmethod
     async def _poll(self) -> int | None:
@@ -100,16 +110,17 @@ class PolledLane(Lane):
         """
 
     @abstractmethod
-    async def _generate(self, job: LaneJob) -> Finish:
+    async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
         """Have a job done, and tell each piece to ``_deliver``, whose exceptions are not caught.
 
         When cancelled, close the request, so that the server stops. Raises ``JobFailed`` and
         ``ServerLost``.
         """
 
-    async def _begin_anew(self) -> None:
+    async def _drop_connection(self) -> None:
         """Drop a connection that was given up: it may be a dead one."""
 
+    @abstractmethod
     async def _disconnect(self) -> None:
         """Release what the lane holds. Idempotent."""
 
@@ -119,42 +130,39 @@ class PolledLane(Lane):
     def load(self) -> int:
         return len(self._jobs) + self._lingering
 
-    def submit(self, sink: JobSink, **job: Unpack[JobFields]) -> int:
+    def submit(self, sink: JobSink, **asked: Unpack[JobFields]) -> int:
         assert self.is_open, "submitted to a lane that is not open"
         now = self._clock.now()
-        handle = self._add_job(sink)
-        one = LaneJob(
+        handle = self.submitted_total
+        self.submitted_total += 1
+        sampling = asked["sampling"]
+        job = LaneJob(
             handle,
             sink,
-            job["token_ids"],
-            job["sampling"],
-            job["on_deadline"],
-            job["correlation_id"],
+            asked["token_ids"],
+            sampling,
+            asked["on_deadline"],
+            asked["correlation_id"],
             sent_at=now,
-            ends_at=now + job["budget_ms"] / 1000,
-            cache_salt=job.get("cache_salt", ""),
+            ends_at=now + asked["budget_ms"] / 1000,
+            cache_salt=asked.get("cache_salt", ""),
+            cutter=StopCutter(sampling.stop) if self.leaves_stops and sampling.stop else None,
         )
-        self._running[handle] = one
+        self._jobs[handle] = job
         self._meter.begin(handle, now)
-        one.timer = self._clock.call_at(one.ends_at, lambda: self._deadline_passed(one))
-        one.task = asyncio.create_task(self._run_job(one), name=f"job {handle} {self.address}")
-        self._tasks.add(one.task)
-        one.task.add_done_callback(self._tasks.discard)
+        job.timer = self._clock.call_at(job.ends_at, lambda: self._deadline_passed(job))
+        job.task = asyncio.create_task(self._run_job(job), name=f"job {handle} {self.address}")
+        self._tasks.add(job.task)
+        job.task.add_done_callback(self._tasks.discard)
         return handle
 
     def cancel(self, handle: int, cause: AbortCause) -> None:
-        job = self._running.get(handle)
+        job = self._jobs.get(handle)
         if job is not None and not job.is_over:
             self._give_up(job)
-            end = self._end_of(job, FinishReason.CANCELLED, Code.CANCELLED, "cancelled")
+            end = self._end_of(job, Finish(FinishReason.CANCELLED), Code.CANCELLED, "cancelled")
             # The caller may be in the middle of something.
             asyncio.get_running_loop().call_soon(self._report_end, job, end)
-
-    def pause(self, handle: int) -> None:
-        """Do nothing: no such server can pause, as its card says."""
-
-    def resume(self, handle: int) -> None:
-        """Do nothing: no such server can pause, as its card says."""
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
@@ -164,24 +172,27 @@ class PolledLane(Lane):
             await asyncio.wait(self._tasks)
         await self._disconnect()
 
-    def reopen(self) -> None:
-        """Do nothing: each request names its model, so nothing is stale."""
-
     def describe(self) -> None:
-        if self.is_open and self._card is not None:
+        if self.is_open:
             asyncio.get_running_loop().call_soon(self._report)
-
-    def probe(self) -> None:
-        """Do nothing: every poll is a probe."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     async def _connect_and_poll(self) -> None:
-        if self._folder is None:
-            self._folder = await asyncio.to_thread(read_folder, self.endpoint.tokenizer)
+        folder = self._folder
+        if folder is None:
+            folder = self._folder = await asyncio.to_thread(read_folder, self.endpoint.tokenizer)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
-            card = await self._reach(self._folder)
-        self._open(card)
+            if self.takes_text and self._text is None:
+                self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
+            facts = await self._reach(folder)
+        self._card = make_card(self.endpoint, folder, facts)
+        self.sessions_total += 1
+        self._sessions.is_up()
+        self._seq = 0
+        self.last_frame_at = self._clock.now()
+        self.is_open = True
+        self._owner.lane_opened(self, self._frame(self._card))
         polls = 0
         while True:
             await asyncio.sleep(POLL_S)
@@ -189,7 +200,10 @@ class PolledLane(Lane):
             try:
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
                     if polls % RECHECK_POLLS == 0:
-                        self._take_card(await self._reach(self._folder))
+                        card = make_card(self.endpoint, folder, await self._reach(folder))
+                        if card != self._card:
+                            self._card = card
+                            self._owner.lane_reported(self, self._frame(card))
                     jobs = await self._poll()
             except TimeoutError:
                 continue  # silence, which the owner judges
@@ -197,20 +211,6 @@ class PolledLane(Lane):
                 self._meter.saw_others(max(0, jobs - self.load))
             self.last_frame_at = self._clock.now()
             self._report()
-
-    def _open(self, card: ModelCard) -> None:
-        self._card = card
-        self.sessions_total += 1
-        self._sessions.is_up()
-        self._seq = 0
-        self.last_frame_at = self._clock.now()
-        self.is_open = True
-        self._owner.lane_opened(self, self._frame(card=card))
-
-    def _take_card(self, card: ModelCard) -> None:
-        if card != self._card:
-            self._card = card
-            self._owner.lane_reported(self, self._frame(card=card))
 
     def _report(self) -> None:
         if self.is_open:
@@ -223,22 +223,31 @@ class PolledLane(Lane):
 
     async def _session_ended(self, end: SessionEnd) -> None:
         self.is_open = False
-        for job in list(self._running.values()):
-            self._give_up(job)
-        self._lose_jobs()
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            if not job.is_over:
+                self._give_up(job)
+            job.sink.on_lost(lost())
         self._owner.lane_closed(self, end.reason or "the orchestrator is stopping")
         if not end.is_closed:
-            await self._begin_anew()
+            await self._drop_connection()
 
     # ── one job ──────────────────────────────────────────────────────────────────────────────
 
     async def _run_job(self, job: LaneJob) -> None:
         try:
-            finish = await self._generate(job)
+            prompt: str | list[int] = job.token_ids
+            if self._text is not None:
+                prompt = await self._text.prompt_of(job.token_ids)
+            job.finish = await self._generate(job, prompt)
+            end = self._whole(job, job.finish)
+        except _Ended:
+            assert job.finish is not None
+            end = self._end_of(job, job.finish)
+        except UnsendablePrompt as error:
+            end = self._failed(job, Code.INVALID_REQUEST, str(error))
         except JobFailed as error:
-            end = self._end_of(job, FinishReason.ERROR, error.code, str(error))
-        except _Enough:
-            end = self._end_of(job, FinishReason.LENGTH, None, "", Finish(FinishReason.LENGTH))
+            end = self._failed(job, error.code, str(error))
         except asyncio.CancelledError:  # a library's own, where nobody gave the job up
             self._lose(job, "its request was cancelled")
             raise
@@ -247,10 +256,7 @@ class PolledLane(Lane):
             return
         except Exception as error:
             lane_log.exception("a job failed unexpectedly", extra=fields(instance=self.address))
-            what = f"the lane failed: {type(error).__name__}"
-            end = self._end_of(job, FinishReason.ERROR, Code.INTERNAL, what)
-        else:
-            end = self._whole(job, finish)
+            end = self._failed(job, Code.INTERNAL, f"the lane failed: {type(error).__name__}")
         if not job.is_over:
             self._stop_timing(job)
             self._report_end(job, end)
@@ -265,15 +271,28 @@ class PolledLane(Lane):
             raise JobFailed(Code.ENGINE_ERROR, "its server sent a token id that no vocabulary has")
         if len(ids) > job.left_tokens:  # the server does not heed the limit
             if not job.left_tokens:
-                raise _Enough
+                job.finish = Finish(FinishReason.LENGTH)
+                raise _Ended
             ids, logprobs = ids[: job.left_tokens], logprobs and logprobs[: job.left_tokens]
-        text = job.held + piece.text
-        if not ids:
-            if len(text) > _MAX_HELD:
-                raise JobFailed(Code.ENGINE_ERROR, "its server sends text without any tokens")
-            job.held = text
-            return
-        job.held = ""
+        text = piece.text if job.cutter is None else job.cutter.feed(piece.text)
+        text = job.held + text
+        job.held = "" if ids else text
+        if len(job.held) > _MAX_HELD:
+            raise JobFailed(Code.ENGINE_ERROR, "its server sends text without any tokens")
+        if ids:
+            self._pass_on(job, ids, text, logprobs, now)
+        if job.cutter is not None and job.cutter.found:
+            job.finish = Finish(FinishReason.STOP, stop=job.cutter.found, tail=job.held)
+            raise _Ended
+
+    def _pass_on(
+        self,
+        job: LaneJob,
+        ids: list[int],
+        text: str,
+        logprobs: list[TokenLogprob] | None,
+        now: float,
+    ) -> None:
         if not job.first_token_at:
             job.first_token_at = now
             self._meter.first_token(len(job.token_ids))
@@ -283,12 +302,8 @@ class PolledLane(Lane):
         self._meter.tokens(job.handle, count)
         self.tokens_total += count
         # The last token carries the text of all of them.
-        texts = [""] * (count - 1) + [text]
-        job.sink.on_tokens(Delta(job.handle, ids, texts, logprobs), now)
-        self._until_sample -= 1
-        if self._until_sample <= 0:
-            self._until_sample = SAMPLE_EVERY
-            self._owner.emission_sampled(self._clock.now() - now, count)
+        job.sink.on_tokens(Delta(job.handle, ids, [""] * (count - 1) + [text], logprobs), now)
+        self._sample_emission(now, count)
 
     def _deadline_passed(self, job: LaneJob) -> None:
         if job.is_over:
@@ -298,24 +313,14 @@ class PolledLane(Lane):
             return
         self._give_up(job)
         if job.finish is not None:  # all of its text was here in time
-            self._report_end(job, self._whole(job, job.finish))
-            return
-        is_error = job.on_deadline is OnDeadline.ERROR
-        made = f"after {job.completion_tokens} tokens" if job.completion_tokens else "before any"
-        self._report_end(
-            job,
-            self._end_of(
-                job,
-                FinishReason.DEADLINE,
-                Code.DEADLINE_EXCEEDED if is_error else None,
-                f"the deadline passed {made}" if is_error else "",
-            ),
-        )
-
-    def _whole(self, job: LaneJob, finish: Finish) -> End:
-        if job.held:
-            finish = finish._replace(tail=job.held + finish.tail)
-        return self._end_of(job, finish.reason, None, "", finish)
+            end = self._whole(job, job.finish)
+        elif job.on_deadline is OnDeadline.ERROR:
+            n = job.completion_tokens
+            said = f"the deadline passed {f'after {n} tokens' if n else 'before any'}"
+            end = self._end_of(job, Finish(FinishReason.DEADLINE), Code.DEADLINE_EXCEEDED, said)
+        else:
+            end = self._end_of(job, Finish(FinishReason.DEADLINE))
+        self._report_end(job, end)
 
     def _give_up(self, job: LaneJob) -> None:
         """Close a job's request. From here on nothing of it is passed on."""
@@ -339,34 +344,31 @@ class PolledLane(Lane):
         self._meter.end(job.handle, self._clock.now())
 
     def _report_end(self, job: LaneJob, end: End) -> None:
-        self._running.pop(job.handle, None)
-        sink = self._jobs.pop(job.handle, None)
-        if sink is not None:
-            sink.on_ended(end)
+        if self._jobs.pop(job.handle, None) is not None:
+            job.sink.on_ended(end)
 
     def _lose(self, job: LaneJob, reason: str) -> None:
         """Lose one job whose server went away; the next poll tells if for good."""
-        if job.is_over:
-            return
-        self._stop_timing(job)
-        self._running.pop(job.handle, None)
-        sink = self._jobs.pop(job.handle, None)
-        if sink is not None:
-            sink.on_lost(InstanceLost(f"the instance that worked on this was lost: {reason}"))
+        if not job.is_over:
+            self._stop_timing(job)
+            if self._jobs.pop(job.handle, None) is not None:
+                job.sink.on_lost(lost(reason))
+
+    def _whole(self, job: LaneJob, finish: Finish) -> End:
+        tail = job.held + ("" if job.cutter is None else job.cutter.held)
+        return self._end_of(job, finish._replace(tail=tail))
+
+    def _failed(self, job: LaneJob, code: Code, message: str) -> End:
+        return self._end_of(job, Finish(FinishReason.ERROR), code, message)
 
     def _end_of(
-        self,
-        job: LaneJob,
-        reason: FinishReason,
-        code: Code | None,
-        message: str,
-        finish: Finish | None = None,
+        self, job: LaneJob, finish: Finish, code: Code | None = None, message: str = ""
     ) -> End:
         now = self._clock.now()
         first = job.first_token_at or now
         return End(
             handle=job.handle,
-            reason=reason,
+            reason=finish.reason,
             prompt_tokens=len(job.token_ids),
             completion_tokens=job.completion_tokens,
             wait_ms=0.0,
@@ -375,12 +377,8 @@ class PolledLane(Lane):
             left_ms=1000 * (job.ends_at - now),
             code=code,
             message=message,
-            tail="" if finish is None else finish.tail,
-            cached_tokens=0 if finish is None else finish.cached_tokens,
-            stop="" if finish is None else finish.stop,
-            stop_token_id=None if finish is None else finish.stop_token_id,
+            tail=finish.tail,
+            cached_tokens=finish.cached_tokens,
+            stop=finish.stop,
+            stop_token_id=finish.stop_token_id,
         )
-
-    def _lose_jobs(self) -> None:
-        self._running.clear()
-        super()._lose_jobs()

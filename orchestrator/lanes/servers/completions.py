@@ -1,0 +1,250 @@
+"""A lane over HTTP: a request for each job, answered by an event stream, and what failures mean."""
+
+import asyncio
+import re
+from abc import abstractmethod
+from contextlib import suppress
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from orchestrator.lanes.servers.cards import BadFolder, ModelFolder, ServerFacts
+from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, ServerLost
+from orchestrator.lanes.servers.polled import PolledLane
+from orchestrator.lanes.sse import EventReader, EventTooLong
+from protocol import Code, excerpt
+
+MAX_CONNECTIONS: Final = 4096
+"""Most connections of a lane: a job has one to itself while it runs; more jobs wait, until their
+deadline."""
+KEEP_S: Final = 4.0
+"""Seconds that an idle connection is kept: less than servers keep one (uvicorn and llama.cpp: 5 s),
+so that no job meets its end."""
+READ_BYTES: Final = 2**18
+CONNECT_S: Final = 5.0
+MAX_ANSWER_BYTES: Final = 2**20
+"""Most bytes read of an answer that is not a stream."""
+USAGE_S = 1.0
+"""Seconds that a text that has ended waits for what the server still says about it."""
+_DONE: Final = b"[DONE]"
+_KEY = re.compile(r"[!-~]+")
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_CODES = {
+    400: Code.INVALID_REQUEST,
+    413: Code.CONTEXT_OVERFLOW,
+    422: Code.INVALID_REQUEST,
+    429: Code.QUEUE_FULL,
+    502: Code.NO_CAPACITY,
+    503: Code.NO_CAPACITY,
+    504: Code.NO_CAPACITY,
+}
+"""What a status means for a job; any other one is the engine's fault."""
+
+
+class ServerEvent(msgspec.Struct):
+    """The part of an event that every server may send: an error in the middle of a text."""
+
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class HttpLane(PolledLane):
+    """A lane to a server's HTTP API. A kind of server states these facts, and adds ``_reach``,
+    ``_request`` and ``_take``."""
+
+    path: str
+    """Where jobs are sent."""
+    decoder: msgspec.json.Decoder[Any]
+    """Decodes an event, a ``ServerEvent``."""
+    running: re.Pattern[bytes] | None = None
+    """Finds the jobs in the server's ``/metrics``; None if it has none there."""
+    _http: aiohttp.ClientSession | None = None
+    _key = ""
+
+    @abstractmethod
+    async def _facts(self) -> ServerFacts:
+        """What the server tells of itself. Raises ``ServerLost``."""
+
+    @abstractmethod
+    def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
+        """The body that asks for a job."""
+
+    @abstractmethod
+    def _take(self, job: LaneJob, event: Any) -> bool:
+        """Deliver an event's tokens, and set the job's ``finish`` at its end; returns whether
+        nothing about the job will follow."""
+
+    def start(self) -> None:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=MAX_CONNECTIONS, limit_per_host=0, keepalive_timeout=KEEP_S
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # Jobs have deadlines of their own, and polls a limit.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                read_bufsize=READ_BYTES,
+                auto_decompress=False,
+                headers={"User-Agent": "tidegate", "Accept-Encoding": "identity"},
+            )
+        super().start()
+
+    async def _disconnect(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def _reach(self, folder: ModelFolder) -> ServerFacts:
+        await self._read_key()
+        await self._get("/health")
+        return await self._facts()
+
+    async def _poll(self) -> int | None:
+        await self._get("/health")
+        return None if self.running is None else await self._jobs_in_metrics(self.running)
+
+    async def _jobs_in_metrics(self, pattern: re.Pattern[bytes]) -> int | None:
+        """The sum of the numbers that ``pattern`` finds; None if it finds no usable number."""
+        found = pattern.findall(await self._get_or("/metrics", b""))
+        try:
+            return round(sum(map(float, found))) if found else None
+        except (ValueError, OverflowError):
+            return None
+
+    async def _read_key(self) -> None:
+        """Read the server's key at each connection: it may change. Raises ``BadFolder``."""
+        path = self.endpoint.key_file
+        if path is None:
+            return
+        try:
+            key = (await asyncio.to_thread(path.read_text, "utf-8")).strip()
+        except (OSError, ValueError) as error:
+            # Without the file's path: a probe, which needs no key, shows why an instance is not up.
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise BadFolder(f"its key_file cannot be read: {why}") from None
+        if not _KEY.fullmatch(key):
+            raise BadFolder("its key_file must hold one key: a line of ASCII without spaces")
+        self._key = key
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    async def _get(self, path: str) -> bytes:
+        """The body of a 200 answer. Raises ``ServerLost``, also for any other status."""
+        assert self._http is not None
+        try:
+            url = f"{self.endpoint.base_url}{path}"
+            async with self._http.get(
+                url, headers=self._headers, allow_redirects=False
+            ) as response:
+                body = await _body(response)
+        except aiohttp.ClientError as error:
+            raise ServerLost(f"cannot reach {self.endpoint.base_url}: {_said(error)}") from None
+        if response.status != 200:
+            raise ServerLost(f"{path} answers {_status(response.status, body)}")
+        return body
+
+    async def _get_object(self, path: str) -> dict[str, Any]:
+        """The JSON object in a 200 answer. Raises ``ServerLost``."""
+        body = await self._get(path)
+        try:
+            return _decode_object(body)
+        except msgspec.DecodeError:
+            raise ServerLost(
+                f"{path} answers no JSON object: is this the server that its URL says?"
+            ) from None
+
+    async def _get_or(self, path: str, otherwise: bytes) -> bytes:
+        """The body of a 200 answer, or ``otherwise`` if the server has none there."""
+        try:
+            return await self._get(path)
+        except ServerLost:
+            return otherwise
+
+    async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
+        body = msgspec.json.encode(self._request(job, prompt))
+        with suppress(TimeoutError):  # of the wait for what is still said after the text
+            async with asyncio.timeout(None) as limit:
+                try:
+                    await self._read_answer(job, body, limit)
+                except aiohttp.ClientError as error:
+                    raise ServerLost(f"its connection broke: {_said(error)}") from None
+                except EventTooLong as error:
+                    raise JobFailed(Code.ENGINE_ERROR, f"its server sent {error}") from None
+        if job.finish is None:  # the body just ended
+            raise ServerLost("its answer ended early")
+        return job.finish
+
+    async def _read_answer(self, job: LaneJob, body: bytes, limit: asyncio.Timeout) -> None:
+        """Read a job's event stream. Leaving early closes the connection, which tells the server
+        that the rest is not wanted."""
+        assert self._http is not None
+        headers = self._headers | {"Content-Type": "application/json"}
+        if job.correlation_id:
+            headers["X-Request-Id"] = job.correlation_id
+        url, decoder, events = f"{self.endpoint.base_url}{self.path}", self.decoder, EventReader()
+        response = await self._http.post(url, data=body, headers=headers, allow_redirects=False)
+        try:
+            if response.status != 200:
+                code = _CODES.get(response.status, Code.ENGINE_ERROR)
+                said = _status(response.status, await _body(response))
+                raise JobFailed(code, f"its server answers {said}")
+            async for chunk in response.content.iter_any():
+                for data in events.feed(chunk):
+                    if data == _DONE or self._take(job, decoded(decoder, data)):
+                        return
+                    if job.finish is not None and limit.when() is None:
+                        limit.reschedule(asyncio.get_running_loop().time() + USAGE_S)
+        finally:
+            if response.content.at_eof():
+                response.release()  # its connection is used again
+            else:
+                response.close()
+
+
+def decoded(decoder: "msgspec.json.Decoder[Any]", data: bytes) -> Any:
+    """Decode one event. Raises ``JobFailed`` for an error, or data that is no such event."""
+    try:
+        event = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"its server sent no event of its API: {error}"
+        raise JobFailed(Code.ENGINE_ERROR, what) from None
+    if bytes(event.error) != b"null":
+        said = _message(bytes(event.error))
+        is_full = "overloaded" in said.lower()  # text-generation-inference's word for a full queue
+        code = Code.QUEUE_FULL if is_full else Code.ENGINE_ERROR
+        raise JobFailed(code, f"its server failed: {said}")
+    return event
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """The body, cut at ``MAX_ANSWER_BYTES``: the connection is not used again then."""
+    found = bytearray()
+    while len(found) < MAX_ANSWER_BYTES:
+        # One read gives what is there by now, which may be a part.
+        piece = await response.content.read(MAX_ANSWER_BYTES - len(found))
+        if not piece:
+            break
+        found += piece
+    return bytes(found)
+
+
+def _status(status: int, body: bytes) -> str:
+    said = _message(body)
+    return f"{status}{f': {said}' if said else ''}"
+
+
+def _message(body: bytes) -> str:
+    """The message in an error's body for people, whatever its shape."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return excerpt(body.decode(errors="replace").strip(), 200)
+    while isinstance(value, dict):
+        value = next((v for n in ("error", "message", "detail") if (v := value.get(n))), str(value))
+    return excerpt(str(value), 300)
+
+
+def _said(error: Exception) -> str:
+    return excerpt(str(error) or type(error).__name__, 200)
