@@ -74,7 +74,6 @@ class ModelShape:
 
 LLAMA: Final = (("LlamaForCausalLM",), "llama")
 _QWEN: Final = (("Qwen2ForCausalLM",), "qwen2")
-QWEN3: Final = (("Qwen3ForCausalLM",), "qwen3")
 LLAMA_8B: Final = ModelShape(
     *LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072
 )

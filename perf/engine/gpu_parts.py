@@ -1,12 +1,11 @@
-"""Sections ``tokens``, ``loader`` and ``engine``: the worker's engine without Triton around it."""
+"""Sections ``loader`` and ``engine``: the worker's engine without Triton around it."""
 
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from perf.engine.bare_engine import Built, build, load
 from perf.engine.checkpoints import (
     LLAMA,
     LLAMA_8B,
-    QWEN3,
     ModelShape,
     drop_page_cache,
     make_checkpoint,
@@ -25,106 +23,11 @@ from perf.engine.timing import copy_gb_per_s, synchronize, timed_ms
 from perf.report.rows import Report
 from perf.report.stats import median
 from protocol import AbortCause, FinishReason, Sampling
-from worker.attention import KVPool
-from worker.attention.triton_backend import TritonAttention
 from worker.core import Job
 from worker.engine.engine import Engine
-from worker.models.config import ModelConfig
-from worker.models.model import Model
 from worker.runner.cuda_runner import CudaRunner
-from worker.runner.forward import TiledForward
 
-_SMALL = ModelShape(*LLAMA, 1000, 256, 512, 4, 8, 2, max_position_embeddings=512)
 _TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_embeddings=256)
-
-_SMALL_QWEN3 = replace(_SMALL, architectures=QWEN3[0], model_type=QWEN3[1], torch_dtype="float32")
-
-
-# ── tokens ───────────────────────────────────────────────────────────────────────────────────
-
-
-def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Check on a small model that greedy tokens are those of the CPU, whatever computes them."""
-    for dtype in ("float32", "bfloat16"):
-        make_checkpoint(scratch / f"small-{dtype}", replace(_SMALL, torch_dtype=dtype), seed=0)
-    cpu, count = torch.device("cpu"), 6 if tiny else 24
-    exact = load(scratch / "small-float32", cpu)
-    expected = _texts(build(*exact, cpu, max_running=12, blocks=400), count)
-
-    here = load(scratch / "small-float32", device)
-    for attention in ("triton", "reference") if device.type == "cuda" else ("reference",):
-        for overlap in (True, False):
-
-            def compare(attention: str = attention, overlap: bool = overlap) -> None:
-                built = build(
-                    *here,
-                    device,
-                    max_running=12,
-                    blocks=400,
-                    attention=attention,  # type: ignore[arg-type]
-                    overlap=overlap,
-                )
-                got = _texts(built, count)
-                built.engine.stop()
-                same = sum(a == b for a, b in zip(got, expected, strict=True))
-                report.add(
-                    f"float32, {attention}, overlap {'on' if overlap else 'off'}",
-                    f"{same}/{len(expected)}",
-                    "texts",
-                    "greedy, equal to the CPU's",
-                )
-
-            report.attempt(f"float32, {attention}, overlap {overlap}", compare)
-    report.attempt("Qwen3, penalties", lambda: _penalised(report, device, scratch, count))
-    if device.type == "cuda":
-        for dtype in ("float32", "bfloat16"):
-            report.attempt(
-                f"deterministic mode, {dtype}",
-                lambda d=dtype: _deterministic(report, *load(scratch / f"small-{d}", device), d),  # type: ignore[misc]
-            )
-
-
-def _penalised(report: Report, device: torch.device, scratch: Path, count: int) -> None:
-    """Check another architecture in the same way, with penalties that follow each text."""
-    path = scratch / "small-qwen3"
-    make_checkpoint(path, _SMALL_QWEN3, seed=0)
-    texts = []
-    for where in (torch.device("cpu"), device):
-        built = build(*load(path, where), where, max_running=12, blocks=400)
-        texts.append(_texts(built, count, repetition_penalty=1.3, presence_penalty=0.4))
-        built.engine.stop()
-    same = sum(a == b for a, b in zip(*texts, strict=True))
-    note = "greedy, equal to the CPU's"
-    report.add("Qwen3 with penalties, float32", f"{same}/{len(texts[0])}", "texts", note)
-
-
-def _texts(built: Built, count: int, **sampling: float) -> list[list[int]]:
-    prompts, runs = Prompts(999, seed=3), Runs(built.engine)
-    texts = []
-    for n in range(count):
-        job = greedy(prompts.draw(1 + n * 13 % 150), 8 + n * 5 % 40)
-        texts.append(
-            runs.submit(replace(job, sampling=msgspec.structs.replace(job.sampling, **sampling)))
-        )
-    runs.step_until_idle()
-    return [run.ids for run in texts]
-
-
-def _deterministic(report: Report, model: Model, config: ModelConfig, name: str) -> None:
-    device = torch.device("cuda")
-    pool = KVPool(
-        layers=config.num_layers,
-        blocks=64,
-        block_tokens=16,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=getattr(torch, config.dtype),
-        device=device,
-    )
-    tiled = TiledForward(model, TritonAttention(pool, config.num_heads, invariant=True))
-    tiled.check(vocab_size=config.vocab_size, block_tokens=16, max_tokens=256, device=device)
-    report.add(f"deterministic mode, {name}", "holds", "", "to the bit, in any company")
-
 
 # ── loader ───────────────────────────────────────────────────────────────────────────────────
 

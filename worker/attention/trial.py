@@ -1,6 +1,6 @@
 """Random batches over a pool, and the exact result of attention over them, in float64.
 
-Backends are tried on these: by the tests, when the worker loads, and by ``perf/engine/gpu.py``.
+Backends are tried on these: by the tests, and when the worker loads.
 """
 
 import math
