@@ -21,7 +21,7 @@ from clips.render.buffers import BufferPool, BufferSizes
 from clips.render.memory import CountedMemory, clip_guard
 from clips.render.pipeline import ClipPipeline, PipelineConfig, nominal_times
 from clips.render.stages.base import Stages
-from clips.render.stages.providers import Providers, load_stages
+from clips.render.stages.providers import Providers, load_providers
 from perf.clips.throughput import SPEC, recipe_of
 
 T = TypeVar("T")
@@ -96,7 +96,9 @@ def _elsewhere(call: Callable[[], T]) -> T:
 
 
 def _stages() -> Stages:
-    own = load_stages(_CPU, speech="espeak", portrait="procedural", video="warp", check="tiny")
+    own = load_providers(
+        _CPU, speech=["espeak"], portrait=["procedural"], video=["warp"], check=["tiny"]
+    )
     return Stages(*(_Apart(each) for each in own.all()))
 
 
