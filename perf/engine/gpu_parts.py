@@ -1,6 +1,5 @@
 """Sections ``loader`` and ``engine``: the worker's engine without Triton around it."""
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,25 +14,25 @@ from perf.engine.checkpoints import (
     LLAMA,
     LLAMA_8B,
     ModelShape,
-    drop_page_cache,
     make_checkpoint,
 )
-from perf.engine.runs import NEVER, EngineRun, Prompts, Runs, Stepping, greedy
-from perf.engine.timing import copy_gb_per_s, synchronize, timed_ms
+from perf.engine.runs import NEVER, Prompts, Runs, Stepping, greedy
+from perf.engine.timing import copy_gb_per_s, timed_ms
 from perf.report.rows import Report
 from perf.report.stats import median
-from protocol import AbortCause, FinishReason, Sampling
+from protocol import AbortCause, Sampling
 from worker.core import Job
 from worker.engine.engine import Engine
 from worker.runner.cuda_runner import CudaRunner
 
 _TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_embeddings=256)
 
+
 # ── loader ───────────────────────────────────────────────────────────────────────────────────
 
 
 def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Write the large checkpoint, then load it from disk and from the page cache."""
+    """Write the large checkpoint, then load it as a worker does."""
     path = scratch / "large"
     started = time.monotonic()
     shape = make_large(report, path, tiny=tiny)
@@ -41,34 +40,8 @@ def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     size_gb = shape.file_bytes / 1e9
     note = f"{size_gb:.1f} GB, {shape.num_hidden_layers} layers"
     report.add("checkpoint written", size_gb / seconds, "GB/s", note)
-
-    def timed(what: str) -> None:
-        before = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        synchronize(device)
-        started = time.monotonic()
-        model, _ = load(path, device)
-        synchronize(device)
-        seconds = time.monotonic() - started
-        note = f"{seconds:.2f} s"
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated() - before
-            note += f", peak {peak / 1e9:.2f} GB on the device"
-        report.add(what, size_gb / seconds, "GB/s", note)
-        del model
-
-    def cold() -> None:
-        drop_page_cache(path)
-        timed("load, cold (page cache dropped)")
-
-    # The first load also starts CUDA.
-    synchronize(device)
-    report.attempt("load, warm", lambda: timed("load, warm (in the page cache)"))
-    report.attempt("load, warm again", lambda: timed("load, warm again"))
-    report.attempt("load, cold", cold)
     if device.type == "cuda":
+        load(path, device)  # starts CUDA, and has the files in the page cache
         report.attempt("as a worker loads it", lambda: _as_a_worker(report, path))
 
 
@@ -110,18 +83,15 @@ class _Sizes:
     batches: tuple[int, ...]
     keys: int
     answer: int
-    jobs: int
     cancels: int
 
 
 def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Measure the large model: recording, decodes, cancels, a mixed load."""
+    """Measure the large model: recording, decodes, prompts, cancels."""
     path = scratch / "large"
     if not (path / "config.json").exists():
         make_large(report, path, tiny=tiny)
-    sizes = (
-        _Sizes((1, 2, 4), 40, 10, 30, 3) if tiny else _Sizes((1, 8, 16, 32, 64), 1024, 96, 300, 25)
-    )
+    sizes = _Sizes((1, 2, 4), 40, 10, 3) if tiny else _Sizes((1, 8, 32, 64), 1024, 96, 25)
     model, config = load(path, device)
     shape = ModelShape.of(path)
     most = max(sizes.batches)
@@ -155,7 +125,6 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
         )
     report.attempt("prefill", lambda: _prefill(report, built, sizes, vocab=config.vocab_size))
     report.attempt("cancel", lambda: _cancel(report, built, sizes, config.vocab_size))
-    report.attempt("mixed load", lambda: _mixed(report, built, sizes, config.vocab_size))
     report.attempt("stop", built.engine.stop)
 
 
@@ -216,31 +185,23 @@ def recorded_ms(
 def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab: int) -> None:
     """Decode with scheduler, sampler and events, stepped by hand; only steps that decode are
     timed."""
-    runner, engine = built.runner, built.engine
-    assert isinstance(runner, CudaRunner)
-    for overlap in (True, False):
-        engine.executor.launcher = runner if overlap else None
-        prompts, runs = Prompts(vocab, seed=5), Runs(engine)
-        batched = [
-            runs.submit(greedy(prompts.draw(sizes.keys - 1), sizes.answer)) for _ in range(batch)
-        ]
-        while not all(run.ids for run in batched):
-            runs.take(engine.step())
-        before, started = sum(len(run.ids) for run in batched), time.monotonic()
-        runs.step_until_idle()
-        count = sum(len(run.ids) for run in batched) - before
-        rate = count / (time.monotonic() - started)
-        name = f"engine {batch} x {sizes.keys}, overlap {'on' if overlap else 'off'}"
-        report.add(name, rate, "tokens/s", f"{count} tokens, up to {sizes.answer} each")
-        if overlap:
-            report.add(f"{name}: stream utilization", runner.stream_utilization, "", "sampled")
-    engine.executor.launcher = runner
+    prompts, runs = Prompts(vocab, seed=5), Runs(built.engine)
+    batched = [
+        runs.submit(greedy(prompts.draw(sizes.keys - 1), sizes.answer)) for _ in range(batch)
+    ]
+    while not all(run.ids for run in batched):
+        runs.step()
+    before, started = sum(len(run.ids) for run in batched), time.monotonic()
+    runs.step_until_idle()
+    count = sum(len(run.ids) for run in batched) - before
+    rate = count / (time.monotonic() - started)
+    name = f"engine {batch} x {sizes.keys}, overlap on"
+    report.add(name, rate, "tokens/s", f"{count} tokens, up to {sizes.answer} each")
 
 
 def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None:
-    """Time prompts with one token each; then one prompt beside decodes, and how it delays them."""
-    engine = built.engine
-    prompts, runs = Prompts(vocab, seed=8), Runs(engine)
+    """Time prompts with one token each."""
+    prompts, runs = Prompts(vocab, seed=8), Runs(built.engine)
     count = min(16, max(sizes.batches))
     for _ in range(count):
         runs.submit(greedy(prompts.draw(sizes.keys), 1))
@@ -248,34 +209,6 @@ def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None
     runs.step_until_idle()
     rate = count * sizes.keys / (time.monotonic() - started)
     report.add("prefill", rate, "tokens/s", f"{count} prompts of {sizes.keys}, nothing else")
-
-    others = [runs.submit(greedy(prompts.draw(8), sizes.keys)) for _ in range(count - 1)]
-    for _ in range(12):
-        runs.take(engine.step())
-    length = sizes.keys // 2
-    without = _step_times(runs, None)
-    probe = runs.submit(greedy(prompts.draw(length), 1))
-    beside = _step_times(runs, probe)
-    if probe.finished is not None:
-        note = f"{length} tokens beside {len(others)} decodes"
-        report.add("first token", probe.ttft_s * 1e3, "ms", note)
-    note = f"largest, with a prompt beside; {max(without):.1f} ms without"
-    report.add("time between tokens", max(beside), "ms", note)
-    for run in others:
-        engine.cancel(run.job, AbortCause.CANCEL)
-    runs.step_until_idle()
-
-
-def _step_times(runs: Runs, until: EngineRun | None, most: int = 40) -> list[float]:
-    """Milliseconds of up to ``most`` steps; fewer when ``until`` has ended."""
-    times = []
-    for _ in range(most):
-        at = time.monotonic()
-        runs.step()
-        times.append((time.monotonic() - at) * 1e3)
-        if until is not None and until.finished is not None:
-            break
-    return times
 
 
 def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
@@ -304,49 +237,3 @@ def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
         return
     report.add("cancel to blocks free, median", median(times), "ms", note)
     report.add("cancel to blocks free, largest", max(times), "ms")
-
-
-def _mixed(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
-    """Mix prompts and answers of all lengths, cancels and deadlines; nothing may be left."""
-    device, scheduler = built.pool.device, built.engine.scheduler
-    rng, prompts = np.random.default_rng(7), Prompts(vocab, seed=7)
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    started = time.monotonic()
-    runs = []
-    with Stepping(built.engine) as running:
-        for n in range(sizes.jobs):
-            kind = rng.random()
-            length, answer = int(rng.integers(1, sizes.keys)), int(rng.integers(1, sizes.answer))
-            sampling = Sampling(
-                max_tokens=answer,
-                temperature=0.8 if kind < 0.5 else 0.0,
-                seed=n if kind < 0.5 else None,
-                ignore_eos=True,
-            )
-            deadline = time.monotonic() + 0.2 if kind > 0.93 else NEVER
-            run = running.submit(Job(prompts.draw(length), sampling, deadline))
-            runs.append(run)
-            if kind < 0.15:
-                later = float(rng.random())
-                cancel = (run.job, AbortCause.CANCEL)
-                threading.Timer(later, built.engine.cancel, cancel).start()
-        done = running.wait(runs, max(5.0, min(90.0, report.left_s - 5)))
-        seconds = time.monotonic() - started
-    ends = [run.finished for run in runs if run.finished is not None]
-    reasons = {
-        reason.value: sum(end.reason is reason for end in ends)
-        for reason in FinishReason
-        if any(end.reason is reason for end in ends)
-    }
-    count = sum(len(run.ids) for run in runs)
-    report.add("mixed load", count / seconds, "tokens/s", f"{seconds:.1f} s, {reasons}")
-    report.add("mixed load: late tokens, most of a job", max(end.late_tokens for end in ends))
-    clean = done and scheduler.pool.used_count == 0 and not scheduler.has_work
-    if clean:
-        scheduler.check_integrity()
-    report.add("mixed load: all blocks and slots back", "yes" if clean else "NO")
-    if device.type == "cuda":
-        grown = (torch.cuda.memory_allocated(device) - before) / 2**20
-        report.add("mixed load: device memory grown", grown, "MiB")
-    assert isinstance(built.runner, CudaRunner)
-    report.add("mixed load: stream utilization", built.runner.stream_utilization, "", "sampled")
