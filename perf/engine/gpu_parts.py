@@ -35,7 +35,7 @@ def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     """Write the large checkpoint, then load it as a worker does."""
     path = scratch / "large"
     started = time.monotonic()
-    shape = make_large(report, path, tiny=tiny)
+    shape = make_large(path, tiny=tiny)
     seconds = time.monotonic() - started
     size_gb = shape.file_bytes / 1e9
     note = f"{size_gb:.1f} GB, {shape.num_hidden_layers} layers"
@@ -69,10 +69,11 @@ def _as_a_worker(report: Report, path: Path) -> None:
     engine.stop()
 
 
-def make_large(report: Report, path: Path, *, tiny: bool) -> ModelShape:
-    """Write the large checkpoint, with as many layers as the section has time for."""
+def make_large(path: Path, *, tiny: bool) -> ModelShape:
+    """Write the large checkpoint."""
     shape = _TINY if tiny else LLAMA_8B
-    return make_checkpoint(path, shape, seed=0, within_s=min(45.0, report.left_s * 0.4))
+    make_checkpoint(path, shape, seed=0)
+    return shape
 
 
 # ── engine ───────────────────────────────────────────────────────────────────────────────────
@@ -90,7 +91,7 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     """Measure the large model: recording, decodes, prompts, cancels."""
     path = scratch / "large"
     if not (path / "config.json").exists():
-        make_large(report, path, tiny=tiny)
+        make_large(path, tiny=tiny)
     sizes = _Sizes((1, 2, 4), 40, 10, 3) if tiny else _Sizes((1, 8, 32, 64), 1024, 96, 25)
     model, config = load(path, device)
     shape = ModelShape.of(path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from perf.engine import bare_engine, gpu, gpu_lost, gpu_parts
-from perf.engine.checkpoints import LLAMA_8B, SHAPES, ModelShape, make_checkpoint
+from perf.engine.checkpoints import LLAMA_8B
 from perf.report.rows import Report, Row, read_rows
 from tests.support.engine import EOS, Bench
 from tests.worker.runner.test_cuda_runner import CallAgain, RefilledReference
@@ -185,10 +185,3 @@ def test_bytes_of_the_8b_shape() -> None:
     assert shape.file_bytes / 2 == 8_030_261_248
     assert shape.kv_token_bytes == 128 * 1024
     assert shape.file_bytes - shape.step_bytes == 128256 * 4096 * 2
-
-
-def test_a_checkpoint_has_no_more_layers_than_the_disk_takes_in_time(tmp_path: Path) -> None:
-    shape = make_checkpoint(tmp_path, SHAPES["small"], 1, within_s=0.0)
-    assert shape.num_hidden_layers == 1
-    assert shape == ModelShape.of(tmp_path)
-    assert make_checkpoint(tmp_path, SHAPES["tiny"], 1, within_s=1e9) == SHAPES["tiny"]
