@@ -41,7 +41,7 @@ help:
 	@echo 'make bench-goodput requests met in time under overload, by policy'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
-	@echo 'make bench-slot    clips beside a naive pipeline with the same stages   ARGS="--quick"'
+	@echo 'make bench-slot    clips per minute, by stage, memory   ARGS="--quick"'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load  ARGS="--seed 2"'
 	@echo 'make soak          text and durable tasks for an hour: does anything grow?   SECONDS=600'

@@ -100,11 +100,6 @@ class Figures:
             return False
         return not key or key in msgspec.convert(_decoded(path), Bundle).figures()
 
-    def picture(self, name: str, words: str) -> str:
-        """A picture for a page in ``docs``, with what it shows; nothing where it was not drawn."""
-        drawn = (self._results / name).is_file()
-        return f"![{words}](../{RESULTS}/{name})" if drawn else ""
-
     def fig(self, bundle: str, key: str, scale: float = 1.0) -> str:
         """Median and spread of a figure, without the unit: ``1.60 (1.10 … 1.72)``."""
         figure = self._figure(bundle, key)
@@ -243,7 +238,7 @@ def rendered(
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("has", "picture", "fig", "mid", "best", "rows", "found", "raw")
+        names = ("has", "fig", "mid", "best", "rows", "found", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
         told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())

@@ -95,7 +95,7 @@ TABLE: Final = (
         picture="goodput-traces.png",
     ),
     Entry("sim-cells", "perf.sim --cells --rows 16 --seeds 2"),
-    Entry("sim-quotes", "perf.sim quotes --plot {folder}/quotes", picture="quotes.png"),
+    Entry("sim-quotes", "perf.sim quotes"),
     Entry("sim-reported", "perf.sim reported"),
     Entry("sim-chains", "perf.sim runs --loads 1.2"),
     Entry("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
@@ -108,7 +108,7 @@ TABLE: Final = (
     Entry("slot-soak", "perf.clips --soak 600"),
     # As long as all of its sections may take; a lease of half an hour has room for that.
     Entry("gpu-h100", "perf.engine.gpu --budget-s 1700", on="gpu"),
-    Entry("gpu-h100-more", "perf.engine.gpu --budget-s 400 --only tokens engine lost", on="gpu"),
+    Entry("gpu-h100-more", "perf.engine.gpu --budget-s 400 --only engine lost", on="gpu"),
     Entry("goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"),
     Entry(
         "goodput-h100-conversation",

@@ -1,17 +1,17 @@
-"""``make bench-slot``: the slot pipeline compared with a naive one, in turns.
+"""``make bench-slot``: clips per minute, their stages, memory.
 
     python -m perf.clips [--quick] [--json PATH]
     python -m perf.clips --soak 3600 [--json PATH]       make soak-slot
 
-Starts a Triton and two naive servers on free loopback ports and ends them again. The exit status
-is 1 when a benchmark failed, something grew or an answer was wrong.
+Starts a Triton on free loopback ports and ends it again. The exit status is 1 when a benchmark
+failed, something grew or an answer was wrong.
 """
 
 import sys
 import time
 
 from perf.clips import soak, throughput
-from perf.clips.rig import rigged
+from perf.clips.stack import serving
 from perf.report.bundle import BenchResult, Bundle
 from perf.report.command import begin, new_console, new_parser, result, status_of, within
 from perf.report.recording import Recording
@@ -21,13 +21,13 @@ _LIMIT_S = 300.0
 
 
 async def measure(recording: Recording, *, quick: bool) -> Bundle:
-    """Measure ours and the naive servers in turns; a failure is a result too."""
+    """Measure; a failure is a result too."""
     results: list[BenchResult] = []
     versions = {}
     with result(results, "throughput", "clips per minute, stage times, memory") as figures:
-        async with rigged(quick=quick) as rig:
-            versions = {"triton": rig.triton_version}
-            figures += await within(_LIMIT_S, throughput.run(rig))
+        async with serving(throughput.SPEC) as server:
+            versions = {"triton": server.triton_version}
+            figures += await within(_LIMIT_S, throughput.run(server, quick=quick))
     return recording.bundle(results, quick=quick, more_versions=versions)
 
 
@@ -47,12 +47,11 @@ async def _main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of --soak")
     args = parser.parse_args()
     recording = begin(parser, args, "perf.clips", *sys.argv[1:])
-    console = new_console()
     if args.soak:
         bundle = await _soak(args.soak, args.seed, recording)
     else:
         bundle = await measure(recording, quick=args.quick)
-    show(bundle, console)
+    show(bundle, new_console())
     recording.save(bundle)
     return int(any(each.failed for each in bundle.results))
 

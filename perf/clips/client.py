@@ -5,19 +5,15 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self
+from typing import Any, Self
 
-import aiohttp
 import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from perf.clips.naive_server import FACTS
 from perf.clips.stack import MODEL
 
 Recipe = Mapping[str, Any]
-HUNG_UP: Final = "hung_up"
-"""Code of a clip whose client had waited until its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +72,6 @@ class Reply:
         return "result" if self.is_clip else self.error.partition(":")[0]
 
 
-class Client(Protocol):
-    """Client of a server that renders clips."""
-
-    async def render(self, ask: ClipRequest) -> Reply:
-        """Have a clip rendered; never raises for what the server answers."""
-
-
 class SlotClient:
     """Client with a connection to Triton."""
 
@@ -137,38 +126,6 @@ class SlotClient:
 
 def _words(error: InferenceServerException) -> str:
     return str(error.message())
-
-
-class NaiveClient:
-    """Client with a connection pool to ``naive_server``; who does not get a clip in time hangs
-    up."""
-
-    def __init__(self, url: str) -> None:
-        self._url = f"{url}/clips"
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
-
-    async def render(self, ask: ClipRequest) -> Reply:
-        """Have a clip rendered; never raises for what the server answers."""
-        reply = Reply(time.monotonic())
-        patience = aiohttp.ClientTimeout(ask.deadline_s)
-        try:
-            async with self._session.post(self._url, data=ask.data, timeout=patience) as answer:
-                clip = await answer.read()
-                if answer.status == 200:
-                    reply.facts = json.loads(answer.headers[FACTS])
-                    reply.bytes = {"mp4": len(clip)}
-                else:
-                    reply.error = f"invalid_request: {clip.decode()}"
-        except TimeoutError:
-            reply.error = f"{HUNG_UP}: nothing came in time"
-        reply.ended_at = time.monotonic()
-        return reply
 
 
 async def render(address: str, ask: ClipRequest) -> Reply:

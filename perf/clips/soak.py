@@ -2,8 +2,8 @@
 anything grow, and is every answer still the right one at its end?
 
 Arrivals are paced, so that the run measures time and not throughput: it may run beside other work.
-Clips are small. What is taken is looked at between clips, every few seconds, and told by tenths of
-the run; the first tenth is where caches and buffers fill, growth is counted from the second on.
+Clips are small. What is taken is looked at between clips, every few seconds; in the first tenth of
+the run caches and buffers fill, growth is counted from the second on.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from perf.clips.client import ClipRequest, Reply, render, render_all
 from perf.clips.stack import SlotServer, SlotSpec, serving
-from perf.load.usage import PARTS, Looks, Usage
+from perf.load.usage import Looks, Usage
 from perf.report.bundle import Figure
 
 SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
@@ -169,7 +169,7 @@ def judge_growth(found: SlotSoak) -> None:
 
 
 def figures(found: SlotSoak) -> list[Figure]:
-    """Figures of the run by tenths, then of all of it."""
+    """Figures of the run."""
     labels = {
         "rss_mib": ("resident memory", "MiB"),
         "shm_mib": ("of it in /dev/shm", "MiB"),
@@ -177,33 +177,17 @@ def figures(found: SlotSoak) -> list[Figure]:
         "threads": ("threads", ""),
         "processes": ("processes", ""),
     }
-    made = []
-    for name, (label, unit) in labels.items():
-        for number in range(PARTS):
-            tenth = found.looks.tenth(_SERVER, number)
-            values = [float(getattr(usage, name)) for usage in tenth]
-            key = f"soak.{name}.{number + 1}"
-            made.append(Figure.of(key, f"{label}, tenth {number + 1}", unit, values))
+    of, made = Figure.of, []
     for name, (before, after) in growth(found).items():
         label, unit = labels[name]
         label = f"{label}: growth from the second tenth to the last"
-        made.append(Figure.of(f"soak.{name}.growth", label, unit, [after - before]))
-    clips = [reply for _, visit, reply in found.replies if visit.kind == "clip" and reply.is_clip]
-    made.append(Figure.of("soak.seconds", "length", "s", [found.looks.seconds]))
-    made.append(Figure.of("soak.arrivals", "arrivals", "", [len(found.replies)]))
-    made.append(Figure.of("soak.faults", "wrong answers and growth", "", [len(found.faults)]))
+        made.append(of(f"soak.{name}.growth", label, unit, [after - before]))
+    made.append(of("soak.seconds", "length", "s", [found.looks.seconds]))
+    made.append(of("soak.arrivals", "arrivals", "", [len(found.replies)]))
+    made.append(of("soak.faults", "wrong answers and growth", "", [len(found.faults)]))
     codes = Counter((visit.kind, reply.code) for _, visit, reply in found.replies)
     for (kind, code), count in sorted(codes.items()):
-        made.append(Figure.of(f"soak.{kind}.{code}", f"{kind}: {code}", "", [count]))
-    if clips:
-        half = len(clips) // 2
-        latencies = [1000 * reply.latency_s for reply in clips]
-        of = Figure.of
-        made.append(of("soak.clip_ms", "a clip", "ms", latencies, spread="p5–p95"))
-        for part, when in ((latencies[:half], "first"), (latencies[half:], "second")):
-            if part:
-                label = f"a clip, {when} half of the run"
-                made.append(of(f"soak.clip_ms.{when}", label, "ms", part, spread="p5–p95"))
+        made.append(of(f"soak.{kind}.{code}", f"{kind}: {code}", "", [count]))
     return made
 
 

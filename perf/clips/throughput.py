@@ -1,165 +1,103 @@
-"""Clips per minute and latency, by clients that ask again as soon as they have one; by what each
-stage takes; and what stays in memory.
-
-Ours is the slot model on the real Triton by gRPC; beside it the naive pipeline by HTTP, one clip
-after the other and all at once. In turns, order turned round by round; ratios are of one round.
-"""
+"""Clips per minute and latency, by clients that ask again as soon as they have one; what each stage
+takes; and what stays in memory."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-from perf.clips.client import ClipRequest, Reply
-from perf.clips.naive_server import AT_ONCE
-from perf.clips.rig import OURS, SlotRig, System, recipe_of
-from perf.load.usage import Usage
+from perf.clips.client import ClipRequest, Reply, SlotClient
+from perf.clips.stack import SlotServer, SlotSpec
+from perf.load.usage import Usage, cpu_s
 from perf.report.bundle import Figure
 
-LEVELS = (1, 4)
-_STAGES = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
-_LONGEST = ("p50", 50), ("p95", 95), ("p99", 99)
+SPEC: Final = SlotSpec(
+    size=128,
+    seconds=6.0,
+    buffer_s=0.2,
+    more={"OMP_NUM_THREADS": "1"},
+    constants={"clips.render.stage_runner.NICE": 0},  # clips want the cores as much as anybody
+)
+"""Settings of the model. One thread for each stage: torch's own choice is a thread for each core,
+and on cores that have other work too these wait for each other."""
+LEVELS: Final = (1, 4)
+_WARM_UP: Final = 10
+"""Number of clips to warm up: as many as predictions want, and more."""
+_TEXT: Final = "Good morning to everybody, the tide turns at six."
+_STAGES: Final = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
 
 
-@dataclass(frozen=True, slots=True)
-class ClipTurn:
-    """Clips that one system rendered for ``clients`` in a turn."""
+class ClipTurn(NamedTuple):
+    """Clips that were rendered for some clients in a turn."""
 
     replies: list[Reply]
-    seconds: float
-    cpu_s: float
-
-    @property
-    def per_minute(self) -> float:
-        return 60 * len(self.replies) / self.seconds
-
-    @property
-    def cpu_per_clip_s(self) -> float:
-        return self.cpu_s / len(self.replies)
+    per_minute: float
+    cpu_per_clip_s: float
 
 
-async def closed_loop(system: System, clients: int, clips: int) -> ClipTurn:
+def recipe_of(text: str = _TEXT, *, size: int = 0, fps: int = 24) -> dict[str, Any]:
+    return {"schema": "1.0", "text": text, "video": {"fps": fps, "size": size}}
+
+
+async def closed_loop(client: SlotClient, pid: int, clients: int, clips: int) -> ClipTurn:
     """Have ``clips`` rendered by ``clients`` in all. Raises ``RuntimeError`` when one fails."""
     left, replies = itertools.count(), list[Reply]()
 
     async def one() -> None:
         while next(left) < clips:
-            reply = await system.client.render(ClipRequest(recipe_of()))
+            reply = await client.render(ClipRequest(recipe_of()))
             if not reply.is_clip:
-                raise RuntimeError(f"{system.label}: {reply.error}")
+                raise RuntimeError(reply.error)
             replies.append(reply)
 
-    cpu_s, begun = system.cpu_s(), time.monotonic()
+    used_s, begun = cpu_s(pid), time.monotonic()
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(one())
     seconds = time.monotonic() - begun
-    return ClipTurn(replies, seconds, system.cpu_s() - cpu_s)
+    return ClipTurn(replies, 60 * clips / seconds, (cpu_s(pid) - used_s) / clips)
 
 
-async def run(rig: SlotRig) -> list[Figure]:
-    rounds, clips = (2, 4) if rig.quick else (6, 12)
-    turns: dict[tuple[str, int], list[ClipTurn]] = {}
-    before = {name: Usage.of(system.pid) for name, system in rig.systems.items()}
-    for number in range(rounds):
-        order = list(rig.systems.values())
-        order = order[number % len(order) :] + order[: number % len(order)]
-        for clients in LEVELS:
-            for system in order:
-                if clients == 1 and system.name == AT_ONCE:
-                    continue  # alone it is the other naive one
-                turn = await closed_loop(system, clients, clips)
-                turns.setdefault((system.name, clients), []).append(turn)
-    figures = []
-    for clients in LEVELS:
-        figures += _level(rig, turns, clients)
-    figures += _stages([r for turn in turns[OURS, 1] for r in turn.replies])
-    made = {
-        name: sum(
-            len(turn.replies) for (who, _), some in turns.items() if who == name for turn in some
-        )
-        for name in rig.systems
-    }
-    for name, system in rig.systems.items():
-        after = Usage.of(system.pid)
-        grown = 100 * (after.rss_mib - before[name].rss_mib) / made[name]
+async def run(server: SlotServer, *, quick: bool) -> list[Figure]:
+    rounds, clips = (2, 4) if quick else (6, 12)
+    turns: dict[int, list[ClipTurn]] = {clients: [] for clients in LEVELS}
+    async with SlotClient(server.grpc_address) as client:
+        await closed_loop(client, server.pid, 1, _WARM_UP)
+        before = Usage.of(server.pid).rss_mib
+        for _ in range(rounds):
+            for clients, into in turns.items():
+                into.append(await closed_loop(client, server.pid, clients, clips))
+        after = Usage.of(server.pid).rss_mib
+    figures, of = [], Figure.of
+    for clients, its in turns.items():
+        label = f"{clients} at once" if clients > 1 else "one at a time"
+        key = f"throughput.ours.{clients}"
+        latencies = [1000 * reply.latency_s for turn in its for reply in turn.replies]
+        rates = [turn.per_minute for turn in its]
+        cpu = [turn.cpu_per_clip_s for turn in its]
         figures += [
-            Figure.of(
-                f"memory.{name}.rss_mib", f"{system.label}: resident", "MiB", [after.rss_mib]
-            ),
-            Figure.of(
-                f"memory.{name}.growth_mib",
-                f"{system.label}: growth per 100 clips, over {made[name]}",
-                "MiB",
-                [grown],
-            ),
+            of(f"{key}.per_minute", f"{label}: clips per minute", "", rates, better="higher"),
+            of(f"{key}.latency_ms", f"{label}: a clip", "ms", latencies, spread="p5–p95"),
+            of(f"{key}.cpu_s", f"{label}: CPU per clip", "s", cpu),
         ]
-    return figures
-
-
-def _level(
-    rig: SlotRig, turns: dict[tuple[str, int], list[ClipTurn]], clients: int
-) -> list[Figure]:
-    figures = []
-    at = f"{clients} at once" if clients > 1 else "one at a time"
-    ours = turns[OURS, clients]
-    for name, system in rig.systems.items():
-        its = turns.get((name, clients))
-        if its is None:
-            continue
-        label, key = f"{system.label}, {at}", f"{name}.{clients}"
-        latencies = [1000 * r.latency_s for turn in its for r in turn.replies]
-        of = Figure.of
-        figures += [
-            of(
-                f"throughput.{key}.per_minute",
-                f"{label}: clips per minute",
-                "",
-                [turn.per_minute for turn in its],
-                better="higher",
-            ),
-            of(
-                f"throughput.{key}.latency_ms",
-                f"{label}: a clip",
-                "ms",
-                latencies,
-                spread="p5–p95",
-            ),
-            of(
-                f"throughput.{key}.cpu_s",
-                f"{label}: CPU per clip",
-                "s",
-                [turn.cpu_per_clip_s for turn in its],
-            ),
-        ]
-        if name != OURS:
-            figures += _ratios(ours, its, f"{clients}.{name}", f"{at}, Tidegate ÷ {system.label}")
-    return figures
-
-
-def _ratios(
-    ours: Sequence[ClipTurn], its: Sequence[ClipTurn], key: str, label: str
-) -> list[Figure]:
-    pairs = list(zip(ours, its, strict=True))
-    per_minute = [a.per_minute / b.per_minute for a, b in pairs]
-    cpu = [a.cpu_per_clip_s / b.cpu_per_clip_s for a, b in pairs]
+    figures += _stages([reply for turn in turns[1] for reply in turn.replies])
+    made = sum(len(turn.replies) for its in turns.values() for turn in its)
+    grown, label = 100 * (after - before) / made, f"growth per 100 clips, over {made}"
     return [
-        Figure.of(
-            f"ratio.{key}.per_minute", f"{label}: clips per minute", "", per_minute, better="higher"
-        ),
-        Figure.of(f"ratio.{key}.cpu", f"{label}: CPU per clip", "", cpu),
+        *figures,
+        of("memory.ours.rss_mib", "resident", "MiB", [after]),
+        of("memory.ours.growth_mib", label, "MiB", [grown]),
     ]
 
 
-def _stages(replies: Sequence[Reply]) -> list[Figure]:
+def _stages(replies: list[Reply]) -> list[Figure]:
     figures = []
     for stage, label in _STAGES.items():
-        values = [float(r.facts[f"{stage}_ms"]) for r in replies]
-        for name, q in _LONGEST:
-            key = f"stage.{stage}.{name}_ms"
-            figures.append(Figure.tail_of(key, f"{label}, {name}", "ms", values, q))
-    rest = [1000 * r.latency_s - float(r.facts["total_ms"]) for r in replies]
+        values = [float(reply.facts[f"{stage}_ms"]) for reply in replies]
+        figures += [
+            Figure.tail_of(f"stage.{stage}.p{q}_ms", f"{label}, p{q}", "ms", values, q)
+            for q in (50, 95, 99)
+        ]
+    rest = [1000 * reply.latency_s - float(reply.facts["total_ms"]) for reply in replies]
     label = "encoding, Triton and the way"
-    figures.append(Figure.of("stage.rest_ms", label, "ms", rest, spread="p5–p95"))
-    return figures
+    return [*figures, Figure.of("stage.rest_ms", label, "ms", rest, spread="p5–p95")]

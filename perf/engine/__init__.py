@@ -8,5 +8,5 @@
 - ``baseline``       ``transformers`` ``generate`` on the same weights
 - ``bandwidth``      how fast this machine reads memory
 - ``gpu``            every check and measurement that needs a GPU: ``python -m perf.engine.gpu``
-- ``gpu_parts``      its sections that run an engine; ``attention`` the kernels, ``timing`` events
+- ``gpu_parts``      its sections; ``timing`` what the device's clock says
 """

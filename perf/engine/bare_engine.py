@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from worker.attention import KVPool
-from worker.attention.choice import AttentionSetting, Choice, choose_attention
+from worker.attention.choice import Choice, choose_attention
 from worker.engine.engine import Engine, EngineConfig
 from worker.models.config import ModelConfig, read_config
 from worker.models.model import Model, load_model
@@ -21,6 +21,8 @@ from worker.sampling.sampler import Sampler
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
+
+_BLOCK_TOKENS = 16
 
 
 @dataclass(slots=True)
@@ -46,36 +48,32 @@ def build(
     *,
     max_running: int,
     blocks: int,
-    attention: AttentionSetting = "auto",
-    overlap: bool = True,
     recorder: Recorder | None = None,
-    block_tokens: int = 16,
     max_step_tokens: int = 512,
-    prefix_cache: bool = False,
 ) -> Built:
     """Build an engine: on CUDA with recorded decodes, elsewhere kernel by kernel."""
     pool = KVPool(
         layers=config.num_layers,
         blocks=blocks + 1,
-        block_tokens=block_tokens,
+        block_tokens=_BLOCK_TOKENS,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=getattr(torch, config.dtype),
         device=device,
     )
-    choice = choose_attention(attention, pool, config.num_heads)
-    max_blocks = min(blocks, config.context_tokens // block_tokens)
+    choice = choose_attention("auto", pool, config.num_heads)
+    max_blocks = min(blocks, config.context_tokens // _BLOCK_TOKENS)
     sampler = Sampler(
         config.eos_token_ids,
         device,
         slots=max_running,
         vocab_size=config.vocab_size,
-        max_tokens=max_blocks * block_tokens,
+        max_tokens=max_blocks * _BLOCK_TOKENS,
     )
     runner = build_cuda_runner(
         BatchForward(model, choice.backend),
         sampler,
-        SlotLimits(block_tokens, max_running, max_blocks),
+        SlotLimits(_BLOCK_TOKENS, max_running, max_blocks),
         device=device,
         dummy_block=blocks,
         recorder=recorder or (CudaRecorder() if device.type == "cuda" else None),
@@ -84,14 +82,14 @@ def build(
         SchedulerConfig(
             vocab_size=config.vocab_size,
             context_tokens=config.context_tokens,
-            block_tokens=block_tokens,
+            block_tokens=_BLOCK_TOKENS,
             max_running=max_running,
             max_waiting=4096,
             max_step_tokens=max(max_step_tokens, max_running),
             min_start_budget_s=0.0,
-            prefix_cache=prefix_cache,
+            prefix_cache=False,
         ),
         BlockPool(blocks),
     )
-    engine = Engine(scheduler, runner, EngineConfig(config.eos_token_ids, overlap=overlap))
+    engine = Engine(scheduler, runner, EngineConfig(config.eos_token_ids))
     return Built(engine, runner, pool, choice)

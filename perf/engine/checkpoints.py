@@ -4,9 +4,8 @@ import json
 import os
 import random
 import shutil
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -21,7 +20,6 @@ from worker.models.model import Decoder
 _DEMO: Final = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 _SHARD_BYTES: Final = 2**30
 _NOISE_BYTES: Final = 64 * 2**20
-_PROBE_WRITES: Final = 4
 _ROOM_BYTES: Final = 20 * 10**9
 _SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -74,7 +72,6 @@ class ModelShape:
 
 LLAMA: Final = (("LlamaForCausalLM",), "llama")
 _QWEN: Final = (("Qwen2ForCausalLM",), "qwen2")
-QWEN3: Final = (("Qwen3ForCausalLM",), "qwen3")
 LLAMA_8B: Final = ModelShape(
     *LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072
 )
@@ -88,18 +85,10 @@ SHAPES: Final = {
 """Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; the others are nobody's."""
 
 
-def make_checkpoint(
-    path: Path, shape: ModelShape, seed: int, *, within_s: float | None = None
-) -> ModelShape:
-    """Write a checkpoint directory, in shards, with the demo model's tokenizer.
-
-    Where the disk is too slow or too full for all of it ``within_s``, it has fewer layers; returns
-    the shape that was written.
-    """
+def make_checkpoint(path: Path, shape: ModelShape, seed: int) -> None:
+    """Write a checkpoint directory, in shards, with the demo model's tokenizer."""
     path.mkdir(parents=True, exist_ok=True)
     noise = _noise(shape, seed)
-    if within_s is not None:
-        shape = _affordable(path, shape, noise, within_s)
     write_config(path, shape)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_DEMO / name, path)
@@ -112,7 +101,6 @@ def make_checkpoint(
         weight_map |= dict.fromkeys(shard, name)
     index = {"metadata": {}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    return shape
 
 
 def roomy_folder() -> Path | None:
@@ -168,26 +156,6 @@ def drop_page_cache(checkpoint: Path) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-
-
-def _affordable(path: Path, shape: ModelShape, noise: memoryview, within_s: float) -> ModelShape:
-    """``shape`` with as many layers, at least one, as can be written in time to 70 % of what is
-    free."""
-    probe = path / "probe"
-    started = time.monotonic()
-    with probe.open("wb") as out:
-        for _ in range(_PROBE_WRITES):
-            out.write(noise)
-        out.flush()
-        os.fsync(out.fileno())
-    rate = _PROBE_WRITES * len(noise) / (time.monotonic() - started)
-    probe.unlink()
-    room = os.statvfs(path)
-    affordable = min(rate * within_s, room.f_bavail * room.f_frsize * 0.7)
-    one = replace(shape, num_hidden_layers=1).file_bytes
-    layer = replace(shape, num_hidden_layers=2).file_bytes - one
-    layers = 1 + int((affordable - one) / layer)
-    return replace(shape, num_hidden_layers=max(1, min(shape.num_hidden_layers, layers)))
 
 
 def _noise(shape: ModelShape, seed: int) -> memoryview:

@@ -50,7 +50,8 @@ def lost(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> 
     from worker.runner.xid_watch import gpu_fault_of
 
     path = scratch / "steps"
-    shape = make_checkpoint(path, SHAPES["small"], seed=0)
+    shape = SHAPES["small"]
+    make_checkpoint(path, shape, seed=0)
     settings = WorkerSettings(model_path=path, engine="torch", device="cuda", max_running=_JOBS)
     loaded = load_engine(settings)
     zero = torch.zeros(1, device=device)

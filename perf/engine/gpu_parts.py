@@ -1,12 +1,10 @@
-"""Sections ``tokens``, ``loader`` and ``engine``: the worker's engine without Triton around it."""
+"""Sections ``loader`` and ``engine``: the worker's engine without Triton around it."""
 
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,157 +13,35 @@ from perf.engine.bare_engine import Built, build, load
 from perf.engine.checkpoints import (
     LLAMA,
     LLAMA_8B,
-    QWEN3,
     ModelShape,
-    drop_page_cache,
     make_checkpoint,
 )
-from perf.engine.runs import NEVER, EngineRun, Prompts, Runs, Stepping, greedy
-from perf.engine.timing import copy_gb_per_s, synchronize, timed_ms
+from perf.engine.runs import NEVER, Prompts, Runs, Stepping, greedy
+from perf.engine.timing import copy_gb_per_s, timed_ms
 from perf.report.rows import Report
 from perf.report.stats import median
-from protocol import AbortCause, FinishReason, Sampling
-from worker.attention import KVPool
-from worker.attention.triton_backend import TritonAttention
+from protocol import AbortCause, Sampling
 from worker.core import Job
 from worker.engine.engine import Engine
-from worker.models.config import ModelConfig
-from worker.models.model import Model
 from worker.runner.cuda_runner import CudaRunner
-from worker.runner.forward import TiledForward
 
-_SMALL = ModelShape(*LLAMA, 1000, 256, 512, 4, 8, 2, max_position_embeddings=512)
 _TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_embeddings=256)
-
-_SMALL_QWEN3 = replace(_SMALL, architectures=QWEN3[0], model_type=QWEN3[1], torch_dtype="float32")
-
-
-# ── tokens ───────────────────────────────────────────────────────────────────────────────────
-
-
-def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Check on a small model that greedy tokens are those of the CPU, whatever computes them."""
-    for dtype in ("float32", "bfloat16"):
-        make_checkpoint(scratch / f"small-{dtype}", replace(_SMALL, torch_dtype=dtype), seed=0)
-    cpu, count = torch.device("cpu"), 6 if tiny else 24
-    exact = load(scratch / "small-float32", cpu)
-    expected = _texts(build(*exact, cpu, max_running=12, blocks=400), count)
-
-    here = load(scratch / "small-float32", device)
-    for attention in ("triton", "reference") if device.type == "cuda" else ("reference",):
-        for overlap in (True, False):
-
-            def compare(attention: str = attention, overlap: bool = overlap) -> None:
-                built = build(
-                    *here,
-                    device,
-                    max_running=12,
-                    blocks=400,
-                    attention=attention,  # type: ignore[arg-type]
-                    overlap=overlap,
-                )
-                got = _texts(built, count)
-                built.engine.stop()
-                same = sum(a == b for a, b in zip(got, expected, strict=True))
-                report.add(
-                    f"float32, {attention}, overlap {'on' if overlap else 'off'}",
-                    f"{same}/{len(expected)}",
-                    "texts",
-                    "greedy, equal to the CPU's",
-                )
-
-            report.attempt(f"float32, {attention}, overlap {overlap}", compare)
-    report.attempt("Qwen3, penalties", lambda: _penalised(report, device, scratch, count))
-    if device.type == "cuda":
-        for dtype in ("float32", "bfloat16"):
-            report.attempt(
-                f"deterministic mode, {dtype}",
-                lambda d=dtype: _deterministic(report, *load(scratch / f"small-{d}", device), d),  # type: ignore[misc]
-            )
-
-
-def _penalised(report: Report, device: torch.device, scratch: Path, count: int) -> None:
-    """Check another architecture in the same way, with penalties that follow each text."""
-    path = scratch / "small-qwen3"
-    make_checkpoint(path, _SMALL_QWEN3, seed=0)
-    texts = []
-    for where in (torch.device("cpu"), device):
-        built = build(*load(path, where), where, max_running=12, blocks=400)
-        texts.append(_texts(built, count, repetition_penalty=1.3, presence_penalty=0.4))
-        built.engine.stop()
-    same = sum(a == b for a, b in zip(*texts, strict=True))
-    note = "greedy, equal to the CPU's"
-    report.add("Qwen3 with penalties, float32", f"{same}/{len(texts[0])}", "texts", note)
-
-
-def _texts(built: Built, count: int, **sampling: float) -> list[list[int]]:
-    prompts, runs = Prompts(999, seed=3), Runs(built.engine)
-    texts = []
-    for n in range(count):
-        job = greedy(prompts.draw(1 + n * 13 % 150), 8 + n * 5 % 40)
-        texts.append(
-            runs.submit(replace(job, sampling=msgspec.structs.replace(job.sampling, **sampling)))
-        )
-    runs.step_until_idle()
-    return [run.ids for run in texts]
-
-
-def _deterministic(report: Report, model: Model, config: ModelConfig, name: str) -> None:
-    device = torch.device("cuda")
-    pool = KVPool(
-        layers=config.num_layers,
-        blocks=64,
-        block_tokens=16,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=getattr(torch, config.dtype),
-        device=device,
-    )
-    tiled = TiledForward(model, TritonAttention(pool, config.num_heads, invariant=True))
-    tiled.check(vocab_size=config.vocab_size, block_tokens=16, max_tokens=256, device=device)
-    report.add(f"deterministic mode, {name}", "holds", "", "to the bit, in any company")
 
 
 # ── loader ───────────────────────────────────────────────────────────────────────────────────
 
 
 def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Write the large checkpoint, then load it from disk and from the page cache."""
+    """Write the large checkpoint, then load it as a worker does."""
     path = scratch / "large"
     started = time.monotonic()
-    shape = make_large(report, path, tiny=tiny)
+    shape = make_large(path, tiny=tiny)
     seconds = time.monotonic() - started
     size_gb = shape.file_bytes / 1e9
     note = f"{size_gb:.1f} GB, {shape.num_hidden_layers} layers"
     report.add("checkpoint written", size_gb / seconds, "GB/s", note)
-
-    def timed(what: str) -> None:
-        before = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        synchronize(device)
-        started = time.monotonic()
-        model, _ = load(path, device)
-        synchronize(device)
-        seconds = time.monotonic() - started
-        note = f"{seconds:.2f} s"
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated() - before
-            note += f", peak {peak / 1e9:.2f} GB on the device"
-        report.add(what, size_gb / seconds, "GB/s", note)
-        del model
-
-    def cold() -> None:
-        drop_page_cache(path)
-        timed("load, cold (page cache dropped)")
-
-    # The first load also starts CUDA.
-    synchronize(device)
-    report.attempt("load, warm", lambda: timed("load, warm (in the page cache)"))
-    report.attempt("load, warm again", lambda: timed("load, warm again"))
-    report.attempt("load, cold", cold)
     if device.type == "cuda":
+        load(path, device)  # starts CUDA, and has the files in the page cache
         report.attempt("as a worker loads it", lambda: _as_a_worker(report, path))
 
 
@@ -193,10 +69,11 @@ def _as_a_worker(report: Report, path: Path) -> None:
     engine.stop()
 
 
-def make_large(report: Report, path: Path, *, tiny: bool) -> ModelShape:
-    """Write the large checkpoint, with as many layers as the section has time for."""
+def make_large(path: Path, *, tiny: bool) -> ModelShape:
+    """Write the large checkpoint."""
     shape = _TINY if tiny else LLAMA_8B
-    return make_checkpoint(path, shape, seed=0, within_s=min(45.0, report.left_s * 0.4))
+    make_checkpoint(path, shape, seed=0)
+    return shape
 
 
 # ── engine ───────────────────────────────────────────────────────────────────────────────────
@@ -207,18 +84,15 @@ class _Sizes:
     batches: tuple[int, ...]
     keys: int
     answer: int
-    jobs: int
     cancels: int
 
 
 def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Measure the large model: recording, decodes, cancels, a mixed load."""
+    """Measure the large model: recording, decodes, prompts, cancels."""
     path = scratch / "large"
     if not (path / "config.json").exists():
-        make_large(report, path, tiny=tiny)
-    sizes = (
-        _Sizes((1, 2, 4), 40, 10, 30, 3) if tiny else _Sizes((1, 8, 16, 32, 64), 1024, 96, 300, 25)
-    )
+        make_large(path, tiny=tiny)
+    sizes = _Sizes((1, 2, 4), 40, 10, 3) if tiny else _Sizes((1, 8, 32, 64), 1024, 96, 25)
     model, config = load(path, device)
     shape = ModelShape.of(path)
     most = max(sizes.batches)
@@ -252,7 +126,6 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
         )
     report.attempt("prefill", lambda: _prefill(report, built, sizes, vocab=config.vocab_size))
     report.attempt("cancel", lambda: _cancel(report, built, sizes, config.vocab_size))
-    report.attempt("mixed load", lambda: _mixed(report, built, sizes, config.vocab_size))
     report.attempt("stop", built.engine.stop)
 
 
@@ -313,31 +186,23 @@ def recorded_ms(
 def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab: int) -> None:
     """Decode with scheduler, sampler and events, stepped by hand; only steps that decode are
     timed."""
-    runner, engine = built.runner, built.engine
-    assert isinstance(runner, CudaRunner)
-    for overlap in (True, False):
-        engine.executor.launcher = runner if overlap else None
-        prompts, runs = Prompts(vocab, seed=5), Runs(engine)
-        batched = [
-            runs.submit(greedy(prompts.draw(sizes.keys - 1), sizes.answer)) for _ in range(batch)
-        ]
-        while not all(run.ids for run in batched):
-            runs.take(engine.step())
-        before, started = sum(len(run.ids) for run in batched), time.monotonic()
-        runs.step_until_idle()
-        count = sum(len(run.ids) for run in batched) - before
-        rate = count / (time.monotonic() - started)
-        name = f"engine {batch} x {sizes.keys}, overlap {'on' if overlap else 'off'}"
-        report.add(name, rate, "tokens/s", f"{count} tokens, up to {sizes.answer} each")
-        if overlap:
-            report.add(f"{name}: stream utilization", engine.executor.stream_utilization)
-    engine.executor.launcher = runner
+    prompts, runs = Prompts(vocab, seed=5), Runs(built.engine)
+    batched = [
+        runs.submit(greedy(prompts.draw(sizes.keys - 1), sizes.answer)) for _ in range(batch)
+    ]
+    while not all(run.ids for run in batched):
+        runs.step()
+    before, started = sum(len(run.ids) for run in batched), time.monotonic()
+    runs.step_until_idle()
+    count = sum(len(run.ids) for run in batched) - before
+    rate = count / (time.monotonic() - started)
+    name = f"engine {batch} x {sizes.keys}, overlap on"
+    report.add(name, rate, "tokens/s", f"{count} tokens, up to {sizes.answer} each")
 
 
 def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None:
-    """Time prompts with one token each; then one prompt beside decodes, and how it delays them."""
-    engine = built.engine
-    prompts, runs = Prompts(vocab, seed=8), Runs(engine)
+    """Time prompts with one token each."""
+    prompts, runs = Prompts(vocab, seed=8), Runs(built.engine)
     count = min(16, max(sizes.batches))
     for _ in range(count):
         runs.submit(greedy(prompts.draw(sizes.keys), 1))
@@ -345,34 +210,6 @@ def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None
     runs.step_until_idle()
     rate = count * sizes.keys / (time.monotonic() - started)
     report.add("prefill", rate, "tokens/s", f"{count} prompts of {sizes.keys}, nothing else")
-
-    others = [runs.submit(greedy(prompts.draw(8), sizes.keys)) for _ in range(count - 1)]
-    for _ in range(12):
-        runs.take(engine.step())
-    length = sizes.keys // 2
-    without = _step_times(runs, None)
-    probe = runs.submit(greedy(prompts.draw(length), 1))
-    beside = _step_times(runs, probe)
-    if probe.finished is not None:
-        note = f"{length} tokens beside {len(others)} decodes"
-        report.add("first token", probe.ttft_s * 1e3, "ms", note)
-    note = f"largest, with a prompt beside; {max(without):.1f} ms without"
-    report.add("time between tokens", max(beside), "ms", note)
-    for run in others:
-        engine.cancel(run.job, AbortCause.CANCEL)
-    runs.step_until_idle()
-
-
-def _step_times(runs: Runs, until: EngineRun | None, most: int = 40) -> list[float]:
-    """Milliseconds of up to ``most`` steps; fewer when ``until`` has ended."""
-    times = []
-    for _ in range(most):
-        at = time.monotonic()
-        runs.step()
-        times.append((time.monotonic() - at) * 1e3)
-        if until is not None and until.finished is not None:
-            break
-    return times
 
 
 def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
@@ -401,48 +238,3 @@ def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
         return
     report.add("cancel to blocks free, median", median(times), "ms", note)
     report.add("cancel to blocks free, largest", max(times), "ms")
-
-
-def _mixed(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
-    """Mix prompts and answers of all lengths, cancels and deadlines; nothing may be left."""
-    device, scheduler = built.pool.device, built.engine.scheduler
-    rng, prompts = np.random.default_rng(7), Prompts(vocab, seed=7)
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    started = time.monotonic()
-    runs = []
-    with Stepping(built.engine) as running:
-        for n in range(sizes.jobs):
-            kind = rng.random()
-            length, answer = int(rng.integers(1, sizes.keys)), int(rng.integers(1, sizes.answer))
-            sampling = Sampling(
-                max_tokens=answer,
-                temperature=0.8 if kind < 0.5 else 0.0,
-                seed=n if kind < 0.5 else None,
-                ignore_eos=True,
-            )
-            deadline = time.monotonic() + 0.2 if kind > 0.93 else NEVER
-            run = running.submit(Job(prompts.draw(length), sampling, deadline))
-            runs.append(run)
-            if kind < 0.15:
-                later = float(rng.random())
-                cancel = (run.job, AbortCause.CANCEL)
-                threading.Timer(later, built.engine.cancel, cancel).start()
-        done = running.wait(runs, max(5.0, min(90.0, report.left_s - 5)))
-        seconds = time.monotonic() - started
-    ends = [run.finished for run in runs if run.finished is not None]
-    reasons = {
-        reason.value: sum(end.reason is reason for end in ends)
-        for reason in FinishReason
-        if any(end.reason is reason for end in ends)
-    }
-    count = sum(len(run.ids) for run in runs)
-    report.add("mixed load", count / seconds, "tokens/s", f"{seconds:.1f} s, {reasons}")
-    report.add("mixed load: late tokens, most of a job", max(end.late_tokens for end in ends))
-    clean = done and scheduler.pool.used_count == 0 and not scheduler.has_work
-    if clean:
-        scheduler.check_integrity()
-    report.add("mixed load: all blocks and slots back", "yes" if clean else "NO")
-    if device.type == "cuda":
-        grown = (torch.cuda.memory_allocated(device) - before) / 2**20
-        report.add("mixed load: device memory grown", grown, "MiB")
-    report.add("mixed load: stream utilization", built.engine.executor.stream_utilization)

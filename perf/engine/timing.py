@@ -16,19 +16,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def replayed_ms(call: Callable[[], object], device: torch.device) -> float:
-    """Median milliseconds of ``call``: on CUDA of a graph of it, by the device's clock."""
-    for _ in range(3):
-        call()
-    if device.type != "cuda":
-        return timed_ms(call, device)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        call()
-    return timed_ms(graph.replay, device)
-
-
 def timed_ms(call: Callable[[], object], device: torch.device) -> float:
     """Median milliseconds of ``call`` as it is, after one to warm up."""
     call()

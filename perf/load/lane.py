@@ -12,7 +12,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from orchestrator.lanes.wire import to_frame, to_request
 from protocol import (
     PROTOCOL_VERSION,
-    Cancel,
     End,
     Frame,
     LaneMessage,
@@ -35,14 +34,12 @@ class LaneJob:
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.submitted_at = time.perf_counter()
-        self.token_count = 0
         self.started: asyncio.Future[Started] = asyncio.get_running_loop().create_future()
-        self.first_token: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[tuple[End, float]] = asyncio.get_running_loop().create_future()
 
 
 class BenchLane:
-    """Submits and cancels jobs on one lane, without an orchestrator."""
+    """Submits jobs on one lane, without an orchestrator."""
 
     def __init__(self, card: ModelCard, name: str, outbox: asyncio.Queue[LaneMessage]) -> None:
         self.card = card
@@ -64,9 +61,6 @@ class BenchLane:
         )
         return job
 
-    def cancel(self, job: LaneJob) -> None:
-        self._outbox.put_nowait(Cancel(self._name, [job.handle]))
-
     async def news(self) -> WorkerStats:
         """Wait for the worker's next statistics."""
         self._news.clear()
@@ -82,11 +76,6 @@ class BenchLane:
             self._news.set()
         for started in frame.started:
             self._jobs[started.handle].started.set_result(started)
-        for delta in frame.deltas:
-            job = self._jobs[delta.handle]
-            job.token_count += len(delta.ids)
-            if not job.first_token.done():
-                job.first_token.set_result(None)
         for end in frame.ends:
             self._jobs.pop(end.handle).ended.set_result((end, now))
 

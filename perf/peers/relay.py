@@ -95,17 +95,8 @@ async def _compare(
                     f"{prefix}.tokens_per_s", f"{label}: relayed", "tokens/s", rate, better="higher"
                 )
             )
-        figures += [
-            Figure.of(
-                f"{prefix}.cpu_us_per_token", f"{label}: CPU", "µs/token", _front(side, turns)
-            ),
-            Figure.of(
-                f"{prefix}.all_cpu_us_per_token",
-                f"{label}: CPU with all behind it",
-                "µs/token",
-                _all(side, turns),
-            ),
-        ]
+        cpu = _front(side, turns)
+        figures.append(Figure.of(f"{prefix}.cpu_us_per_token", f"{label}: CPU", "µs/token", cpu))
     ours, theirs = (_front(side, results[side.key]) for side in sides)
     label = f"{sides[0].label} ÷ {sides[1].label}, {what}: CPU"
     figures.append(Figure.of(f"relay.ratio.{key}.cpu", label, "", ratios(ours, theirs)))
@@ -128,11 +119,6 @@ async def _turn(side: _Side, clients: int, load: RelayLoad, step_ms: float | Non
 
 def _front(side: _Side, turns: Sequence[LoadResult]) -> list[float]:
     return _joined([us_per_token(turn, side.front) for turn in turns])
-
-
-def _all(side: _Side, turns: Sequence[LoadResult]) -> list[float]:
-    by_process = [_joined([us_per_token(turn, name) for turn in turns]) for name in side.watch]
-    return [sum(each) for each in zip(*by_process, strict=True)]
 
 
 def _joined(lists: Sequence[list[float]]) -> list[float]:

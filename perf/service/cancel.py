@@ -66,7 +66,6 @@ async def _on_engine(context: Context, stack: Stack, lane: BenchLane, label: str
             "disconnect, not streaming",
             lambda: _running_call(stack, model, lane),
         ),
-        "lane_cancel": ("cancel on a bare lane", lambda: _running_lane_job(lane)),
     }
     engine = "paced" if label.startswith("20") else "demo"
     figures = []
@@ -172,18 +171,6 @@ async def _running_call(stack: Stack, model: str, lane: BenchLane) -> AsyncItera
             call.drop()
 
         yield act
-
-
-@asynccontextmanager
-async def _running_lane_job(lane: BenchLane) -> AsyncIterator[Act]:
-    """Run a job on the benchmark's own lane, without an orchestrator; the act cancels it."""
-    job = lane.submit(_TOKENS)
-    await job.first_token
-
-    async def act() -> None:
-        lane.cancel(job)
-
-    yield act
 
 
 async def _until_generating(lane: BenchLane) -> None:

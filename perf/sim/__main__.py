@@ -22,7 +22,7 @@ from rich.console import Console
 from perf.load.trace import Manner, TraceError
 from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
-from perf.sim import counterfactual, fleet, plot, quotes, reported, runs
+from perf.sim import counterfactual, plot, quotes, reported, runs
 from perf.sim.campaign import KNOWN, LABELS, ROWS, SimCell, run_campaign
 from perf.sim.campaign_report import save, show
 from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, Traced, drawn_scenes, trace_scenes
@@ -33,10 +33,9 @@ STUDIES = {
     "quotes": quotes,
     "reported": reported,
     "refusals": counterfactual,
-    "fleet": fleet,
 }
 """Studies by name: of runs of calls under one deadline (DL-22), quotes (DL-21), what clients are
-told (DL-16), wrong refusals (DL-17), several orchestrators (OR-18)."""
+told (DL-16), wrong refusals (DL-17)."""
 
 
 def on_study(name: str, given: Sequence[str]) -> int:
@@ -47,15 +46,10 @@ def on_study(name: str, given: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, metavar="S", help="of load in each case")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     study.add_options(parser)
-    if name == "quotes":
-        parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png")
     args = parser.parse_args(given)
     recording = begin(parser, args, "perf.sim", name, *given, seed=1)
     results = run_cases(study.cases(args), new_console(130))
     recording.save(recording.bundle(results))
-    if name == "quotes" and args.plot:
-        figures = {figure.key: figure for one in results for figure in one.figures}
-        plot.draw_reliability(quotes.diagram_of(figures), args.plot)
     return int(any(one.failed for one in results))
 
 

@@ -41,8 +41,6 @@ class SimArrival:
     rest of it is like no other's."""
     session: str = ""
     """Conversation that it is a turn of."""
-    door: int = 0
-    """Number of the orchestrator that it comes to."""
 
     @property
     def prompt(self) -> tuple[int, ...]:

@@ -1,10 +1,9 @@
-"""Plots, as PNG: of a campaign, goodput by load, for every trace and manner of deadlines; of
-quotes, the share met by the chance that was told."""
+"""Plot of a campaign, as PNG: goodput by load, for every trace and manner of deadlines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,61 +102,6 @@ def draw(cells: Sequence[PlotPoint], stem: Path) -> None:
     _save(figure, stem)
 
 
-@dataclass(frozen=True, slots=True)
-class ChancePoint:
-    """Requests of one load that were told about the same chance: from ``low`` to ``high``, equal
-    where the chance is one; ``met`` is the median of the shares met, over seeds, with its
-    spread. All from 0 to 1."""
-
-    load: float
-    low: float
-    high: float
-    met: float
-    least: float
-    most: float
-
-
-def draw_reliability(panels: Mapping[str, Sequence[ChancePoint]], stem: Path) -> None:
-    """Write ``stem``.png: a reliability diagram for each title, a color for each load. A chance
-    that means what it says lies on the diagonal."""
-    figure = _new_figure(4.6 * len(panels), 4.8)
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
-    loads = sorted({point.load for points in panels.values() for point in points})
-    styles = dict(zip(loads, (_STYLES[OURS], *_RIVALS), strict=False))
-    for axes, (title, points) in zip(row, panels.items(), strict=True):
-        axes.plot([0, 1], [0, 1], color="#888888", lw=1.2, ls=":", zorder=1)
-        for load, style in styles.items():
-            own = [point for point in points if point.load == load]
-            middles = [(point.low + point.high) / 2 for point in own]
-            axes.errorbar(
-                middles,
-                [point.met for point in own],
-                xerr=[(point.high - point.low) / 2 for point in own],
-                yerr=[
-                    [point.met - point.least for point in own],
-                    [point.most - point.met for point in own],
-                ],
-                fmt=style.marker,
-                ms=5,
-                lw=1.0,
-                color=style.colour,
-                label=f"{load:g} × capacity",
-            )
-        axes.set_title(title, loc="left", size=11, weight="bold")
-        axes.set_xlabel("chance that was told")
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_ylim(-0.02, 1.02)
-        _plain(axes, "both")
-    row[0].set_ylabel("share met")
-    figure.legend(
-        *row[0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=len(loads),
-        frameon=False,
-    )
-    _save(figure, stem)
-
-
 def _new_figure(width: float, height: float) -> "Figure":
     # Here, so that whoever draws nothing needs no matplotlib.
     import matplotlib
@@ -172,13 +116,6 @@ def _new_figure(width: float, height: float) -> "Figure":
 def _save(figure: "Figure", stem: Path) -> None:
     stem.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(stem.with_suffix(".png"), dpi=150, metadata={"Software": ""})
-
-
-def _plain(axes: "Axes", grid: Literal["both", "y"]) -> None:
-    axes.grid(axis=grid, color="#dddddd", lw=0.7)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
 
 
 def _styles(policies: Sequence[str]) -> dict[str, _Style]:
@@ -221,4 +158,7 @@ def _panel(axes: "Axes", cells: Sequence[PlotPoint], styles: dict[str, _Style]) 
             zorder={OURS: 4, CEILING: 3}.get(policy, 2),
         )
     axes.tick_params(labelsize=10)
-    _plain(axes, "y")
+    axes.grid(axis="y", color="#dddddd", lw=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -14,7 +14,7 @@ asks for a quote. Then
 import argparse
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +24,6 @@ from orchestrator.tasks.deadline import Deadline
 from perf.load.cells import mixes
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
-from perf.sim import plot
 from perf.sim.arrivals import SimArrival
 from perf.sim.replay.loop import VirtualClock
 from perf.sim.scenes import CAPACITY_PER_S, ENGINES, UNBOUNDED, Drawn
@@ -154,25 +153,6 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             return figures_of(load, [told_under(load, args.seconds or 120.0, n) for n in seeds])
 
         yield Case(f"quotes-{load:g}x", f"quotes at {load:g} times the capacity", figures)
-
-
-def diagram_of(figures: Mapping[str, Figure]) -> dict[str, list[plot.ChancePoint]]:
-    """Points of the reliability diagram, by the title of its panel."""
-    titles = {"quoted": "quoted, not reserved", "reserved": "reserved", "guessed": "guessed"}
-    found: dict[str, list[plot.ChancePoint]] = {title: [] for title in titles.values()}
-    for key, figure in figures.items():
-        load, _, name = key.partition("x.")
-        how, _, level = name.partition(".")
-        if how not in titles or not level.isdigit():
-            continue
-        low = int(level) / 100
-        high = next(high for at, high in BINS if at == low) if how == "quoted" else low
-        found[titles[how]].append(
-            plot.ChancePoint(
-                float(load), low, min(high, 1.0), figure.median, figure.low, figure.high
-            )
-        )
-    return found
 
 
 def _of(run: Sequence[QuotedRequest], how: str, level: float) -> list[QuotedRequest]:

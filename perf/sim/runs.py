@@ -74,7 +74,6 @@ class AgentRun:
     opening: tuple[int, ...] = ()
     """Instructions that the context begins with, to which each call's prompt and answer come; empty
     where each prompt is all that its call needs."""
-    door: int = 0
 
     @property
     def name(self) -> str:

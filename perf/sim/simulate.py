@@ -17,7 +17,6 @@ from perf.sim.arrivals import SimArrival
 from perf.sim.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
 from perf.sim.replay.worker import SimWorker, WorkerSpec
-from perf.sim.sharing import share_slots
 from protocol import Delta, Outcome, Sampling
 
 MODEL = "sim"
@@ -72,10 +71,6 @@ class Fleet:
     count: int = 2
     context_tokens: int = 4096
     block_tokens: int = 16
-    orchestrators: int = 1
-    """Orchestrators in front of all instances; each arrival's ``door`` says which one gets it."""
-    shares_slots: bool = True
-    """Whether several orchestrators divide each instance's slots (``sharing``)."""
 
 
 WorkerEvent = Callable[[list[SimWorker]], None]
@@ -111,42 +106,28 @@ def simulate(
 
     async def run(loop: VirtualLoop) -> SimRun:
         clock = VirtualClock(loop)
-        rng = random.Random(seed)
-        first = new_orchestrator(fleet, clock, settings, rng)
-        services = [first]
-        for _ in range(1, fleet.orchestrators):
-            services.append(new_orchestrator(fleet, clock, settings, rng, first.workers))
-        workers, orchestrator = list(first.workers.values()), first.parts.orchestrator
-        results: list[SimResult] = []
-        drivers = []
-        for service in services:
-            service.parts.lifecycle.start()
-            driver = (new_driver or Driver)(service.parts.orchestrator, clock, states_deadline)
-            driver.results = results
-            drivers.append(driver)
-        if len(services) > 1 and fleet.shares_slots:
-            share_slots(loop, [service.parts.orchestrator for service in services])
+        service = new_orchestrator(fleet, clock, settings, random.Random(seed))
+        workers, orchestrator = list(service.workers.values()), service.parts.orchestrator
+        service.parts.lifecycle.start()
+        driver = (new_driver or Driver)(orchestrator, clock, states_deadline)
         if kept is not None:
             orchestrator.refusals.in_sample = lambda task: task.correlation_id == _KEPT
         for number, arrival in enumerate(arrivals):
-            driver = drivers[arrival.door]
             loop.call_at(arrival.at_s, driver.arrive, arrival, _KEPT if number == kept else "")
         for at_s, event in (events or {}).items():
             loop.call_at(at_s, event, workers)
         every_s = _LOOK_EVERY_S if watch is None else _WATCH_EVERY_S
         # A timer may be a nanosecond early: what is left then would never pass.
         while (left_s := end_s - clock.now()) > 1e-6 and not (
-            len(results) == len(arrivals) and not any(each.clients for each in drivers)
+            len(driver.results) == len(arrivals) and not driver.clients
         ):
             await asyncio.sleep(min(every_s, left_s))
             if watch is not None:
                 watch(orchestrator, clock.now())
-        for service in services:
-            await service.parts.lifecycle.drain(0.0)
-            await service.parts.lifecycle.close()
-        for each in drivers:
-            each.stop()
-        return SimRun(results, end_s - linger_s, orchestrator, workers)
+        await service.parts.lifecycle.drain(0.0)
+        await service.parts.lifecycle.close()
+        driver.stop()
+        return SimRun(driver.results, end_s - linger_s, orchestrator, workers)
 
     return run_quietly(run)
 
@@ -156,16 +137,15 @@ def new_orchestrator(
     clock: VirtualClock,
     settings: Mapping[str, str],
     rng: random.Random,
-    workers: dict[str, SimWorker] | None = None,
 ) -> VirtualService:
-    """An orchestrator that has not started yet, in front of new workers or of these."""
+    """An orchestrator that has not started yet, and its workers."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
     card = virtual_card(MODEL, fleet.spec, fleet.context_tokens, fleet.block_tokens)
     machine = VirtualInstance(fleet.spec, card)
     values = {"instances": ",".join(addresses), "telemetry__log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
     machines = dict.fromkeys(addresses, machine)
-    return new_service(machines, clock, load_settings(**values), rng, workers)
+    return new_service(machines, clock, load_settings(**values), rng)
 
 
 def new_job(arrival: SimArrival, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:

@@ -91,7 +91,6 @@ NOT_RUN = {
     "python -m pytest -m cuda ": "needs a GPU",
     "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",
     "deadline-conformance ": "the same, from the wheel of its own",
-    "pytest -p deadline_conformance": "the same, as a plugin",
     "python client/examples/slot_grpc.py": "needs a model of clips; tests/e2e/test_slot.py runs it",
     "python -m worker.kv_disk ": "needs such a folder; tests/worker/kv_disk makes one",
 }

@@ -12,9 +12,9 @@ from perf.sim.replay.loop import Deadlock, VirtualClock, VirtualLoop
 from perf.sim.replay.worker import SimWorker
 from perf.sim.scenes import FLEET, STEP_COST, capacity_per_s
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
-from perf.sim.summary import Summary
 from protocol import OnDeadline, Outcome
 from tests.perf.sim_load import CAPACITY, SCENARIO, SEED, run_policy
+from tests.perf.sim_summary import Summary
 from worker.runner.synthetic import StepCost
 
 PATIENT = replace(SCENARIO, patience=(5.0, 8.0))

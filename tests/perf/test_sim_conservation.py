@@ -14,9 +14,9 @@ from perf.sim.arrivals import SimArrival
 from perf.sim.replay.worker import WorkerSpec
 from perf.sim.scenes import FLEET
 from perf.sim.simulate import Fleet, SimRun, simulate
-from perf.sim.summary import Summary
 from protocol import OnDeadline, Outcome
 from tests.perf.sim_load import SCENARIO, SEED, run_policy
+from tests.perf.sim_summary import Summary
 from worker.runner.synthetic import StepCost
 
 # ── the situations ───────────────────────────────────────────────────────────────────────

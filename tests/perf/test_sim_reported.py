@@ -23,7 +23,7 @@ from perf.sim.reported import (
 )
 from perf.sim.scenes import FLEET, SPEED
 from perf.sim.simulate import simulate
-from perf.sim.summary import calibration
+from tests.perf.sim_summary import calibration
 
 pytestmark = pytest.mark.slow
 

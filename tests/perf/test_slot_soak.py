@@ -55,7 +55,7 @@ def test_a_wrong_answer_is_a_fault() -> None:
     ]
     judge_answers(found)
     assert found.faults == []
-    assert {figure.key for figure in figures(found)} >= {"soak.clip.result", "soak.rss_mib.10"}
+    assert {figure.key for figure in figures(found)} >= {"soak.clip.result", "soak.rss_mib.growth"}
     found.replies += [
         answered("clip", clip(frames=9), "result"),
         answered("clip", Reply(0.0, error="internal: it failed"), "result"),

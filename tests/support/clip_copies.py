@@ -1,8 +1,8 @@
-"""Bytes of media copied and newly allocated per clip between stages, by ours and by the naive
-pipeline: every operation of torch is looked at, and counted where it copies or allocates.
+"""Bytes of media copied and newly allocated per clip between stages: every operation of torch is
+looked at, and counted where it copies or allocates.
 
-What providers and the encoder do within themselves is the same code on both sides, and counted by
-itself. Behind the pipeline each sends its MP4; what Triton and HTTP copy of that is not counted.
+What providers and the encoder do within themselves is not counted, nor what Triton copies of the
+MP4.
 """
 
 import asyncio
@@ -16,14 +16,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clips.plan.plan import SAMPLE_RATE
-from clips.plan.recipe import Recipe, read_recipe
+from clips.plan.recipe import read_recipe
 from clips.render.buffers import BufferPool, BufferSizes
 from clips.render.memory import CountedMemory, clip_guard
 from clips.render.pipeline import ClipPipeline, PipelineConfig, nominal_times
 from clips.render.stages.base import Stages
-from clips.render.stages.providers import Providers
-from perf.clips.naive import NaivePipeline, development_stages
-from perf.clips.rig import SPEC, recipe_of
+from clips.render.stages.providers import Providers, load_providers
+from perf.clips.throughput import SPEC, recipe_of
 
 T = TypeVar("T")
 _DEADLINE_S = 600.0
@@ -97,21 +96,15 @@ def _elsewhere(call: Callable[[], T]) -> T:
 
 
 def _stages() -> Stages:
-    return Stages(*(_Apart(each) for each in development_stages().all()))
+    own = load_providers(
+        _CPU, speech=["espeak"], portrait=["procedural"], video=["warp"], check=["tiny"]
+    )
+    return Stages(*(_Apart(each) for each in own.all()))
 
 
-async def copied_between_stages() -> tuple[Counter[str], Counter[str], int]:
-    """Bytes that our pipeline and the naive one copy and allocate, and those of the frames."""
+async def copied_between_stages() -> Counter[str]:
+    """Bytes that the pipeline copies and allocates for a clip."""
     recipe, stages = read_recipe(recipe_of()), _stages()
-    naive: Counter[str] = Counter()
-    with Counting(naive):
-        NaivePipeline(stages, SPEC.size, SPEC.seconds).render(recipe, encoded=False)
-    ours, frames_bytes = await _ours(stages, recipe)
-    return ours, naive, frames_bytes
-
-
-async def _ours(stages: Stages, recipe: Recipe) -> tuple[Counter[str], int]:
-    """Bytes that our pipeline copies and allocates, and the bytes of the clip's frames."""
     counts: Counter[str] = Counter()
     sizes = BufferSizes(SPEC.size, int(30 * SPEC.seconds) + 1, round(SPEC.seconds * SAMPLE_RATE))
     pool = BufferPool(sizes, 1, _CPU)
@@ -124,10 +117,10 @@ async def _ours(stages: Stages, recipe: Recipe) -> tuple[Counter[str], int]:
         plan = pipeline.plan(recipe, _DEADLINE_S, degrade=False)
         deadline_at = time.monotonic() + _DEADLINE_S
         with Counting(counts):
-            clip = await pipeline.run(
+            await pipeline.run(
                 recipe, plan, lease, deadline_at, lambda stage, done: None, degrade=False
             )
-        return counts, clip.video.nbytes
+        return counts
     finally:
         lease.close()
         await asyncio.to_thread(pipeline.close)

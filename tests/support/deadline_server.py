@@ -7,11 +7,9 @@ served.
 import asyncio
 import json
 import math
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
@@ -30,7 +28,6 @@ class Manner:
     """Requests that may wait; the next one is refused for lack of room."""
     heeds: bool = True
     """Ends at deadlines that are stated as milliseconds from now."""
-    heeds_absolute: bool = True
     tells: bool = True
     """Says that a deadline was the end."""
     reads: bool = True
@@ -44,12 +41,8 @@ class Manner:
     retry_after: str | None = "1"
     closed_s: float = 0.0
     """Time after a refusal during which it refuses everybody."""
-    skew_s: float = 0.0
-    """Its clock, ahead of the machine's; NaN: it tells no time."""
     bad_status: int = 400
     error_is_object: bool = True
-    drains: bool = True
-    """Lets streams end while it drains, and refuses others."""
     takes_ignore_eos: bool = True
 
 
@@ -63,7 +56,6 @@ class DeadlineServer:
         self._slots = asyncio.Semaphore(manner.slots)
         self._left: dict[asyncio.Task[None], int] = {}
         self._begun: set[asyncio.Task[None]] = set()
-        self._is_draining = asyncio.Event()
         self._closed_until = -math.inf
 
     @property
@@ -78,10 +70,6 @@ class DeadlineServer:
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
-    async def drain(self, request: web.Request) -> web.Response:
-        self._is_draining.set()
-        return web.Response()
-
     async def chat(self, request: web.Request) -> web.StreamResponse:
         try:
             body = json.loads(await request.read())
@@ -91,10 +79,6 @@ class DeadlineServer:
             until = self._until(request)
         except (ValueError, AssertionError) as error:
             return self._error(self.manner.bad_status, f"it cannot be read: {error}")
-        if self._is_draining.is_set():
-            if self.manner.drains:
-                return self._error(503, "it drains", retry=True)
-            await asyncio.Event().wait()
         if refusal := self._refusal(tokens, until):
             return refusal
         return await self._served(request, body, tokens, until)
@@ -105,9 +89,6 @@ class DeadlineServer:
         try:
             if (left := request.headers.get("X-Timeout-Ms")) and self.manner.heeds:
                 until = loop.time() + int(left) / 1000
-            if (at := request.headers.get("X-Deadline")) and self.manner.heeds_absolute:
-                skew_s = 0.0 if math.isnan(self.manner.skew_s) else self.manner.skew_s
-                until = loop.time() + int(at) / 1000 - (time.time() + skew_s)
         except ValueError:
             if self.manner.reads:
                 raise
@@ -177,8 +158,6 @@ class DeadlineServer:
                     text = await out.get()
             except TimeoutError:
                 return
-            if self._is_draining.is_set() and not self.manner.drains:
-                return
             yield text
 
     def _end(self, body: Json, *, is_cut: bool) -> str:
@@ -229,15 +208,6 @@ async def serving(manner: Manner | None = None) -> AsyncIterator[DeadlineServer]
     app = web.Application()
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/chat/completions", server.chat)
-    app.router.add_post("/drain", server.drain)
-
-    async def tell_time(request: web.Request, response: web.StreamResponse) -> None:
-        if math.isnan(server.manner.skew_s):
-            response.headers["Date"] = "some day"
-        elif server.manner.skew_s:
-            response.headers["Date"] = formatdate(time.time() + server.manner.skew_s, usegmt=True)
-
-    app.on_response_prepare.append(tell_time)
     async with running_app(app) as port:
         server.port = port
         try:

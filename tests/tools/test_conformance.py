@@ -3,12 +3,10 @@
 import asyncio
 import json
 import re
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +14,13 @@ from aiohttp import web
 
 from tests.support.deadline_server import MODEL, DeadlineServer, Manner, running_app, serving
 from tests.support.steady_loop import hurry
-from tools.conformance import VERSION, clock, command
+from tools.conformance import VERSION, command
 from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen, table
 from tools.conformance.run import CHECKS, FAILED, PASSED, UNKNOWN, Report, Stillness, examine
 from tools.conformance.server import Answer, Effort, Unusable
 from tools.conformance.target import BadTarget, Saying, Target, read_field, read_saying
 
 pytestmark = pytest.mark.slow
-
-pytest_plugins = ["pytester"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 TOLD = read_saying("X-Timeout-Ms: {ms}")
@@ -45,17 +41,9 @@ def target_of(server: DeadlineServer, **changes: Any) -> Target:
         url=server.url,
         model=MODEL,
         deadline=TOLD,
-        absolute=read_saying("X-Deadline: {unix_ms}"),
         partial={"on_deadline": "partial"},
     )
     return replace(usual, **changes)
-
-
-def drain_command(server: DeadlineServer) -> tuple[str, ...]:
-    """A POST by the shell itself: an interpreter that starts would outlast the streams."""
-    request = r"POST /drain HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-    program = f"exec 3<>/dev/tcp/127.0.0.1/{server.port}; printf '{request}' >&3; cat <&3"
-    return ("bash", "-c", program)
 
 
 def verdicts(report: Report) -> dict[str, Verdict]:
@@ -78,15 +66,8 @@ async def test_a_server_that_keeps_all_of_it_passes_every_rule() -> None:
         report = await examine(target_of(server), SMALL)
     found = verdicts(report)
     assert list(found) == [rule.id for rule in RULES]
-    assert {found.pop("drain.running"), found.pop("drain.refuses")} == {Verdict.NOT_APPLICABLE}
     assert set(found.values()) == {Verdict.PASS}, report.text()
     assert report.status == PASSED
-
-
-async def test_a_server_that_drains_well_passes() -> None:
-    async with serving() as server:
-        report = await examine(target_of(server, drain=drain_command(server)), SMALL, ["drain"])
-    assert set(verdicts(report).values()) == {Verdict.PASS}, report.text()
 
 
 BREAKERS = {
@@ -126,30 +107,20 @@ BREAKERS = {
     "does not say when": (Manner(retry_after=None), ("retry",), {"retry.said"}),
     "is not there when it said": (Manner(closed_s=2.5), ("retry",), {"retry.honest"}),
     "sends away for too long": (Manner(retry_after="8"), ("retry",), {"retry.close"}),
-    "has no time of day": (
-        Manner(skew_s=float("nan"), heeds_absolute=False),
-        ("clock",),
-        {"clock.date", "clock.absolute", "clock.past"},
-    ),
-    "has another clock": (Manner(skew_s=3600.0), ("clock",), {"clock.date"}),
     "errs in its own way": (
         Manner(bad_status=500, error_is_object=False),
         ("errors",),
         {"errors.status", "errors.shape"},
     ),
-    "stops what runs": (Manner(drains=False), ("drain",), {"drain.running", "drain.refuses"}),
 }
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("name", BREAKERS)
 async def test_a_server_that_breaks_a_rule_fails_it_and_no_other(name: str) -> None:
     manner, only, expected = BREAKERS[name]
     async with serving(manner) as server:
-        drain = drain_command(server) if "drain" in only else ()
-        if not drain:  # the shell that drains takes the time it takes
-            hurry(10)
-        effort = replace(SMALL, patience=2.0 if drain else 4.0)
-        report = await examine(target_of(server, drain=drain), effort, only)
+        report = await examine(target_of(server), replace(SMALL, patience=4.0), only)
     assert broken(report) == expected, report.text()
     assert report.status == FAILED
 
@@ -183,29 +154,10 @@ async def test_what_was_never_told_is_not_judged() -> None:
     """A server that knows no deadlines, and whose clients hang up."""
     async with serving(Manner(heeds=False, predicts=False)) as server:
         target = Target(url=server.url, model=MODEL, deadline=read_saying("hang-up"))
-        report = await examine(target, SMALL, ["expiry", "partial", "drain", "clock"])
+        report = await examine(target, SMALL, ["expiry", "partial"])
     found = verdicts(report)
-    assert found.pop("clock.date") is Verdict.PASS
     assert set(found.values()) == {Verdict.NOT_APPLICABLE}
     assert report.status == PASSED
-
-
-@pytest.mark.usefixtures("hurried")
-async def test_a_date_that_a_server_keeps_for_a_while_is_not_taken_for_its_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Uvicorn writes it once a second, and later when its event loop is busy."""
-    looks = iter([(0.01, -2.7, "kept"), (0.02, -0.4, "new"), (0.01, -1.1, "new")])
-
-    async def seen(trial: object) -> clock._Seen:
-        return clock._Seen(*next(looks))
-
-    monkeypatch.setattr(clock, "_seen", seen)
-    monkeypatch.setattr(clock, "_APART_S", 0.0)
-    no_absolute: Any = SimpleNamespace(target=SimpleNamespace(absolute=None))
-    compared, *_ = await clock.check(no_absolute)
-    assert (compared.rule, compared.verdict) == ("clock.date", Verdict.PASS)
-    assert compared.figures["skew_s"] == -0.4
 
 
 async def test_fields_that_a_server_refuses_are_left_out() -> None:
@@ -344,9 +296,7 @@ def test_a_deadline_is_said_as_the_template_has_it(text: str, place: str, said: 
         (lambda: Target("127.0.0.1:8000", MODEL, TOLD), "not a base URL; expected for instance"),
         (lambda: Target("http://a:b@h/v1", MODEL, TOLD), "a user or password in it"),
         (lambda: Target("http://h/v1", "", TOLD), "no model is named"),
-        (lambda: Target("http://h/v1", "m", TOLD, absolute=TOLD), "is not an absolute deadline"),
         (lambda: command.effort_of({"seconds": 0.0}), "seconds must be above 0"),
-        (lambda: command.target_of({"drain": "kill '"}), "cannot be read"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_told(make: Callable[[], object], said: str) -> None:
@@ -413,39 +363,3 @@ def test_tokens_are_those_of_the_usage_or_else_events() -> None:
     assert Answer(texts=3).tokens == 3
     assert Answer(texts=3, usage_tokens=7).tokens == 7
     assert Saying("hang-up").is_told is False
-
-
-@pytest.fixture
-def server() -> Iterator[DeadlineServer]:
-    """A server on a loop of another thread, for programs that have a loop of their own."""
-    loop = asyncio.new_event_loop()
-    ended, started, found = asyncio.Event(), threading.Event(), list[DeadlineServer]()
-
-    async def serve() -> None:
-        async with serving(Manner(error_is_object=False)) as one:
-            found.append(one)
-            started.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    started.wait()
-    yield found[0]
-    loop.call_soon_threadsafe(ended.set)
-    thread.join()
-    loop.close()
-
-
-def test_each_rule_is_a_test_of_pytest(pytester: pytest.Pytester, server: DeadlineServer) -> None:
-    arguments = ["-p", "tools.conformance.plugin", "-p", "no:schemathesis", "-p", "no:asyncio"]
-    given = ["--conformance-model", MODEL, "--conformance-only", "errors", "--conformance-only"]
-    asked = [*arguments, "--conformance-url", server.url, *given, "drain"]
-    asked += ["--conformance-streams", "2"]
-    done = pytester.runpytest_inprocess(*asked)
-    done.assert_outcomes(passed=1, failed=1, skipped=2)
-    done.stdout.fnmatch_lines(["*errors.shape: An error's body is OpenAI's error object.*"])
-    done.stdout.fnmatch_lines(["*1 pass, 1 fail, 2 not applicable*"])
-    refused = pytester.runpytest_inprocess(*arguments, "--conformance-url", "nowhere")
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*'nowhere' is not a base URL*"])
-    assert pytester.runpytest_inprocess(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,36 +36,28 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "url": {"help": "base URL of the API, for instance http://127.0.0.1:8000/v1"},
     "model": {"help": "a model that it serves"},
     "deadline": {"default": HANG_UP, "help": f"{_SAID} the server knows none (the default)"},
-    "absolute": {"help": "how an absolute one is said, for instance 'X-Deadline: {unix_ms}'"},
     "partial": {"help": "field that asks for a partial answer, for instance on_deadline=partial"},
     "field": {"action": "append", "default": [], "help": "field of every request, name=value"},
-    "drain": {"help": "command that begins a drain of the server, after everything else"},
     "only": {"action": "append", "default": [], "metavar": "RULE", "help": _ONLY},
     **{
         name: {"type": float if name in ("patience", "seconds") else int, "help": said}
         for name, said in _BOUNDS.items()
     },
 }
-"""Options of the command and of the plugin, without their dashes."""
+"""Options of the command, without their dashes."""
 
 
 def target_of(given: Mapping[str, Any]) -> Target:
     """Target by the values of ``OPTIONS``. Raises ``BadTarget``."""
-    absolute, partial = given.get("absolute"), given.get("partial")
+    partial = given.get("partial")
     fields = {name: v for each in given.get("field") or () for name, v in read_field(each).items()}
-    try:
-        drain = tuple(shlex.split(given.get("drain") or ""))
-    except ValueError as error:
-        raise BadTarget(f"the command that drains cannot be read: {error}") from None
     return Target(
         given.get("url") or "",
         given.get("model") or "",
         read_saying(given.get("deadline") or HANG_UP),
         os.environ.get(KEY, ""),
-        read_saying(absolute) if absolute else None,
         read_field(partial) if partial else {},
         fields,
-        drain,
     )
 
 

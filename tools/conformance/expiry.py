@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from .rules import NOT_TOLD, RULES, Finding, inapplicable, judged, unmeasured
 from .server import Answer, Server
-from .target import Saying
 
 _PAST_S: Final = 0.001
 
@@ -18,30 +17,23 @@ async def check(server: Server) -> list[Finding]:
     cut_s = server.cut_s()
     streams = await cut_answers(server, cut_s)
     whole = await cut_answers(server, cut_s, stream=False)
-    past = await refusal("expiry.past", server, server.told(_PAST_S))
+    past = await server.one(server.told(_PAST_S))
     unread = await server.one((saying, saying.unreadable()))
     return [
         in_time("expiry.stream", streams, cut_s, tolerance_s),
         in_time("expiry.whole", whole, cut_s, tolerance_s),
         _told(server, cut_s, streams + whole),
-        past,
+        judged("expiry.past", past.is_error and not past.texts, past.outcome()),
         judged("expiry.unreadable", 400 <= unread.status < 500, unread.outcome()),
     ]
 
 
 async def cut_answers(server: Server, cut_s: float, **asked: Any) -> list[Answer]:
-    """Answers of requests that would take several times ``cut_s``, one after the other."""
+    """Answers of requests that would take several times ``cut_s``, their deadline, one after the
+    other; the client hangs up well after that."""
+    tokens, limit_s = _tokens(server, cut_s), 2 * cut_s + 5 * server.tolerance_s
     rounds = range(server.effort.rounds)
-    return [await cut_answer(server, cut_s, server.told(cut_s), **asked) for _ in rounds]
-
-
-async def cut_answer(
-    server: Server, cut_s: float, told: tuple[Saying, str], slack_s: float = 0.0, **asked: Any
-) -> Answer:
-    """Answer of a request that would take several times ``cut_s``, whose deadline is stated as
-    ``told``; the client hangs up well after that and ``slack_s``."""
-    limit_s = 2 * cut_s + 5 * server.tolerance_s + slack_s
-    return await server.chat(_tokens(server, cut_s + slack_s), limit_s, told=told, **asked)
+    return [await server.chat(tokens, limit_s, told=server.told(cut_s), **asked) for _ in rounds]
 
 
 def _tokens(server: Server, cut_s: float) -> int:
@@ -87,9 +79,3 @@ def _is_told(answer: Answer) -> bool:
     if answer.is_error:
         return answer.has_error_object
     return answer.finish not in ("", "stop", "length")
-
-
-async def refusal(rule: str, server: Server, told: tuple[Saying, str]) -> Finding:
-    """Whether a request is refused, before any text, whose deadline nothing can keep."""
-    answer = await server.one(told)
-    return judged(rule, answer.is_error and not answer.texts, answer.outcome())

@@ -12,7 +12,6 @@ from typing import Final
 
 NOT_TOLD: Final = "the server is told of no deadline: its clients hang up"
 _TIMED: Final = (
-    "clock.absolute",
     "expiry.stream",
     "expiry.whole",
     "partial.",

@@ -11,20 +11,18 @@ from typing import Any, Final
 
 import aiohttp
 
-from . import VERSION, clock, drain, errors, expiry, hangup, overload, partial, retry
+from . import VERSION, errors, expiry, hangup, overload, partial, retry
 from .rules import RULES, Finding, Rule, Verdict, chosen, unmeasured
 from .server import Effort, Server, Spent, Unusable
 from .target import Target
 
 CHECKS: Final[dict[str, Callable[[Server], Awaitable[list[Finding]]]]] = {
     "errors": errors.check,
-    "clock": clock.check,
     "expiry": expiry.check,
     "partial": partial.check,
     "hangup": hangup.check,
     "overload": overload.check,
     "retry": retry.check,
-    "drain": drain.check,
 }
 """Measurement of each group."""
 PASSED, FAILED, NO_TEST, UNKNOWN = 0, 1, 2, 3

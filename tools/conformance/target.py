@@ -11,8 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 _SAID: Final = re.compile(r"([A-Za-z0-9-]+)(:)\s*(.*\{.+)|([A-Za-z_]\w*)(=)(.*\{.+)")
-_ABSOLUTE: Final = ("unix_ms", "unix_s", "rfc3339")
-_PLACES: Final = ("ms", "s", *_ABSOLUTE)
+_PLACES: Final = ("ms", "s", "unix_ms", "unix_s", "rfc3339")
 _KNOWN: Final = ", ".join(f"{{{name}}}" for name in _PLACES)
 HANG_UP: Final = "hang-up"
 
@@ -35,10 +34,9 @@ class Saying:
         """Whether the server can know of the deadline before it is over."""
         return self.place != HANG_UP
 
-    def said(self, left_s: float, skew_s: float = 0.0) -> str:
-        """Text for a deadline in ``left_s`` seconds, by a clock that is ``skew_s`` ahead of this
-        machine's."""
-        at = time.time() + skew_s + left_s
+    def said(self, left_s: float) -> str:
+        """Text for a deadline in ``left_s`` seconds."""
+        at = time.time() + left_s
         day = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
         left = {"ms": max(0, round(1000 * left_s)), "s": f"{left_s:.3f}"}
         clock = {"unix_ms": round(1000 * at), "unix_s": f"{at:.3f}", "rfc3339": day}
@@ -99,18 +97,15 @@ def _plain(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``url`` is the API's base, with ``/v1``; ``absolute`` how a time of day is said, and
-    ``partial`` what asks for a partial answer, where the server knows them; ``fields`` are in every
-    request, ``drain`` is a command. Raises ``BadTarget``."""
+    """``url`` is the API's base, with ``/v1``; ``partial`` what asks for a partial answer, where a
+    server knows that; ``fields`` are in every request. Raises ``BadTarget``."""
 
     url: str
     model: str
     deadline: Saying
     key: str = field(default="", repr=False)
-    absolute: Saying | None = None
     partial: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
-    drain: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -121,8 +116,6 @@ class Target:
             raise BadTarget("the URL has a user or password in it; give the key by itself")
         if not self.model:
             raise BadTarget("no model is named; GET /models of the server lists those it has")
-        if self.absolute and not _placeholders(self.absolute.template) & set(_ABSOLUTE):
-            raise BadTarget(f"'{self.absolute}' is not an absolute deadline; known are {_KNOWN}")
 
     def path(self, path: str) -> str:
         return self.url.rstrip("/") + path

@@ -123,16 +123,6 @@ def load_providers(
     )
 
 
-def load_stages(
-    device: torch.device, *, speech: str, portrait: str, video: str, check: str
-) -> Stages:
-    """Load one provider for each stage. Raises ``LoadError``."""
-    loaded = load_providers(
-        device, speech=[speech], portrait=[portrait], video=[video], check=[check]
-    )
-    return loaded.chosen(Chosen())
-
-
 def _check_names(setting: str, names: Sequence[str], known: Mapping[str, object]) -> None:
     there = ", ".join(known)
     if not names:

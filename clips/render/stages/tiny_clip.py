@@ -1,6 +1,6 @@
 """The check's models for development: two towers, one for words and one for pictures, as in CLIP,
-of 25,000 to 40,000 weights each. They know what ``face`` can draw; ``tools.media_check`` makes
-them.
+of 25,000 to 40,000 weights each. They know what ``face`` can draw (docs/slot.md
+says how they were made).
 
 A score is the probability that the picture shows what the prompt says (SigLIP's pairwise sigmoid,
 arXiv 2303.15343), so that SL-7's thresholds mean what they mean for large models.
@@ -109,5 +109,5 @@ def _load(name: str) -> TwoTowers:
     try:
         model.load_state_dict(load_file(path))
     except (OSError, RuntimeError) as error:
-        raise LoadError(f"{path.name}: {error}; python -m tools.media_check makes it") from None
+        raise LoadError(f"{path}: {error}") from None
     return model.eval()

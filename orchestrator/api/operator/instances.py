@@ -19,6 +19,12 @@ from orchestrator.prediction import Work
 from orchestrator.service import Orchestrator
 
 DISCOVERY = web.AppKey("discovery", DiscoverySync)
+_OF_CARD = (
+    *("model", "engine", "engine_reason", "engine_version", "engine_digest", "device"),
+    *("quantization", "vram_bytes", "compute_capability", "device_mask", "tensor_parallel"),
+    *("can_pause", "can_continue", "deterministic", "abort_ms", "context_tokens"),
+)
+"""What is told of an instance as its card has it."""
 
 
 async def listing(request: web.Request) -> web.Response:
@@ -146,31 +152,16 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
             "open": sum(lane.is_open for lane in instance.lanes),
             "total": len(instance.lanes),
         },
-        "model": None if card is None else card.model,
         "adapters": [] if card is None else [one.name for one in card.adapters],
         "loadable": [] if card is None else sorted(one.name for one in card.loadable),
         "gates": {
             name: {"open": gate.is_open, "reason": gate.reason}
             for name, gate in gates_of(instance, registry.breakers.state(instance.address)).items()
         },
-        "engine": None if card is None else card.engine,
-        "engine_reason": None if card is None else card.engine_reason,
-        "engine_version": None if card is None else card.engine_version,
-        "engine_digest": None if card is None else card.engine_digest,
+        **{name: getattr(card, name, None) for name in _OF_CARD},
         "model_entry": instance.provenance.model_entry or None,
         "engine_entry": instance.provenance.engine_entry or None,
-        "device": None if card is None else card.device,
-        "quantization": None if card is None else card.quantization,
-        "vram_bytes": None if card is None else card.vram_bytes,
-        "compute_capability": None if card is None else card.compute_capability,
-        "device_mask": None if card is None else card.device_mask,
-        "tensor_parallel": None if card is None else card.tensor_parallel,
         "lacks": None if card is None else list(card.all_lacks),
-        "can_pause": None if card is None else card.can_pause,
-        "can_continue": None if card is None else card.can_continue,
-        "deterministic": None if card is None else card.deterministic,
-        "abort_ms": None if card is None else card.abort_ms,
-        "context_tokens": None if card is None else card.context_tokens,
         "slots_total": None if card is None else card.max_running,
         "slots_free": (
             None if card is None or running is None else max(0, card.max_running - running)

@@ -46,15 +46,13 @@ def new_service(
     clock: VirtualClock,
     settings: Settings,
     rng: random.Random,
-    workers: dict[str, SimWorker] | None = None,
 ) -> VirtualService:
-    """An orchestrator in front of ``machines``, by address; the settings' instances are these. Its
-    workers are new, unless it is one more in front of the ``workers`` of another."""
-    if workers is None:
-        workers = {
-            address: SimWorker(one.spec, one.card, clock, random.Random(rng.random()))
-            for address, one in machines.items()
-        }
+    """An orchestrator in front of new workers, ``machines`` by address, which are the settings'
+    instances."""
+    workers = {
+        address: SimWorker(one.spec, one.card, clock, random.Random(rng.random()))
+        for address, one in machines.items()
+    }
 
     def make_lane(
         address: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random

@@ -6,8 +6,12 @@ import { el } from "./format.js";
 const SPANS_S = [60, 300]; // as much as is known, within these
 const HEIGHT = 190;
 
+// One of the pair `light-dark(#…, #…)`: a canvas knows of no scheme.
 export function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const { theme } = document.documentElement.dataset;
+  const isDark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const pair = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+  return pair.match(/#\w+/g)[Number(isDark)];
 }
 
 const clock = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });

@@ -1,3 +1,0 @@
-from tools.media_check import main
-
-main()
