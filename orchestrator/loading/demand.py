@@ -23,7 +23,7 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
-from orchestrator.fair_share import SHARE_OF_THE_REST
+from orchestrator.fair_share import is_over_share
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.choice import LoadChoice, LoadPlace, choose_place
@@ -247,10 +247,10 @@ class ModelDemand:
                 earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + by_ms),
                 binding_constraint="model_load",
             )
-        held, left = self._waiters_of[job.tenant], MAX_WAITING - self.waiting - 1
-        is_over_share = held and held + 1 > SHARE_OF_THE_REST * left
-        if left < 0 or is_over_share:
-            count, whose = (held, " of this tenant") if is_over_share else (self.waiting, "")
+        held, left = self._waiters_of[job.tenant], MAX_WAITING - self.waiting
+        is_over = is_over_share(held, 1, left)
+        if not left or is_over:
+            count, whose = (held, " of this tenant") if is_over else (self.waiting, "")
             raise QueueFull(
                 f"{count} requests{whose} wait for models to be loaded already",
                 retry_after_ms=self._predicted_ms(known),
