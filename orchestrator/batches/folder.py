@@ -59,7 +59,7 @@ class Folder:
         """Bytes of all data; records are not counted, as they are small and few."""
         self._bound = config.folder_bytes
         self._owners: dict[str, str] = {}
-        """Whose data there is, by file."""
+        """Owners of the data, by file."""
         self._bytes_of: Counter[str] = Counter()
         """Bytes of each owner's data."""
 

@@ -92,8 +92,10 @@ class Promises:
             del self._open[unix_ms]
         self._void(now)
         promised: defaultdict[str, float] = defaultdict(float)
-        for one in (*self._open.values(), *self._held.values()):
+        for one in self._open.values():
             promised[one.tenant] += one.work_ms
+        for held in self._held.values():
+            promised[held.tenant] += held.work_ms
         for task in self._claimed.values():
             promised[task.job.tenant] += task.work_ms
         own_ms = promised.pop(tenant, 0.0)

@@ -242,7 +242,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Watcher(NamedTuple):
-    """Who watches, and whether that key may see the names of tenants."""
+    """A reader of the snapshots by its key, and whether it may see the names of tenants."""
 
     key: str
     tenants: bool
