@@ -30,7 +30,7 @@ class ImageGate:
         self.held_bytes = 0
         """Bytes of the images of all tasks that have not ended."""
         self._held: Counter[str] = Counter()
-        """The same, by tenant."""
+        """Bytes of images, by tenant."""
 
     def check(self, images: Sequence[Image]) -> None:
         """Raise ``InvalidRequest`` unless a chat may have these images."""
