@@ -43,7 +43,8 @@ help:
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
 	@echo 'make bench-slot    clips per minute, by stage, memory   ARGS="--quick"'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
-	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load  ARGS="--seed 2"'
+	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load;'
+	@echo '                   of two orchestrators that share a store, too  ARGS="--seed 2"'
 	@echo 'make soak          text and durable tasks for an hour: does anything grow?   SECONDS=600'
 	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
@@ -146,6 +147,7 @@ soak-slot: setup-dev
 
 chaos: setup-dev
 	$(BIN)/python -m perf.chaos --json build/chaos.json --allow-dirty $(ARGS)
+	$(BIN)/python -m perf.chaos.fleet --orchestrators 2 --json build/chaos-fleet.json --allow-dirty
 
 soak: setup-dev
 	$(BIN)/python -m perf.chaos --soak $(or $(SECONDS),3600) --json build/soak.json --allow-dirty $(ARGS)

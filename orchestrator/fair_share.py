@@ -11,6 +11,12 @@ three quarters of it, two tenants 3/7 each, so that a newcomer finds room (dynam
 Choudhury and Hahne, 1998)."""
 
 
+def is_over_share(held: float, more: float, left: float) -> bool:
+    """Whether a tenant that holds ``held`` of a resource, ``left`` of which is free, may not have
+    ``more``. One that holds nothing has the first of it for as long as there is any."""
+    return held > 0 and held + more > SHARE_OF_THE_REST * (left - more)
+
+
 class FairShares:
     """Virtual time, in ms, that each tenant has been served; an idle tenant saves nothing up.
 

@@ -100,8 +100,8 @@ TABLE: Final = (
     Entry("sim-chains", "perf.sim runs --loads 1.2"),
     Entry("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
     Entry("chaos-torch", "perf.chaos --engine torch --clients 2 --seconds 120"),
-    Entry("chaos-kills", "perf.chaos --kills 100 --engine synthetic-paced --clients 2"),
-    Entry("fleet-kills", "perf.chaos.fleet --kills 100"),
+    Entry("chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"),
+    Entry("fleet-kills", "perf.chaos.fleet --orchestrators 2 --kills 100 --stops 50"),
     Entry("batch-kills", "perf.chaos.batches"),
     # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
     Entry("soak", "perf.chaos --soak 3600", on="an hour"),

@@ -30,6 +30,7 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
+from orchestrator.fair_share import is_over_share
 from orchestrator.prediction.feasibility import (
     AdmissionMode,
     FeasibilityConfig,
@@ -122,15 +123,18 @@ class ClipAdmission:
         return [one for one in free if clip.needs.may_be_met(one.ability, now)]
 
     def _require_room(self, clip: ClipTask, ready: list[ClipInstance], now: float) -> None:
-        """Raise ``QueueFull`` if too many clips wait already."""
-        if len(self._waiting) < self._max_waiting or any(one.free for one in ready):
+        """Raise ``QueueFull`` if too many clips wait already, or more than the key's share."""
+        own, left = 0, self._max_waiting - len(self._waiting)
+        if left > 0:
+            own = sum(other.job.key == clip.job.key for other in self._waiting)
+        if (left > 0 and not is_over_share(own, 1, left)) or any(one.free for one in ready):
             return
         if self.stats.is_sampled(clip, RefusalKind.QUEUE_FULL):
             self.stats.sample(clip, RefusalKind.QUEUE_FULL)
             return
         first_at = min(line.free_at for line in self._waiting.lines(now).values())
         raise QueueFull(
-            f"{len(self._waiting)} slots wait already",
+            f"{len(self._waiting)} slots wait already" + (f", {own} of this key" if own else ""),
             retry_after_ms=max(1000.0, 1000 * (first_at - now)),
         )
 

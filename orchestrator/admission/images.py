@@ -3,10 +3,12 @@
 Checked by what their headers say, before anything is decoded: only workers do that.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from orchestrator.errors import InvalidRequest, QueueFull
+from orchestrator.fair_share import is_over_share
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.task import Task
 
@@ -27,6 +29,8 @@ class ImageGate:
     def __init__(self) -> None:
         self.held_bytes = 0
         """Bytes of the images of all tasks that have not ended."""
+        self._held: Counter[str] = Counter()
+        """Bytes of images, by tenant."""
 
     def check(self, images: Sequence[Image]) -> None:
         """Raise ``InvalidRequest`` unless a chat may have these images."""
@@ -53,15 +57,19 @@ class ImageGate:
 
     def take(self, task: Task, images: Sequence[Image]) -> None:
         """Count a task's images until its end. Raises ``QueueFull`` where too many are kept."""
-        size = sum(len(image.data) for image in images)
-        if self.held_bytes and self.held_bytes + size > ALL_BYTES:
+        size, tenant = sum(len(image.data) for image in images), task.job.tenant
+        own, left = self._held[tenant], ALL_BYTES - self.held_bytes
+        if size and ((self.held_bytes and size > left) or is_over_share(own, size, left)):
             raise QueueFull(
-                f"images of {self.held_bytes} bytes are in requests that wait or run; try again "
-                "shortly"
+                f"images of {self.held_bytes} bytes are in requests that wait or run, {own} of "
+                "them of this tenant; try again shortly"
             )
-        self.held_bytes += size
+        self._count(tenant, size)
         task.images = images
-        task.on_end.append(lambda ended: self._drop(size))
+        task.on_end.append(lambda ended: self._count(tenant, -size))
 
-    def _drop(self, size: int) -> None:
-        self.held_bytes -= size
+    def _count(self, tenant: str, more: int) -> None:
+        self.held_bytes += more
+        self._held[tenant] += more
+        if not self._held[tenant]:
+            del self._held[tenant]

@@ -25,6 +25,7 @@ from catalog.atomic import UNFINISHED, write_atomically
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.frames import FrameWriter, read_frames
 from orchestrator.batches.records import LineOutcome, StoredBatch, StoredFile
+from orchestrator.fair_share import is_over_share
 from orchestrator.tasks.journal.file import (
     JournalConfig,
     JournalError,
@@ -62,6 +63,10 @@ class Folder:
         self.used_bytes = 0
         """Bytes of all data; records are not counted, as they are small and few."""
         self._bound = config.folder_bytes
+        self._owners: dict[str, str] = {}
+        """Owners of the data, by file."""
+        self._bytes_of: Counter[str] = Counter()
+        """Bytes of each owner's data."""
 
     def open(self) -> Contents:
         """Read all records, and remove the data that belongs to none of them."""
@@ -76,13 +81,14 @@ class Folder:
                 self._load(path, StoredFile, contents.files)
             else:
                 self._load(path, StoredBatch, contents.batches)
-        wanted = set(contents.files)
+        self._owners = {file.id: file.owner for file in contents.files.values()}
         for batch in contents.batches.values():
-            wanted |= {batch.input_id, batch.output_id, batch.errors_id}
+            names = (batch.input_id, batch.output_id, batch.errors_id)
+            self._owners |= dict.fromkeys(names, batch.owner)
         for path in self.path.glob(f"*{_DATA}"):
             # An unreadable record still exists, and its data belongs to it.
-            if path.stem in wanted or path.with_suffix(_RECORD).exists():
-                self.used_bytes += path.stat().st_size
+            if path.stem in self._owners or path.with_suffix(_RECORD).exists():
+                self.count(path.stem, path.stat().st_size)
             else:  # an upload that was cut short
                 path.unlink()
         return contents
@@ -99,14 +105,16 @@ class Folder:
         with suppress(FileNotFoundError):
             size = data.stat().st_size
             data.unlink()
-            self.used_bytes -= size
+            self.count(name, -size)
+        self._owners.pop(name, None)
 
     def data(self, name: str) -> Path:
         return self.path / f"{name}{_DATA}"
 
-    def writer(self, name: str, end: int = 0) -> "Appender":
-        """A writer that appends to a file's data, from byte ``end`` on."""
+    def writer(self, name: str, owner: str, end: int = 0) -> "Appender":
+        """A writer that appends to the data of an owner's file, from byte ``end`` on."""
         self._make()
+        self._owners[name] = owner
         return Appender(self, name, end)
 
     def pieces(self, name: str) -> Iterator[bytes]:
@@ -114,13 +122,24 @@ class Folder:
         for frame in read_frames(self.data(name)):
             yield frame.payload
 
-    def require_room(self, size: int, *, is_upload: bool) -> None:
-        """Raise ``OSError`` if ``size`` more bytes are above the bound."""
-        bound = self._bound * (1 - _OUTCOMES_SHARE if is_upload else 1)
-        if self.used_bytes + size > bound:
+    def count(self, name: str, more: int) -> None:
+        """Count ``more`` bytes of a file's data."""
+        self.used_bytes += more
+        self._bytes_of[self._owners.get(name, "")] += more
+
+    def require_room(self, owner: str, size: int, *, is_upload: bool) -> None:
+        """Raise ``OSError`` if ``size`` more bytes are above the bound, or the owner's share."""
+        left = self._bound * (1 - _OUTCOMES_SHARE if is_upload else 1) - self.used_bytes
+        if size > left:
             raise OSError(
                 errno.EDQUOT,
                 "the folder of batches is at its bound (TIDEGATE_BATCHES__FOLDER_BYTES)",
+            )
+        if is_over_share(self._bytes_of[owner], size, left):
+            raise OSError(
+                errno.EDQUOT,
+                f"this key's files take {self._bytes_of[owner]} bytes, its share of the folder of "
+                "batches (TIDEGATE_BATCHES__FOLDER_BYTES): delete some",
             )
 
     def _make(self) -> None:
@@ -143,11 +162,12 @@ class Appender:
         path = folder.data(name)
         before = os.stat(path).st_size if path.exists() else 0
         self._folder = folder
+        self._name = name
         self._writer = FrameWriter(path, end=end)
-        folder.used_bytes += end - before
+        folder.count(name, end - before)
 
     def append(self, number: int, kind: int, payload: bytes) -> None:
-        self._folder.used_bytes += self._writer.append(number, kind, payload)
+        self._folder.count(self._name, self._writer.append(number, kind, payload))
 
     def sync(self) -> None:
         self._writer.sync()
@@ -171,7 +191,7 @@ class Ledger:
         try:
             for name in self.bytes:
                 end = self._read(folder, name)
-                self._writers[name] = folder.writer(name, end)
+                self._writers[name] = folder.writer(name, batch.owner, end)
         except BaseException:  # it is tried again for as long as the disk is full
             for writer in self._writers.values():
                 writer.close()
@@ -191,10 +211,10 @@ class Ledger:
     def put(self, number: int, kind: LineOutcome, entry: bytes) -> None:
         """Write the outcome of a line, once. Entries of expired or cancelled lines are short, and
         are written even beyond the folder's bound."""
-        if kind in (LineOutcome.SUCCEEDED, LineOutcome.ERRORED):
-            self._folder.require_room(len(entry), is_upload=False)
-        assert not self.is_done(number), f"line {number} would have two entries"
         batch = self._batch
+        if kind in (LineOutcome.SUCCEEDED, LineOutcome.ERRORED):
+            self._folder.require_room(batch.owner, len(entry), is_upload=False)
+        assert not self.is_done(number), f"line {number} would have two entries"
         name = batch.output_id if kind is LineOutcome.SUCCEEDED else batch.errors_id
         self._writers[name].append(number, kind, entry)
         self._mark(number, kind, name, len(entry))

@@ -115,7 +115,7 @@ class Upload:
                 await asyncio.shield(self._shop.disk(self._discard))
 
     def _append(self, content: bytes) -> None:
-        self._shop.folder.require_room(len(content), is_upload=True)
+        self._shop.folder.require_room(self._owner, len(content), is_upload=True)
         self._open().append(0, 0, content)
 
     def _sync(self) -> None:
@@ -125,7 +125,7 @@ class Upload:
 
     def _open(self) -> Appender:
         if self._appender is None:
-            self._appender = self._shop.folder.writer(self.id)
+            self._appender = self._shop.folder.writer(self.id, self._owner)
         return self._appender
 
     def _discard(self) -> None:

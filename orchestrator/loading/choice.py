@@ -38,6 +38,9 @@ class LoadPlace:
     """Seconds for which the instance has had its model."""
     unneeded_s: float
     """Seconds since the instance's model was last asked for; large if it never was."""
+    is_others: bool = False
+    """Whether other tenants than those that ask for the model in question have just had use of the
+    instance's own one, which nobody else serves."""
 
     @property
     def cost(self) -> SwapCost:
@@ -59,17 +62,23 @@ class LoadChoice:
     wait_s: float = 0.0
 
 
-def choose_place(places: Sequence[LoadPlace], min_residency_s: float) -> LoadChoice:
+def choose_place(
+    places: Sequence[LoadPlace], min_residency_s: float, turn_in_s: float = 0.0
+) -> LoadChoice:
     """Choose the instance that loads a model.
 
     A model that others need stays for at least ``min_residency_s``, so that two models that take
-    turns get some work done in between.
+    turns get some work done in between; and until ``turn_in_s`` seconds from now, when those that
+    ask may take a model from other tenants again, be it idle at this moment.
     """
-    if not places:
-        return LoadChoice(None, float("inf"))
-    free = [p for p in places if p.cost is SwapCost.NONE or p.resident_s >= min_residency_s]
+
+    def wait_s(place: LoadPlace) -> float:
+        young_s = min_residency_s - place.resident_s if place.cost is not SwapCost.NONE else 0.0
+        return max(0.0, young_s, turn_in_s if place.is_others else 0.0)
+
+    free = [place for place in places if not wait_s(place)]
     if not free:
-        return LoadChoice(None, min(min_residency_s - place.resident_s for place in places))
+        return LoadChoice(None, min(map(wait_s, places), default=float("inf")))
     return LoadChoice(
         min(free, key=lambda p: (p.cost, -p.unneeded_s / (1 + p.waiting), p.total_ms, p.address))
     )

@@ -9,7 +9,7 @@ for a model share one load. A request that cannot wait for it is refused before 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,7 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
-from orchestrator.fair_share import SHARE_OF_THE_REST
+from orchestrator.fair_share import FairShares, is_over_share
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.choice import LoadChoice, LoadPlace, choose_place
@@ -50,7 +50,8 @@ RETRY_AFTER_S = 5.0
 MAX_WAITING: Final = 256
 """Most requests that may wait for loads; one tenant may hold three times what is left."""
 MIN_RESIDENCY_S: Final = 10.0
-"""Seconds after its load for which a model that has work is not given up for another."""
+"""Seconds after its load for which a model that has work is not given up for another, and after
+which a tenant may again have one loaded in place of a model that others use."""
 _LOOK_S = 0.25
 
 
@@ -95,11 +96,17 @@ class ModelDemand:
         self._clock = clock
         self._config = config
         self._flights: dict[str, asyncio.Task[None]] = {}
-        self._waiters: Counter[str] = Counter()
-        self._waiters_of: Counter[str] = Counter()
+        self._seeking: set[str] = set()
+        """Models whose loads look for an instance."""
+        self._waiters: Counter[tuple[str, str]] = Counter()
+        """How many requests wait, by model and tenant."""
+        self._shares = FairShares(lag_jobs=0.0)
+        self._took_at: dict[str, float] = {}
+        """When each tenant last had a model loaded in place of one that others used."""
         self._arriving: set[Task] = set()
         """Tasks whose prompts are being read: on their way into the queue."""
-        self._needed_at: dict[str, float] = {}
+        self._needed_at: dict[str, dict[str, float]] = {}
+        """When each tenant last asked for a model, by model, the latest one last."""
         self._failed: dict[str, Failure] = {}
         self._promised: set[str] = set()
         """Models of tasks that are not in the queue yet: an earlier process had let them in."""
@@ -150,14 +157,14 @@ class ModelDemand:
             known = self.loadable().get(model)
             if known is None:
                 return
-            self._needed_at[model] = self._clock.now()
+            self._note_need(model, job.tenant)
             self._require_hope(known, due_at, job, prompt_tokens)
             await self._wait_for(model, job.tenant, due_at, part)
 
     def needs(self, task: Task) -> None:
         """Count the model of ``task``, which is on its way into the queue, as needed until
         ``queued`` or the task's end."""
-        self._needed_at[task.model] = self._clock.now()
+        self._note_need(task.model, task.job.tenant)
         if task.ending is not None:  # a drain was quicker
             return
         self._arriving.add(task)
@@ -236,7 +243,7 @@ class ModelDemand:
             self.refused += 1
             load_ms = max(least_ms, self._predicted_ms(known))
             # Requests that wait for the same load run beside it.
-            rows = 1 + self._waiters[known.name]
+            rows = 1 + self._waiting_for()[known.name]
             own = self._forecaster.after_load(job, prompt_tokens(), rows)
             by_ms = load_ms + own.slow_ms + RESUBMIT_MS
             raise DeadlineInfeasible(
@@ -247,10 +254,11 @@ class ModelDemand:
                 earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + by_ms),
                 binding_constraint="model_load",
             )
-        held, left = self._waiters_of[job.tenant], MAX_WAITING - self.waiting - 1
-        is_over_share = held and held + 1 > SHARE_OF_THE_REST * left
-        if left < 0 or is_over_share:
-            count, whose = (held, " of this tenant") if is_over_share else (self.waiting, "")
+        held = sum(n for (_, tenant), n in self._waiters.items() if tenant == job.tenant)
+        left = MAX_WAITING - self.waiting
+        is_over = is_over_share(held, 1, left)
+        if not left or is_over:
+            count, whose = (held, " of this tenant") if is_over else (self.waiting, "")
             raise QueueFull(
                 f"{count} requests{whose} wait for models to be loaded already",
                 retry_after_ms=self._predicted_ms(known),
@@ -290,8 +298,8 @@ class ModelDemand:
 
     async def _wait_for(self, model: str, tenant: str, due_at: float, part: str) -> None:
         flight = self._flight(model)
-        self._waiters[model] += 1
-        self._waiters_of[tenant] += 1
+        self._shares.joined(tenant)
+        self._waiters[model, tenant] += 1
         try:
             async with asyncio.timeout(max(0.0, due_at - self._clock.now())):
                 await asyncio.shield(flight)
@@ -306,8 +314,7 @@ class ModelDemand:
                 raise Draining("the service is going down; try again elsewhere") from None
             raise
         finally:
-            self._waiters[model] -= 1
-            self._waiters_of -= Counter((tenant,))  # subtraction drops tenants that have none
+            self._waiters -= Counter([(model, tenant)])  # subtraction drops those that have none
 
     # ── one load ─────────────────────────────────────────────────────────────────────────────
 
@@ -327,15 +334,10 @@ class ModelDemand:
             flight.exception()  # nobody may be left to ask for it
 
     async def _load(self, model: str) -> None:
-        while True:
-            known = self.loadable().get(model)
-            if known is None or self._is_served(model) or not self._is_wanted(model):
-                return
-            choice = self._choose(known)
-            if choice.place is not None:
-                break
-            await asyncio.sleep(min(choice.wait_s, _LOOK_S))
-        address = choice.place.address
+        place = await self._found_place(model)
+        if place is None:
+            return
+        address = place.address
         card = self._registry.instances[address].card
         narrate(service_log, ON_DEMAND, model, instance=address, model=model)
         try:
@@ -350,17 +352,76 @@ class ModelDemand:
         self.loads["done"] += 1
         self.evictions += card is not None and not self._is_served(card.model)
 
+    async def _found_place(self, model: str) -> LoadPlace | None:
+        """The instance that is to load ``model``, once there is one; None if it need not be loaded
+        any more. Of several models that could take one now, that of the tenant goes first that has
+        had the least of such time."""
+        self._seeking.add(model)
+        try:
+            while True:
+                known = self.loadable().get(model)
+                if known is None or self._is_served(model) or not self._is_wanted(model):
+                    return None
+                choice = self._choose(known)
+                if choice.place is not None and self._is_next(model):
+                    self._charge(self._asking(model), choice.place)
+                    return choice.place
+                await asyncio.sleep(min(choice.wait_s or _LOOK_S, _LOOK_S))
+        finally:
+            self._seeking.discard(model)
+
+    def _is_next(self, model: str) -> bool:
+        had_ms = self._had_ms(model)
+        sooner = (other for other in self._seeking if self._had_ms(other) < had_ms)
+        known = (self.loadable().get(other) for other in sooner)
+        return not any(one is not None and self._choose(one).place for one in known)
+
+    def _had_ms(self, model: str) -> float:
+        return min(map(self._shares.of, self._asking(model)), default=0.0)
+
+    def _charge(self, tenants: Collection[str], place: LoadPlace) -> None:
+        """Count a load, and an instance that others had use of, as had by those that ask."""
+        now = self._clock.now()
+        for tenant in tenants:
+            self._shares.served(tenant, place.load_ms / len(tenants))
+            if place.is_others:
+                self._took_at[tenant] = now
+        past = [t for t, took_at in self._took_at.items() if now - took_at >= MIN_RESIDENCY_S]
+        for tenant in past:
+            del self._took_at[tenant]
+
+    def _asking(self, model: str) -> set[str]:
+        """Tenants whose requests wait for ``model``."""
+        queued = {task.job.tenant for task in self._queue.tasks() if task.model == model}
+        return queued | {tenant for wanted, tenant in self._waiters if wanted == model}
+
     def _is_wanted(self, model: str) -> bool:
-        is_waited_for = self._waiters[model] > 0 or model in self._promised
-        return is_waited_for or any(t.model == model for t in self._queue.tasks())
+        return bool(self._asking(model)) or model in self._promised
+
+    def _waiting_for(self) -> Counter[str]:
+        """How many requests wait for loads, by model."""
+        waiting: Counter[str] = Counter()
+        for (model, _), count in self._waiters.items():
+            waiting[model] += count
+        return waiting
+
+    def _note_need(self, model: str, tenant: str) -> None:
+        needed, now = self._needed_at.setdefault(model, {}), self._clock.now()
+        needed.pop(tenant, None)
+        needed[tenant] = now
+        while needed[first := next(iter(needed))] < now - MIN_RESIDENCY_S:
+            del needed[first]
 
     def _choose(self, known: Loadable) -> LoadChoice:
-        return choose_place(self._places(known), MIN_RESIDENCY_S)
+        now, asking = self._clock.now(), self._asking(known.name)
+        took_at = [self._took_at.get(tenant, -math.inf) for tenant in asking]
+        turn_in_s = min(took_at, default=-math.inf) + MIN_RESIDENCY_S - now
+        return choose_place(self._places(known, asking), MIN_RESIDENCY_S, turn_in_s)
 
-    def _places(self, known: Loadable) -> list[LoadPlace]:
+    def _places(self, known: Loadable, asking: Collection[str]) -> list[LoadPlace]:
         leaving, now = self._swaps.leaving(), self._clock.now()
         waiting = Counter(task.model for task in self._queue.tasks())
-        waiting.update(self._waiters)
+        waiting.update(self._waiting_for())
         waiting.update(task.model for task in self._arriving)
         served = Counter(
             i.card.model
@@ -368,7 +429,7 @@ class ModelDemand:
             if i.card is not None and i.ready and i.address not in leaving
         )
         return [
-            self._place(instance, known, waiting, served, now)
+            self._place(instance, known, asking, waiting, served, now)
             for instance in self._registry
             if instance.ready
             and instance.address not in leaving
@@ -381,22 +442,25 @@ class ModelDemand:
         self,
         instance: Instance,
         known: Loadable,
+        asking: Collection[str],
         waiting: Counter[str],
         served: Counter[str],
         now: float,
     ) -> LoadPlace:
         assert instance.card is not None
         model = instance.card.model
-        needed_at = self._needed_at.get(model)
+        needed_at, is_spare = self._needed_at.get(model, {}), served[model] > 1
+        lately = {t for t, at in needed_at.items() if now - at < MIN_RESIDENCY_S}
         return LoadPlace(
             address=instance.address,
             load_ms=self._load_ms(known),
-            is_spare=served[model] > 1,
+            is_spare=is_spare,
             running=instance.lane_load,
             waiting=waiting[model],
             drain_ms=self._drain_ms(instance, now),
             resident_s=now - instance.serves_since,
-            unneeded_s=1e6 if needed_at is None else now - needed_at,
+            unneeded_s=now - max(needed_at.values(), default=-1e6),
+            is_others=not is_spare and not lately.issubset(asking),
         )
 
     def _drain_ms(self, instance: Instance, now: float) -> float:

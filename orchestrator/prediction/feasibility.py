@@ -244,7 +244,8 @@ class Feasibility:
         waited_ms = 1000 * (now - task.marks.received)
         wait_ms = 0.0
         if not can_start:
-            wait_ms = max(self._promises.wait_ms(), self._start_times.start_ms(task))
+            promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
+            wait_ms = max(promised_ms, self._start_times.start_ms(task))
         forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
         left_ms = task.deadline.left_ms(now)
         # With what it has waited it would have had enough: then waiting is what it lacked.

@@ -6,7 +6,7 @@ with that deadline.
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,6 +34,7 @@ cancelled, or failed."""
 
 
 class _Promise(NamedTuple):
+    tenant: str
     work_ms: float
     made_at: float
 
@@ -76,8 +77,10 @@ class Promises:
         self._next_void = math.inf
         self._claimed: dict[str, Task] = {}
 
-    def wait_ms(self) -> float:
-        """Ms until one more promise can be kept, after all earlier ones.
+    def wait_ms(self, tenant: str = "", work_ms: float = math.inf) -> float:
+        """Ms until one more promise of that much work can be kept: after all earlier ones of its
+        tenant, and of each other tenant at most as much as it has itself with this, so that none
+        makes another wait by reserving more (OR-24).
 
         Promises get a share of the capacity, so that they can be kept whatever else comes.
         """
@@ -88,14 +91,20 @@ class Promises:
                 break
             del self._open[unix_ms]
         self._void(now)
-        work_ms = sum(promise.work_ms for promise in self._open.values())
-        work_ms += sum(reservation.work_ms for reservation in self._held.values())
-        work_ms += sum(task.work_ms for task in self._claimed.values())
+        promised: defaultdict[str, float] = defaultdict(float)
+        for one in self._open.values():
+            promised[one.tenant] += one.work_ms
+        for held in self._held.values():
+            promised[held.tenant] += held.work_ms
+        for task in self._claimed.values():
+            promised[task.job.tenant] += task.work_ms
+        own_ms = promised.pop(tenant, 0.0)
+        before_ms = own_ms + sum(min(ms, own_ms + work_ms) for ms in promised.values())
         ready = len(self._forecaster.capacity_of("").models)
-        return work_ms / (PROMISED_SHARE * max(1, ready))
+        return before_ms / (PROMISED_SHARE * max(1, ready))
 
     def make(self, deadline_unix_ms: int, task: Task) -> None:
-        self._open[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
+        self._open[deadline_unix_ms] = _Promise(task.job.tenant, task.work_ms, self._clock.now())
         while len(self._open) > _MAX_PROMISES:
             self._open.popitem(last=False)
 

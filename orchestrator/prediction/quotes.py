@@ -225,7 +225,7 @@ class Quotes:
     def _earliest(self, task: Task) -> tuple[ChanceBy, ...]:
         """The earliest deadlines that can be reserved: after all that is promised already."""
         times_ms = self._forecaster.service_times_ms(task, crowded=True)
-        before_ms = self._promises.wait_ms()
+        before_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
         least_ms = self._forecaster.capacity_of(task.model).min_start_ms
         found: dict[float, float] = {}
         # The best known first: what nobody has reserved with yet says nothing of the other levels.

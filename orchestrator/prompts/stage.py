@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineExceeded, QueueFull
-from orchestrator.fair_share import SHARE_OF_THE_REST, FairShares
+from orchestrator.fair_share import FairShares, is_over_share
 
 T = TypeVar("T")
 
@@ -98,12 +98,11 @@ class EncodingStage:
 
     def _require_room(self, size: int, tenant: str) -> None:
         most = self.max_bytes if size <= SMALL_BYTES else self.max_bytes * 7 // 8
-        own, left = self._held[tenant], self.max_bytes - self.held_bytes - size
-        is_over_share = own and own + size > SHARE_OF_THE_REST * left
-        if self.held_bytes and (self.held_bytes + size > most or is_over_share):
+        own = self._held[tenant]
+        is_over = is_over_share(own, size, self.max_bytes - self.held_bytes)
+        if self.held_bytes and (self.held_bytes + size > most or is_over):
             wait_s = self.held_bytes * self._s_per_byte / self.threads
-            whose = " of this tenant" if is_over_share else ""
-            held = own if is_over_share else self.held_bytes
+            whose, held = (" of this tenant", own) if is_over else ("", self.held_bytes)
             raise QueueFull(
                 f"prompts{whose} of {held} bytes wait to become tokens already; "
                 "try again shortly, or send token ids",

@@ -16,6 +16,7 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
+from orchestrator.fair_share import is_over_share
 from orchestrator.ids import Ids
 from orchestrator.retention import ItemCall, ignore
 from orchestrator.sessions.session import (
@@ -97,6 +98,8 @@ class SessionStore:
         self._ids = ids
         self._numbers: Counter[str] = Counter()
         """How many sessions each key has created."""
+        self._bytes: Counter[str] = Counter()
+        """Bytes of each key's sessions."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         """Sessions by id, the least recently used first."""
         self._by_key: defaultdict[str, dict[int, Session]] = defaultdict(dict)
@@ -120,7 +123,7 @@ class SessionStore:
                 retryable=False,
             )
         size = bytes_of(history)
-        self._require_room(size, size)
+        self._require_room(key, size, size)
         session = self._add(f"{PREFIX}{self._ids.new()}", key, model, idle_keep_s)
         session.created_unix_ms = int(1000 * self._clock.unix())
         self._set_history(session, history)
@@ -175,7 +178,7 @@ class SessionStore:
             )
         joined = session.joined(prompt)
         size = bytes_of(joined)
-        self._require_room(size, size - session.bytes)
+        self._require_room(job.key, size, size - session.bytes)
         keeps = job.idle_keep_s if job.states_idle_keep else session.idle_keep_s
         job = replace(
             job,
@@ -214,7 +217,7 @@ class SessionStore:
             else:
                 self._forget(session, "expired")
 
-    def _require_room(self, size: int, more: int) -> None:
+    def _require_room(self, key: str, size: int, more: int) -> None:
         if size > SESSION_BYTES:
             raise InvalidRequest(
                 f"the session would take {size} bytes with this, more than the "
@@ -222,16 +225,25 @@ class SessionStore:
                 "still needed of this one",
                 field="session_id",
             )
-        if more > 0 and self.total_bytes + more > ALL_SESSIONS_BYTES:
+        own, left = self._bytes[key], ALL_SESSIONS_BYTES - self.total_bytes
+        is_over = is_over_share(own, more, left)
+        if more > 0 and (more > left or is_over):
+            whose, held = ("of this key", own) if is_over else ("together", self.total_bytes)
             raise NoCapacity(
-                f"all sessions together take {self.total_bytes} of {ALL_SESSIONS_BYTES} bytes; try "
+                f"all sessions {whose} take {held} of {ALL_SESSIONS_BYTES} bytes; delete some, try "
                 "again later, or send the whole conversation without a session"
             )
 
     def _set_history(self, session: Session, history: History) -> None:
         size = bytes_of(history)
-        self.total_bytes += size - session.bytes
+        self._count(session.key, size - session.bytes)
         session.history, session.bytes = history, size
+
+    def _count(self, key: str, more: int) -> None:
+        self.total_bytes += more
+        self._bytes[key] += more
+        if not self._bytes[key]:
+            del self._bytes[key]
 
     def _touch(self, session: Session) -> None:
         session.used_at = self._clock.now()
@@ -251,7 +263,7 @@ class SessionStore:
         found = msgspec.msgpack.decode(copy, type=SessionCopy)
         self.let_go(key, name)
         size = bytes_of(found.history)
-        self._require_room(size, size)
+        self._require_room(key, size, size)
         session = self._add(name, key, found.model, found.idle_keep_s)
         session.turns, session.created_unix_ms = found.turns, found.created_unix_ms
         self._set_history(session, found.history)
@@ -278,4 +290,4 @@ class SessionStore:
         del own[session.number]
         if not own:
             del self._by_key[session.key]
-        self.total_bytes -= session.bytes
+        self._count(session.key, -session.bytes)

@@ -4,24 +4,38 @@ An id that is not known here may be known to another: the shared state says who 
 answers as if it had been asked itself, with the client's own headers and key. Whoever hangs up
 here, hangs up there.
 
+A holder may stand still; what it is asked must not (OR-27)::
+
+    before its answer begins ─▶ the request's deadline passes ─▶ 504
+                             ─▶ its lease ends ─▶ who has it now is asked; this one, perhaps
+    within its answer        ─▶ keep-alives of an event stream are sent from here
+                             ─▶ the deadline passes ─▶ the stream ends with an error
+                             ─▶ its lease ends ─▶ the answer is cut: its client may resume it
+
 Of processes that share a port (``state.siblings``) a client cannot choose one. So what one of them
 keeps for all is asked of that one, and what concerns all is asked of each.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import aiohttp
+import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from orchestrator.api.http.context import CONTEXT
+from orchestrator.api.config import CONFIG
+from orchestrator.api.http.body import keep_body
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.deadlines import read_deadline, stated_deadline
+from orchestrator.api.http.event_stream import KEEP_ALIVE
 from orchestrator.api.http.finding import Elsewhere, SiblingAnswer
-from orchestrator.errors import NotReady, TidegateError
-
-if TYPE_CHECKING:  # its library is an extra
-    from orchestrator.state.shared_state import SharedState
+from orchestrator.errors import DeadlineExceeded, InvalidRequest, NotReady, TidegateError
+from orchestrator.state.members import Holder
+from orchestrator.state.shared_state import SharedState
+from orchestrator.tasks.deadline import Deadline
 
 FORWARDED_HEADER = "x-tidegate-forwarded"
 """Marks a request that another orchestrator has handed on, which is not handed on again. Its value
@@ -30,6 +44,15 @@ TO_ANY = "1"
 CONNECT_S = 2.0
 SIBLING_S = 5.0
 """Longest wait for an answer of another process at the same port, in seconds."""
+LATE_S = 0.25
+"""How long after a deadline the holder's own word of it is waited for, in seconds."""
+MOST_LEASES = 2.0
+"""Longest wait without a deadline, in leases: one ends, is seen to, and what it held is taken on
+within that, unless the store is away."""
+LOOK_S = 0.1
+"""Seconds between two looks for who takes something on."""
+_BROKEN_OFF = "the other orchestrator's response ended early"
+_NO_ANSWER = "the orchestrator that has this does not answer; ask again in a moment"
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -52,7 +75,7 @@ class Forwarding(Elsewhere):
 
     keeps_bodies = True
 
-    def __init__(self, shared_state: "SharedState", led: Sequence[str]) -> None:
+    def __init__(self, shared_state: SharedState, led: Sequence[str]) -> None:
         """``led`` are paths below which one process answers for all of a port."""
         self._led = led
         self._shared_state = shared_state
@@ -68,24 +91,23 @@ class Forwarding(Elsewhere):
         its holder does not answer; ``NoCapacity`` where there is no room for it."""
         if not error.item_id:
             return None
-        if asked_for := request.headers.get(FORWARDED_HEADER):
+        asked_for = request.headers.get(FORWARDED_HEADER)
+        # What a submission names may be elsewhere than where submissions of its name are kept.
+        if asked_for and not (asked_for == TO_ANY and "Idempotency-Key" in request.headers):
             was_here = asked_for not in (TO_ANY, self._shared_state.tasks.tag)
-            if was_here or await self._shared_state.is_claimed(error.item_id):
+            if was_here or await self._shared_state.is_living(error.item_id):
                 raise NotReady(
-                    "the orchestrator that had this is gone, and another may take it on: ask again "
-                    "in a moment"
+                    "another orchestrator has this now, or takes it on: ask again in a moment"
                 )
             return None
-        holder = await self._shared_state.holder_of(error.item_id)
-        if holder is None:
-            if self._shared_state.is_of_dead(error.item_id):
-                error.message += (
-                    "; the orchestrator that made this id is gone, and nothing was kept of it: "
-                    "begin anew"
-                )
-            return None
-        self._shared_state.forwarded += 1
-        return await self._forward(request, holder.url, holder.tag)
+        state = self._shared_state
+        answer = await self._answer_of(request, lambda: state.holder_of(error.item_id))
+        if answer is None and state.is_of_dead(error.item_id):
+            error.message += (
+                "; the orchestrator that made this id is gone, and nothing was kept of it: "
+                "begin anew"
+            )
+        return answer
 
     async def of_one(self, request: web.Request) -> web.StreamResponse | None:
         """The answer of the process that answers such a request for all of a port; None where this
@@ -93,19 +115,20 @@ class Forwarding(Elsewhere):
         siblings = self._shared_state.siblings
         if siblings is None or FORWARDED_HEADER in request.headers:
             return None
-        url: str | None = None
+        name = request.headers.get("Idempotency-Key") if request.method == "POST" else None
         if self._is_led(request.path):
-            url = siblings.lead()
-        elif request.method == "POST" and (name := request.headers.get("Idempotency-Key")):
-            url = siblings.keeper_of(name)
-        if not url:
+            name = None
+        elif not name:
             return None
-        try:
-            return await self._forward(request, url, TO_ANY)
-        except NotReady as not_ready:
-            if isinstance(not_ready.__cause__, aiohttp.ClientConnectorError):
-                return None  # it is gone, with what it had
-            raise
+
+        async def find() -> Holder | None:
+            url = siblings.keeper_of(name) if name else siblings.lead()
+            return Holder(url, TO_ANY) if url else None
+
+        if name and await find() and request.content_type == "application/json":
+            await keep_body(request)
+            request[CONTEXT].deadline = _deadline_of(request)
+        return await self._answer_of(request, find, has_died_with_it=True)
 
     async def of_siblings(self, request: web.Request) -> list[SiblingAnswer]:
         """The answers of the other processes at this port to the same request; none to one that
@@ -137,35 +160,131 @@ class Forwarding(Elsewhere):
                 "not all processes at this port have answered; send it again in a moment"
             ) from failure
 
-    async def _forward(self, request: web.Request, url: str, tag: str) -> web.StreamResponse:
-        headers = _handed_on(request, tag)
-        body = request[CONTEXT].body
-        data = body if body is not None else request.content if request.can_read_body else None
-        try:
-            reply = await self._client().request(
-                request.method,
-                f"{url}{request.raw_path}",
-                headers=headers,
-                data=data,
-                allow_redirects=False,
-            )
-        except aiohttp.ClientConnectionError as failure:
-            raise NotReady(
-                "the orchestrator that has this does not answer; ask again in a moment"
-            ) from failure
-        async with reply:
-            response = web.StreamResponse(status=reply.status, headers=_end_to_end(reply.headers))
-            request[CONTEXT].is_forwarded = True
-            await response.prepare(request)
+    async def _answer_of(
+        self,
+        request: web.Request,
+        find: Callable[[], Awaitable[Holder | None]],
+        *,
+        has_died_with_it: bool = False,
+    ) -> web.StreamResponse | None:
+        """The answer of the one that ``find`` names. Where that one is lost, of the one that it
+        names then; None where that is nobody, or where what it had ``has_died_with_it``. Raises
+        what ``find`` does, ``NotReady`` and ``DeadlineExceeded``."""
+        context, now = request[CONTEXT], asyncio.get_running_loop().time
+        if context.deadline is None:
+            policy = request.app[ORCHESTRATOR].deadlines
+            context.deadline = stated_deadline(request.headers, context.arrival, policy)
+        deadline, look_until = context.deadline, 0.0
+        while True:
+            if deadline is not None and look_until and now() >= deadline.at:
+                raise _late(deadline)
             try:
-                async for piece in reply.content.iter_any():
-                    await response.write(piece)
+                holder = await find()
+                if holder is None:
+                    return None
+                return await self._forward(request, holder, is_first=not look_until)
+            except NotReady as not_ready:
+                if isinstance(not_ready, _Lost):
+                    is_gone = isinstance(not_ready.__cause__, aiohttp.ClientConnectorError)
+                    if has_died_with_it and is_gone:
+                        return None
+                    look_until = look_until or now() + self._patience_s
+                if now() >= look_until:
+                    raise
+                await asyncio.sleep(LOOK_S)
+
+    @property
+    def _patience_s(self) -> float:
+        """Longest wait for an answer to begin that has no deadline, or for somebody to take on what
+        a lost orchestrator had."""
+        return MOST_LEASES * self._shared_state.config.lease_s
+
+    async def _forward(
+        self, request: web.Request, holder: Holder, *, is_first: bool
+    ) -> web.StreamResponse:
+        """The answer of another orchestrator. Raises ``_Lost``, ``NotReady`` and
+        ``DeadlineExceeded``."""
+        self._shared_state.forwarded += 1
+        context, now = request[CONTEXT], asyncio.get_running_loop().time
+        headers, deadline = _handed_on(request, holder.tag), context.deadline
+        data = context.body
+        is_passed_on = data is None and request.can_read_body
+        if deadline is not None and not is_first:  # the next one must not begin to count anew
+            headers["X-Timeout-Ms"] = f"{max(1.0, 1000 * (deadline.at - now())):.0f}"
+        answer_by = now() + self._patience_s if deadline is None else deadline.at + LATE_S
+        is_over = False
+
+        def lease_ended() -> None:
+            nonlocal is_over
+            if not limit.expired():
+                is_over = True
+                limit.reschedule(now())
+
+        try:
+            async with asyncio.timeout_at(None if is_passed_on else answer_by) as limit:
+                with self._shared_state.members.watched(holder.url, lease_ended):
+                    reply = await self._client().request(
+                        request.method,
+                        f"{holder.url}{request.raw_path}",
+                        headers=headers,
+                        data=request.content if is_passed_on else data,
+                        allow_redirects=False,
+                    )
+                    async with reply:
+                        limit.reschedule(None)
+                        return await self._relay(request, reply)
+        except aiohttp.ClientConnectionError as failure:
+            if context.is_forwarded:  # the client's own connection
+                raise
+            raise (NotReady if is_passed_on else _Lost)(_NO_ANSWER) from failure
+        except TimeoutError:
+            if context.is_forwarded:
+                raise ConnectionResetError(_BROKEN_OFF) from None
+            if deadline is not None and not is_over:
+                raise _late(deadline) from None
+            raise (_Lost if is_over and not is_passed_on else NotReady)(_NO_ANSWER) from None
+
+    async def _relay(
+        self, request: web.Request, reply: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        """Write another orchestrator's answer as it comes. Raises ``ConnectionResetError`` where it
+        breaks off."""
+        context, now = request[CONTEXT], asyncio.get_running_loop().time
+        is_stream = reply.content_type == "text/event-stream"
+        keepalive_s = request.app[CONFIG].keepalive_s if is_stream else 0.0
+        response = web.StreamResponse(status=reply.status, headers=_end_to_end(reply.headers))
+        context.is_forwarded = True
+        await response.prepare(request)
+        deadline = context.deadline if request.method == "POST" else None
+        rest = b""
+        """The beginning of an event. They are written whole, so that something can be said between
+        any two of them."""
+        while True:
+            due_at = math.inf if deadline is None else max(deadline.at, now()) + LATE_S
+            look_at = now() + keepalive_s if keepalive_s else math.inf
+            wakes_at = min(due_at, look_at)
+            try:
+                async with asyncio.timeout_at(wakes_at if wakes_at < math.inf else None):
+                    piece = await reply.content.readany()
             except aiohttp.ClientError as failure:
-                raise ConnectionResetError(
-                    "the other orchestrator's response ended early"
-                ) from failure
-            await response.write_eof()
-            return response
+                raise ConnectionResetError(_BROKEN_OFF) from failure
+            except TimeoutError:
+                if now() < due_at:
+                    await response.write(KEEP_ALIVE)
+                    continue
+                if deadline is None or not is_stream:
+                    raise ConnectionResetError(_BROKEN_OFF) from None
+                error = context.dialect.error_body(_late(deadline), context.answer_id)
+                await response.write(b"event: error\ndata: %b\n\n" % msgspec.json.encode(error))
+                piece = rest = b""
+            if not piece:
+                await response.write(rest)
+                await response.write_eof()
+                return response
+            if is_stream:
+                whole, end, rest = (rest + piece).rpartition(b"\n\n")
+                piece = whole + end
+            await response.write(piece)
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -177,6 +296,33 @@ class Forwarding(Elsewhere):
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+class _Lost(NotReady):
+    """The one that was asked is gone, or its lease has ended, before its answer began: who has it
+    now can be asked the same."""
+
+
+class _Stated(msgspec.Struct):
+    """What a body says of its deadline, whatever else is in it."""
+
+    deadline_ms: float | None = None
+
+
+def _deadline_of(request: web.Request) -> Deadline | None:
+    """The deadline that a request states whose body is kept; None if it states none, or none that
+    can be read."""
+    context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, InvalidRequest):
+        stated_ms = msgspec.json.decode(context.body or b"{}", type=_Stated).deadline_ms
+        if stated_ms is not None:
+            return read_deadline(request.headers, stated_ms, context.arrival, policy)
+    return stated_deadline(request.headers, context.arrival, policy)
+
+
+def _late(deadline: Deadline) -> DeadlineExceeded:
+    late_s = asyncio.get_running_loop().time() - deadline.at
+    return DeadlineExceeded.before("the orchestrator that has this answered", late_s)
 
 
 def _handed_on(request: web.Request, tag: str) -> "CIMultiDict[str]":

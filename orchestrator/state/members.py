@@ -5,7 +5,8 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -46,6 +47,13 @@ class Seen(NamedTuple):
 
     member: Member
     is_alive: bool
+
+
+class Holder(NamedTuple):
+    """An orchestrator that has what somebody asks for: where it is reached, and its tag."""
+
+    url: str
+    tag: str
 
 
 class RenewalPart(Protocol):
@@ -102,6 +110,9 @@ class Members:
         self._change = b""
         """Stands for the latest change of a member that ``others`` has; empty to be told of all."""
         self._renewing: asyncio.Task[None] | None = None
+        self._watched: dict[Callable[[], None], str] = {}
+        """Addresses of members that are waited for, by what is called when they are gone."""
+        self._were_gone: set[str] = set()
         self._is_checked = False
         """Whether the store's version was found good enough since it was last away."""
 
@@ -152,6 +163,7 @@ class Members:
             try:
                 await self._renew()
                 self._tell("")
+                self._tell_of_gone()
                 for call in self.on_seen:
                     call()
             except connection.FAILURES as error:
@@ -249,6 +261,24 @@ class Members:
         except connection.FAILURES:
             return None
         return None if member is None else Seen(_read_member(member), bool(is_alive))
+
+    @contextmanager
+    def watched(self, url: str, on_gone: Callable[[], None]) -> Iterator[None]:
+        """Call ``on_gone`` in the block once nobody alive has been at an address in two renewals:
+        a store that was emptied lacks leases for a moment."""
+        self._watched[on_gone] = url
+        try:
+            yield
+        finally:
+            del self._watched[on_gone]
+
+    def _tell_of_gone(self) -> None:
+        there = {seen.member.url for seen in self.others.values() if seen.is_alive} | {self.url}
+        gone = set(self._watched.values()) - there
+        for call, url in list(self._watched.items()):
+            if url in gone & self._were_gone and not self.was_away_lately:
+                call()
+        self._were_gone = gone
 
     def store_time(self) -> float:
         """Now, by the store's clock, in seconds since 1970."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
@@ -17,7 +16,7 @@ from orchestrator.state.cordons import Cordons
 from orchestrator.state.items import SharedItems
 from orchestrator.state.learning import SharedLearning
 from orchestrator.state.limits import SharedLimits
-from orchestrator.state.members import Members, Siblings
+from orchestrator.state.members import Holder, Members, Siblings
 from orchestrator.state.runs import SharedRuns
 from orchestrator.state.shares import SlotShares
 from orchestrator.state.takeover import Takeover
@@ -28,13 +27,6 @@ from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, Row
-
-
-class Holder(NamedTuple):
-    """An orchestrator that has what somebody asks for: where it is reached, and its tag."""
-
-    url: str
-    tag: str
 
 
 class SharedState(Sharing):
@@ -163,25 +155,30 @@ class SharedState(Sharing):
         return tag == self.tasks.tag or tag in self.members.others
 
     async def holder_of(self, item_id: str) -> Holder | None:
-        """The orchestrator that has what goes by an id, this one where it has just taken it on
-        from a dead one; None if that is nobody, or this one in vain. Raises ``NotReady`` where it
-        is about to be taken on, and what ``SharedItems.claim`` does."""
+        """The orchestrator that has what goes by an id; this one where it has that since a moment
+        ago, or for another key. None if that is nobody. Raises ``NotReady`` where it is about to be
+        taken on, or the store cannot be asked and nobody else, and what ``SharedItems.claim``
+        does."""
         tag, digits = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
-        owner: Any = None
-        end: Any = None
-        kept_by: Any = None
-        with suppress(*connection.FAILURES):  # else whoever made it may have it still
+        try:
             async with self.members.client.pipeline(transaction=False) as pipe:
                 pipe.hmget(self.tasks.names.task(digits), ["owner", "end"])
                 pipe.hget(self.tasks.names.item(digits), "owner")
                 (owner, end), kept_by = await pipe.execute()
+        except connection.FAILURES:  # whoever made it may have it still
+            made_by = await self._reached(tag)
+            if made_by is None and tag != self.tasks.tag:
+                raise NotReady(
+                    "the store cannot be asked who has this now: ask again in a moment"
+                ) from None
+            return made_by
         if kept_by is not None:
             return await self._reached(kept_by.decode()) or await self._claimed(digits)
         owner = None if owner is None else owner.decode()
         if owner == self.tasks.tag and (end is not None or digits in self.tasks.known_ids()):
-            return None  # it is here, for another key
+            return Holder(self.members.url, self.tasks.tag)
         holder = await self._reached(owner or tag)
         # What has ended was in the store for whoever looked, or has ended since: who had it knows.
         if holder is None and owner is not None and end is None:
@@ -191,14 +188,15 @@ class SharedState(Sharing):
             )
         return holder
 
-    async def is_claimed(self, item_id: str) -> bool:
-        """Whether a dead orchestrator's task is this one's by the store, and not taken on yet."""
+    async def is_living(self, item_id: str) -> bool:
+        """Whether there is a durable task by that id whose end has not come, and which is not
+        here."""
         digits = digits_of(item_id)
         with suppress(*connection.FAILURES):
             task = self.tasks.names.task(digits)
             owner, end = await self.members.client.hmget(task, ["owner", "end"])
-            is_mine = owner == self.tasks.tag.encode()
-            return is_mine and end is None and digits not in self.tasks.known_ids()
+            is_here = owner == self.tasks.tag.encode() and digits in self.tasks.known_ids()
+            return owner is not None and end is None and not is_here
         return False
 
     def is_of_dead(self, item_id: str) -> bool:

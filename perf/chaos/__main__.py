@@ -28,9 +28,11 @@ from perf.chaos.faults import (
     kills,
     network_faults,
     orchestrator_faults,
+    stops,
     triton_faults,
     until_whole,
 )
+from perf.chaos.polls import Polls
 from perf.chaos.world import World, running
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.recording import Recording
@@ -99,12 +101,19 @@ def plan_of(rng: random.Random, only: str, can: Allowed, engine: str) -> list[Fa
     return every
 
 
-def plan_of_kills(rng: random.Random, count: int) -> list[Fault]:
-    """Kills of orchestrators, ``count`` of them or a few more."""
-    kinds = [fault for i in (0, 1) for fault in kills(i, rng.randrange(1000))]
+def plan_of_kills(rng: random.Random, count: int, still: int) -> list[Fault]:
+    """Kills of orchestrators, ``count`` of them or a few more, and ``still`` stops of them."""
+    seed = rng.randrange(1000)
     plan: list[Fault] = []
-    while sum(fault.kills for fault in plan) < count:
-        plan.append(rng.choice(kinds))
+    for of in (kills, stops):
+        kinds = [fault for i in (0, 1) for fault in of(i, seed)]
+        while (
+            sum(fault.kills for fault in plan) < count
+            if of is kills
+            else sum(fault.stops for fault in plan) < still
+        ):
+            plan.append(rng.choice(kinds))
+    rng.shuffle(plan)
     return plan
 
 
@@ -124,12 +133,15 @@ async def play(
     seconds: float = 0.0,
     roams: bool = False,
     settle: Callable[[World], Awaitable[None]] = settled,
+    polls: Polls | None = None,
 ) -> list[FaultRow]:
     """Let ``faults`` happen one after the other: each once, or for ``seconds`` in all. ``settle``
     waits behind each; ``roams``: see ``SteadyClients``."""
     rng = random.Random(seed)
     load = SteadyClients(world, ledger, seed, roams=roams)
     await load.start(per_kind)
+    if polls is not None:
+        polls.start(per_kind)
     rows: list[FaultRow] = []
     begun = time.monotonic()
     has_ended_worker = False
@@ -150,6 +162,8 @@ async def play(
             took_s = time.monotonic() - at
             rows.append(FaultRow(ledger.round, took_s, {}, {}, out_of_service_s=left_s))
     finally:
+        if polls is not None:
+            await polls.stop()
         await load.stop()
     costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
     checks.judge_rounds(ledger, costs)
@@ -245,6 +259,7 @@ async def _main(can: Allowed) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=0.0, help="so long; else each fault once")
     parser.add_argument("--kills", type=int, default=0, help="so many of orchestrators, and only")
+    parser.add_argument("--stops", type=int, default=None, help="beside kills; else as many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=3, help="of each kind")
     parser.add_argument("--only", default="", help="faults whose name has this")
@@ -256,16 +271,24 @@ async def _main(can: Allowed) -> int:
     if args.soak:
         return await _soak(args.soak, args.seed, recording, console)
     pids, rng = set[int](), random.Random(args.seed)
-    plan = (
-        plan_of_kills(rng, args.kills) if args.kills else plan_of(rng, args.only, can, args.engine)
-    )
+    if args.kills:
+        plan = plan_of_kills(rng, args.kills, args.kills if args.stops is None else args.stops)
+    else:
+        plan = plan_of(rng, args.only, can, args.engine)
     if not plan:
         parser.error(f"--only: no fault has {args.only!r} in its name")
     for what in can.skipped:
         console.print(f"skipped: {what}", markup=False, style="yellow")
     async with running(StackSpec(args.engine, deterministic=True), can.disks) as world:
+        polls = Polls(world, ledger)
         rows = await play(
-            world, plan, ledger, seed=args.seed, per_kind=args.clients, seconds=args.seconds
+            world,
+            plan,
+            ledger,
+            seed=args.seed,
+            per_kind=args.clients,
+            seconds=args.seconds,
+            polls=polls,
         )
         pids |= world.pids()
         ledger.memory_prefixes |= world.memory_prefixes()
@@ -274,6 +297,7 @@ async def _main(can: Allowed) -> int:
         journal = checks.read_journals(world.journals, ledger)
     await asyncio.sleep(0.5)
     checks.judge_leaks(pids, ledger)
+    played = [plan[i % len(plan)] for i in range(len(rows))]
     if args.kills:
         rows = merged(rows)
     found = shown(rows, ledger, console)
@@ -282,9 +306,9 @@ async def _main(can: Allowed) -> int:
         | {
             "engine": args.engine,
             "clients": args.clients * len(KINDS),
-            "orchestrator_kills": sum(
-                plan[i % len(plan)].kills for i in range(sum(row.rounds for row in rows))
-            ),
+            "orchestrator_kills": sum(fault.kills for fault in played),
+            "orchestrator_stops": sum(fault.stops for fault in played),
+            "polls": polls.polled,
             "skipped": can.skipped,
             "journal": asdict(journal),
         }

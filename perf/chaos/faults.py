@@ -2,6 +2,7 @@
 them."""
 
 import asyncio
+import math
 import os
 import random
 import signal
@@ -23,6 +24,11 @@ from worker.runner.simulated_device import DeviceFault
 LONG_S = 4.0
 """Seconds for which a process stands still so that its peers give it up
 (``orchestrator.lanes.config.DOWN_AFTER_S``)."""
+STALLED_S = 6.5
+"""Seconds for which a process stands still so that its own health port gives it up
+(``orchestrator.api.health_port.responder.STALLED_AFTER_S``)."""
+RECOVERS_S = 1.0
+"""Seconds that a process has, once it goes on, for what has come meanwhile."""
 SHORT_S = 0.7
 """Seconds for which a process stands still so that its peers do not give it up."""
 CUT_S = 5.0
@@ -48,6 +54,8 @@ class Fault:
     sent the worker anything."""
     kills: int = 0
     """Number of orchestrators that it ends with SIGKILL."""
+    stops: int = 0
+    """Number of times that it stops an orchestrator with SIGSTOP."""
     ends_worker: bool = False
     """Whether a worker dies of it, or may: a task that two die with is not sent to a third, so that
     no task may live through two such faults."""
@@ -134,18 +142,46 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
     ]
 
 
+def stops(number: int, seed: int = 1) -> list[Fault]:
+    """Stops of one orchestrator, for different times and also while it starts, which ends it
+    first."""
+    rng, name = random.Random(f"stop {number} {seed}"), f"SIGSTOP orchestrator {number}"
+
+    def pause(seconds: float, times: int = 1) -> Callable[[World], Awaitable[None]]:
+        async def happen(world: World) -> None:
+            for _ in range(times):
+                await stand_still(world, alive(world.orchestrators[number].pid), seconds)
+                await asyncio.sleep(rng.uniform(0.1, 0.5))
+
+        return happen
+
+    async def pause_start(world: World) -> None:
+        process = world.orchestrators[number]
+        await kill_process(process)
+        starting = asyncio.create_task(process.start())
+        await asyncio.sleep(rng.uniform(0.2, 2.0))
+        await stand_still(world, alive(process.pid), LONG_S)
+        await starting
+        await process.wait_ready(READY_S)
+
+    return [
+        Fault(f"{name}, {SHORT_S:g} s twice", _NOBODY_NOTICES, pause(SHORT_S, 2), stops=2),
+        Fault(f"{name}, {LONG_S:g} s", _NOBODY_NOTICES, pause(LONG_S), stops=1),
+        Fault(f"{name}, {STALLED_S:g} s", _NOBODY_NOTICES, pause(STALLED_S), stops=1),
+        Fault(f"{name}, {LONG_S:g} s twice", _NOBODY_NOTICES, pause(LONG_S, 2), stops=2),
+        Fault(f"{name}, killed, as it starts", DIES, pause_start, kills=1, stops=1),
+    ]
+
+
 def orchestrator_faults(number: int) -> list[Fault]:
-    """Faults of one orchestrator."""
+    """Faults of one orchestrator: it stands still as often as it is killed."""
 
     async def restart(world: World) -> None:
         await _restart_orchestrator(world.orchestrators[number])
 
-    async def pause(world: World) -> None:
-        await stand_still(alive(world.orchestrators[number].pid), LONG_S)
-
     return [
         *kills(number, seed=1),
-        Fault(f"SIGSTOP orchestrator {number}, {LONG_S:g} s", _NOBODY_NOTICES, pause),
+        *stops(number, seed=1),
         Fault(f"SIGTERM and restart orchestrator {number}", _NOBODY_NOTICES, restart),
     ]
 
@@ -169,10 +205,10 @@ def triton_faults(number: int) -> list[Fault]:
     """Faults of one Triton."""
 
     async def pause(world: World) -> None:
-        await stand_still(server_of(world.tritons[number]), LONG_S)
+        await stand_still(world, server_of(world.tritons[number]), LONG_S)
 
     async def blink(world: World) -> None:
-        await stand_still(stubs_of(world.tritons[number])[0], SHORT_S)
+        await stand_still(world, stubs_of(world.tritons[number])[0], SHORT_S)
 
     still, short = (
         f"SIGSTOP Triton {number}, {LONG_S:g} s",
@@ -337,9 +373,11 @@ async def _replace(triton: TritonInstance, victim: int) -> None:
     await triton.start()
 
 
-async def stand_still(pid: int, seconds: float) -> None:
+async def stand_still(world: World, pid: int, seconds: float) -> None:
+    world.still[pid] = math.inf
     os.kill(pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(seconds)
     finally:
         os.kill(pid, signal.SIGCONT)
+        world.still[pid] = time.monotonic() + RECOVERS_S

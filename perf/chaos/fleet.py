@@ -1,8 +1,9 @@
-"""``python -m perf.chaos.fleet``: three orchestrators that share a Redis, before two Tritons. All
-are killed, some stand still, in turns, under clients that come back to any orchestrator.
+"""``python -m perf.chaos.fleet``: orchestrators that share a Redis, before two Tritons. All are
+killed, and stand still, in turns, under clients that come back to any orchestrator.
 
 Exits with 1 unless every durable task that was promised has one end, with the text of an
-undisturbed run, and each of its events reached its client once and in order.
+undisturbed run, each of its events reached its client once and in order, and no orchestrator said
+that it is gone, or kept others waiting for one that stood still.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from perf.chaos.faults import (
     triton_kills,
     until_whole,
 )
+from perf.chaos.polls import Polls
 from perf.chaos.world import World, alive, orchestrating
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.stack.stack import StackSpec, tritons
@@ -35,6 +37,9 @@ from perf.stack.store import StoreServer, store_program, store_server
 
 ORCHESTRATORS = 3
 LEASE_S = 2.0
+TASK_WITHIN_S = LEASE_S + 1.5
+"""Longest wait for what is said of a durable task: a lease, two renewals in which its end is seen,
+and a second for the machine."""
 STILL_S = 2 * LEASE_S
 """Seconds for which an orchestrator stands still: the others take its tasks on meanwhile."""
 SLOW_S = 1.0
@@ -52,7 +57,9 @@ class FleetWorld:
 
 
 @asynccontextmanager
-async def running(spec: StackSpec, program: str) -> AsyncIterator[FleetWorld]:
+async def running(
+    spec: StackSpec, program: str, count: int = ORCHESTRATORS
+) -> AsyncIterator[FleetWorld]:
     """Run a store, two Tritons and the orchestrators."""
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         async with store_server(program, Path(folder)) as store, tritons(spec, 2) as instances:
@@ -61,7 +68,7 @@ async def running(spec: StackSpec, program: str) -> AsyncIterator[FleetWorld]:
                 "TIDEGATE_JOURNAL__PATH": "",
             }
             constants = {"orchestrator.state.connection.LEASE_S": LEASE_S}
-            addresses = [[one.grpc_address for one in instances]] * ORCHESTRATORS
+            addresses = [[one.grpc_address for one in instances]] * count
             async with orchestrating(addresses, env, constants=constants) as (orchestrators, _):
                 yield FleetWorld(World(instances, orchestrators, ()), store)
 
@@ -75,13 +82,13 @@ def faults_of(fleet: FleetWorld, number: int) -> list[Fault]:
         await start_process(process)
 
     async def pause(world: World) -> None:
-        await stand_still(alive(process.pid), STILL_S)
+        await stand_still(world, alive(process.pid), STILL_S)
 
     name = f"orchestrator {number}"
     return [
         Fault(f"kill -9 {name}", DIES, die, 1),
         # What goes on there without a client may be given up as instances are.
-        Fault(f"SIGSTOP {name}, {STILL_S:g} s", DIES, pause),
+        Fault(f"SIGSTOP {name}, {STILL_S:g} s", DIES, pause, stops=1),
     ]
 
 
@@ -107,15 +114,14 @@ def store_faults(fleet: FleetWorld) -> list[Fault]:
     ]
 
 
-def plan_of(fleet: FleetWorld, rng: random.Random, kills: int) -> list[Fault]:
-    """Faults in any order, with so many kills of orchestrators among them."""
+def plan_of(fleet: FleetWorld, rng: random.Random, kills: int, stops: int) -> list[Fault]:
+    """Faults in any order, with so many kills and stops of orchestrators among them."""
+    count = len(fleet.world.orchestrators)
     plan = store_faults(fleet)
     for number in range(len(fleet.world.tritons)):
         plan += triton_kills(number)
-    for number in range(ORCHESTRATORS):
-        plan += faults_of(fleet, number)[1:]
-    for at in range(kills):
-        plan.append(faults_of(fleet, at % ORCHESTRATORS)[0])
+    plan += [faults_of(fleet, at % count)[0] for at in range(kills)]
+    plan += [faults_of(fleet, at % count)[1] for at in range(stops)]
     rng.shuffle(plan)
     return plan
 
@@ -147,17 +153,22 @@ async def judge_store(store: StoreServer, ledger: Ledger) -> dict[str, int]:
 
 async def _main() -> int:
     parser = new_parser(__doc__)
+    parser.add_argument("--orchestrators", type=int, default=ORCHESTRATORS)
     parser.add_argument("--kills", type=int, default=6, help="so many of orchestrators")
+    parser.add_argument("--stops", type=int, default=None, help="so many; else as many as kills")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=2, help="of each kind")
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos.fleet", *sys.argv[1:])
     console, ledger, pids = new_console(160), Ledger(), set[int]()
+    stops = args.kills if args.stops is None else args.stops
     program = store_program()
     if program is None:
         parser.error("needs redis-server or valkey-server: apt-get install redis-server")
-    async with running(StackSpec("synthetic-paced", step_ms=10.0), program) as fleet:
-        plan = plan_of(fleet, random.Random(args.seed), args.kills)
+    spec = StackSpec("synthetic-paced", step_ms=10.0)
+    async with running(spec, program, args.orchestrators) as fleet:
+        plan = plan_of(fleet, random.Random(args.seed), args.kills, stops)
+        polls = Polls(fleet.world, ledger, task_within_s=TASK_WITHIN_S)
         rows = await play(
             fleet.world,
             plan,
@@ -166,6 +177,7 @@ async def _main() -> int:
             per_kind=args.clients,
             roams=True,
             settle=settled,
+            polls=polls,
         )
         pids |= fleet.world.pids()
         ledger.memory_prefixes |= fleet.world.memory_prefixes()
@@ -177,9 +189,11 @@ async def _main() -> int:
         recording.facts()
         | {
             "clients": args.clients * len(KINDS),
-            "orchestrators": ORCHESTRATORS,
+            "orchestrators": args.orchestrators,
             "lease_s": LEASE_S,
             "orchestrator_kills": sum(fault.kills for fault in plan),
+            "orchestrator_stops": sum(fault.stops for fault in plan),
+            "polls": polls.polled,
             "store": stored,
         }
         | found

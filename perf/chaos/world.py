@@ -1,7 +1,7 @@
 """Two orchestrators, each with a journal, in front of Tritons, to which faults can happen."""
 
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +38,8 @@ class World:
     Tritons."""
     disks: Mapping[int, Path] = field(default_factory=dict)
     """Small disk that an orchestrator's journal is on, by orchestrator, where it is on one."""
+    still: dict[int, float] = field(default_factory=dict)
+    """Process ids of those that were stopped, and when they went on: inf while they stand still."""
     fault_file: Path = Path("/nonexistent")
     """File that says what becomes of workers with the paced synthetic engine
     (``worker.runner.synthetic``)."""
@@ -126,7 +128,13 @@ async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> A
                 ),
             ):
                 gates = [first, second]
-                yield World(instances, orchestrators, journals, gates, disks or {}, file)
+                disks = disks or {}
+                yield World(instances, orchestrators, journals, gates, disks, fault_file=file)
+
+
+def stood_still(world: World, pids: Collection[int | None], since: float) -> bool:
+    """Whether one of these processes has stood still since a time on the monotonic clock."""
+    return any(world.still.get(pid, 0.0) >= since for pid in pids if pid is not None)
 
 
 def alive(pid: int | None) -> int:

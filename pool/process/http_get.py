@@ -5,22 +5,22 @@ import re
 
 from pool.process.ports import host_port
 
-_ASK_S = 2.0
+ASK_S = 2.0
 _STATUS = re.compile(rb"\S+\s+(\d{3})\b")
 
 
-async def http_status(host: str, port: int, path: str) -> int | None:
+async def http_status(host: str, port: int, path: str, within_s: float = ASK_S) -> int | None:
     """Status code of one GET; None if nobody answers."""
-    status, _ = await get(host, port, path, with_body=False)
+    status, _ = await get(host, port, path, with_body=False, within_s=within_s)
     return status
 
 
 async def get(
-    host: str, port: int, path: str, *, with_body: bool = True
+    host: str, port: int, path: str, *, with_body: bool = True, within_s: float = ASK_S
 ) -> tuple[int | None, bytes]:
     """Status and, if asked for, body of one GET; no status if nobody answers in HTTP."""
     try:
-        async with asyncio.timeout(_ASK_S):
+        async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 request = (

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
 from catalog.paths import OWN_ADDRESS
+from orchestrator.api.health_port.responder import STALLED_AFTER_S
 from pool.process.detached import Found
 from pool.process.http_get import get, http_status
 from pool.process.logs import ignore
@@ -21,6 +22,8 @@ from pool.process.ports import host_port
 from pool.process.process import command_environment
 from pool.supervise import Keeping, ProcessUnit
 
+ASK_EVERY_S = 0.5
+"""Seconds between two heartbeats of one that shares its port: the health port's, too."""
 _STARTING = b'{"status":"starting"}'
 """Answer of an orchestrator that still reads its journal, which takes long for a large one."""
 _POLL_S = 0.03
@@ -133,8 +136,23 @@ class OrchestratorProcess(ProcessUnit):
         """Where clients on this machine reach it, or one that shares its port."""
         return Address(connect_host(self.host), self.port)
 
+    async def _heartbeats(self) -> str:
+        """One that shares its port holds others' connections while it stands still: it is given up
+        before they would take it for dead (OR-27)."""
+        if self.asked_at == self._public:
+            return await super()._heartbeats()
+        while True:
+            try:
+                async with asyncio.timeout(STALLED_AFTER_S - ASK_EVERY_S):
+                    while not await self._answers():
+                        self.misses += 1
+                        await asyncio.sleep(_POLL_S)
+            except TimeoutError:
+                return f"it has not answered for {STALLED_AFTER_S:g} s"
+            await asyncio.sleep(ASK_EVERY_S)
+
     async def _answers(self) -> bool:
-        return await http_status(*self.asked_at, "/health/live") == 200
+        return await http_status(*self.asked_at, "/health/live", STALLED_AFTER_S) == 200
 
     async def _wait_for(self, path: str, timeout_s: float, address: Address | None = None) -> bytes:
         """Wait for the first 200 and return its body. Raises ``StartFailed``."""

@@ -4,11 +4,19 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
-from perf.chaos.__main__ import Allowed, plan_of
+import pytest
+from aiohttp import web
+
+from perf.chaos import polls
+from perf.chaos.__main__ import Allowed, plan_of, plan_of_kills
 from perf.chaos.checks import judge_rounds
 from perf.chaos.clients import Ledger
 from perf.chaos.gates import Gate
+from perf.chaos.polls import Polls
+from perf.chaos.world import World
 from worker.runner.simulated_device import DeviceFault
 
 
@@ -64,6 +72,51 @@ def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more()
         "2 pause: 1 plain requests came to instance_lost",
         "3 pause: 1 plain requests came to broken",
     ]
+
+
+def test_orchestrators_stand_still_as_often_as_they_are_killed() -> None:
+    can = Allowed(has_network=False, disks={}, skipped=[])
+    for plan in (
+        plan_of(random.Random(1), "orchestrator", can, "torch"),
+        plan_of_kills(random.Random(1), 20, 20),
+    ):
+        kills, stops = sum(fault.kills for fault in plan), sum(fault.stops for fault in plan)
+        assert min(kills, stops) >= 10 and abs(kills - stops) <= 0.3 * kills, plan
+
+
+@pytest.mark.parametrize(
+    ("status", "waits", "is_still", "faults"),
+    [(200, False, False, 0), (404, False, False, 1), (200, True, False, 2), (200, True, True, 0)],
+)
+async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_is_gone(
+    monkeypatch: pytest.MonkeyPatch, status: int, waits: bool, is_still: bool, faults: int
+) -> None:
+    monkeypatch.setattr(polls, "WITHIN_S", 0.5)
+    asked: Counter[str] = Counter()
+
+    async def answer(request: web.Request) -> web.Response:
+        kind = request.path.split("/")[1]
+        asked[kind] += 1
+        if asked[kind] > 1:  # of each kind one is judged, and the others refused
+            request.transport.abort()  # type: ignore[union-attr]
+        if waits:
+            await asyncio.Event().wait()
+        return web.Response(status=status if kind == "v2" else 200)
+
+    runner = web.ServerRunner(web.Server(answer, handler_cancellation=True))  # type: ignore[arg-type]
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    process: Any = SimpleNamespace(url=url, pid=1, name="one")
+    world = World([], [process], (), still={1: float("inf")} if is_still else {})
+    ledger = Ledger(durable_ids=["a-task"])
+    polling = Polls(world, ledger, task_within_s=0.5)
+    polling.start(1)
+    while min(asked["health"], asked["v2"]) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await polling.stop()
+    await runner.cleanup()
+    assert len(ledger.faults) == faults, ledger.faults
 
 
 def test_a_device_dies_in_every_way_where_it_is_a_simulated_one() -> None:

@@ -195,3 +195,22 @@ async def test_two_processes_at_a_port_serve_as_one_and_survive_each_other(
             page = await response.text()
     assert all(f'tidegate_state_members{{process="{own}"}}' in page for own in (killed, left))
     assert "2 processes on" in (tmp_path / "output").read_text()
+
+
+async def test_or27_a_process_that_stands_still_is_replaced_and_holds_nobody_up(
+    port: Port, worker: FakeWorker
+) -> None:
+    before = port.pids()
+    stopped, left = before
+    async with port.at(stopped) as one, port.at(left) as two:
+        worker.plan = lambda job: Plan(stall_at=2)
+        task_id = await submit(one, durable=True, prompt="promised")
+        os.kill(before[stopped], signal.SIGSTOP)
+        async with asyncio.timeout(20):  # three heartbeats of 15 s would take 45
+            async with two.post(f"/v2/tasks/{task_id}/cancel") as response:
+                assert response.status == 202, await response.text()
+            assert await ends_of(two, task_id) == ["aborted"]
+            while port.pids().get(stopped) in (None, before[stopped]):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    await port.until(lambda state: state["process"] == stopped and state["processes"] == 2)
+    assert port.pids()[left] == before[left]

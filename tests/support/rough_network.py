@@ -20,7 +20,7 @@ class RoughNetwork:
         """Whether nobody gets through who connects from now on."""
         self.rewrite: Callable[[bytes], bytes] = lambda piece: piece
         """What becomes of each piece of an answer."""
-        self._target = target
+        self.target = target
         self._passes = asyncio.Event()
         self._passes.set()
         self._open: set[asyncio.WriteTransport] = set()
@@ -54,7 +54,7 @@ class RoughNetwork:
             await self._passes.wait()
             if self.refuses:
                 return
-            there_reader, there = await asyncio.open_connection(HOST, self._target)
+            there_reader, there = await asyncio.open_connection(HOST, self.target)
             transports.add(there.transport)
             self._open |= transports
             async with asyncio.TaskGroup() as group:

@@ -8,9 +8,9 @@ otherwise the one that wants more is. A few large bodies that never end keep no 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -194,15 +194,7 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
     nothing else. Raises ``InvalidRequest`` or a kind of it, and ``DeadlineExceeded`` when the
     deadline of the headers passes meanwhile."""
     require_json(request)
-    patience = asyncio.timeout(BODY_TIMEOUT_S)
-
-    def give_up() -> None:
-        """Stop reading, so that another body gets the room."""
-        with suppress(RuntimeError):  # its own time has just run out
-            patience.reschedule(0.0)
-
-    with request.app[BODIES].share(give_up) as share:
-        body = await _read(request, share, patience)
+    async with _held(request) as body:
         if request.app[ELSEWHERE].keeps_bodies:
             request[CONTEXT].body = body
         with _ignored_by(request) as ignored:
@@ -218,6 +210,28 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
             due_at = arrival.mono + policy.default_s if stated is None else stated.at
             tenant = request[CONTEXT].key.tenant
             return await request.app[LARGE_BODIES].work(work, len(body), due_at, tenant)
+
+
+async def keep_body(request: web.Request) -> None:
+    """Read a JSON body before any handler does, and keep it. Raises what ``read_body`` does."""
+    require_json(request)
+    async with _held(request) as body:
+        request[CONTEXT].body = body
+
+
+@asynccontextmanager
+async def _held(request: web.Request) -> AsyncIterator[bytes]:
+    """The whole body, which has its share of the budget until the end of the block."""
+    patience = asyncio.timeout(BODY_TIMEOUT_S)
+
+    def give_up() -> None:
+        """Stop reading, so that another body gets the room."""
+        with suppress(RuntimeError):  # its own time has just run out
+            patience.reschedule(0.0)
+
+    kept = request[CONTEXT].body
+    with request.app[BODIES].share(give_up) as share:
+        yield await _read(request, share, patience) if kept is None else kept
 
 
 @contextmanager

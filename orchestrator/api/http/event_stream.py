@@ -36,7 +36,7 @@ CLIENT_TIMEOUT_S: Final = 10.0
 PAUSE_AFTER_S: Final = 0.5
 """Seconds that a client may be behind before its job may be paused for others that wait; the job
 continues once the client has read what there is."""
-_KEEP_ALIVE = b": still there\n\n"
+KEEP_ALIVE = b": still there\n\n"
 _NO_FILE = -1
 _PIECE = 64 * 1024
 """Bytes that a slow client must read within its time limit."""
@@ -123,7 +123,7 @@ class EventStream:
     def probe(self) -> None:
         """Write a comment, unless the client is behind: then unread data serves as the probe."""
         if self._direct:
-            self.send(_KEEP_ALIVE)
+            self.send(KEEP_ALIVE)
 
     def finish(self, data: bytes = b"") -> None:
         self.send(data)
@@ -204,7 +204,7 @@ class EventStream:
             async with asyncio.timeout(HEADERS_WITHIN_S):
                 await self._woken.wait()
         except TimeoutError:
-            self.send(_KEEP_ALIVE)
+            self.send(KEEP_ALIVE)
 
     async def _until_woken(self) -> None:
         """Wait for the end, or a client that does not keep up; keeps the stream alive."""
@@ -218,7 +218,7 @@ class EventStream:
                     return
             except TimeoutError:
                 if self._quiet:
-                    self.send(_KEEP_ALIVE)
+                    self.send(KEEP_ALIVE)
 
     def _tell_behind(self, is_behind: bool) -> None:
         if self.is_behind is not is_behind:

@@ -19,6 +19,7 @@ from orchestrator.api.http.context import CONTEXT
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.operator.instances import describe
 from orchestrator.errors import NoCapacity
+from orchestrator.fair_share import is_over_share
 from orchestrator.health import HealthBoard
 from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
@@ -240,6 +241,13 @@ MAX_WATCHERS = 64
 _encode = msgspec.json.Encoder().encode
 
 
+class Watcher(NamedTuple):
+    """A reader of the snapshots by its key, and whether it may see the names of tenants."""
+
+    key: str
+    tenants: bool
+
+
 class Overview:
     """Takes the snapshots, and sends them to all watchers."""
 
@@ -248,8 +256,7 @@ class Overview:
         self._health = health
         self._finishes = Finishes(orchestrator)
         self._history: deque[tuple[float, ...]] = deque(maxlen=HISTORY)
-        self._watchers: dict[EventStream, bool] = {}
-        """Watchers, each with whether it may see the names of tenants."""
+        self._watchers: dict[EventStream, Watcher] = {}
         self._taking: asyncio.Task[None] | None = None
         self._taken: dict[bool, bytes] = {}
         """The last snapshot, with the names of tenants and without."""
@@ -268,15 +275,20 @@ class Overview:
             self._take()
         return self._taken[tenants]
 
-    def join(self, stream: EventStream, *, tenants: bool) -> Iterator[bytes]:
+    def join(self, stream: EventStream, watcher: Watcher) -> Iterator[bytes]:
         """Send every snapshot to ``stream``; yields what comes first. Raises ``NoCapacity``."""
-        if len(self._watchers) >= MAX_WATCHERS:
-            raise NoCapacity(f"{MAX_WATCHERS} watch already", retry_after_ms=10_000)
-        self._watchers[stream] = tenants
+        own = sum(other.key == watcher.key for other in self._watchers.values())
+        left = MAX_WATCHERS - len(self._watchers)
+        if not left or is_over_share(own, 1, left):
+            raise NoCapacity(
+                f"{len(self._watchers)} watch already, {own} of them with this key",
+                retry_after_ms=10_000,
+            )
+        self._watchers[stream] = watcher
         if self._taking is None:
             self._orchestrator.on_offered.append(self._finishes.offered)
             self._taking = asyncio.create_task(self._keep_taking())
-        return self._past(tenants)
+        return self._past(watcher.tenants)
 
     def leave(self, stream: EventStream) -> None:
         """End sending snapshots to ``stream``; without watchers no more are taken."""
@@ -309,8 +321,8 @@ class Overview:
             except Exception:
                 service_log.exception("no overview could be taken; will retry")
                 continue
-            for stream, tenants in self._watchers.items():
-                stream.offer(_event(self._taken[tenants]))
+            for stream, watcher in self._watchers.items():
+                stream.offer(_event(self._taken[watcher.tenants]))
 
     def _take(self) -> None:
         taken = snapshot(self._orchestrator, self._health)
@@ -341,7 +353,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     """Stream the last minutes, then the current state of the service once a second."""
     overview = request.app[OVERVIEW]
     stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
-    past = overview.join(stream, tenants=request[CONTEXT].key.sees_tenants)
+    key = request[CONTEXT].key
+    past = overview.join(stream, Watcher(key.fingerprint, key.sees_tenants))
     try:
         return await stream.run(past)
     finally:

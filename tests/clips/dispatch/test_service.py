@@ -89,6 +89,26 @@ async def test_the_queue_is_bounded(make_service: MakeService, make_worker: Make
         await until_ended(service, clip)
 
 
+async def test_or24_a_key_leaves_places_to_wait_to_others(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker, slots_total=1, slots_free=1)
+    plan = FakePlan(hold_at="video")
+    fake_of(worker).plan = lambda call: plan
+    keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
+    service = await serving(await make_service(worker, MOST_WAITING=4, keys=keys))
+
+    def of(key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}-token"}
+
+    for _ in range(4):  # one is rendered
+        await submit(service, headers=of("loud"))
+    error = await submit(service, 429, headers=of("loud"))
+    assert "3 of this key" in error["message"]
+    await submit(service, headers=of("calm"))
+    plan.release.set()
+
+
 async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:

@@ -316,6 +316,18 @@ async def test_images_of_all_requests_are_bounded_and_let_go(
     assert (await post(service, chat(image_url(url(CAT)))))[0] == 200
 
 
+async def test_or24_a_tenant_leaves_room_for_the_images_of_others(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.admission.images.ALL_BYTES", 4 * len(CAT))
+    stall = Plan(tokens=4, stall_at=1)
+    worker.plan = lambda submit: stall
+    loud = [await post(service, tasks([url(CAT)], tenant="loud")) for _ in range(5)]
+    assert [status for status, _ in loud] == [202] * 3 + [429] * 2
+    assert (await post(service, tasks([url(CAT)], tenant="calm")))[0] == 202
+    stall.release.set()
+
+
 async def test_no_image_is_logged(
     service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,6 +53,13 @@ def test_a_model_with_work_stays_for_a_while_and_an_idle_one_need_not() -> None:
     assert chosen(place("idle", resident_s=0.1)) == "idle"
 
 
+def test_or24_an_idle_model_of_others_goes_when_it_is_the_askers_turn() -> None:
+    theirs = place("theirs", is_others=True)
+    assert choose_place([theirs], 10.0, turn_in_s=3.0).wait_s == 3.0
+    assert choose_place([theirs, place("own")], 10.0, turn_in_s=3.0).place == place("own")
+    assert choose_place([theirs], 10.0, turn_in_s=-1.0).place == theirs
+
+
 def test_without_an_instance_there_is_nothing_to_wait_for_by_the_clock() -> None:
     choice = choose_place([], 10.0)
     assert choice.place is None and choice.wait_s == math.inf

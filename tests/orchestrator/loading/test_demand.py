@@ -281,6 +281,29 @@ async def test_or24_a_tenant_leaves_places_to_wait_for_loads_to_others(
     assert [(await each)[0] for each in loud] == [200] * 3
 
 
+async def test_or24_a_tenant_that_asks_for_many_models_leaves_others_theirs(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """A model that is idle at this moment is in use all the same; one alone waits for nothing."""
+    worker.can_load("other", "third")
+    service = await make_service(worker)
+    for model in ("other", "third", "other", "fake"):
+        assert (await ask(service, model, tenant="loud"))[0] == 200
+    assert len(worker.swaps) == 4
+    assert (await ask(service, "fake", tenant="calm"))[0] == 200
+    assert (await ask(service, "other", tenant="loud"))[0] == 200
+    assert (await ask(service, "fake", tenant="calm"))[0] == 200
+    assert len(worker.swaps) == 6
+    loud = asyncio.create_task(ask(service, "third", timeout_ms=60_000, tenant="loud"))
+    await service.until(lambda: service.orchestrator.stages.demand.waiting == 1)
+    for _ in range(3):
+        await asyncio.sleep(demand._LOOK_S)
+        assert (await ask(service, "fake", tenant="calm"))[0] == 200
+    assert len(worker.swaps) == 6 and not loud.done()
+    service.leap(demand.MIN_RESIDENCY_S)
+    assert (await loud)[0] == 200 and len(worker.swaps) == 7
+
+
 @pytest.mark.parametrize("path", ["/v1/models/other", "/v1/models/fake"])
 async def test_a_model_that_could_be_loaded_is_listed(
     worker: FakeWorker, make_service: MakeService, path: str

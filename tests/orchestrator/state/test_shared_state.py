@@ -9,8 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from orchestrator.state.members import Member
-from orchestrator.state.shared_state import Holder
+from orchestrator.state.members import Holder, Member
 from orchestrator.state.takeover import Takeover
 from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
 from tests.orchestrator.state.conftest import (

@@ -146,6 +146,21 @@ async def test_reservations_wait_for_one_another_and_are_bounded(paced: Service)
     assert (await ask(paced, accept=0.5))["reservation"]["within_ms"] == pytest.approx(within[0])
 
 
+async def test_or24_reservations_of_one_tenant_put_no_other_off(paced: Service) -> None:
+    async def earliest(tenant: str, **body: object) -> list[float]:
+        return [one["within_ms"] for one in (await ask(paced, tenant=tenant, **body))["earliest"]]
+
+    alone = await earliest("calm")
+    for _ in range(MAX_HELD):
+        await ask(paced, accept=0.99, tenant="loud")
+    beside = await earliest("calm")
+    # As long as one reservation of the other tenant takes in half of the capacity, at most.
+    assert all(after < 4 * before for before, after in zip(alone, beside, strict=True))
+    assert (await earliest("loud"))[0] > 10 * beside[0]
+    held = [await earliest("calm", accept=0.5) for _ in range(4)]
+    assert [each[0] for each in held] == sorted(each[0] for each in held)
+
+
 @for_each(
     ("body", "field"),
     [

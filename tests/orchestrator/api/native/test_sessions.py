@@ -203,7 +203,7 @@ async def test_bounds(
     worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MAX_PER_KEY", 2)
-    service = await make_service(worker, SESSION_BYTES=2000, ALL_SESSIONS_BYTES=3000)
+    service = await make_service(worker, SESSION_BYTES=2000, ALL_SESSIONS_BYTES=4200)
     first = await create(service)
     error = await call(service, "POST", "/v2/sessions", 400, prompt="x" * 2000)
     assert "go on in a new session" in error["message"]
@@ -217,6 +217,23 @@ async def test_bounds(
     assert error["code"] == "no_capacity" and error["retryable"]
     assert len(room(service.orchestrator, SessionRoom).store) == 2
     assert len(worker.submits) == 1
+
+
+async def test_or24_a_key_leaves_memory_for_the_sessions_of_others(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
+    service = await make_service(worker, ALL_SESSIONS_BYTES=16_000, keys=keys)
+
+    async def create(key: str, **changes: object) -> int:
+        headers = {"Authorization": f"Bearer {key}-token"}
+        body = {"prompt": "x" * 1000} | changes
+        async with service.http.post("/v2/sessions", json=body, headers=headers) as response:
+            return response.status
+
+    loud = [await create("loud") for _ in range(20)]
+    assert set(loud) == {201, 503} and loud == sorted(loud) and loud.count(201) >= 5
+    assert [await create("calm") for _ in range(2)] == [201, 201]
 
 
 async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: MakeService) -> None:

@@ -1,5 +1,6 @@
 """``/v2/overview``: what it tells, to whom, and that it costs nothing while nobody watches."""
 
+from contextlib import AsyncExitStack
 from hashlib import sha256
 
 import pytest
@@ -160,3 +161,20 @@ async def test_watchers_are_bounded_and_hold_up_no_end(
         overview_of(service).close()
         events = [event.event async for event in read_events(first)]
         assert events[:2] == ["history", "overview"]
+
+
+async def test_or24_a_key_leaves_places_for_watchers_with_others(
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "MAX_WATCHERS", 4)
+    keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
+    service = await make_service(worker, keys=keys)
+
+    async def watch(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}-token"}
+        watching = service.http.get("/v2/overview/events", headers=headers)
+        return (await open_ones.enter_async_context(watching)).status
+
+    async with AsyncExitStack() as open_ones:
+        assert [await watch("loud") for _ in range(5)] == [200] * 3 + [503] * 2
+        assert await watch("calm") == 200

@@ -1,0 +1,204 @@
+"""OR-27: an orchestrator that stands still, and what another was asked that it has."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from catalog.paths import OWN_ADDRESS
+from orchestrator.api.http.event_stream import KEEP_ALIVE
+from orchestrator.state.forwarding import FORWARDED_HEADER
+from tests.orchestrator.conftest import Service, read_events
+from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, see_each_other, state_of
+from tests.orchestrator.tasks.journal.conftest import events_of, running, speaking, task_of
+from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.rough_network import RoughNetwork, rough_network
+
+HOLDS_ON = {"LEASE_S": 30.0}
+"""A lease that does not end within a test."""
+
+
+@pytest.fixture
+async def way() -> AsyncIterator[RoughNetwork]:
+    """How others reach the first orchestrator: cut, it answers nobody and closes nothing."""
+    async with rough_network(0) as found:
+        yield found
+
+
+async def pair(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork, **changes: object
+) -> tuple[Service, Service]:
+    one = await sharing.member(worker, state__advertise=f"http://127.0.0.1:{way.port}", **changes)
+    way.target = urlsplit(one.url).port or 0
+    two = await sharing.member(worker, **changes)
+    await see_each_other(one, two)
+    return one, two
+
+
+def stop(service: Service, way: RoughNetwork) -> None:
+    """The orchestrator is stopped (SIGSTOP), as another sees it."""
+    way.partition()
+    freeze(service)
+
+
+@asynccontextmanager
+async def asked(
+    service: Service, method: str, path: str, **options: Any
+) -> AsyncIterator["asyncio.Task[tuple[int, Any]]"]:
+    """A request that another has been handed by now."""
+
+    async def ask() -> tuple[int, Any]:
+        async with service.http.request(method, path, **options) as response:
+            return response.status, await response.json()
+
+    before = state_of(service).forwarded
+    asking = asyncio.create_task(ask())
+    try:
+        await service.until(lambda: state_of(service).forwarded > before or asking.done())
+        yield asking
+    finally:
+        asking.cancel()
+
+
+async def test_or27_a_turn_whose_session_stands_still_ends_by_its_own_deadline(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
+) -> None:
+    one, two = await pair(sharing, worker, way, **HOLDS_ON)
+    async with one.http.post("/v2/sessions", json={}) as response:
+        session_id = (await response.json())["session_id"]
+    way.partition()
+    turn = {"prompt": "hi", "session_id": session_id, "deadline_ms": 300}
+    async with asked(two, "POST", "/v2/tasks", json=turn) as asking:
+        status, answer = await asking
+    assert status == 504 and answer["error"]["code"] == "deadline_exceeded", answer
+    async with asked(
+        two, "DELETE", f"/v2/sessions/{session_id}", headers={"X-Timeout-Ms": "300"}
+    ) as asking:
+        assert (await asking)[0] == 504
+
+
+async def test_or27_a_submission_whose_keeper_stands_still_ends_by_its_own_deadline(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
+) -> None:
+    """Processes at one port: the body is the keeper's to read, and its deadline all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(OWN_ADDRESS, "127.0.0.1:1")
+        _, two = await pair(sharing, worker, way, port=4711, **HOLDS_ON)
+    keeper = state_of(two).siblings
+    assert keeper is not None
+    name = next(name for name in map(str, range(100)) if keeper.keeper_of(name))
+    session_id = (await _session_of(two))["session_id"]
+    task = {"prompt": "hi", "deadline_ms": 300}
+    in_session = task | {"session_id": session_id, "deadline_ms": 10_000}
+    headers = {"Idempotency-Key": name}
+    async with asked(two, "POST", "/v2/tasks", json=in_session, headers=headers) as asking:
+        status, answer = await asking
+    assert status == 202, answer  # the keeper asked for the session where it is
+    way.partition()
+    async with asked(two, "POST", "/v2/tasks", json=task, headers=headers) as asking:
+        status, answer = await asking
+    assert status == 504, answer
+
+
+async def _session_of(service: Service) -> Any:
+    async with service.http.post("/v2/sessions", json={}) as response:
+        return await response.json()
+
+
+async def test_or27_what_a_stopped_orchestrator_was_asked_is_answered_once_its_lease_ends(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
+) -> None:
+    one, two = await pair(sharing, worker, way)
+    session_id = (await _session_of(one))["session_id"]
+    task_id = await running(one, worker)
+    plan = speaking(two, shift=0, stall_at=4)
+    worker.plan = lambda job: plan
+    stop(one, way)
+    turn = {"prompt": "hi", "session_id": session_id, "durable": False}
+    async with (
+        asked(two, "GET", f"/v2/tasks/{task_id}") as status,
+        asked(two, "POST", f"/v2/tasks/{task_id}/cancel") as cancel,
+        asked(two, "POST", "/v2/tasks", json=turn) as said,
+        asked(two, "GET", f"/v2/sessions/{session_id}") as session,
+    ):
+        assert not any(each.done() for each in (status, cancel, said, session))
+        code, answer = await status
+        assert (code, answer["task_id"]) == (200, task_id), answer
+        code, answer = await cancel
+        assert (code, answer["task_id"]) == (202, task_id), answer
+        assert (await said)[0] == 202 and (await session)[0] == 200
+    assert (await events_of(two, task_id))[-1].json()["outcome"] == "aborted"
+
+
+async def test_or27_a_task_that_another_has_taken_is_not_said_to_be_gone(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
+) -> None:
+    """By the one that had it, asked by a third that has not heard of it."""
+    one, two = await pair(sharing, worker, way)
+    plans = [Plan(stall_at=4), Plan(stall_at=6)]
+    worker.plan = lambda job: plans[min(len(worker.submits), 2) - 1]
+    task_id = await task_of(one, max_tokens=10)
+    await one.until_tokens(4)
+    freeze(one)
+    await two.until(lambda: state_of(two).taken == 1)
+    plans[0].release.set()
+    durable = one.orchestrator.stages.durable
+    assert durable is not None
+    await one.until(lambda: durable.lost + durable.outdone == 1)
+    headers = {FORWARDED_HEADER: state_of(one).tasks.tag}
+    async with one.http.get(f"/v2/tasks/{task_id}", headers=headers) as response:
+        assert (response.status, "Retry-After" in response.headers) == (503, True)
+
+
+async def test_or27_who_has_a_task_is_not_said_to_be_nobody_while_the_store_is_away(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
+) -> None:
+    one, two = await pair(sharing, worker, way)
+    task_id = await running(one, worker)
+    worker.plan = lambda job: Plan(stall_at=1)
+    state_of(two)._takeover.close()  # type: ignore[union-attr]
+    stop(one, way)
+    await two.until(lambda: is_dead(two, one))
+    await sharing.store.kill()
+    async with two.http.get(f"/v2/tasks/{task_id}") as response:
+        assert (response.status, "Retry-After" in response.headers) == (503, True)
+
+
+async def test_or23_a_stream_of_an_orchestrator_that_stands_still_is_kept_alive_and_then_cut(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
+) -> None:
+    one, two = await pair(sharing, worker, way, streams__keepalive_s=0.1)
+    worker.plan = lambda job: Plan(stall_at=2)
+    task_id = await task_of(one, durable=False)
+    async with two.http.get(f"/v2/tasks/{task_id}/events") as stream:
+        events = aiter(read_events(stream))
+        while (await anext(events)).event != "token":
+            pass
+        await stream.content.readuntil(KEEP_ALIVE)
+        way.partition()
+        for _ in range(3):
+            await stream.content.readuntil(KEEP_ALIVE)
+        freeze(one)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await stream.content.read()
+
+
+async def test_or27_a_streamed_answer_of_one_that_stands_still_ends_with_its_deadline(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
+) -> None:
+    one, two = await pair(sharing, worker, way, **HOLDS_ON)
+    said = {"model": "fake", "input": "hi", "max_output_tokens": 2}
+    async with one.http.post("/v1/responses", json=said) as response:
+        earlier = (await response.json())["id"]
+    worker.plan = lambda job: Plan(stall_at=1)
+    more = {"previous_response_id": earlier, "stream": True, "deadline_ms": 600}
+    async with two.http.post("/v1/responses", json=said | more) as response:
+        await response.content.readline()
+        way.partition()
+        text = (await response.content.read()).decode()
+    last = text.rstrip().rpartition("\n\n")[2]
+    assert last.startswith("event: error") and "deadline_exceeded" in last
