@@ -59,7 +59,7 @@ async def test_an_agents_two_turns_with_the_sdk(
         prompts.append(prompt_of(service, worker))
     assert prompts[0] == prompts[1] == prompts[2]
     said = f"</tool_call><|end|><|user|>[get_weather {call.call_id}] rain<|end|><|assistant|>"
-    assert "<tool_call>get_weather city=" in prompts[0] and prompts[0].endswith(said)
+    assert '"get_weather", "arguments": {"city"' in prompts[0] and prompts[0].endswith(said)
     with pytest.raises(openai.BadRequestError, match="msg_00") as unknown:
         await sdk.responses.create(
             **ASK | {"input": [{"type": "item_reference", "id": "msg_00"}, result]}
@@ -84,7 +84,10 @@ async def test_one_turn_of_text_reasoning_and_calls(service: Service, worker: Fa
         },
     ]
     await ask(service, ASK | {"input": items})
-    said = "<think>hm</think>b<tool_call>get_weather x=1 </tool_call><tool_call>get_weather "
+    said = (
+        '<think>hm</think>b<tool_call>{"name": "get_weather", "arguments": {"x": 1}}</tool_call>'
+        '<tool_call>{"name": "get_weather", "arguments": {}}'
+    )
     results = "<|user|>[get_weather 2] r2<|end|><|user|>[get_weather 1] r1<|end|>"
     assert f"{said}</tool_call><|end|>{results}" in prompt_of(service, worker)
 
@@ -175,7 +178,7 @@ async def test_a_call_that_is_cut_is_incomplete(service: Service, worker: FakeWo
     ]
     # nobody could go on from half a call
     await ask(service, ASK | {"input": "so", "previous_response_id": answer["id"]})
-    assert "get_weather city" not in prompt_of(service, worker)
+    assert '"get_weather", "arguments": {"city"' not in prompt_of(service, worker)
 
 
 async def test_logprobs_are_the_messages(service: Service, worker: FakeWorker) -> None:
@@ -263,7 +266,7 @@ async def test_tools_of_a_namespace_are_called_by_the_names_that_the_client_gave
     ):
         await ask(service, asked | more)
         prompts.append(prompt_of(service, worker))
-    assert prompts[0] == prompts[1] and "<tool_call>mcp__git__log city=" in prompts[0]
+    assert prompts[0] == prompts[1] and '"mcp__git__log", "arguments": {"city"' in prompts[0]
     assert "[mcp__git__log call_" in prompts[0]
     chosen = {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "mcp__git"}]}
     await ask(service, asked | {"tool_choice": chosen})
@@ -303,7 +306,7 @@ async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None
         await ask(service, asked | more)
         prompts.append(prompt_of(service, worker))
     assert prompts[0] == prompts[1] and prompts[0].endswith(prompts[2][-80:])
-    assert "<tool_call>apply_patch input=" in prompts[0]
+    assert '"apply_patch", "arguments": {"input"' in prompts[0]
     assert f"[apply_patch {call['call_id']}] ok" in prompts[0]
 
 
