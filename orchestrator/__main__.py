@@ -30,7 +30,7 @@ from aiohttp import web
 from catalog.operator_key import keep_key, key_file
 from catalog.paths import state_dir
 from orchestrator.api.health_port.publisher import HealthPort
-from orchestrator.api.http.accepting import Port, PortSite, most_connections
+from orchestrator.api.http.accepting import RESERVED_FILES, Port, PortSite, most_connections
 from orchestrator.api.http.context import AUTH
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import build_runner
@@ -96,8 +96,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     most = most_connections()
     if most < settings.http.max_connections:
         service_log.warning(
-            "fewer connections than set: the limit of open files allows no more; raise it "
+            "fewer connections than set: the limit of open files allows no more; raise it to %d "
             "(ulimit -n) or lower TIDEGATE_HTTP__MAX_CONNECTIONS",
+            settings.http.max_connections + RESERVED_FILES,
             extra=fields(max_connections=most, wanted=settings.http.max_connections),
         )
         http = settings.http.model_copy(update={"max_connections": most})

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import SERVICE_NAME
 from grpc_health.v1.health import aio as health
 
 from orchestrator.api.http.context import Dialect
 from orchestrator.clock import Clock
 from orchestrator.settings import Settings
 from orchestrator.telemetry.log import service_log
-from picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
+from picker.ext_proc import METHOD, SERVICE, ProcessingResponse
 from picker.picker import EndpointPicker
 from picker.section import PickerSection
 from picker.stream import MOST_BODY_BYTES, HeldBodies, ProtocolError, RequestStream
@@ -49,19 +51,34 @@ class PickerServer:
                 # A body may come in one piece; one that is over the bound is still to be answered.
                 ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES + 2**20),
                 ("grpc.so_reuseport", 0),
+                # gRPC reads ahead of us by as much as the connection holds (508 MB with 100 bodies
+                # of 4 MiB that do not end; 399 without).
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ],
             maximum_concurrent_rpcs=MAX_REQUESTS,
         )
         handler = grpc.stream_stream_rpc_method_handler(
             self.process,
-            request_deserializer=ProcessingRequest.FromString,
             response_serializer=ProcessingResponse.SerializeToString,
         )
+        probes = {
+            name: made(
+                getattr(self._health, name),
+                request_deserializer=_probe,
+                response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+            )
+            for name, made in (
+                ("Check", grpc.unary_unary_rpc_method_handler),
+                ("Watch", grpc.unary_stream_rpc_method_handler),
+            )
+        }
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+            (
+                grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),
+                grpc.method_handlers_generic_handler(SERVICE_NAME, probes),
+            )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ``OSError``."""
@@ -93,18 +110,20 @@ class PickerServer:
         await self._server.stop(grace_s)
 
     async def process(
-        self, messages: AsyncIterator[Any], call: "grpc.aio.ServicerContext[Any, Any]"
+        self, _messages: object, call: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[Any]:
         """``ExternalProcessor.Process``: one request and its answer."""
+        # Messages are asked of the call: the iterator would hold each until the next one comes.
         stream = RequestStream(
             self._picker, self._settings, self._dialects, self._clock, self._bodies
         )
         try:
-            async for message in messages:
-                for reply in stream.take(message):
+            while not stream.is_over and (message := await call.read()) is not grpc.aio.EOF:
+                replies = stream.take(message)
+                del message
+                for reply in replies:
                     yield reply
-                if stream.is_over:
-                    return
+                del replies
         except ProtocolError as error:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:
@@ -112,6 +131,15 @@ class PickerServer:
             raise
         finally:
             stream.close()
+
+
+def _probe(encoded: bytes) -> health_pb2.HealthCheckRequest:
+    """What a probe asks for. What is no message asks for a service that there is not: gRPC itself
+    would log a traceback for each."""
+    try:
+        return health_pb2.HealthCheckRequest.FromString(encoded)
+    except DecodeError:
+        return health_pb2.HealthCheckRequest(service="(unreadable)")
 
 
 def _pair(key: Path, certificate: Path) -> tuple[bytes, bytes]:

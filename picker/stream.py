@@ -23,10 +23,13 @@ body passed on as it comes, or it is refused, as ``failure_mode`` says.
 There is no I/O here: messages in, messages out.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
 from multidict import CIMultiDict
 
 from orchestrator.api.http.body import ALL_BODIES_BYTES
@@ -42,6 +45,7 @@ from picker.ext_proc import (
     BUFFERED_PARTIAL,
     FULL_DUPLEX_STREAMED,
     NAMESPACE,
+    ProcessingRequest,
     chosen,
     go_on,
     pass_body,
@@ -63,7 +67,7 @@ class ProtocolError(ValueError):
 
 @dataclass(slots=True)
 class HeldBodies:
-    """Bytes of bodies whose end has not come, of all requests together."""
+    """Bytes of bodies that have not gone on yet, of all requests together."""
 
     held_bytes: int = 0
 
@@ -94,13 +98,15 @@ class RequestStream:
         """Pods that the gateway allows; None where it allows all."""
         self._request_mode = self._answer_mode = FULL_DUPLEX_STREAMED
         self._bodies = bodies
-        self._body = bytearray()
+        self._body: deque[bytes] = deque()
+        """The pieces that have come, as they came: one buffer would hold more than they do."""
+        self._size = 0
         self._holds_head = False
         """Whether the head has not been answered yet."""
         self._picked: Picked | None = None
         self._is_picked = False
         self._answer: AnswerReader | None = None
-        self._takes: dict[str, Callable[[Any], list[Any]]] = {
+        self._takes: dict[str, Callable[[Any], Iterable[Any]]] = {
             "request_headers": self._request_head,
             "request_body": self._request_body,
             "request_trailers": self._request_trailers,
@@ -109,8 +115,12 @@ class RequestStream:
             "response_trailers": self._answer_trailers,
         }
 
-    def take(self, message: Any) -> list[Any]:
+    def take(self, encoded: bytes) -> Iterable[Any]:
         """The replies to one message, in their order. Raises ``ProtocolError``."""
+        try:
+            message = ProcessingRequest.FromString(encoded)
+        except DecodeError:
+            raise ProtocolError("a message that is no ProcessingRequest in protobuf") from None
         if message.observability_mode:
             return []  # whoever only watches wants no reply, and picks for itself
         kind = message.WhichOneof("kind")
@@ -161,27 +171,28 @@ class RequestStream:
             return []
         return [self._chosen("request_headers", None)]
 
-    def _request_body(self, message: Any) -> list[Any]:
+    def _request_body(self, message: Any) -> Iterable[Any]:
         body = message.request_body
         kind, is_last = "request_body", body.end_of_stream
         if self._request_mode in (BUFFERED, BUFFERED_PARTIAL) and not self._is_picked:
             return [self._chosen(kind, body.body if self._fits(len(body.body)) else None)]
         if not self._holds_head:
             return list(pass_body(kind, body.body, self._request_mode, is_last=is_last))
-        self._body += body.body
-        self._bodies.held_bytes += len(body.body)
-        fits = self._fits(len(self._body))
+        self._body.append(body.body)
+        self._count(len(self._body[-1]))
+        fits = self._fits(self._size)
         if fits and not is_last:
             return []
-        head = self._let_go(bytes(self._body) if fits else None)
-        return [head, *self._sent_back(is_last=is_last)]
+        head = self._let_go(b"".join(self._body) if fits else None)
+        return chain([head], self._sent_back(is_last=is_last))
 
-    def _request_trailers(self, message: Any) -> list[Any]:
+    def _request_trailers(self, message: Any) -> Iterable[Any]:
         kind = "request_trailers"
         if self._holds_head:
-            has_body = len(self._body) > 0
-            head = self._let_go(bytes(self._body))
-            return [head, *(self._sent_back(is_last=False) if has_body else ()), go_on(kind)]
+            has_body = self._size > 0
+            head = self._let_go(b"".join(self._body))
+            body = self._sent_back(is_last=False) if has_body else ()
+            return chain([head], body, [go_on(kind)])
         if not self._is_picked:  # a mode that waits for a body, and there was none
             return [self._chosen(kind, None)]
         return [go_on(kind)]
@@ -206,15 +217,23 @@ class RequestStream:
         self._holds_head = False
         return reply
 
-    def _sent_back(self, *, is_last: bool) -> list[Any]:
-        """Replies that let the body that was held back go on."""
-        body = bytes(self._body)
-        self._drop_body()
-        return list(pass_body("request_body", body, self._request_mode, is_last=is_last))
+    def _sent_back(self, *, is_last: bool) -> Iterator[Any]:
+        """Replies that let the body that was held back go on, made as the gateway takes them: until
+        then it counts as held."""
+        pieces = self._body or deque([b""])
+        while pieces:
+            ends = is_last and len(pieces) == 1
+            yield from pass_body("request_body", pieces[0], self._request_mode, is_last=ends)
+            if pieces:  # the stream may have been closed meanwhile
+                self._count(-len(pieces.popleft()))
 
     def _drop_body(self) -> None:
-        self._bodies.held_bytes -= len(self._body)
+        self._count(-self._size)
         self._body.clear()
+
+    def _count(self, more: int) -> None:
+        self._size += more
+        self._bodies.held_bytes += more
 
     def _chosen(self, kind: str, body: bytes | None, *, has_answer: bool = True) -> Any:
         """The reply that names the pods. Raises ``TidegateError`` where there is none to name."""

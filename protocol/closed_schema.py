@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from protocol.finite_pattern import texts_of
+
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value is an object of schemas."""
 _LISTS: Final = ("allOf", "anyOf", "oneOf")
@@ -30,17 +32,52 @@ def closed(schema: Any) -> Any:
     try:
         return _simple(schema)
     except _Composed:
+        schema = _without_few(schema)
         return _Closing(schema).copy(schema)
 
 
 class _Composed(Exception):
-    """Several schemas describe one object."""
+    """Several schemas describe one object, or its properties."""
+
+
+def _without_few(schema: Any) -> Any:
+    """A copy in which a pattern of few names is these names. llguidance takes a pattern for one
+    more property to come, and a text is lost that begins one where all names are taken."""
+    if not isinstance(schema, dict):
+        return schema
+    result = schema.copy()
+    for key in _WITH_SCHEMAS & schema.keys():
+        value = schema[key]
+        if isinstance(value, list):
+            result[key] = [_without_few(one) for one in value]
+        elif key in _BY_NAME and isinstance(value, dict):
+            result[key] = {name: _without_few(one) for name, one in value.items()}
+        else:
+            result[key] = _without_few(value)
+    patterns, properties = result.get("patternProperties"), result.get("properties", {})
+    if not isinstance(patterns, dict) or not isinstance(properties, dict):
+        return result
+    few = {pattern: names for pattern in patterns if (names := texts_of(pattern)) is not None}
+    if not few:
+        return result
+    properties = properties.copy()
+    for pattern, names in few.items():
+        for name in names:
+            own, stated = properties.get(name, True), patterns[pattern]
+            properties[name] = stated if own is True else {"allOf": [own, stated]}
+    result["properties"] = properties
+    result["patternProperties"] = {p: one for p, one in patterns.items() if p not in few}
+    if not result["patternProperties"]:
+        del result["patternProperties"]
+    return result
 
 
 def _simple(schema: Any) -> Any:
     """Close most schemas in one pass. Raises ``_Composed`` if several describe one object."""
     if not isinstance(schema, dict):
         return schema
+    if "patternProperties" in schema:
+        raise _Composed
     result = schema.copy()
     for key, value in schema.items():
         if key not in _WITH_SCHEMAS:
@@ -54,9 +91,7 @@ def _simple(schema: Any) -> Any:
     if not _PARTS.isdisjoint(schema):
         if not _is_transparent(schema):
             raise _Composed
-    elif "additionalProperties" not in schema and (
-        "properties" in schema or "patternProperties" in schema
-    ):
+    elif "additionalProperties" not in schema and "properties" in schema:
         _close_alone(schema, result)
     return result
 

@@ -9,8 +9,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 from tokenizers import Tokenizer
@@ -39,6 +40,7 @@ from orchestrator.prompts.turns import (
 )
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Chat, Message, Prompt
+from orchestrator.tasks.tools import Tool, ToolCall
 from protocol import (
     Adapter,
     ImageTokens,
@@ -80,6 +82,12 @@ _NOTHING: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Pattern of roles, which templates put between halves of special tokens."""
+
+
+WORD: Final = "tidegate-probe"
+_ASKED: Final = "tidegate-asks"
+PROBE: Final = ToolCall("callprobe", "probe", {"word": WORD}, 64)
+"""A call that says how a template writes calls."""
 
 
 class BadCard(ValueError):
@@ -163,6 +171,21 @@ class PromptEncoder:
     @property
     def knows_tools(self) -> bool:
         return self._template is not None and "tools" in self._template.variables
+
+    @cached_property
+    def written_call(self) -> str:
+        """The turn of a model that has called ``PROBE``, as its template writes it; empty where it
+        does not write the call, or will not have such a chat."""
+        tool = Tool(PROBE.name, "", {"type": "object", "properties": {"word": {"type": "string"}}})
+        result = Message("tool", "done", call_id=PROBE.id, name=PROBE.name)
+        messages = (Message("user", _ASKED), Message("assistant", "", calls=(PROBE,)), result)
+        try:
+            text = self._render(Chat(messages, tools=(tool,), add_generation_prompt=False))
+        except InvalidRequest:
+            return ""
+        text = text.rpartition(_ASKED)[2]  # what is before it may have examples of calls
+        # Arguments in Python's spelling: such a template takes them as text alone.
+        return "" if str(PROBE.arguments) in text or WORD not in text else text
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""

@@ -11,6 +11,7 @@ Ways to lose it, each seen on a real server, and how they are noticed:
 """
 
 import asyncio
+import resource
 import secrets
 import signal
 import time
@@ -58,6 +59,24 @@ _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
 _MODEL_POLL_S = 2.0
 _ASK_S = 2.0
+
+
+_LEAST_FILES = 256
+"""Open files that a Triton is to have: with 64 it waits for ever and logs nothing, 70 were enough
+for the demo model on two cores, and it opens some for each core and each lane."""
+
+
+def require_files(name: str) -> None:
+    """Let what this process starts open as many files as Triton needs. Raises ``StartFailed``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES:
+        return
+    if hard != resource.RLIM_INFINITY and hard < _LEAST_FILES:
+        raise StartFailed(
+            f"{name}: Triton needs {_LEAST_FILES} open files and may have {hard}: raise the limit "
+            f"with ulimit -n {_LEAST_FILES} (a service's: LimitNOFILE); each client takes one more"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_LEAST_FILES, hard))
 
 
 class _Crashed(StartFailed):
@@ -129,6 +148,7 @@ class TritonInstance(ProcessUnit):
             await self._start()
 
     async def _start(self) -> None:
+        require_files(self.name)
         await asyncio.to_thread(self._require_tls)
         # unique per start: the old server's regions and answers are never taken for the new one's
         server_id = f"tidegate_{secrets.token_hex(6)}_"

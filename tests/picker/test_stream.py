@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from orchestrator.clock import LoopClock
 from picker.ext_proc import (
     BUFFERED,
     BUFFERED_PARTIAL,
@@ -24,8 +25,9 @@ from picker.ext_proc import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from picker.stream import HeldBodies, RequestStream
 from tests.support.certificates import certificates
-from tests.support.pods import FakePod, ServedPicker, events, serve_picker
+from tests.support.pods import DIALECTS, FakePod, ServedPicker, events, serve_picker
 
 DESTINATION = "x-gateway-destination-endpoint"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -356,8 +358,9 @@ async def test_a_body_over_the_bound_is_passed_on_unread(
         for _ in range(3):
             await stream.body(b"x" * 1000, end=False)
         named(await stream.get("request_headers"), "request_headers")
-        part = (await stream.get("request_body")).request_body.response.body_mutation
-        assert len(part.streamed_response.body) == 3000
+        for _ in range(3):
+            part = (await stream.get("request_body")).request_body.response.body_mutation
+            assert len(part.streamed_response.body) == 1000
         await stream.body(b"y", end=True)
         part = (await stream.get("request_body")).request_body.response.body_mutation
         assert (part.streamed_response.body, part.streamed_response.end_of_stream) == (b"y", True)
@@ -457,6 +460,39 @@ async def test_a_message_that_the_protocol_does_not_have(one: Rig) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="without a head"):
         await stream.call.read()
     assert await stream.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_bytes_that_are_no_message(one: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    codes = []
+    for method in (f"/{SERVICE}/{METHOD}", "/grpc.health.v1.Health/Check"):
+        call = one.channel.stream_stream(method)()
+        await call.write(b"\xffSECRET")
+        codes.append(await call.code())
+    assert codes == [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND]
+    assert caplog.text == ""
+
+
+async def test_a_body_that_goes_on_counts_until_the_gateway_has_taken_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And no copy of it stands anywhere meanwhile."""
+    monkeypatch.setattr("picker.stream.MOST_BODY_BYTES", 2048)
+    async with rig() as one:
+        settings = one.served.server._settings
+        bodies = HeldBodies()
+        stream = RequestStream(
+            one.served.picker, settings, DIALECTS, LoopClock(asyncio.get_running_loop()), bodies
+        )
+        assert not list(stream.take(ProcessingRequest(request_headers={}).SerializeToString()))
+        piece = ProcessingRequest(request_body={"body": 1500 * b"x"}).SerializeToString()
+        assert not list(stream.take(piece))
+        replies = iter(stream.take(piece))
+        held = [bodies.held_bytes for _ in replies]
+        assert held == [3000, 3000, 1500] and bodies.held_bytes == 0
+        replies = iter(stream.take(piece))
+        next(replies)
+        stream.close()
+        assert bodies.held_bytes == 0 and len(list(replies)) == 0
 
 
 async def test_tls() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from protocol import Grammar, GrammarKind
 from protocol.closed_schema import closed
+from protocol.finite_pattern import texts_of
 from protocol.grammar_source import check_source, source_of
 
 A: Any = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -119,3 +120,39 @@ def test_what_is_passed_over_is_named(schema: Any, names: list[str]) -> None:
     pytest.importorskip("llguidance", reason="the engine of grammars")
     found = check_source(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), lenient=True))
     assert sorted(found) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("^a$", ["a"]),
+        ("^(a|bc)_[01]$", ["a_0", "a_1", "bc_0", "bc_1"]),
+        ("^a$|^b$", ["a", "b"]),
+        (r"^x?\.$", [".", "x."]),
+        ("^$", [""]),
+        *((pattern, None) for pattern in ("a", "^a", "^a$|b", "^a*$", "^[a-z]{2}$", "^[^a]$")),
+        *(
+            (pattern, None)
+            for pattern in ("(?i)^a$", "^(?!a)b$", "^a$b", "(", r"^\w$", "^a{99999}$")
+        ),
+    ],
+)
+def test_patterns_of_few_texts(pattern: str, texts: list[str] | None) -> None:
+    assert texts_of(pattern) == texts
+
+
+def test_a_pattern_of_few_names_is_these_names() -> None:
+    schema = {
+        "properties": {"a": {"type": "string"}},
+        "patternProperties": {"^[ab]$": {"minLength": 1}, "^x": True},
+    }
+    assert closed(schema) == {
+        "properties": {
+            "a": {"allOf": [{"type": "string"}, {"minLength": 1}]},
+            "b": {"minLength": 1},
+        },
+        "patternProperties": {"^x": True},
+        "additionalProperties": False,
+    }
+    inside = closed({"items": {"patternProperties": {"^a$": {}}, "required": ["a"]}})
+    assert inside["items"]["properties"] == {"a": {}} and "patternProperties" not in inside["items"]

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -119,7 +118,7 @@ async def serve_picker(*addresses: str, **sections: Any) -> AsyncIterator[Served
     restore = set_constants({"picker.pods.POLL_EVERY_S": 3600.0})
     picker = {"port": 0, "endpoints": addresses}
     picker |= sections.pop("picker", {})
-    settings = await asyncio.to_thread(partial(whole_settings(), picker=picker, **sections))
+    settings = await asyncio.to_thread(lambda: whole_settings()(picker=picker, **sections))
     served = ServedPicker(settings)
     for address in addresses:
         served.pods.add(address)

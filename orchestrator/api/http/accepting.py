@@ -107,7 +107,7 @@ class ConnectionLimit:
             del self._by_address[address]
 
 
-_RESERVED_FILES = 256
+RESERVED_FILES = 256
 """Open files that clients' connections never take, or half of all where there are few: for lanes,
 logs, libraries, and connections that are turned away."""
 ACCEPTS_PER_PASS = 16
@@ -136,7 +136,7 @@ def raise_file_limit() -> int:
 def most_connections() -> int:
     """How many connections the process's raised limit of open files allows."""
     files = raise_file_limit()
-    return max(MIN_CONNECTIONS, files - min(_RESERVED_FILES, files // 2))
+    return max(MIN_CONNECTIONS, files - min(RESERVED_FILES, files // 2))
 
 
 class Port(asyncio.AbstractServer):

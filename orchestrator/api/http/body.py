@@ -8,7 +8,7 @@ otherwise the one that wants more is. A few large bodies that never end keep no 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
@@ -125,6 +125,41 @@ _BYTES_PER_S = 2**20
 """Size in bytes that sets a body back by one second in its tenant's order of work."""
 
 
+class Patience:
+    """How long a body may take to come, whichever route reads it: ``BODY_TIMEOUT_S``, and what its
+    bytes take at ``LEAST_BYTES_PER_S``. Time in which nobody reads does not count."""
+
+    def __init__(self) -> None:
+        self._left_s = BODY_TIMEOUT_S
+        self._timeout: asyncio.Timeout | None = None
+
+    async def read(self, piece: Awaitable[T]) -> T:
+        """The next piece. Raises ``BodyTooSlow``."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self._left_s) as self._timeout:
+                return await piece
+        except TimeoutError:
+            raise BodyTooSlow(
+                f"the body came too slowly: it has {BODY_TIMEOUT_S:g} s, and longer as long as "
+                f"{LEAST_BYTES_PER_S:.0f} bytes arrive each second; send it faster or in parts"
+            ) from None
+        finally:
+            self._left_s -= loop.time() - began
+
+    def came(self, count: int) -> None:
+        """Count bytes that have come."""
+        self._left_s += count / LEAST_BYTES_PER_S
+
+    def end(self) -> None:
+        """Wait no longer."""
+        self._left_s = 0.0
+        if self._timeout is not None:
+            with suppress(RuntimeError):  # its own time has just run out, or nobody reads now
+                self._timeout.reschedule(0.0)
+
+
 class LargeBodies:
     """Turns large bodies into requests on a thread, one after the other, tenants in turn.
 
@@ -181,7 +216,9 @@ class LargeBodies:
 BODIES = web.AppKey("bodies", BodyBudget)
 
 BODY_TIMEOUT_S: Final = 30.0
-"""Seconds for a body, or the next piece of a file: enough for 4 MiB over 1.2 Mbit/s."""
+"""Seconds for a body: enough for 4 MiB over 1.2 Mbit/s."""
+LEAST_BYTES_PER_S: Final = 4 * 2**20 / BODY_TIMEOUT_S
+"""Least rate at which a body of any size comes, on the average and beyond ``BODY_TIMEOUT_S``."""
 
 INLINE_BYTES = 64 * 1024
 """Largest body that costs the event loop less than a millisecond, and is decoded on it."""
@@ -222,15 +259,9 @@ async def keep_body(request: web.Request) -> None:
 @asynccontextmanager
 async def _held(request: web.Request) -> AsyncIterator[bytes]:
     """The whole body, which has its share of the budget until the end of the block."""
-    patience = asyncio.timeout(BODY_TIMEOUT_S)
-
-    def give_up() -> None:
-        """Stop reading, so that another body gets the room."""
-        with suppress(RuntimeError):  # its own time has just run out
-            patience.reschedule(0.0)
-
+    patience = Patience()
     kept = request[CONTEXT].body
-    with request.app[BODIES].share(give_up) as share:
+    with request.app[BODIES].share(patience.end) as share:
         yield await _read(request, share, patience) if kept is None else kept
 
 
@@ -268,24 +299,24 @@ def require_json(request: web.Request) -> None:
             )
 
 
-async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:
+async def _read(request: web.Request, share: BodyShare, patience: Patience) -> bytes:
     limit = request.app[CONFIG].http.max_body_bytes
     too_large = BodyTooLarge(f"the body must have at most {limit} bytes")
     if (request.content_length or 0) > limit:
         raise too_large
     body = bytearray()
     try:
-        async with patience:
-            while chunk := await request.content.readany():
-                share.take(len(chunk))
-                body += chunk
-                if len(body) > limit:
-                    raise too_large
-            share.finish()
-            return bytes(body)
+        while chunk := await patience.read(request.content.readany()):
+            share.take(len(chunk))
+            patience.came(len(chunk))
+            body += chunk
+            if len(body) > limit:
+                raise too_large
+        share.finish()
+        return bytes(body)
     except web.RequestPayloadError:
         raise InvalidRequest("the body is not framed as the headers say") from None
-    except TimeoutError:
+    except BodyTooSlow:
         if share.is_given_up:
             raise share.refusal() from None
-        raise BodyTooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+        raise

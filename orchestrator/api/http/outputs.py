@@ -2,17 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
+import msgspec
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import CallFormat, OutputFormat, OutputParser, Piece, ToolUse
+from orchestrator.parsing import (
+    CallArguments,
+    CallFormat,
+    OutputFormat,
+    OutputParser,
+    Piece,
+    ToolUse,
+)
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.rules import Rules
 from orchestrator.parsing.thinking import AnswerGrammars, behind_thinking
-from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.prompts.encoder import PROBE, WORD, PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Chat, Job, Prompt, PromptEnd
 from orchestrator.tasks.task import Task
@@ -89,7 +98,32 @@ class TaskOutput:
 
 def format_of(app: web.Application, encoder: PromptEncoder) -> OutputFormat:
     """The format of a model's output, from its chat template and the settings."""
-    return app[CONFIG].formats.of(encoder.card.chat_template)
+    formats = app[CONFIG].formats
+    format = formats.of(encoder.card.chat_template)
+    if format.calls is None or formats.tool_calls != "auto" or not encoder.knows_tools:
+        return format
+    return format if reads(format, encoder.written_call) else replace(format, calls=None)
+
+
+@lru_cache(maxsize=64)
+def reads(format: OutputFormat, written: str) -> bool:
+    """Whether calls in ``format`` are what a template writes: a mark that it has may be part of
+    another one. ``written`` is the encoder's ``written_call``; empty tells nothing."""
+    if not written or format.calls is CallFormat.HARMONY:
+        return True
+    parser = OutputParser(replace(format, reasoning=None), tools={PROBE.name: None})
+    arguments: dict[int, str] = {}
+    for piece in (*parser.feed(written), *parser.finish()):
+        if isinstance(piece, CallArguments):
+            arguments[piece.index] = arguments.get(piece.index, "") + piece.json
+    return any(WORD in one and _object(one) == PROBE.arguments for one in arguments.values())
+
+
+def _object(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None
 
 
 def output_of(

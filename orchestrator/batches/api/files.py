@@ -1,20 +1,31 @@
 """``/v1/files``: what batches read and write."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from aiohttp import BodyPartReader, web
+from aiohttp import (
+    BadContentDispositionHeader,
+    BadContentDispositionParam,
+    BodyPartReader,
+    MultipartReader,
+    web,
+)
 
-from orchestrator.api.http.body import BODY_TIMEOUT_S
+from orchestrator.api.http.body import Patience
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.batches.api.served_lines import batches_of, owner_of
 from orchestrator.batches.records import StoredBatch, StoredFile
 from orchestrator.batches.shop import Upload
-from orchestrator.errors import BodyTooSlow, InvalidRequest, UnsupportedMediaType
+from orchestrator.errors import InvalidRequest, TidegateError, UnsupportedMediaType
 
 N = TypeVar("N", StoredFile, StoredBatch)
+
+T = TypeVar("T")
+
+for _bent in (BadContentDispositionHeader, BadContentDispositionParam):
+    warnings.filterwarnings("error", category=_bent)
 
 PURPOSE = "batch"
 _PIECE_BYTES = 2**16
@@ -35,12 +46,7 @@ async def create(request: web.Request) -> web.Response:
             field="Content-Type",
         )
     async with batches.upload(owner_of(request)) as upload:
-        try:
-            form = await _read(request, upload)
-        except (ValueError, web.RequestPayloadError) as error:
-            if isinstance(error, InvalidRequest):
-                raise
-            raise InvalidRequest("the body is not multipart/form-data") from None
+        form = await _read(request, upload)
         if form.name is None:
             raise InvalidRequest("file is missing: send it as a part of that name", field="file")
         if form.fields.get("purpose") != PURPOSE:
@@ -161,43 +167,70 @@ class _Form(NamedTuple):
     fields: Mapping[str, str]
 
 
+class _Parts:
+    """The body's parts. What cannot be read is the client's to mend, and its bytes are quoted
+    nowhere: aiohttp raises whatever it comes upon, and warns with the header itself."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._patience = Patience()
+        self._reader: MultipartReader | None = None
+
+    async def next(self) -> BodyPartReader | None:
+        if self._reader is None:
+            self._reader = await self._read(self._request.multipart())
+        part = await self._read(self._reader.next())
+        if isinstance(part, MultipartReader):
+            raise InvalidRequest("a part of the body has parts of its own")
+        return part
+
+    async def piece(self, part: BodyPartReader, size: int) -> bytes:
+        piece = await self._read(part.read_chunk(size))
+        self._patience.came(len(piece))
+        return piece
+
+    async def names(self, part: BodyPartReader) -> tuple[str, str | None]:
+        """What a part is called, and its file."""
+
+        async def read() -> tuple[str, str | None]:
+            return _text(part.name or ""), part.filename and _text(part.filename)
+
+        return await self._read(read())
+
+    async def _read(self, reading: Awaitable[T]) -> T:
+        try:
+            return await self._patience.read(reading)
+        except (TidegateError, ConnectionError):
+            raise
+        except Exception:
+            raise InvalidRequest(
+                "the body is not multipart/form-data as RFC 7578 has it, with the boundary that "
+                "its Content-Type names and a Content-Disposition in each part; "
+                "with curl -F purpose=batch -F file=@requests.jsonl"
+            ) from None
+
+
 async def _read(request: web.Request, upload: Upload) -> _Form:
     """Write the file in the body to ``upload``. Its parts may come in any order."""
-    name, fields = None, dict[str, str]()
-    reader = await request.multipart()
-    try:
-        for _ in range(_MAX_PARTS):
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                part = await reader.next()
-            if part is None:
-                break
-            if not isinstance(part, BodyPartReader):
-                raise InvalidRequest("a part of the body has parts of its own")
-            if part.name == "file" and name is None:
-                name = (part.filename or "file")[:_NAME_CHARS]
-                await _store(part, upload)
-            else:
-                fields[part.name or ""] = await _text(part)
+    name, fields, parts = None, dict[str, str](), _Parts(request)
+    for _ in range(_MAX_PARTS):
+        part = await parts.next()
+        if part is None:
+            return _Form(name, fields)
+        field, filename = await parts.names(part)
+        if field == "file" and name is None:
+            name = (filename or "file")[:_NAME_CHARS]
+            while piece := await parts.piece(part, _PIECE_BYTES):
+                await upload.write(piece)
         else:
-            raise InvalidRequest(f"the body has more than {_MAX_PARTS} parts")
-    except TimeoutError:
-        raise BodyTooSlow(f"the body stopped for {BODY_TIMEOUT_S:g} s") from None
-    return _Form(name, fields)
+            value = await parts.piece(part, _FIELD_BYTES)
+            fields[field] = value.decode(errors="replace").strip()
+    raise InvalidRequest(f"the body has more than {_MAX_PARTS} parts")
 
 
-async def _store(part: BodyPartReader, upload: Upload) -> None:
-    while True:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            piece = await part.read_chunk(_PIECE_BYTES)
-        if not piece:
-            return
-        await upload.write(piece)
-
-
-async def _text(part: BodyPartReader) -> str:
-    async with asyncio.timeout(BODY_TIMEOUT_S):
-        text = await part.read_chunk(_FIELD_BYTES)
-    return text.decode(errors="replace").strip()
+def _text(header: str) -> str:
+    """What can be stored and shown: aiohttp keeps bytes that are no UTF-8 as half surrogates."""
+    return header.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _keep_s(fields: Mapping[str, str]) -> float | None:

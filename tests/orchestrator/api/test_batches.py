@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from orchestrator.api.http import body as bodies
 from orchestrator.tasks.job import Priority
 from protocol import Pooling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -64,6 +65,7 @@ async def ask(
     service: Service, method: str, path: str, status: int = 200, token: str = "", **sent: Any
 ) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers |= sent.pop("headers", {})
     async with service.http.request(method, path, headers=headers, **sent) as response:
         assert response.status == status, await response.text()
         return await response.json()
@@ -258,6 +260,77 @@ async def test_uploads_that_are_none_are_refused(kept: Service) -> None:
         error = await ask(kept, "POST", "/v1/files", status, **sent)
         assert said in error["error"]["message"]
     assert (await ask(kept, "GET", "/v1/files"))["data"] == []
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+SECRET = b"SECRET"
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+
+
+def part(*headers: bytes, content: bytes = b"{}") -> bytes:
+    return b"--b\r\n" + b"".join(h + b"\r\n" for h in headers) + b"\r\n" + content + b"\r\n"
+
+
+NAMED = b'Content-Disposition: form-data; name="file"'
+BENT = {
+    "a header with NUL": part(NAMED, b"X: SEC\x00RET"),
+    "a header without a colon": part(NAMED, b"SECRET"),
+    "a header of 9 kB": part(NAMED, b"X: " + 1500 * SECRET),
+    "too many headers": part(NAMED, *(b"X%d: SECRET" % n for n in range(200))),
+    "a name of a header with a blank": part(b"SEC RET : 1", NAMED),
+    "a line in front without end": 50_000 * SECRET,
+    "many lines in front": 50_000 * (SECRET + b"\r\n"),
+    "no boundary at all": SECRET,
+    "an end in the middle": PURPOSE + b"--b\r\n" + NAMED + b"\r\n\r\nSECRET",
+    "something behind a boundary": b"--bSECRET\r\n" + NAMED + b"\r\n\r\n{}\r\n",
+    "an unknown charset": part(b"Content-Disposition: form-data; name*=SECRET''file"),
+    "a disposition that is none": part(b"Content-Disposition: \x22SECRET\x22; ;;=="),
+    "a charset of 40 letters": part(
+        b'Content-Disposition: form-data; name="_charset_"', content=7 * SECRET
+    ),
+    "a charset that is no text": part(
+        b'Content-Disposition: form-data; name="_charset_"', content=b"\xff\xfe"
+    ),
+    "parts in a part": part(NAMED, b"Content-Type: multipart/mixed; boundary=SECRET"),
+    "parts in a part without a boundary": part(NAMED, b"Content-Type: multipart/mixed"),
+}
+
+
+@for_each("case", BENT.values())
+async def test_a_bent_upload_is_the_clients_to_mend_and_is_quoted_nowhere(
+    case: bytes, kept: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = await ask(kept, "POST", "/v1/files", 400, data=case + b"--b--\r\n", headers=FORM)
+    assert "SECRET" not in error["error"]["message"]
+    assert "SECRET" not in caplog.text and "Traceback" not in caplog.text
+    assert (await ask(kept, "GET", "/v1/files"))["data"] == []
+
+
+async def test_a_file_may_have_any_name_and_headers_of_its_own(kept: Service) -> None:
+    for name, shown in ((b"caf\xe9.jsonl", "caf\ufffd.jsonl"), ("caf\u00e9".encode(), "caf\u00e9")):
+        own = part(NAMED + b'; filename="' + name + b'"', b"X-Own: 1")
+        data = b"in front\r\n" + own + PURPOSE + b"--b--\r\n"
+        file = await ask(kept, "POST", "/v1/files", data=data, headers=FORM)
+        assert (file["filename"], file["bytes"]) == (shown, 2)
+
+
+async def test_an_upload_that_drips_ends_as_any_body(
+    kept: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is counted over all of its pieces."""
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.2)
+    ended = asyncio.Event()
+
+    async def drip() -> AsyncIterator[bytes]:
+        yield PURPOSE + b"--b\r\n" + NAMED + b"\r\n\r\n"
+        while not ended.is_set():
+            yield b"x"
+            await asyncio.sleep(0.01)
+
+    async with kept.http.post("/v1/files", data=drip(), headers=FORM) as response:
+        ended.set()
+        assert response.status == 408
+        assert "bytes arrive each second" in (await response.json())["error"]["message"]
 
 
 async def test_a_key_sees_its_own_files_and_batches_only(

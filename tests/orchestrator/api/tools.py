@@ -14,9 +14,9 @@ CARD: dict[str, Any] = {
         "{% for m in messages %}<|{{ 'user' if m.role == 'tool' else m.role }}|>"
         "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
         "{% if m.role == 'tool' %}[{{ m.name }} {{ m.tool_call_id }}] {% endif %}{{ m.content }}"
-        "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }} "
-        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v|tojson }} {% endfor %}"
-        "</tool_call>{% endfor %}<|end|>{% endfor %}"
+        '{% for c in m.tool_calls %}<tool_call>{"name": "{{ c.function.name }}", '
+        '"arguments": {{ c.function.arguments|tojson }}}</tool_call>{% endfor %}<|end|>'
+        "{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>"
         "{% if thinks %}<think>\n{% elif thinks is defined %}<think>\n\n</think>\n\n{% endif %}"
         "{% endif %}"

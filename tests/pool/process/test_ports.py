@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from catalog.errors import PortInUse
+from catalog.errors import PortInUse, StartFailed
 from catalog.hosts import connect_host, is_loopback
 from pool.process import ports
 from pool.process.ports import free_ports, host_port, is_free, require_free
+from pool.units.triton import require_files
 
 
 def test_free_ports_are_different_and_can_be_listened_on() -> None:
@@ -91,3 +92,23 @@ def test_how_hosts_are_spelled_and_which_are_ours() -> None:
     assert not any(map(is_loopback, others))
     with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:80"):
         require_free("192.0.2.1", 80, "")
+
+
+@pytest.mark.parametrize("hard", [4096, resource.RLIM_INFINITY])
+def test_a_triton_gets_the_open_files_that_it_needs(
+    hard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, to: told.append(to))
+    require_files("triton")
+    assert told == [(256, hard)]
+
+
+def test_too_few_open_files_for_a_triton_is_said_with_the_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would wait for ever, and log nothing."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    with pytest.raises(StartFailed, match=r"may have 64: raise the limit with ulimit -n 256 "):
+        require_files("triton")

@@ -50,7 +50,7 @@ class OutputCollector:
         self.complete = asyncio.Event()
         self.is_plain = output is None and asked.job.sampling.logprobs is None
         """Whether all of the output is the text of one message."""
-        self._items = OutputItems(self._tell)
+        self._items = OutputItems(self._tell, asked.tools.origins)
         self._output = output
         self._token_of = token_of
         self._keep = keep

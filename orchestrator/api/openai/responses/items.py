@@ -15,6 +15,7 @@ from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.images import image_of_url, refuse_file
 from orchestrator.api.http.tools import read_call
+from orchestrator.api.openai.responses.tools import INPUT, known_as
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Message, said_by
@@ -31,7 +32,13 @@ _WITHOUT_CONTENT = (
 )
 """Items for what another service's server did; the message after it states the result."""
 Role = Literal["system", "developer", "user", "assistant"]
-_SERVED = "message, function_call, function_call_output, reasoning, item_reference"
+_OF_CALLS = (
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
+_SERVED = ", ".join(("message", *_OF_CALLS, "reasoning", "item_reference"))
 
 
 class InputText(msgspec.Struct, frozen=True, tag="input_text", tag_field="type", gc=False):
@@ -96,7 +103,9 @@ class InputItem(msgspec.Struct, frozen=True, gc=False):
     content: str | tuple[Part, ...] | None = None
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     arguments: str = ""
+    input: str = ""
     output: str | tuple[Part, ...] | None = ""
     status: Unused = NULL
     phase: Unused = NULL
@@ -153,22 +162,25 @@ class _Reader:
         self._thought = ""
 
     def read(self, item: InputItem, at: int) -> None:
-        if item.type in ("function_call", "function_call_output") and not item.call_id:
+        if item.type in _OF_CALLS and not item.call_id:
             where = f"{self._field}[{at}].call_id"
             raise InvalidRequest(
                 f"{where} is required: a call and its result share it", field=where
             )
-        if item.type == "function_call":
-            self._calls.append(
-                read_call(item.call_id, item.name, item.arguments, f"{self._field}[{at}].arguments")
-            )
-            self._called[item.call_id] = item.name
+        if item.type in ("function_call", "custom_tool_call"):
+            name = self._called[item.call_id] = known_as(item.name, item.namespace)
+            if item.type == "custom_tool_call":
+                size = len(name) + len(item.input)
+                self._calls.append(ToolCall(item.call_id, name, {INPUT: item.input}, size))
+                return
+            where = f"{self._field}[{at}].arguments"
+            self._calls.append(read_call(item.call_id, name, item.arguments, where))
             return
         self.end_calls()
         match item.type or "message":
             case "message":
                 self.turns.append(_message(item, f"{self._field}[{at}]"))
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._result(item, f"{self._field}[{at}].output")
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.

@@ -12,6 +12,7 @@ import msgspec
 
 from orchestrator.api.http.finding import ID_PREFIXES
 from orchestrator.api.http.responses import task_fields
+from orchestrator.api.openai.responses.tools import INPUT, Origin
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import CHAT, TokenOf, error_body, new_call_id
 from orchestrator.parsing import (
@@ -124,6 +125,13 @@ _DELTAS = {
 }
 
 
+class _FreeText(msgspec.Struct, gc=False):
+    input: str
+
+
+_text_decoder = msgspec.json.Decoder(_FreeText)
+
+
 @dataclass(slots=True, eq=False)
 class Item:
     kind: ItemKind
@@ -133,12 +141,20 @@ class Item:
     """Pieces of its text; of a call, of its arguments."""
     logprobs: list[object] = field(default_factory=list)
     name: str = ""
+    """Of a call, as the model knows the tool."""
+    origin: Origin | None = None
+    """What the client calls it, where that differs."""
     call_id: str = ""
     status: str = "in_progress"
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is a call with free text in the place of arguments."""
+        return self.origin is not None and self.origin.is_custom
 
     @property
     def place(self) -> dict[str, object]:
@@ -171,12 +187,29 @@ class Item:
                 own = {"type": "reasoning", "summary": [], "content": content}
             case ItemKind.CALL:
                 own = {
-                    "type": "function_call",
+                    "type": "custom_tool_call" if self.is_custom else "function_call",
                     "call_id": self.call_id,
-                    "name": self.name,
-                    "arguments": self.text,
+                    **self._named(),
+                    **self._stated(),
                 }
         return {"id": self.id, "status": self.status, **own}
+
+    def _named(self) -> dict[str, object]:
+        if self.origin is None:
+            return {"name": self.name}
+        name, namespace, _ = self.origin
+        return {"name": name} | ({"namespace": namespace} if namespace else {})
+
+    def _stated(self) -> dict[str, object]:
+        """A call's arguments, or its free text once all of it is there."""
+        if not self.is_custom:
+            return {"arguments": self.text}
+        if self.status == "in_progress":
+            return {INPUT: ""}
+        try:
+            return {INPUT: _text_decoder.decode(self.text).input}
+        except msgspec.DecodeError:
+            return {INPUT: self.text}  # the model's own words: the client judges them
 
     def opening(self) -> Iterator[Event]:
         yield "output_item.added", {"output_index": self.index, "item": self.body(is_new=True)}
@@ -186,8 +219,13 @@ class Item:
     def closing(self) -> Iterator[Event]:
         match self.kind:
             case ItemKind.CALL:
-                done = {**self.place, "name": self.name, "arguments": self.text}
-                yield "function_call_arguments.done", done
+                if self.is_custom:
+                    delta = {**self.place, "delta": self._stated()[INPUT]}
+                    yield "custom_tool_call_input.delta", delta
+                    yield "custom_tool_call_input.done", {**self.place, **self._stated()}
+                else:
+                    done = {**self.place, **self._named(), **self._stated()}
+                    yield "function_call_arguments.done", done
             case ItemKind.MESSAGE:
                 text = {"text": self.text, "logprobs": self.logprobs}
                 yield "output_text.done", {**self.place, **text}
@@ -199,7 +237,8 @@ class Item:
 
 
 class OutputItems:
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, origins: Mapping[str, Origin]) -> None:
+        self._origins = origins
         self._task_id = ""
         self._tell = tell
         self._count = 0
@@ -233,6 +272,8 @@ class OutputItems:
                 case CallArguments(_, json):
                     item = self._in(ItemKind.CALL)
                     item.texts.append(json)
+                    if item.is_custom:  # its text is told when it is whole
+                        continue
                     self._tell(item.kind.delta, {**item.place, "delta": json})
                 case CallEnds():
                     self.close()
@@ -281,7 +322,8 @@ class OutputItems:
 
     def _begin(self, kind: ItemKind, name: str = "", call_id: str = "") -> Item:
         suffix = f"_{self._count}" if self._count else ""
-        item = Item(kind, self._count, f"{kind}_{self._task_id}{suffix}", name=name)
+        item = Item(kind, self._count, "", name=name, origin=self._origins.get(name))
+        item.id = f"{'ctc' if item.is_custom else kind}_{self._task_id}{suffix}"
         item.call_id = call_id
         self._count += 1
         self._open = item

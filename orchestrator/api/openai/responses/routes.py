@@ -23,11 +23,11 @@ from orchestrator.api.openai.responses.answer import OutputCollector, ResponseEv
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
 from orchestrator.api.openai.responses.output import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
+from orchestrator.api.openai.responses.tools import asked_tools
 from orchestrator.api.openai.responses.types import (
     ParsedResponses,
     ResponsesRequest,
     echo_of,
-    tool_use_of,
 )
 from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, NotFound
@@ -46,8 +46,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
     history, chat = _conversation(request, asked)
     encoder = await orchestrator.loaded_model(asked.job)
-    job = in_form(request, encoder, asked.job, chat, asked.tools)
-    output = output_of(request.app, encoder, job, asked.tools)
+    job = in_form(request, encoder, asked.job, chat, asked.tools.use)
+    output = output_of(request.app, encoder, job, asked.tools.use)
 
     def keep(task: Task, answer: OutputCollector) -> None:
         ending = task.ending
@@ -133,7 +133,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         created_unix=int(request[CONTEXT].arrival.unix),
         instructions=body.instructions,
         turns=turns_of(body.input),
-        tools=tool_use_of(
+        tools=asked_tools(
             body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False
         ),
         template_arguments=template_arguments(body.chat_template_kwargs),
@@ -158,7 +158,7 @@ def _conversation(request: web.Request, asked: ParsedResponses) -> tuple[tuple[M
     chat = Chat(
         messages,
         template_arguments=asked.template_arguments,
-        tools=() if asked.tools is None else asked.tools.tools,
+        tools=() if asked.tools.use is None else asked.tools.use.tools,
     )
     return history, chat
 

@@ -128,7 +128,7 @@ async def test_calls_and_their_results_in_earlier_turns(
     assert '"name": "get_weather", "description": "Now.", "parameters": {"type"' in prompt
     assert prompt.endswith(
         "<|user|>Where?<|end|><|assistant|><think>Hm.</think>"
-        'So:<tool_call>get_weather city="Bonn" </tool_call><|end|>'
+        'So:<tool_call>{"name": "get_weather", "arguments": {"city": "Bonn"}}</tool_call><|end|>'
         "<|user|>[get_weather toolu_1] Rain.<|end|><|user|>And?<|end|><|assistant|>"
     )
     count = {key: body[key] for key in ("model", "messages", "tools")}

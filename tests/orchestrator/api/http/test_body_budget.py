@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from orchestrator.api.http import body
 from orchestrator.api.http.body import ALL_BODIES_BYTES, BODIES, BodyBudget, BodyShare
 from orchestrator.api.server import READ_BUFFER_BYTES
-from orchestrator.errors import InvalidRequest, NoCapacity
+from orchestrator.errors import BodyTooSlow, InvalidRequest, NoCapacity
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 
@@ -167,6 +167,16 @@ async def test_a_length_that_is_only_announced_reserves_nothing(
     for each in (*idle, sender):
         each.writer.close()
     await service.until(lambda: service.runner.app[BODIES].total_bytes == 0)
+
+
+async def test_what_has_come_gives_a_body_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.01)
+    patience = body.Patience()
+    patience.came(2**30)
+    await patience.read(asyncio.sleep(0.05))
+    patience.end()
+    with pytest.raises(BodyTooSlow):
+        await patience.read(asyncio.sleep(60.0))
 
 
 @pytest.mark.parametrize("end", ["refused", "too slow", "client gone", "served"])

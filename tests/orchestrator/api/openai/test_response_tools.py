@@ -59,7 +59,7 @@ async def test_an_agents_two_turns_with_the_sdk(
         prompts.append(prompt_of(service, worker))
     assert prompts[0] == prompts[1] == prompts[2]
     said = f"</tool_call><|end|><|user|>[get_weather {call.call_id}] rain<|end|><|assistant|>"
-    assert "<tool_call>get_weather city=" in prompts[0] and prompts[0].endswith(said)
+    assert '"get_weather", "arguments": {"city"' in prompts[0] and prompts[0].endswith(said)
     with pytest.raises(openai.BadRequestError, match="msg_00") as unknown:
         await sdk.responses.create(
             **ASK | {"input": [{"type": "item_reference", "id": "msg_00"}, result]}
@@ -84,7 +84,10 @@ async def test_one_turn_of_text_reasoning_and_calls(service: Service, worker: Fa
         },
     ]
     await ask(service, ASK | {"input": items})
-    said = "<think>hm</think>b<tool_call>get_weather x=1 </tool_call><tool_call>get_weather "
+    said = (
+        '<think>hm</think>b<tool_call>{"name": "get_weather", "arguments": {"x": 1}}</tool_call>'
+        '<tool_call>{"name": "get_weather", "arguments": {}}'
+    )
     results = "<|user|>[get_weather 2] r2<|end|><|user|>[get_weather 1] r1<|end|>"
     assert f"{said}</tool_call><|end|>{results}" in prompt_of(service, worker)
 
@@ -175,7 +178,7 @@ async def test_a_call_that_is_cut_is_incomplete(service: Service, worker: FakeWo
     ]
     # nobody could go on from half a call
     await ask(service, ASK | {"input": "so", "previous_response_id": answer["id"]})
-    assert "get_weather city" not in prompt_of(service, worker)
+    assert '"get_weather", "arguments": {"city"' not in prompt_of(service, worker)
 
 
 async def test_logprobs_are_the_messages(service: Service, worker: FakeWorker) -> None:
@@ -216,6 +219,126 @@ async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -
         error = (await ask(service, asked | change, 400))["error"]
         assert word in error["message"], error
         assert error["param"]
+
+
+NAMESPACE: Any = {
+    "type": "namespace",
+    "name": "mcp__git",
+    "description": "A server's.",
+    "tools": [{"type": "function", "name": "log", "parameters": SCHEMA, "defer_loading": True}],
+}
+PATCH: Any = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin"'},
+}
+
+
+def called(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_tools_of_a_namespace_are_called_by_the_names_that_the_client_gave(
+    service: Service, worker: FakeWorker
+) -> None:
+    """As Codex sends the tools of each MCP server."""
+    asked = ASK | {"tools": [TOOL, NAMESPACE]}
+    worker.plan = lambda submit: says(called("mcp__git__log", city="x") + CALL)
+    whole = await ask(service, asked)
+    assert "mcp__git__log" in prompt_of(service, worker)
+    told = [event.json() for event in await events_of(service, asked)]
+    for answer in (whole, told[-1]["response"]):
+        own, plain = answer["output"]
+        assert (own["type"], own["name"], own["namespace"]) == ("function_call", "log", "mcp__git")
+        assert own["arguments"] == '{"city": "x"}' and "namespace" not in plain
+    begun = next(e["item"] for e in told if e["type"] == "response.output_item.added")
+    assert (begun["name"], begun["namespace"]) == ("log", "mcp__git")
+    results = [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
+        for call in whole["output"]
+    ]
+    worker.plan = lambda submit: says("yes")
+    prompts = []
+    for more in (
+        {"input": [{"role": "user", "content": "hi"}, *whole["output"], *results]},
+        {"input": results, "previous_response_id": whole["id"]},
+    ):
+        await ask(service, asked | more)
+        prompts.append(prompt_of(service, worker))
+    assert prompts[0] == prompts[1] and '"mcp__git__log", "arguments": {"city"' in prompts[0]
+    assert "[mcp__git__log call_" in prompts[0]
+    chosen = {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "mcp__git"}]}
+    await ask(service, asked | {"tool_choice": chosen})
+    assert "mcp__git__log" in prompt_of(service, worker)
+    assert "get_weather" not in prompt_of(service, worker)
+
+
+async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None:
+    """As Codex sends apply_patch: the model knows a function with one argument."""
+    asked = ASK | {"tools": [PATCH]}
+    text = '*** Begin "Patch"\n+é'
+    worker.plan = lambda submit: says(called("apply_patch", input=text))
+    whole = await ask(service, asked)
+    assert "*** Begin" in prompt_of(service, worker)  # the grammar, since nothing else tells it
+    told = [event.json() for event in await events_of(service, asked)]
+    for answer in (whole, told[-1]["response"]):
+        (call,) = answer["output"]
+        assert (call["type"], call["name"], call["input"]) == (
+            "custom_tool_call",
+            "apply_patch",
+            text,
+        )
+        assert call["id"].startswith("ctc_") and "arguments" not in call
+    own = [event for event in told if event["type"].startswith("response.custom_tool_call_input")]
+    assert [event["type"].rpartition(".")[2] for event in own] == ["delta", "done"]
+    assert own[0]["delta"] == own[1]["input"] == text
+    assert not any("arguments" in event["type"] for event in told)
+    (call,) = whole["output"]
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
+    worker.plan = lambda submit: says("yes")
+    prompts = []
+    for more in (
+        {"input": [{"role": "user", "content": "hi"}, call, result]},
+        {"input": [result], "previous_response_id": whole["id"]},
+        {"input": [{"type": "item_reference", "id": call["id"]}, result]},
+    ):
+        await ask(service, asked | more)
+        prompts.append(prompt_of(service, worker))
+    assert prompts[0] == prompts[1] and prompts[0].endswith(prompts[2][-80:])
+    assert '"apply_patch", "arguments": {"input"' in prompts[0]
+    assert f"[apply_patch {call['call_id']}] ok" in prompts[0]
+
+
+async def test_free_text_that_is_none_or_is_cut_is_given_as_it_came(
+    service: Service, worker: FakeWorker
+) -> None:
+    asked = ASK | {"tools": [PATCH]}
+    worker.plan = lambda submit: says(called("apply_patch", patch="x"))
+    (call,) = (await ask(service, asked))["output"]
+    assert (call["type"], call["input"]) == ("custom_tool_call", '{"patch": "x"}')
+    cut = called("apply_patch", input="abcdefgh" * 8)[:90]
+    worker.plan = lambda submit: says(cut, reason=FinishReason.LENGTH)
+    (call,) = (await ask(service, asked))["output"]
+    assert call["status"] == "incomplete" and "abcdefgh" in call["input"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"tools": [NAMESPACE, NAMESPACE]}, "two tools as mcp__git__log"),
+        (
+            {"tools": [NAMESPACE], "tool_choice": {"type": "function", "name": "log"}},
+            "none of that name",
+        ),
+        ({"tools": [NAMESPACE | {"name": "a b"}]}, "tools[0].tools[0].name"),
+        ({"input": [{"type": "custom_tool_call", "name": "apply_patch"}]}, "input[0].call_id"),
+    ],
+)
+async def test_namespaces_that_cannot_be_served(
+    service: Service, change: dict[str, Any], word: str
+) -> None:
+    assert word in (await ask(service, ASK | change, 400))["error"]["message"]
 
 
 async def test_the_form_of_the_text(make_worker: MakeWorker, make_service: MakeService) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.http.outputs import format_of
 from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import CHAT, answer_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
@@ -125,7 +126,8 @@ async def test_the_model_is_told_of_tools_and_of_what_came_of_them(
     assert json.dumps(TOOL) in prompt
     assert prompt.endswith(
         "<|user|>Where?<|end|><|assistant|><think>Hm.</think>"
-        '<tool_call>get_weather city="Bonn" n=2 </tool_call><|end|>'
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Bonn", "n": 2}}</tool_call>'
+        "<|end|>"
         "<|user|>[get_weather call_1] Rain.<|end|><|assistant|>"
     )
 
@@ -417,3 +419,81 @@ async def test_schemas_that_no_grammar_takes(
             else:
                 assert "tools.not" in response.headers["x-tidegate-ignored"]
     assert len(worker.submits) == 1
+
+
+_ROLES = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.tool_calls %}"
+_NAME = "{{ c.function.name }}"
+_TEXT = "{{ c.function.arguments|tojson }}"
+
+
+def writing(call: str, *, hint: str = "") -> dict[str, str]:
+    """A model whose template writes calls like this."""
+    calls = "{% for c in m.tool_calls %}" + call + "{% endfor %}"
+    rest = calls + "{% endif %}{% endfor %}"
+    return CARD | {"chat_template": "{{ tools }}" + hint + _ROLES + rest}
+
+
+@for_each(
+    "card",
+    [
+        # as MiniMax-M3, Apriel-1.5 and functionary-v3.1 write them
+        writing(
+            f']<]x[>[<tool_call>\n]<]x[>[<invoke name="{_NAME}">'
+            "{% for k, v in c.function.arguments.items() %}]<]x[>[<{{ k }}>{{ v }}]<]x[>[</{{ k }}>"
+            "{% endfor %}]<]x[>[</invoke>\n]<]x[>[</tool_call>"
+        ),
+        writing(
+            f'<tool_calls>[{{"name": "{_NAME}", "arguments": {_TEXT}}}]</tool_calls>',
+            hint="<tool_call></tool_call>",
+        ),
+        writing(f"<function={_NAME}>{_TEXT}</function>", hint="<|python_tag|>"),
+    ],
+)
+async def test_a_format_that_only_looks_known_is_refused(
+    make_worker: MakeWorker, make_service: MakeService, card: dict[str, Any]
+) -> None:
+    service = await make_service(await make_worker(**card))
+    error = (await answer_of(service, PATH, ASK, 400))["error"]
+    assert "format that is not known here" in error["message"] and error["param"] == "tools"
+
+
+@for_each(
+    ("card", "calls"),
+    [
+        (
+            writing(f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_TEXT}}}\n</tool_call>'),
+            "hermes",
+        ),
+        (
+            writing(f'{{"name": "{_NAME}", "parameters": {_TEXT}}}', hint="<|python_tag|>"),
+            "llama3",
+        ),
+        (
+            writing(f"[TOOL_CALLS]{_NAME}[ARGS]{_TEXT}"),
+            "mistral",
+        ),
+        (
+            writing(
+                f"<tool_call>\n<function={_NAME}>{{% for k, v in c.function.arguments.items() %}}\n"
+                "<parameter={{ k }}>\n{{ v }}\n</parameter>{% endfor %}\n</function>\n</tool_call>"
+            ),
+            "qwen3_coder",
+        ),
+        (
+            writing(
+                f"<tool_call>{_NAME}{{% for k, v in c.function.arguments.items() %}}"
+                "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"
+            ),
+            "glm45",
+        ),
+        # It takes arguments as text alone, so that it tells nothing.
+        (writing("<tool_call>{{ c.function.arguments + '' }}</tool_call>"), "hermes"),
+        (writing("<tool_call>{{ c.function.arguments }}</tool_call>"), "hermes"),
+    ],
+)
+async def test_a_format_that_is_known_is_read_from_what_the_template_writes(
+    make_worker: MakeWorker, make_service: MakeService, card: dict[str, Any], calls: str
+) -> None:
+    service = await make_service(await make_worker(**card))
+    format = format_of(service.runner.app, service.orchestrator.model("fake"))
+    assert format.calls == calls

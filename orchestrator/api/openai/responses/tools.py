@@ -1,0 +1,182 @@
+"""The tools of ``/v1/responses``: functions, tools of free text, and namespaces of either.
+
+Models know functions alone, so every tool becomes one, and a call of it is given back as what the
+client stated::
+
+    {"type": "namespace", "name": "mcp__git",      →  function mcp__git__log
+     "tools": [{"type": "function", "name": "log"}]}   ←  name: log, namespace: mcp__git
+    {"type": "custom", "name": "apply_patch"}      →  function apply_patch(input)
+                                                   ←  custom_tool_call with the text as input
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.ignored import pass_over
+from orchestrator.api.http.tools import read_tool, require_bounds
+from orchestrator.api.openai.tools import allowed_of, use_of
+from orchestrator.errors import InvalidRequest
+from orchestrator.parsing import ToolUse
+from orchestrator.tasks.tools import Tool
+from protocol import excerpt
+
+INPUT: Final = "input"
+"""The only argument of a tool of free text."""
+_TEXT: Final = msgspec.Raw(
+    b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
+    b'"additionalProperties":false}'
+)
+_CALLED: Final = ("function", "custom")
+
+
+class TextFormat(msgspec.Struct, frozen=True):
+    """How a tool's free text is to be written."""
+
+    type: str = "text"
+    syntax: str = ""
+    definition: str = ""
+
+
+class CallableTool(msgspec.Struct, frozen=True):
+    """A function, or a tool of free text. Of types that are not served, nothing else is read."""
+
+    type: str
+    name: str = ""
+    namespace: str | None = None
+    description: str | None = None
+    parameters: msgspec.Raw = NULL
+    strict: bool | None = None
+    format: TextFormat | None = None
+    output_schema: Unused = NULL
+    defer_loading: Unused = NULL
+    """Has no effect: the model is told of every tool at once."""
+
+
+class StatedTool(CallableTool, frozen=True):
+    """A tool, or a namespace with tools of its own."""
+
+    tools: tuple[CallableTool, ...] = ()
+
+
+class ForcedTools(msgspec.Struct, frozen=True):
+    """The one tool that must be called, or those that may or must be."""
+
+    type: str
+    name: str = ""
+    namespace: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: tuple[StatedTool, ...] = ()
+
+
+class Origin(NamedTuple):
+    """What the client calls a tool that the model knows otherwise."""
+
+    name: str
+    namespace: str | None
+    is_custom: bool
+
+
+class AskedTools(NamedTuple):
+    """The tools that may be called; ``use`` is None if there are none."""
+
+    use: ToolUse | None
+    origins: Mapping[str, Origin]
+    """By the names that the model knows, of those that are no plain functions."""
+
+
+_tools_reader: Reader[list[StatedTool] | None] = Reader(list[StatedTool] | None)
+_choice_reader: Reader[str | ForcedTools | None] = Reader(str | ForcedTools | None)
+
+
+def known_as(name: str, namespace: str | None) -> str:
+    """The name under which the model knows a tool."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def asked_tools(tools: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bool) -> AskedTools:
+    """The tools of a request. Raises ``InvalidRequest``."""
+    require_bounds(tools)
+    require_bounds(tool_choice, "tool_choice")
+    stated: list[StatedTool] | None = decode_part(tools, _tools_reader, "tools")
+    known: list[Tool] = []
+    origins: dict[str, Origin] = {}
+    names: dict[str, str | None] = {}
+    for tool, where in _unfolded(stated or ()):
+        name = known_as(tool.name, tool.namespace)
+        if name in names and (names[name] or tool.namespace):
+            raise InvalidRequest(
+                f"{where}: the model would know two tools as {excerpt(name, 128)}; rename one",
+                field=where,
+            )
+        names[name] = tool.namespace
+        is_custom = tool.type == "custom"
+        schema, text = (_TEXT, _described(tool)) if is_custom else (tool.parameters, None)
+        known.append(read_tool(name, text or tool.description, schema, tool.strict, where))
+        if is_custom or tool.namespace:
+            origins[name] = Origin(tool.name, tool.namespace, is_custom)
+    return AskedTools(_use_of(tuple(known), tool_choice, is_parallel), origins)
+
+
+def _use_of(known: tuple[Tool, ...], tool_choice: msgspec.Raw, is_parallel: bool) -> ToolUse | None:
+    choice: str | ForcedTools | None = decode_part(tool_choice, _choice_reader, "tool_choice")
+    if not isinstance(choice, ForcedTools):
+        return use_of(known, choice, "", is_parallel=is_parallel)
+    if choice.type != "allowed_tools":
+        if choice.type not in _CALLED:
+            raise _unserved(choice.type, "tool_choice.type")
+        only = known_as(choice.name, choice.namespace)
+        return use_of(known, None, only, is_parallel=is_parallel)
+    allowed: set[str] = set()
+    for at, tool in enumerate(choice.tools):
+        field = f"tool_choice.tools[{at}].type"
+        if tool.type == "namespace":
+            inside = known_as("", tool.name)
+            allowed |= {one.name for one in known if one.name.startswith(inside)} or {tool.name}
+        elif _is_served(tool, field):
+            allowed.add(known_as(tool.name, tool.namespace))
+    some = allowed_of(known, allowed, "tool_choice.tools")
+    return use_of(some, choice.mode, "", is_parallel=is_parallel)
+
+
+def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]]:
+    """Every tool that can be called, with where it stands. The model is not told of others, so that
+    it answers without them."""
+    for at, tool in enumerate(stated):
+        where = f"tools[{at}]"
+        if tool.type != "namespace":
+            if _is_served(tool, f"{where}.type"):
+                yield tool, where
+            continue
+        for n, inner in enumerate(tool.tools):
+            if _is_served(inner, f"{where}.tools[{n}].type"):
+                yield msgspec.structs.replace(inner, namespace=tool.name), f"{where}.tools[{n}]"
+
+
+def _described(tool: CallableTool) -> str:
+    """A description that tells the form of the text, which nothing else enforces."""
+    text = tool.description or ""
+    if tool.format is None or not tool.format.definition:
+        return text
+    syntax = excerpt(tool.format.syntax or "", 32)
+    return f"{text}\n\nThe input is text by this {syntax} grammar:\n{tool.format.definition}"
+
+
+def _is_served(tool: CallableTool, field: str) -> bool:
+    if tool.type in _CALLED:
+        return True
+    pass_over("tools[]", f"type={excerpt(tool.type, 64)}", _unserved(tool.type, field))
+    return False
+
+
+def _unserved(kind: str, field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field}: {excerpt(kind, 64)} is not served here, only function, custom, and a namespace "
+        "of them",
+        field=field,
+    )
