@@ -103,19 +103,20 @@ def check(path: Path, *, as_json: bool) -> int:
 
 
 def status(path: Path | None, *, as_json: bool) -> int:
-    """Print the state of every instance; works also without a manager."""
+    """Print the state of every instance; returns 1 without a manager, which would restart them."""
     return _exit(lambda: asyncio.run(_status(_home(path), as_json=as_json)))
 
 
 async def _status(home: Path, *, as_json: bool) -> bool:
+    is_managed = True
     try:
         told = await ask(home, {"do": "status"}, _ASK_S)
     except PoolInUse as error:
-        told = _unmanaged(home)
+        told, is_managed = _unmanaged(home), False
         print(f"tidegate: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps(told, indent=2))
-        return True
+        return is_managed
     table = _table("name", "state", "address", "pid", "restarts", "why")
     for each in told["instances"]:
         pid = "" if each["pid"] is None else str(each["pid"])
@@ -127,7 +128,7 @@ async def _status(home: Path, *, as_json: bool) -> bool:
         print(f"cannot tell {name}: {reason}")
     for uuid, reason in told["gpus_out"].items():
         print(f"GPU {uuid} is taken out: {reason}")
-    return True
+    return is_managed
 
 
 def reload(path: Path | None) -> int:
