@@ -138,6 +138,7 @@ def build_runner(
     operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours)
     of_dialects = [edge for served in SERVED for edge in served.edges]
     of_rooms = [edge for room in orchestrator.rooms for edge in room.edges()]
+    app[openapi.EDGES] = (*of_dialects, *of_rooms)
     for edge in (*of_dialects, *of_rooms, *operating):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
