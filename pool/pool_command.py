@@ -108,12 +108,12 @@ def status(path: Path | None, *, as_json: bool) -> int:
 
 
 async def _status(home: Path, *, as_json: bool) -> bool:
-    is_managed = True
     try:
         told = await ask(home, {"do": "status"}, _ASK_S)
     except PoolInUse as error:
-        told, is_managed = _unmanaged(home), False
+        told = _unmanaged(home)
         print(f"tidegate: {error}", file=sys.stderr)
+    is_managed = told["manager_pid"] is not None
     if as_json:
         print(json.dumps(told, indent=2))
         return is_managed

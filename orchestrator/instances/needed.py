@@ -86,8 +86,7 @@ class Need:
 
 
 def is_lost(task: Task) -> bool:
-    """Whether a task that has ended was lost to waiting or for want of room, or refused since it
-    would have been."""
+    """Whether a task was lost to waiting or for want of room, or refused since it would be."""
     ending = task.ending
     if ending is None:
         return False
