@@ -84,6 +84,7 @@ _POSTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
         },
     ),
 )
+_OPENINGS: Final = ("Once upon a time", "The old sailor said", "In the garden a fox")
 KINDS: Final = (*(("GET", page, None) for page in _PAGES), *(("POST", *post) for post in _POSTS))
 _LINES: Final = "\n".join(
     json.dumps({"custom_id": str(line), "method": "POST", "url": "/v1/completions", "body": _TEXT})
@@ -146,8 +147,9 @@ class EveryKind:
             self._known[said["object"]] = said["id"]
 
     def _filled(self, text: str) -> str:
-        words = " ".join(f"{self.rng.random():.6f}" for _ in range(self.rng.randrange(1, 20)))
-        text = text.replace("{words}", words).replace("{word}", words[:8])
+        # How long answers get is learnt for each way in which prompts begin, up to thousands.
+        words = self.rng.choice(_OPENINGS) + f" {self.rng.random():.6f}" * self.rng.choice((1, 6))
+        text = text.replace("{words}", words).replace("{word}", words[:2])
         for name in ("response", "task", "session", "file", "batch"):
             if f"{{{name}}}" in text:
                 text = text.replace(f"{{{name}}}", self._known[name])
