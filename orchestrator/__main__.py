@@ -274,7 +274,7 @@ def _let_operate(app: web.Application, path: Path) -> None:
             path.unlink(missing_ok=True)
         return
     try:
-        app[AUTH].let_operate(keep_key(path), str(path))
+        app[AUTH].let_operate(keep_key(path))
     except OSError as error:
         service_log.warning(
             "no operators' key can be kept, so nobody may operate this service: make the folder "

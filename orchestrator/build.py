@@ -68,7 +68,7 @@ from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.tracing import open_tracing
-from orchestrator.telemetry.metrics import Metrics
+from orchestrator.telemetry.metrics import KEPT, Metrics
 
 KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
 """What is kept of ended tasks, for replay. A token takes 104 bytes; with the 20 most likely ones
@@ -192,6 +192,7 @@ def build(
     health.also_ready.extend(room.is_ready for room in rooms)
     swaps, demand = _loading(common, registry, foresight)
     reloader = Reloader(settings)
+    kept_tasks = TaskStore(clock, KEPT_TASKS)
     encoding = EncodingStage(executor, ENCODING_THREADS, MAX_ENCODING_BYTES, clock)
     stages = Stages(
         limits=limiter,
@@ -203,7 +204,7 @@ def build(
         queue=queue,
         dispatcher=dispatch.dispatcher,
         settler=settler,
-        store=TaskStore(clock, KEPT_TASKS),
+        store=kept_tasks,
         swaps=swaps,
         demand=demand,
         durable=durable,
@@ -222,6 +223,9 @@ def build(
     registry.listen(recorder)
     orchestrator.on_offered.append(recorder.offered)
     orchestrator.on_ended.append(recorder.ended)
+    metrics.watch(metrics.holders, KEPT)
+    metrics.keeps("tasks", kept_tasks.kept)
+    metrics.keeps("recording", recorder.kept)
     metrics.watch(queue, QUEUE)
     metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
     need = Need(registry, queue, clock)

@@ -19,6 +19,7 @@ from orchestrator.instances.registry import Registry
 from orchestrator.prediction.forecaster import Forecaster, length_key
 from orchestrator.prediction.step_model import StepModel
 from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Kept
 from protocol import Code, Outcome
 
 MOST = 4000
@@ -65,6 +66,11 @@ class Recorder:
                 await asyncio.sleep(0)
         states = [*self._known.values(), *self._states]
         return {"requests": requests, "states": states, "is_full": is_full}
+
+    def kept(self) -> Kept:
+        """What is kept of requests; a state of an instance is as much as one."""
+        size = sum(map(len, map(memoryview, self._ended)))
+        return Kept(len(self._ended) + len(self._states), size)
 
     def offered(self, task: Task) -> None:
         if task.ending is None:

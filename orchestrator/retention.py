@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
+from orchestrator.telemetry.metrics import Kept
 from worker.environment import Section
 
 
@@ -96,6 +97,9 @@ class OwnedStore(Generic[T]):
     def kept_bytes(self) -> int:
         return sum(self._bytes.values())
 
+    def kept(self) -> Kept:
+        return Kept(self._count, self.kept_bytes)
+
     def put(self, key: str, name: str, item: T, size: int) -> None:
         """Keep an item of ``size`` bytes as the latest, in place of one of the same name. One that
         is larger than all of the room is not kept."""
@@ -180,9 +184,9 @@ class KeptStore(Generic[W]):
     def __contains__(self, item: W) -> bool:
         return item.id in self._all
 
-    @property
-    def total_bytes(self) -> int:
-        return self._ended.kept_bytes
+    def kept(self) -> Kept:
+        """What is kept of items that have ended."""
+        return self._ended.kept()
 
     def add(self, item: W) -> None:
         """Keep an item that runs, and within the bounds after its end."""

@@ -107,7 +107,7 @@ def check(path: Path, *, as_json: bool) -> int:
 
 
 def status(path: Path | None, *, as_json: bool) -> int:
-    """Print the state of every instance; works also without a manager."""
+    """Print the state of every instance; returns 1 without a manager, which would restart them."""
     return _exit(lambda: asyncio.run(_status(_home(path), as_json=as_json)))
 
 
@@ -117,9 +117,10 @@ async def _status(home: Path, *, as_json: bool) -> bool:
     except PoolInUse as error:
         told = _unmanaged(home)
         print(f"tidegate: {error}", file=sys.stderr)
+    is_managed = told["manager_pid"] is not None
     if as_json:
         print(json.dumps(told, indent=2))
-        return True
+        return is_managed
     table = _table("name", "state", "address", "pid", "restarts", "why")
     for each in told["instances"]:
         pid = "" if each["pid"] is None else str(each["pid"])
@@ -131,7 +132,7 @@ async def _status(home: Path, *, as_json: bool) -> bool:
         print(f"cannot tell {name}: {reason}")
     for uuid, reason in told["gpus_out"].items():
         print(f"GPU {uuid} is taken out: {reason}")
-    return True
+    return is_managed
 
 
 def reload(path: Path | None) -> int:

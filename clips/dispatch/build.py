@@ -28,13 +28,6 @@ CLIPS: tuple[Row[Clips], ...] = (
         "Clips that an instance has",
         lambda clips: len(clips.live) - clips.waiting,
     ),
-    Row(
-        "gauge",
-        "slot_bytes_kept",
-        "bytes",
-        "What ended slots and their files take",
-        lambda clips: clips.store.total_bytes,
-    ),
 )
 
 
@@ -68,6 +61,7 @@ def build_clips(core: Core) -> Clips:
         core.rng,
     )
     metrics.watch(clips, CLIPS)
+    metrics.keeps("slots", clips.store.kept)
     metrics.watch(clips.refusals, refusals("slot_", "slots"))
     metrics.watch(fleet, FLEET)
     return clips

@@ -68,12 +68,10 @@ class Authenticator:
         """Without keys everybody is let in, and nobody may operate the service."""
         self._keys = tuple(keys)
         self._operators = b""
-        self._kept_in = ""
 
-    def let_operate(self, key: str, kept_in: str) -> None:
-        """Let ``key`` operate the service, while no key of the settings is an admin's. ``kept_in``
-        is the file that holds it, for callers who may read there."""
-        self._operators, self._kept_in = digest_of(key), kept_in
+    def let_operate(self, key: str) -> None:
+        """Let ``key`` operate the service, while no key of the settings is an admin's."""
+        self._operators = digest_of(key)
 
     def replace(self, keys: Iterable[Key]) -> None:
         """Replace all keys. Raises ``ValueError`` where that would let everybody in."""
@@ -144,6 +142,7 @@ class Authenticator:
                 "nobody may operate this service: no admin key is configured (set "
                 "TIDEGATE_ADMIN_TOKEN), and none could be kept in TIDEGATE_HOME, as its log says"
             )
+        # Anybody may read this: no path of the machine in it.
         if self._keys:
             raise Forbidden(
                 "this needs the operators' key, which the service keeps in TIDEGATE_HOME/operator "
@@ -151,7 +150,7 @@ class Authenticator:
             )
         raise Unauthenticated(
             "this needs the operators' key as Authorization: Bearer; whoever runs the service "
-            f"finds it in {self._kept_in} (the command tidegate reads it by itself)",
+            "finds it in TIDEGATE_HOME/operator (there the command tidegate reads it by itself)",
             field="Authorization",
         )
 

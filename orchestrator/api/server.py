@@ -1,6 +1,9 @@
 """The web application: routes, and the middleware that every request passes through."""
 
 import asyncio
+import itertools
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -135,6 +138,7 @@ def build_runner(
     operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours)
     of_dialects = [edge for served in SERVED for edge in served.edges]
     of_rooms = [edge for room in orchestrator.rooms for edge in room.edges()]
+    app[openapi.EDGES] = (*of_dialects, *of_rooms)
     for edge in (*of_dialects, *of_rooms, *operating):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
@@ -229,9 +233,24 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
             allowed=allowed,
         )
     if isinstance(error, web.HTTPNotFound):
+        meant = (f"; try {excerpt(path, 256)}" for path in _likely_paths(request))
         instead = (f"; {use}" for part, use in _INSTEAD.items() if part in request.path)
-        return NotFound(f"there is nothing at {excerpt(request.path, 256)}{next(instead, '')}")
+        hint = next(itertools.chain(instead, meant), "")
+        return NotFound(f"there is nothing at {excerpt(request.path, 256)}{hint}")
     return InvalidRequest(f"the request cannot be served: {error.reason}")
+
+
+def _likely_paths(request: web.Request) -> Iterator[str]:
+    """Paths that are served and differ by what base URLs are often set wrong by: the version left
+    out or given twice, a slash too many."""
+    path = re.sub("/{2,}", "/", request.path).rstrip("/")
+    for found in (path, f"/v1{path}", f"/v2{path}", path.removeprefix("/v1")):
+        resources = request.app.router.resources() if found not in ("", request.path) else ()
+        for info in (resource.get_info() for resource in resources):
+            pattern = info.get("pattern")
+            if info.get("path") == found or (pattern and pattern.fullmatch(found)):
+                yield found
+                break
 
 
 async def _close(app: web.Application) -> None:

@@ -3,11 +3,11 @@
 What runs keeps the slots that it has, since as much comes after it. What waits needs time on an
 engine before its deadlines beside that: for each deadline, all that waits and is due by then, over
 the time until then. Both together may take ``TARGET`` of the instances' time. While more than
-``MOST_LOST`` of the requests are lost to waiting or for want of room, one more is needed than there
-are, whatever the rest says.
+``MOST_LOST`` of the requests are lost to waiting or for want of room, or foreseen to be, one more
+is needed than there are, whatever the rest says. Parts of an instance count as such: were each
+moment rounded up, the mean of a service with a request now and then would be more than one.
 """
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class WaitingWork(NamedTuple):
 
 def instances_needed(
     up: int, busy: float, waiting: Iterable[WaitingWork], lost: float = 0.0
-) -> int:
+) -> float:
     """Instances that keep the deadlines of what runs on ``up`` of them and of what waits.
 
     ``busy``: the slots taken, as a number of whole instances. ``lost``: share (0 to 1) of the
@@ -47,8 +47,7 @@ def instances_needed(
     for work_ms, left_ms in sorted(waiting, key=lambda one: one.left_ms):
         due_ms += work_ms
         backlog = max(backlog, due_ms / max(SOON_MS, left_ms))
-    needed = math.ceil((busy + backlog) / TARGET - 1e-9)
-    return max(1, needed, up + 1 if lost > MOST_LOST else 0)
+    return max((busy + backlog) / TARGET, up + 1 if lost > MOST_LOST else 0)
 
 
 class Need:
@@ -61,7 +60,7 @@ class Need:
         self._kept = SlidingWindow(LOST_WINDOW_S, clock.now())
 
     def ended(self, task: Task) -> None:
-        outcome = Outcome.MISSED if _is_lost(task) else Outcome.MET
+        outcome = Outcome.MISSED if is_lost(task) else Outcome.MET
         self._kept.count((task.job.priority, task.model), outcome, self._clock.now())
 
     def by_model(self) -> Samples:
@@ -86,17 +85,18 @@ class Need:
             yield (model,), instances_needed(len(up), busy, scaled, lost)
 
 
-def _is_lost(task: Task) -> bool:
-    """Whether a task that has ended was lost to waiting, or for want of room."""
+def is_lost(task: Task) -> bool:
+    """Whether a task was lost to waiting or for want of room, or refused since it would be."""
     ending = task.ending
     if ending is None:
         return False
     if ending.outcome is Outcome.MISSED:
         return blame(task, ending) is MissStage.QUEUE
-    code = ending.error.code if ending.error is not None else None
-    return code in (Code.QUEUE_FULL, Code.NO_CAPACITY) or (
-        code is Code.DEADLINE_INFEASIBLE and task.marks.queued > 0  # on arrival none would help
-    )
+    if ending.error is None:
+        return False
+    if ending.error.code is Code.DEADLINE_INFEASIBLE:  # else no instance more would help
+        return ending.error.details.get("binding_constraint") == "queue"
+    return ending.error.code in (Code.QUEUE_FULL, Code.NO_CAPACITY)
 
 
 NEED: tuple[Row[Need], ...] = (
@@ -104,8 +104,8 @@ NEED: tuple[Row[Need], ...] = (
         "gauge",
         "instances_needed",
         "instances",
-        "Instances that the present load needs for its deadlines to be met, by what runs, what "
-        "waits and what is lost to waiting (PF-7)",
+        "Instances, and parts of one, that the present load needs for its deadlines to be met, by "
+        "what runs, what waits and what is lost to waiting (PF-7)",
         Need.by_model,
         ("model",),
     ),

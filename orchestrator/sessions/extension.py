@@ -10,17 +10,10 @@ from orchestrator.sessions import api
 from orchestrator.sessions.store import SessionStore, is_session
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.metrics import Row
+from orchestrator.telemetry.metrics import Kept, Row
 
 SESSIONS: tuple[Row[SessionStore], ...] = (
     Row("gauge", "sessions", "sessions", "Sessions that there are (WK-9)", len),
-    Row(
-        "gauge",
-        "sessions_bytes",
-        "bytes",
-        "What their histories take",
-        lambda store: store.total_bytes,
-    ),
     Row(
         "counter",
         "session_turns",
@@ -47,6 +40,7 @@ class SessionRoom(Extension):
         self.store = SessionStore(core.clock, ids)
         core.sharing.keep("session", self.store)
         core.metrics.watch(self.store, SESSIONS)
+        core.metrics.keeps("sessions", lambda: Kept(len(self.store), self.store.total_bytes))
 
     def bind(self, host: Host) -> None:
         self._host = host

@@ -6,9 +6,10 @@ somebody scrapes (LB-8). Names end in their unit.
 
 import asyncio
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import resource
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -60,6 +61,13 @@ class Row(Generic[S]):
     labels: tuple[str, ...] = ()
 
 
+class Kept(NamedTuple):
+    """What one holder keeps at this moment, in memory."""
+
+    items: int
+    bytes: int
+
+
 class Metrics:
     """Every metric of one orchestrator, in a registry of its own."""
 
@@ -69,6 +77,12 @@ class Metrics:
         self.declared: list[Declared] = []
         self._collectors: list[tuple[Collector, bool, str]] = []
         """Collectors, each with whether it names tenants and the prefix of its metrics' names."""
+        self.holders: dict[str, Callable[[], Kept]] = {}
+
+    def keeps(self, holder: str, read: Callable[[], Kept]) -> None:
+        """Show what ``holder`` keeps, as ``read`` tells it: memory that grows until a bound is
+        reached looks like a leak unless one sees whose it is."""
+        self.holders[holder] = read
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
         self._declare("counter", name, unit, text, labels)
@@ -147,6 +161,33 @@ class _Watch(Collector, Generic[S]):
             for labels, value in [((), read)] if isinstance(read, float | int) else read:
                 metric.add_metric(labels, value)
             yield metric
+
+
+KEPT: tuple[Row[Mapping[str, Callable[[], Kept]]], ...] = (
+    Row(
+        "gauge",
+        "resident_peak_bytes",
+        "bytes",
+        "Most memory that the process has had",
+        lambda _: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    ),
+    Row(
+        "gauge",
+        "kept_items",
+        "items",
+        "What is kept of earlier requests, by what keeps it; each has a bound",
+        lambda holders: [((name,), read().items) for name, read in holders.items()],
+        ("holder",),
+    ),
+    Row(
+        "gauge",
+        "kept_bytes",
+        "bytes",
+        "Memory that it takes, about",
+        lambda holders: [((name,), read().bytes) for name, read in holders.items()],
+        ("holder",),
+    ),
+)
 
 
 OTHER = "other"

@@ -8,7 +8,7 @@ import aiohttp
 
 from perf.chaos.clients import Ledger
 
-TROUBLE: Final = ("cancelled", "dropped", "bad", "late", "novel", "prompts")
+TROUBLE: Final = ("cancelled", "dropped", "bad", "late")
 _WORDS: Final = tuple(
     "the old sailor saw a small fox in garden under tree and told it many long tales".split()  # noqa: SIM905
 )
@@ -46,16 +46,10 @@ class BadClient:
                     ({"max_tokens": -1}, {"prompt": 7}, {"temperature": "hot"}, {"top_p": 2})
                 )
                 return await self._status("/v1/completions", body, {400})
-            case "late":  # may be refused, cut, or just in time
+            case _:  # late: may be refused, cut, or just in time
                 body = self._body() | {"max_tokens": 400}
                 headers = {"X-Timeout-Ms": str(self.rng.randrange(15, 400))}
                 return await self._status("/v1/completions", body, {200, 504}, headers)
-            case "novel":
-                return await self._status("/v1/completions", self._body(), {200})
-            case _:
-                chat = {"model": "demo", "max_tokens": 8, "n": 2}
-                said = [{"role": "user", "content": self._words(40)}]
-                return await self._status("/v1/chat/completions", chat | {"messages": said}, {200})
 
     async def _status(
         self, path: str, body: dict[str, Any], right: set[int], headers: Any = None

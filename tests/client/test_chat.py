@@ -16,7 +16,9 @@ from tidegate.results import Token
 STARTED = sse(1, "started", {})
 
 
-async def converse(fake: FakeOrchestrator, lines: list[str], **options: object) -> str:
+async def converse(
+    fake: FakeOrchestrator, lines: list[str], status: int = 0, **options: object
+) -> str:
     """What the terminal shows for these input lines."""
     remaining: Iterator[str] = iter(lines)
 
@@ -29,7 +31,7 @@ async def converse(fake: FakeOrchestrator, lines: list[str], **options: object) 
     console = Console(file=output, highlight=False, markup=False, emoji=False, soft_wrap=True)
     async with fake.serve(), Client(fake.base_url) as client:
         session = chat.Chat(client, console, read, TaskOptions(**options))  # type: ignore[typeddict-item]
-        assert await session.run() == 0
+        assert await session.run() == status
     return output.getvalue()
 
 
@@ -121,7 +123,7 @@ async def test_ctrl_c_cancels_the_answer_and_twice_leaves(
     monkeypatch.setattr(chat, "Chat", InterruptingChat)
     before = signal.getsignal(signal.SIGINT)
     fake = FakeOrchestrator(*[[STARTED, token(2, "Once"), HANG] for _ in range(2)])
-    shown = await converse(fake, ["one", "two"])
+    shown = await converse(fake, ["one", "two"], status=0 if presses == 1 else 130)
     assert fake.cancelled == ["t1"] * turns
     assert shown.count("Once") == turns
     assert ("cancelled" in shown) == (presses == 1)

@@ -276,7 +276,7 @@ async def make_service() -> AsyncIterator[MakeService]:
             Control(parts.lifecycle, parts.reloader, keys_of, parts.recorder),
             shutdown_timeout_s=0.2,
         )
-        runner.app[AUTH].let_operate(OPERATORS_KEY, "a file")
+        runner.app[AUTH].let_operate(OPERATORS_KEY)
         parts.reloader.load = lambda: load_settings(**(values | changes))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

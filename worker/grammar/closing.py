@@ -7,7 +7,8 @@ As a row's deadline comes near, by the pace of its own tokens, what may come nex
 - with a grammar, the shortest way to a text that matches is looked for in time, and taken when no
   more tokens than it needs are left: in time, or of ``max_tokens``. Before that, tokens are left
   out after which there would be no time for that way any more, such as a comma that begins one more
-  element of a list.
+  element of a list. As to ``max_tokens`` this is so for every grammar, whatever is to happen at the
+  deadline.
 
 Used by the masks' thread; whichever engine takes masks can do this.
 """
@@ -162,7 +163,8 @@ class ClosingTables:
 
 class Closing:
     """One text on its way to its deadline, which is on ``clock``; with a grammar to ``max_tokens``,
-    too."""
+    too. With an infinite deadline only to these: what matches may be cut anywhere then, and what is
+    made to match has stopped by itself."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class Closing:
         max_tokens: float = math.inf,
     ) -> None:
         self.has_begun = False
-        """Whether what may come next has been narrowed."""
+        """Whether what may come next has been narrowed since the deadline may be near."""
         self.early_s = 0.0
         """Seconds before the deadline at which the engine cuts what has not come to its end."""
         self._tables = tables
@@ -192,6 +194,9 @@ class Closing:
         self._max_need = 0
         """The most that it ever took: what one more element may take, by those before."""
         self._looked_at = -MAX_PATH
+        self._look_every = _LOOK_EVERY
+        self._way: list[int] = []
+        """The way that was found last."""
 
     def follow(self, generated: Sequence[int]) -> None:
         """Note the text as it is, all of its tokens."""
@@ -216,14 +221,22 @@ class Closing:
     def restrict(self, words: Words, end: Words, matcher: "LLMatcher | None") -> None:
         """Take tokens out of ``words`` that would keep the text from a whole end in time; ``end``
         has the end tokens, ``matcher`` the grammar's state."""
-        if not self._token_s or not end.any():
+        if not end.any():
             return
-        left_s = self._deadline - self.early_s - self._clock()
-        left = left_s / (self._token_s + _SPREADS * self._deviation_s) - MARGIN
+        left = math.inf
+        if self._has_deadline:
+            if not self._token_s:
+                return
+            left_s = self._deadline - self.early_s - self._clock()
+            left = left_s / (self._token_s + _SPREADS * self._deviation_s) - MARGIN
         if matcher is not None:
             self._close_grammar(words, end, matcher, min(left, self._max_tokens - self._seen))
         else:
             self._close_text(words, end, left)
+
+    @property
+    def _has_deadline(self) -> bool:
+        return self._deadline < math.inf
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────
 
@@ -252,14 +265,19 @@ class Closing:
 
     def _close_grammar(self, words: Words, end: Words, matcher: "LLMatcher", left: float) -> None:
         if self._path is None:
-            is_near = left <= self._need + max(_LOOK_AHEAD, self._max_need)
-            if not is_near and self._seen < self._looked_at + _LOOK_EVERY:
+            more = self._max_need if self._has_deadline else self._max_need - self._need
+            is_near = left <= self._need + max(_LOOK_AHEAD, more)
+            if not is_near and self._seen < self._looked_at + self._look_every:
                 return
             if left > MAX_PATH + _LOOK_AHEAD:
                 return
             self._looked_at = self._seen
-            path = self._shortest(matcher, len(words))
-            if path is None:
+            path = self._known(matcher) or self._shortest(matcher, len(words))
+            self._way = path or []
+            if path is None:  # as while a model thinks: each look takes as long as the longest way
+                self._look_every *= 2
+                return
+            if not (path or self._has_deadline):
                 return
             self._need = len(path)
             self._max_need = max(self._max_need, self._need)
@@ -268,7 +286,7 @@ class Closing:
                     self._leave_out(words, matcher, path[0], int(left) - FORCED)
                 return
             self._path = path
-        self.has_begun = True
+        self.has_begun = self._has_deadline
         if self._path:
             _allow_only(words, self._path[0])
         elif (words & end).any():
@@ -300,6 +318,15 @@ class Closing:
         if _count(words) > _MANY:
             return [int(token) for token in tables.closers[_allowed(words, tables.closers)]]
         return sorted(_tokens(words), key=lambda token: len(tables.piece_of(token)))
+
+    def _known(self, matcher: "LLMatcher") -> list[int] | None:
+        """The way that was found last, or its end, if that still leads to an end: within a string
+        it does."""
+        for way in (self._way, self._way[1:]):
+            state = matcher.deep_copy()
+            if way and state.consume_tokens(way) and state.is_accepting():
+                return way
+        return None
 
     def _shortest(self, matcher: "LLMatcher", size: int) -> list[int] | None:
         path = shortest_end(matcher, self._tables.closers, size)

@@ -1,5 +1,6 @@
 """The model that a worker serves, with everything that is replaced together with it."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,17 +49,18 @@ class Constraints:
         clock: Clock = time.monotonic,
     ) -> Constraint | None:
         """The constraint for ``grammar``, None without one; ``begun`` was generated under it
-        already. ``finish_by``, on ``clock``, is when the text must have come to a whole end. Raises
-        ``InvalidCall``."""
+        already, and what matches it is whole within ``max_tokens``, too. ``finish_by``, on
+        ``clock``, is when the text must have come to a whole end. Raises ``InvalidCall``."""
         closing = None
-        if finish_by is not None:
-            if self._closings is None:
-                raise InvalidCall(
-                    "this worker cannot bring a text to a whole end (on_deadline: finish): its"
-                    " tokenizer or grammars do not allow it"
-                )
-            if not sampling.ignore_eos:
-                closing = Closing(self._closings, finish_by, clock, sampling.max_tokens)
+        if finish_by is not None and self._closings is None:
+            raise InvalidCall(
+                "this worker cannot bring a text to a whole end (on_deadline: finish): its"
+                " tokenizer or grammars do not allow it"
+            )
+        is_held = finish_by is not None or grammar is not None
+        if is_held and self._closings is not None and not sampling.ignore_eos:
+            deadline = math.inf if finish_by is None else finish_by
+            closing = Closing(self._closings, deadline, clock, sampling.max_tokens)
         if grammar is None:
             if closing is None:
                 return None

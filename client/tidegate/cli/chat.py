@@ -22,7 +22,7 @@ from tidegate.cli.arguments import (
     option,
     server_options,
 )
-from tidegate.cli.runtime import importing
+from tidegate.cli.runtime import INTERRUPTED, importing
 from tidegate.cli.terminal import CONTROL_CHARACTERS
 from tidegate.errors import ApiError, ConnectFailed, TidegateError
 
@@ -248,7 +248,7 @@ class Chat:
             return self._status
         except (KeyboardInterrupt, _Leave):
             self._console.print()
-            return 0
+            return INTERRUPTED
 
     async def _turn(self, line: str) -> None:
         self._turns.append({"role": "user", "content": line})

@@ -118,7 +118,7 @@ def judge(samples: Samples) -> "Finding":
     answers = samples.total("tidegate_http_responses_total") or 0.0
     instances = len(samples.by("tidegate_instance_slots", "instance"))
     # Several processes at one port each tell of all instances.
-    needed = round(sum(samples.most(_NEEDED, "model").values()))
+    needed = sum(max(1, round(most)) for most in samples.most(_NEEDED, "model").values())
     found = f"the present load needs {needed} of {instances}"
     reasons = _reasons_to_add(samples, answers)
     if needed > instances:

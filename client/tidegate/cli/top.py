@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +44,7 @@ _Labels = dict[str, str]
 @option("--once", is_flag=True, help="one picture, then leave")
 @asks()
 async def top(client: "Client", every: float, once: bool, as_json: bool) -> int:
-    import asyncio
-
-    with suppress(asyncio.CancelledError):  # by Ctrl-C, the way out
-        await _watch(client, every, once=once, as_json=as_json)
+    await _watch(client, every, once=once, as_json=as_json)
     return 0
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.config import CONFIG
-from orchestrator.api.http.context import DIALECTS, ORCHESTRATOR, Dialect
+from orchestrator.api.http.context import DIALECTS, Dialect
 from orchestrator.api.http.decode import mapped, redefined, with_unknown_fields
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest
 from orchestrator.api.native.quotes import QuoteRequest
@@ -119,6 +119,8 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
 
 
 DOCUMENT = web.AppKey("openapi", dict[str, bytes])
+EDGES = web.AppKey("edges", tuple[object, ...])
+"""Modules with routes, of the dialects and of the optional rooms."""
 _REF = "#/components/schemas/{name}"
 _METHODS_TOLD = ("GET", "POST", "DELETE")
 _NO_WORD = re.compile(r"\W+")
@@ -152,7 +154,7 @@ def document_of(app: web.Application) -> dict[str, Any]:
     for method, path, _ in found:
         if f"{method} {path}" not in known:
             raise MissingOperation(
-                f"{method} {path} is served and not described: add it to OPERATIONS in {__file__}"
+                f"{method} {path} is served and not described: add it to OPERATIONS of its module"
             )
     operations = {
         (method, path): _as_read(known[f"{method} {path}"], _dialect_of(app, path), app)
@@ -192,11 +194,10 @@ def document_of(app: web.Application) -> dict[str, Any]:
 
 
 def operations_of(app: web.Application) -> Mapping[str, Operation]:
-    """The operations of the core, and of the optional rooms that are there."""
-    edges = [edge for room in app[ORCHESTRATOR].rooms for edge in room.edges()]
+    """The operations of the core, and of the dialects and rooms that describe their own."""
     known = dict(OPERATIONS)
-    for edge in edges:
-        known |= edge.OPERATIONS
+    for edge in app[EDGES]:
+        known |= getattr(edge, "OPERATIONS", {})
     return known
 
 

@@ -167,11 +167,13 @@ def _waiting(task: Task, now: float) -> dict[str, object]:
 
 
 def _codes(orchestrator: Orchestrator) -> dict[str, int]:
-    """Number of requests that ended in each error code, the most frequent first."""
+    """Number of requests that ended in each error code, the most frequent first; not of those that
+    were missed, whose stage to blame is counted."""
     counts: Counter[str] = Counter()
     for metric in orchestrator.stages.settler.metrics.outcomes.collect():
         for sample in metric.samples:
-            if sample.name.endswith("_total") and sample.labels["code"]:
+            is_missed = sample.labels["outcome"] == Outcome.MISSED
+            if sample.name.endswith("_total") and sample.labels["code"] and not is_missed:
                 counts[sample.labels["code"]] += int(sample.value)
     return dict(counts.most_common())
 

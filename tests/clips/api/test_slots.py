@@ -345,7 +345,7 @@ async def test_what_is_kept_is_bounded(
         await service.until(lambda found=found: found.ending is not None)  # type: ignore[misc]
         made.append(clip)
     store = clips_of(service.orchestrator).store
-    assert 0 < store.total_bytes <= most.keep_bytes
+    assert 0 < store.kept().bytes <= most.keep_bytes
     assert len(store) < 4 and len(app[CLIP_SUBMISSIONS]) == len(store)
     async with service.http.get(f"/v2/slots/{made[0]['slot_id']}") as response:
         assert response.status == 404

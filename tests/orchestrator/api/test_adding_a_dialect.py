@@ -25,6 +25,10 @@ async def test_a_dialect_is_added_and_taken_away(
     async with service.http.post("/v1/completions", json=body | {"prompt": "why?"}) as response:
         assert response.status == 200
 
+    async with service.http.get("/openapi.json") as response:
+        described = (await response.json())["paths"]["/ask"]["post"]
+        assert described["summary"] == "Generate a whole answer."
+
     without = await make_service(worker)
     async with without.http.post("/ask", json=body) as response:
         assert response.status == 404

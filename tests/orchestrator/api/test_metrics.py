@@ -186,3 +186,38 @@ async def test_or22_what_endpoint_pickers_read_of_vllm(
     async with service.http.get("/metrics") as response:
         everything = await response.text()
     assert "\nvllm:num_requests_waiting{" in everything and "\ntidegate_offered" in everything
+
+
+async def test_what_is_kept_of_earlier_requests_is_told_by_holder(
+    service: Service, worker: FakeWorker
+) -> None:
+    """Memory that grows until its bounds are reached is not taken for a leak."""
+
+    def kept(holder: str) -> tuple[float, float]:
+        names = ("tidegate_kept_items", "tidegate_kept_bytes")
+        items, size = (service.metric(name, holder=holder) for name in names)
+        return items, size
+
+    for holder in ("tasks", "responses", "sessions", "recording"):
+        assert kept(holder) == (0, 0) or holder == "recording"
+    recorded = kept("recording")
+    async with service.http.post("/v2/tasks", json={"prompt": "a", "max_tokens": 2}) as response:
+        task = (await response.json())["task_id"]
+    await service.until(lambda: service.outcomes() == ["met"])
+    async with service.http.post(
+        "/v1/responses", json={"input": "a", "max_output_tokens": 2}
+    ) as response:
+        assert response.status == 200
+    async with service.http.post("/v2/sessions", json={}) as response:
+        assert response.status == 201
+    for holder in ("tasks", "responses"):
+        items, size = kept(holder)
+        assert items == 1 and size > 500
+    assert kept("sessions")[0] == 1
+    items, size = kept("recording")
+    assert items == recorded[0] + 2 and size > recorded[1] + 500
+    assert service.metric("tidegate_resident_peak_bytes") > sum(
+        kept(holder)[1] for holder in ("tasks", "responses", "recording")
+    )
+    service.orchestrator.stages.store.forget(service.orchestrator.stages.store.get(task))
+    assert kept("tasks") == (0, 0)

@@ -14,6 +14,7 @@ import pytest
 from orchestrator.__main__ import main
 from orchestrator.telemetry.log import JsonFormatter, TextFormatter
 from orchestrator.telemetry.narration import INSTANCE_READY, READINESS
+from protocol import excerpt
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -242,3 +243,27 @@ async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
     for model, status in (("late", 200), ("nobody's", 404)):
         async with service.http.post("/v1/completions", json=body | {"model": model}) as response:
             assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1//completions", "/v1/completions"),
+        ("/v1/v2/tasks/", "/v2/tasks"),
+        ("/models/fake/", "/v1/models/fake"),
+        ("/tasks", "/v2/tasks"),
+        ("/health/live/", "/health/live"),
+        ("/v1/nothing", None),
+        ("/v1/", None),
+    ],
+)
+async def test_a_path_that_is_almost_right_is_told_the_right_one(
+    service: Service, sent: str, meant: str | None
+) -> None:
+    async with service.http.post(sent, json={}) as response:
+        said = (await response.json())["error"]["message"]
+        assert response.status == 404
+    assert said.endswith(f"; try {excerpt(meant)}" if meant else excerpt(sent)), said

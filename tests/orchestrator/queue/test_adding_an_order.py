@@ -2,8 +2,10 @@
 
 import pytest
 
+from catalog.paths import ROOT
 from orchestrator.queue.order import ORDERS, QueueOrder, SlackOrder
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.settings import load_settings
 from tests.examples.latest_first import LatestFirst
 from tests.orchestrator.queue.test_task_queue import Item, item
 
@@ -20,5 +22,10 @@ def test_an_order_is_added_and_taken_away(is_added: bool) -> None:
     assert [each.id for each in queue.expired(10.0)] == ["soon"]
 
 
-def test_every_order_that_can_be_set_is_there() -> None:
+def test_every_order_that_can_be_set_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(ORDERS) == set(QueueOrder)
+    setting = "TIDEGATE_QUEUE__ORDER"
+    for order in QueueOrder:
+        monkeypatch.setenv(setting, order.value)
+        assert load_settings().queue.order is order
+    assert setting in (ROOT / "docs" / "extending.md").read_text()

@@ -287,3 +287,13 @@ async def test_another_machine_that_would_be_told_our_loopback_is_said(
     await running.start()
     said = [text for text in running.said(EventKind.WARNED) if "only this machine reaches" in text]
     assert bool(said) == warns
+
+
+def test_status_without_a_manager_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that watches a pool sees by the exit status that nobody restarts its instances."""
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    for as_json in (False, True):
+        assert pool_command.status(None, as_json=as_json) == 1
+        assert "no manager runs" in capsys.readouterr().err

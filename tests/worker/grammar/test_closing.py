@@ -1,12 +1,13 @@
 """Texts that come to a whole end as their deadline nears (DL-23), by their own pace."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from protocol import FinishReason, Grammar, OnDeadline, Sampling
+from protocol import FinishReason, Grammar, GrammarKind, OnDeadline, Sampling
 from tests.support.clock import ManualClock
 from tests.support.engine import end_of, ids_of
 from tests.worker.grammar.test_constrained_texts import (
@@ -43,7 +44,7 @@ class Steps:
         self.tables = ClosingTables(pieces.__getitem__, loaded.card.vocab_size)
 
     def job(
-        self, steps: int | None, seed: int, grammar: Grammar | None = None, **changes: object
+        self, steps: float | None, seed: int, grammar: Grammar | None = None, **changes: object
     ) -> Job:
         """A job that has about so many steps; None for one without a deadline."""
         closing, constraint = None, None
@@ -126,6 +127,30 @@ def test_dl23_json_is_whole_before_it_has_all_the_tokens_it_may_have(
     for job in jobs:
         check_weather(text_of(loaded, job, events))
         assert len(ids_of(job, events)) <= max_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [60, 90])
+def test_a_value_is_whole_within_max_tokens_without_any_word_of_a_deadline(
+    loaded: LoadedEngine, max_tokens: int
+) -> None:
+    of = Steps(loaded)
+    changes: dict[str, object] = {"temperature": 1.2, "max_tokens": max_tokens}
+    jobs = [of.job(math.inf, seed, schema(WEATHER), **changes) for seed in range(5)]
+    events = of.run(jobs)
+    for job in jobs:
+        check_weather(text_of(loaded, job, events))
+        assert len(ids_of(job, events)) <= max_tokens
+        # Parsers of OpenAI's SDKs refuse what has ended by its length.
+        assert end_of(job, events).reason is FinishReason.STOP
+        assert job.constraint is not None and not job.constraint.has_closed
+
+
+def test_free_text_that_matches_is_not_shortened(loaded: LoadedEngine) -> None:
+    of = Steps(loaded)
+    free = Grammar(GrammarKind.REGEX, "(.|\n)*")
+    changes: dict[str, object] = {"max_tokens": 30, "temperature": 0.0}
+    plain, held = of.job(None, 1, **changes), of.job(math.inf, 1, free, **changes)
+    assert ids_of(held, of.run([held])) == ids_of(plain, of.run([plain]))
 
 
 def test_an_endless_list_is_closed_in_time(loaded: LoadedEngine) -> None:

@@ -14,6 +14,7 @@ class ResponsesRoom(Extension):
         super().__init__(core)
         self._responses = ResponseStore(core.clock, KEPT_RESPONSES)
         core.sharing.keep("response", self._responses)
+        core.metrics.keeps("responses", self._responses.kept)
 
     def edges(self) -> tuple[ModuleType, ...]:
         return (routes,)

@@ -12,6 +12,7 @@ from orchestrator.errors import NotFound
 from orchestrator.retention import ItemCall, OwnedStore, Retention, ignore
 from orchestrator.tasks.image import kept_bytes
 from orchestrator.tasks.job import Message
+from orchestrator.telemetry.metrics import Kept
 from protocol import excerpt
 
 KEPT_RESPONSES: Final = Retention(keep_count=1000, keep_s=3600.0, keep_bytes=64 * 2**20)
@@ -50,9 +51,8 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._ended)
 
-    @property
-    def kept_bytes(self) -> int:
-        return self._ended.kept_bytes
+    def kept(self) -> Kept:
+        return self._ended.kept()
 
     def put(self, key: str, name: str, stored: Stored) -> None:
         """Keep a response that has just ended, unless it is larger than all of the room."""

@@ -222,9 +222,8 @@ _ONLY = {
         "as input",
     ),
     "truncation": ServedValues(
-        lambda value: value == "disabled",
-        "nothing is left out of a conversation; leave out its oldest turns, and send truncation: "
-        "disabled",
+        lambda value: value in ("disabled", "auto"),  # agents send "auto" with what fits as well
+        "nothing is left out of a conversation: with auto, too, one that does not fit is refused",
     ),
     "prompt": ServedValues(nothing, "stored prompts are not served; send instructions and input"),
     "moderation": ServedValues(nothing, "no moderation is served"),

@@ -141,7 +141,7 @@ async def test_deleting_ends_what_runs(service: Service, worker: FakeWorker) -> 
     await service.until(lambda: service.outcomes() == ["aborted"])
     await call(service, "DELETE", f"/v2/sessions/{session_id}", 404)
     await say(service, session_id, status=404)
-    assert service.metric("tidegate_sessions_bytes") == 0
+    assert service.metric("tidegate_kept_bytes", holder="sessions") == 0
     assert service.metric("tidegate_sessions_ended_total", why="deleted") == 1
 
 
@@ -155,7 +155,7 @@ async def test_deleting_ends_what_is_about_to_run(service: Service, worker: Fake
     await call(service, "DELETE", f"/v2/sessions/{session_id}", 200)
     await submitting
     await service.until(lambda: service.outcomes() == ["aborted"])
-    assert service.metric("tidegate_sessions_bytes") == 0
+    assert service.metric("tidegate_kept_bytes", holder="sessions") == 0
 
 
 KEYS = {"a": {"token": "token-a"}, "b": {"token": "token-b"}}
@@ -248,7 +248,7 @@ async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: M
     plan.release.set()
     await service.until(lambda: len(room(service.orchestrator, SessionRoom).store) == 0)
     assert service.metric("tidegate_sessions_ended_total", why="expired") == 2
-    assert service.metric("tidegate_sessions_bytes") == 0
+    assert service.metric("tidegate_kept_bytes", holder="sessions") == 0
 
 
 @pytest.mark.parametrize(

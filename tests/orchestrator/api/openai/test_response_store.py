@@ -43,7 +43,7 @@ def test_bytes_are_bounded_with_what_was_said() -> None:
     store = make_store(ManualClock(), size=10_000)
     for n in range(8):
         store.put("k", str(n), Stored(b"x" * 1000, (Message("user", "y" * 1000),)))
-        assert store.kept_bytes <= 10_000
+        assert store.kept().bytes <= 10_000
     kept = names(store, "k")
     assert 1 < len(kept) < 8 and max(kept) == "7" and len(kept) == len(store)
     store.put("k", "9", Stored(b"x" * 10_000, SAID))
@@ -63,7 +63,7 @@ def test_all_texts_of_a_client_count(said: Message) -> None:
     """A template may leave them out, so that no context bounds them."""
     store = make_store(ManualClock(), size=2000)
     store.put("k", "1", Stored(b"{}", (said,)))
-    assert store.kept_bytes > 1000
+    assert store.kept().bytes > 1000
 
 
 def test_age_and_deletion_leave_nothing() -> None:
@@ -75,7 +75,7 @@ def test_age_and_deletion_leave_nothing() -> None:
     clock.advance(20.0)
     assert names(store, "k") == {"2"}
     store.delete("k", "2")
-    assert (len(store), store.kept_bytes) == (0, 0)
+    assert (len(store), store.kept().bytes) == (0, 0)
     with pytest.raises(NotFound):
         store.delete("k", "2")
 
@@ -83,7 +83,7 @@ def test_age_and_deletion_leave_nothing() -> None:
 def test_a_store_of_nothing_keeps_nothing() -> None:
     store = make_store(ManualClock(), most=0)
     store.put("k", "1", Stored(b"{}", SAID))
-    assert (len(store), store.kept_bytes) == (0, 0)
+    assert (len(store), store.kept().bytes) == (0, 0)
 
 
 def test_another_orchestrator_has_the_same_response_from_its_copy() -> None:
@@ -98,4 +98,4 @@ def test_another_orchestrator_has_the_same_response_from_its_copy() -> None:
     assert there.get("k", "1") == here.get("k", "1")
     assert list(there.names()) == [("k", "1")]
     there.let_go("k", "1")
-    assert (len(there), there.kept_bytes) == (0, 0)
+    assert (len(there), there.kept().bytes) == (0, 0)

@@ -27,7 +27,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"truncation": "some"}, "truncation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"truncation": "auto"}, "leave out its oldest turns"),
+    ({"truncation": "auto", "input": "x" * 600}, "maximum context length is 512 tokens"),
     ({"background": True}, "POST /v2/tasks"),
     ({"conversation": "conv_1"}, "previous_response_id"),
     ({"conversation": {"id": "conv_1"}}, "previous_response_id"),
@@ -329,3 +329,10 @@ async def test_the_sdks_timeout_is_a_deadline(
     async with client:
         await client.responses.create(**HI)
     assert worker.submits[0].budget_ms <= 7000
+
+
+async def test_agents_that_send_truncation_auto_are_served_what_fits(service: Service) -> None:
+    body = {"input": "hi", "truncation": "auto", "max_output_tokens": 4}
+    async with service.http.post("/v1/responses", json=body) as response:
+        assert response.status == 200
+        assert (await response.json())["truncation"] == "disabled"

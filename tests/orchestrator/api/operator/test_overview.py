@@ -122,6 +122,18 @@ async def test_why_requests_were_not_met(service: Service, worker: FakeWorker) -
     assert told["totals"]["failed"] == 1
 
 
+async def test_a_miss_is_counted_by_its_stage_and_not_by_its_code_as_well(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    await submit(service, deadline_ms=400)
+    await service.until(lambda: service.outcomes() == ["missed"])
+    async with service.http.get("/v2/overview") as response:
+        told = await response.json()
+    assert told["codes"] == {}
+    assert sum(told["blame"].values()) == told["totals"]["missed"] == 1
+
+
 async def test_no_key_no_overview_and_others_stay_unnamed(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:

@@ -1,5 +1,7 @@
 """The page in a real Chromium, in front of a worker that does what each test needs."""
 
+import json
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -37,7 +39,7 @@ async def page(devtools: str, service: Service, path: str = "/") -> AsyncIterato
 async def set_deadline(tab: Tab, seconds: float) -> None:
     """As if it had been typed."""
     await tab.js(
-        f"(e => {{ e.value = {seconds}; e.dispatchEvent(new Event('input')) }})"
+        f"(e => {{ e.value = {seconds}; e.dispatchEvent(new Event('input', {{bubbles: true}})) }})"
         "(document.querySelector('#deadline-s'))"
     )
 
@@ -134,8 +136,125 @@ async def test_a_try_is_sent_at_once(devtools: str, service: Service, worker: Fa
     async with page(devtools, service) as tab:
         await tab.click("[data-try=met]")
         assert await ended(tab) == "met"
-    assert service.outcomes() == ["met"]
+        await tab.click("[data-try=partial]")
+        await service.until(lambda: len(worker.submits) == 2)
     assert worker.submits[0].sampling.max_tokens == 120
+    # Else the demo model's stories end before the deadline can cut them.
+    assert worker.submits[1].sampling.ignore_eos
+    assert worker.submits[1].on_deadline is OnDeadline.PARTIAL
+
+
+async def test_ones_requests_survive_a_reload_and_what_is_dropped_is_said(
+    devtools: str, service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(tokens=2)
+    rows = "document.querySelectorAll('#history li').length"
+    async with page(devtools, service) as tab:
+        for _ in range(2):
+            await tab.js("document.querySelector('#copies').value = 51")
+            await tab.click("#send")
+            await tab.until("!document.querySelector('#tally').innerText.includes('running')")
+        tally = await tab.text("#tally")
+        assert tally == "100 met · 2 earlier no longer shown"
+        await tab.goto(f"{service.url}/?again")
+        await tab.until(f"{rows} === 100")
+        assert await tab.text("#tally") == tally
+        await tab.click("#history button")
+        assert await tab.text("#verdict") == "Met"
+        assert await tab.text("#text") == "w0 w1 "
+        assert "to spare" in await tab.text("#verdict-figures")
+        await tab.click("#forget")
+        await tab.goto(f"{service.url}/?once-more")
+        await tab.until("document.querySelector('#model').options.length")
+        assert await tab.js(rows) == 0
+
+
+async def test_a_request_as_a_command(devtools: str, service: Service, worker: FakeWorker) -> None:
+    async with page(devtools, service) as tab:
+        await tab.js("document.querySelector('#prompt').value = \"It's late\"")
+        await tab.js("document.querySelector('[name=on_deadline][value=finish]').click()")
+        await tab.click("#send")
+        assert await ended(tab) == "met"
+        await tab.js("window.prompt = (words, text) => { window.shown = text }")
+        await tab.js("navigator.clipboard.writeText = () => Promise.reject()")
+        await tab.click("#copy")
+        command = shlex.split(await tab.until("window.shown"))
+    assert command[:3] == ["curl", "-N", f"{service.url}/v1/chat/completions"]
+    body = json.loads(command[command.index("-d") + 1])
+    assert body["messages"] == [{"role": "user", "content": "It's late"}]
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200 and "[DONE]" in await response.text()
+    first, again = worker.submits
+    assert again.token_ids == first.token_ids and again.on_deadline == first.on_deadline
+    assert first.on_deadline is OnDeadline.FINISH
+
+
+async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: Service) -> None:
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    async with page(devtools, service) as tab:
+        await tab.until("document.querySelector('#odds').innerText.includes('likely in time')")
+        await tab.js("document.querySelector('#exactly').click()")
+        await set_deadline(tab, 0.1)
+        odds = "document.querySelector('#odds').innerText"
+        assert "90 % within" in await tab.until(f"parseFloat({odds}) < 5 && {odds}")
+    assert service.outcomes() == []
+
+
+async def test_on_a_phone_the_answer_comes_into_sight(devtools: str, service: Service) -> None:
+    async with page(devtools, service) as tab:
+        await tab.resize(390, 780)
+        await tab.click("#send")
+        await ended(tab)
+        top = await tab.js("document.querySelector('#answer').getBoundingClientRect().top")
+        assert 0 <= top < 390
+
+
+async def test_what_screen_readers_are_told(devtools: str, service: Service) -> None:
+    """Rules of axe 4.10 that were broken: one heading of the first level, no role that a heading
+    may not have, nothing but terms in a list of terms."""
+    async with page(devtools, service) as tab:
+        assert await tab.js("document.querySelectorAll('h1').length") == 1
+        assert await tab.js("document.querySelectorAll('h1[role], h2[role], h3[role]').length") == 0
+        await tab.press("2")
+        await tab.until("document.querySelectorAll('#tiles dt').length")
+        others = "[...document.querySelectorAll('dl > *')].filter(e => !e.querySelector('dt'))"
+        assert await tab.js(f"{others}.length") == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left", "words"),
+    [
+        ("met", 12, "12 ms to spare"),
+        ("missed", 12, "given up 12 ms before the deadline"),
+        ("missed", -12, "12 ms too late"),
+        ("aborted", 12, "12 ms before the deadline"),
+    ],
+)
+async def test_what_is_said_of_the_time_that_was_left(
+    devtools: str, service: Service, outcome: str, left: int, words: str
+) -> None:
+    """A part of it may be late long before the whole is (DL-14)."""
+    run = f"{{isOver: true, outcome: '{outcome}', budget: {{left_ms: {left}}}}}"
+    async with page(devtools, service) as tab:
+        told = f"import('/page/js/verdict.js').then(({{figuresOf}}) => figuresOf({run}, 0))"
+        assert await tab.js(told) == words
+
+
+async def test_reasons_are_shown_once_each_and_the_most_frequent_first(
+    devtools: str, service: Service
+) -> None:
+    async with page(devtools, service, "/#board") as tab:
+        await tab.until("document.querySelectorAll('#tiles dt').length")
+        told = await tab.js(
+            "import('/page/js/board.js').then(({Board}) => {"
+            "  const why = {codes: {queue_full: 2, cancelled: 1}, blame: {queue: 7}};"
+            "  const latest = {...why, windows: {}, queue: {depth: 0, first: []}, instances: [],"
+            "    instances_total: 0};"
+            "  const feed = {latest, column: () => [], finishes: []};"
+            "  new Board(Object.assign(new EventTarget(), feed)).draw();"
+            "  return [...document.querySelectorAll('#why dt')].map(dt => dt.innerText) })"
+        )
+    assert told == ["missed in the queue", "the queue was full", "cancelled by the client"]
 
 
 async def test_the_board_draws_nothing_over_time_that_nobody_watched(
@@ -241,7 +360,7 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(
         await set_deadline(tab, 300)
         await tab.click("#send")
         assert await ended(tab) == "met"
-        assert await tab.js("Object.values(sessionStorage)") == [KEY]
+        assert await tab.js("sessionStorage.getItem('tidegate.key')") == KEY
         assert await tab.js("Object.values(localStorage).join() + document.cookie") == ""
         assert not any(KEY in request["url"] for request in tab.requests)
 

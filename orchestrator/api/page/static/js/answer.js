@@ -19,6 +19,7 @@ export class Answer {
     this.onRetry = onRetry;
     $("answer-bar").append(this.#bar.element);
     $("text").append(this.#textNode);
+    $("copy").addEventListener("click", () => this.#copy());
   }
 
   get run() {
@@ -35,6 +36,17 @@ export class Answer {
     this.#textNode.data = "";
     this.#draw();
     this.#tick();
+  }
+
+  async #copy() {
+    const words = $("copy").textContent;
+    try {
+      await navigator.clipboard.writeText(this.#run.curl());
+      $("copy").textContent = "Copied";
+      setTimeout(() => ($("copy").textContent = words), 1500);
+    } catch {
+      prompt("Copy it from here:", this.#run.curl()); // a page without TLS may not write
+    }
   }
 
   // The bar moves while a request runs; slowly where the system asks for little motion.

@@ -20,6 +20,7 @@ const CODES = {
   no_capacity: "no room at an instance",
   not_ready: "no instance was up",
 };
+const MOST_REASONS = 8;
 const BLAMED = {
   queue: "in the queue",
   route: "on the way",
@@ -129,9 +130,11 @@ export class Board {
 
   #drawWhy({ codes, blame }) {
     const rows = [
-      ...Object.entries(codes).slice(0, 6).map(([code, number]) => [CODES[code] ?? code.replaceAll("_", " "), number]),
+      ...Object.entries(codes).map(([code, number]) => [CODES[code] ?? code.replaceAll("_", " "), number]),
       ...Object.entries(blame).map(([stage, number]) => [`missed ${BLAMED[stage] ?? stage}`, number]),
-    ];
+    ]
+      .sort(([, one], [, other]) => other - one)
+      .slice(0, MOST_REASONS);
     const most = Math.max(1, ...rows.map(([, number]) => number));
     $("why").replaceChildren(
       ...rows.map(([words, number]) => {
@@ -139,8 +142,9 @@ export class Board {
         bar.style.width = `${(100 * number) / most}%`;
         return el("div", {}, el("dt", {}, words), el("dd", {}, count(number)), bar);
       }),
-      ...(rows.length ? [] : [el("div", { class: "empty" }, "All were met so far.")]),
     );
+    $("why").hidden = rows.length === 0;
+    $("why-none").hidden = rows.length > 0;
   }
 
   #drawInstances({ instances, instances_total: total }) {

@@ -1,21 +1,28 @@
-// One's own requests, for as long as the page is open.
+// One's own requests, for as long as the tab is open.
 
 import { BudgetBar } from "./budget.js";
 import { el, ms, plural } from "./format.js";
+import { Run } from "./run.js";
 import { verdictOf } from "./verdict.js";
 
 const MOST = 100;
+const KEPT = "tidegate.history";
 const $ = (id) => document.getElementById(id);
 
 export class History {
   #rows = [];
   #running = new Set();
   #drawing = 0;
+  #dropped = 0; // of those beyond the last MOST
 
   // `onPick`: given the run that was chosen.
   constructor(onPick) {
     this.onPick = onPick;
     $("forget").addEventListener("click", () => this.#forget());
+    const { dropped, runs } = JSON.parse(sessionStorage.getItem(KEPT) ?? '{"dropped":0,"runs":[]}');
+    this.#dropped = dropped;
+    for (const kept of runs) this.#insert(Run.from(kept));
+    this.#draw();
   }
 
   get running() {
@@ -23,12 +30,13 @@ export class History {
   }
 
   add(run) {
-    const row = this.#row(run);
-    this.#rows.unshift(row);
-    $("history").prepend(row.item);
+    const row = this.#insert(run);
     if (this.#rows.length > MOST) {
       const last = this.#rows.findLastIndex(({ run }) => run.isOver);
-      if (last > 0) this.#rows.splice(last, 1)[0].item.remove();
+      if (last > 0) {
+        this.#rows.splice(last, 1)[0].item.remove();
+        this.#dropped++;
+      }
     }
     this.#running.add(run);
     drawRow(row);
@@ -38,6 +46,23 @@ export class History {
       this.#drawSoon();
     });
     this.#drawSoon();
+  }
+
+  #insert(run) {
+    const row = this.#row(run);
+    this.#rows.unshift(row);
+    $("history").prepend(row.item);
+    return row;
+  }
+
+  // For a reload. What still runs then is cancelled, and not there afterwards.
+  #keep() {
+    const runs = this.#rows.map(({ run }) => run).filter((run) => run.isOver);
+    try {
+      sessionStorage.setItem(KEPT, JSON.stringify({ dropped: this.#dropped, runs: runs.reverse() }));
+    } catch {
+      // The texts are longer than what a browser keeps: a reload shows the earlier ones.
+    }
   }
 
   pick(run) {
@@ -77,12 +102,15 @@ export class History {
 
   #draw() {
     const now = performance.now();
+    let ended = false;
     for (const row of this.#rows) {
       const { run } = row;
       if (!row.stale && run.isOver) continue;
       row.stale = false;
+      ended ||= run.isOver;
       drawRow(row, now);
     }
+    if (ended) this.#keep();
     this.#drawTally();
     if (this.#running.size) this.#drawSoon();
   }
@@ -95,6 +123,7 @@ export class History {
     }
     const words = [...counts].map(([name, number]) => `${number} ${name.toLowerCase()}`);
     if (this.#running.size) words.push(`${this.#running.size} running`);
+    if (this.#dropped) words.push(`${this.#dropped} earlier no longer shown`);
     $("tally").textContent = words.join(" · ");
     $("history-empty").hidden = this.#rows.length > 0;
     $("forget").hidden = this.#rows.length === 0;
@@ -103,6 +132,8 @@ export class History {
   #forget() {
     for (const row of this.#rows.filter(({ run }) => run.isOver)) row.item.remove();
     this.#rows = this.#rows.filter(({ run }) => !run.isOver);
+    this.#dropped = 0;
+    this.#keep();
     this.onPick(this.#rows[0]?.run ?? null);
     this.#drawTally();
     $("prompt").focus();

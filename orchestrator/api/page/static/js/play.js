@@ -1,21 +1,22 @@
 // The playground: the form, and what is sent from it.
 
 import { Answer } from "./answer.js";
-import { getJson } from "./api.js";
-import { ms } from "./format.js";
+import { call, getJson } from "./api.js";
+import { ms, percent } from "./format.js";
 import { History } from "./history.js";
-import { Run } from "./run.js";
+import { bodyOf, Run } from "./run.js";
 
 const $ = (id) => document.getElementById(id);
 const MIN_MS = 50;
 const MAX_MS = 50_000;
 const STEPS = 200;
+const STILL_MS = 300; // nothing was typed for so long
 
 // Requests that show what can become of one, with the demo model on a slow machine.
 const TRIES = {
   met: { prompt: "Tell me a story about a lighthouse.", deadlineMs: 10_000, maxTokens: 120, onDeadline: "error", exactly: false },
   fit: { prompt: "Tell me a long story about the sea.", deadlineMs: 400, maxTokens: 400, onDeadline: "fit", exactly: true },
-  partial: { prompt: "Tell me a long story about the tide.", deadlineMs: 400, maxTokens: 400, onDeadline: "partial", exactly: false },
+  partial: { prompt: "Tell me a long story about the tide.", deadlineMs: 400, maxTokens: 400, onDeadline: "partial", exactly: true },
   refused: { prompt: "Tell me a very long story, at once.", deadlineMs: 60, maxTokens: 400, onDeadline: "error", exactly: true },
 };
 
@@ -23,6 +24,7 @@ export class Playground {
   #history = new History((run) => this.#look(run));
   #answer = new Answer((run, deadlineMs) => this.#retry(run, deadlineMs));
   #deadlineMs = 5000;
+  #quoting = 0;
 
   constructor() {
     this.#setDeadline(5000);
@@ -37,6 +39,7 @@ export class Playground {
       event.preventDefault();
       this.#send();
     });
+    $("ask").addEventListener("input", () => this.#quoteSoon());
     $("cancel").addEventListener("click", () => this.cancel());
     for (const button of document.querySelectorAll("[data-try]")) {
       button.addEventListener("click", () => {
@@ -54,6 +57,8 @@ export class Playground {
     const options = data.map(({ id }) => new Option(id, id, false, id === chosen));
     select.replaceChildren(...options);
     select.disabled = options.length < 2;
+    $("version").textContent = `version ${(await getJson("/version")).version}`;
+    this.#quoteSoon();
   }
 
   submit() {
@@ -68,7 +73,19 @@ export class Playground {
   }
 
   #send() {
-    const asked = {
+    const asked = this.#asked();
+    const runs = Array.from({ length: $("copies").valueAsNumber }, () => new Run(asked));
+    for (const run of runs) {
+      this.#history.add(run);
+      run.addEventListener("change", () => this.#drawButtons());
+      run.start();
+    }
+    this.#look(runs[0]);
+    this.#drawButtons();
+  }
+
+  #asked() {
+    return {
       prompt: $("prompt").value,
       chat: !$("plain").checked,
       model: $("model").value,
@@ -78,14 +95,28 @@ export class Playground {
       priority: $("ask").elements.priority.value,
       exactly: $("exactly").checked,
     };
-    const runs = Array.from({ length: $("copies").valueAsNumber }, () => new Run(asked));
-    for (const run of runs) {
-      this.#history.add(run);
-      run.addEventListener("change", () => this.#drawButtons());
-      run.start();
+  }
+
+  #quoteSoon() {
+    clearTimeout(this.#quoting);
+    this.#quoting = setTimeout(() => this.#quote(this.#quoting), STILL_MS);
+  }
+
+  // The chance of being in time, as the form stands.
+  async #quote(number) {
+    let words = "";
+    if (!document.hidden && $("model").value && $("ask").checkValidity()) {
+      try {
+        const answer = await call("POST", "/v2/quote", { body: bodyOf(this.#asked()), quiet: true });
+        const { stated, earliest } = await answer.json();
+        const likely = earliest.find(({ chance }) => chance >= 0.9);
+        words = stated ? `${percent(stated.chance)} likely in time` : "";
+        if (likely) words += `; 90 % within ${ms(likely.within_ms)}`;
+      } catch {
+        // Not now: a request would be refused, too, and say why.
+      }
     }
-    this.#look(runs[0]);
-    this.#drawButtons();
+    if (number === this.#quoting) $("odds").textContent = words;
   }
 
   #retry(run, deadlineMs) {
@@ -99,12 +130,16 @@ export class Playground {
     $("exactly").checked = asked.exactly;
     $("ask").elements.on_deadline.value = asked.onDeadline;
     this.#setDeadline(asked.deadlineMs);
+    this.#quoteSoon();
     $("send").focus();
   }
 
   #look(run) {
     this.#answer.show(run);
     this.#history.pick(run);
+    // On a phone it is below the form, and above the requests.
+    const { top } = $("answer").getBoundingClientRect();
+    if (run && (top < 0 || top > 0.6 * innerHeight)) $("answer").scrollIntoView();
   }
 
   #drawButtons() {

@@ -1,6 +1,6 @@
 // One request.
 
-import { getJson } from "./api.js";
+import { getJson, key } from "./api.js";
 import { follow, pause } from "./follow.js";
 import { Submission } from "./submission.js";
 
@@ -30,20 +30,27 @@ export class Run extends Submission {
   }
 
   body() {
-    const { asked } = this;
-    const prompt = asked.chat
-      ? { messages: [{ role: "user", content: asked.prompt }] }
-      : { prompt: asked.prompt };
-    return {
-      ...prompt,
-      model: asked.model,
-      max_tokens: asked.maxTokens,
-      deadline_ms: asked.deadlineMs,
-      on_deadline: asked.onDeadline,
-      priority: asked.priority,
-      ignore_eos: asked.exactly,
-      on_disconnect: "cancel",
-    };
+    return bodyOf(this.asked);
+  }
+
+  // The same request as a command, by OpenAI's API.
+  curl() {
+    const { on_disconnect, ...body } = this.body();
+    const url = `${location.origin}/v1/${this.asked.chat ? "chat/" : ""}completions`;
+    const bearer = key.get() ? ' -H "Authorization: Bearer $TIDEGATE_TOKEN"' : "";
+    const said = JSON.stringify({ ...body, stream: true }).replaceAll("'", "'\\''");
+    return `curl -N '${url}'${bearer} -H 'Content-Type: application/json' -d '${said}'`;
+  }
+
+  // As text, for the next time that this tab loads the page; and from it.
+  toJSON() {
+    return { ...this, gone: undefined };
+  }
+
+  static from(kept) {
+    const run = Object.assign(new Run(kept.asked), kept, { at: new Date(kept.at) });
+    numbers = Math.max(numbers - 1, run.number);
+    return run;
   }
 
   accepted(answer) {
@@ -121,6 +128,22 @@ export class Run extends Submission {
     this.error = error ?? null;
     this.over();
   }
+}
+
+export function bodyOf(asked) {
+  const prompt = asked.chat
+    ? { messages: [{ role: "user", content: asked.prompt }] }
+    : { prompt: asked.prompt };
+  return {
+    ...prompt,
+    model: asked.model,
+    max_tokens: asked.maxTokens,
+    deadline_ms: asked.deadlineMs,
+    on_deadline: asked.onDeadline,
+    priority: asked.priority,
+    ignore_eos: asked.exactly,
+    on_disconnect: "cancel",
+  };
 }
 
 // "queue=1.0;route=…;left=…", in ms, as an object of `queue_ms` and so on.

@@ -35,7 +35,11 @@ export function figuresOf(run, now) {
     return left >= 0 ? `${ms(left)} left` : `${ms(-left)} too late`;
   }
   if (run.outcome === "refused" || run.outcome === "lost") return `after ${ms(run.elapsedMs())}`;
-  return left >= 0 ? `${ms(left)} to spare` : `${ms(-left)} too late`;
+  if (left < 0) return `${ms(-left)} too late`;
+  if (run.outcome === "met" || run.outcome === "partial") return `${ms(left)} to spare`;
+  // A part of it was late, or what was left to do could not be done in time.
+  const how = run.outcome === "missed" ? "given up " : "";
+  return `${how}${ms(left)} before the deadline`;
 }
 
 // Why, where there is something to say; null for what went as asked.
