@@ -32,10 +32,8 @@ async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 
 async def answer_of(service: Service, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    async with service.http.post("/v1/messages", json=body, headers=headers) as response:
-        assert response.status == 200, await response.text()
-        answer: dict[str, Any] = await response.json()
-        return answer
+    answer: dict[str, Any] = await service.ask("POST", "/v1/messages", json=body, headers=headers)
+    return answer
 
 
 async def error_of(
@@ -251,8 +249,9 @@ async def test_errors_are_anthropics(
     assert (status, error["type"], error["code"]) == (502, "api_error", "engine_error")
     status, error = await error_of(service, HI | {"deadline_ms": 0.001})
     assert (status, error["type"], error["code"]) == (504, "timeout_error", "deadline_exceeded")
-    async with service.http.post("/v1/messages", data=b"{" * 2) as response:
-        assert (await response.json())["error"]["type"] == "invalid_request_error"
+    assert (await service.ask("POST", "/v1/messages", 415, data=b"{" * 2))["error"][
+        "type"
+    ] == "invalid_request_error"
 
 
 async def test_overload_is_529_and_tried_again(

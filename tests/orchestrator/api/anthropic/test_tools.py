@@ -132,8 +132,7 @@ async def test_calls_and_their_results_in_earlier_turns(
         "<|user|>[get_weather toolu_1] Rain.<|end|><|user|>And?<|end|><|assistant|>"
     )
     count = {key: body[key] for key in ("model", "messages", "tools")}
-    async with service.http.post("/v1/messages/count_tokens", json=count) as response:
-        counted = (await response.json())["input_tokens"]
+    counted = (await service.ask("POST", "/v1/messages/count_tokens", json=count))["input_tokens"]
     assert counted == len(worker.submits[-1].token_ids)
 
 

@@ -379,13 +379,10 @@ async def test_a_model_that_is_left_out_or_has_an_alias(
             assert answer.get("model", served) == served
         status, _, message = await sent(service, path, body | {"model": "gpt-4"})
         assert status == 404 and "'gpt-4' is not served" in message
-    async with service.http.get("/v1/models") as response:
-        listed = {one["id"]: one["root"] for one in (await response.json())["data"]}
+    listed = {one["id"]: one["root"] for one in (await service.ask("GET", "/v1/models"))["data"]}
     assert listed == {"fake": "fake", "other": "other", "gpt-4o": "fake"}
-    async with service.http.get("/v1/models/claude-x") as response:
-        assert (await response.json())["root"] == "fake"
-    async with service.http.get("/v2/models/gpt-4o") as response:
-        assert (await response.json())["name"] == "fake"
+    assert (await service.ask("GET", "/v1/models/claude-x"))["root"] == "fake"
+    assert (await service.ask("GET", "/v2/models/gpt-4o"))["name"] == "fake"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.json")))

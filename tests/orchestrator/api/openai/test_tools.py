@@ -181,15 +181,6 @@ async def test_reasoning_is_split_off(
         assert (message.reasoning_content, message.content) == ("Hm.", "Yes.")
 
 
-async def test_a_template_that_has_ended_the_reasoning(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: says("Yes </think>.")
-    body = CHAT | {"chat_template_kwargs": {"thinks": False}}
-    (choice,) = (await answer_of(service, PATH, body))["choices"]
-    assert choice["message"]["content"] == "Yes </think>."
-
-
 async def test_the_operator_may_say_the_format(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
@@ -204,8 +195,7 @@ async def test_the_operator_may_say_the_format(
 
 
 async def test_models_say_how_they_call_and_think(service: Service) -> None:
-    async with service.http.get("/v1/models/fake") as response:
-        model = await response.json()
+    model = await service.ask("GET", "/v1/models/fake")
     assert (model["tool_format"], model["reasoning_format"]) == ("hermes", "think")
 
 
@@ -213,8 +203,7 @@ async def test_a_token_of_its_own_chunk(service: Service, worker: FakeWorker) ->
     """Log-probabilities come with their tokens, though the text is held back."""
     worker.plan = lambda submit: says(CALL, size=7)
     body = ASK | {"logprobs": True, "stream": True}
-    async with service.http.post(PATH, json=body) as response:
-        events = (await response.text()).split("\n\n")[:-2]
+    events = (await service.ask("POST", PATH, json=body)).split("\n\n")[:-2]
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
     with_logprobs = [choice for choice in choices if choice["logprobs"]]
     assert len(with_logprobs) == -(-len(CALL) // 7)

@@ -217,8 +217,7 @@ async def test_a_verification_leaves_the_other_cores_to_requests(
     entry = await asyncio.to_thread(register_whole, home)
     path = f"/v2/catalog/models/{entry.id}"
     seen.clear()
-    async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
-        assert asked.status == 202
+    await service.ask("POST", f"{path}/verify", 202, headers=OPERATOR)
     await service.until(lambda: not any(t.name == "tidegate-verify" for t in threading.enumerate()))
     assert seen == {("tidegate-verify", min(19, own + routes.NICENESS))}
 
@@ -229,8 +228,7 @@ async def test_an_engine_is_verified_beside_the_service(service: Service, home: 
     path = f"/v2/catalog/engines/{entry.catalog_id}"
     for harm, state in ((b"server", "passed"), (b"Server", "failed")):
         await asyncio.to_thread((root / "bin" / "tritonserver").write_bytes, harm)
-        async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
-            assert asked.status == 202
+        await service.ask("POST", f"{path}/verify", 202, headers=OPERATOR)
         while True:
             told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
             if told["verification"]["ended_ms"]:
@@ -275,15 +273,13 @@ async def test_placements_name_the_entries_of_model_and_engine(
     await asyncio.to_thread(fill)
     service = await make_service(worker)
     with caplog.at_level(logging.INFO, "orchestrator.service"):  # OR-15
-        async with service.http.post("/v2/tasks", json={"prompt": "a", "max_tokens": 2}) as answer:
-            assert answer.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json={"prompt": "a", "max_tokens": 2})
         await service.until(lambda: len(service.ends) == 1)
     (placed,) = [
         r.fields for r in caplog.records if getattr(r, "fields", {}).get("action") == "place"
     ]
     assert (placed["model_entry"], placed["engine_entry"]) == ("m-2", "llamacpp-7")
-    async with service.http.get("/v2/instances") as answer:
-        (instance,) = (await answer.json())["instances"]
+    (instance,) = (await service.ask("GET", "/v2/instances"))["instances"]
     assert (instance["model_entry"], instance["engine_entry"]) == ("m-2", "llamacpp-7")
 
 
@@ -312,8 +308,7 @@ async def test_problems_have_no_paths_of_the_machine(
     await asyncio.to_thread(server.unlink)
     await asyncio.to_thread(server.mkdir)  # there, and nothing that can be read
     path = f"/v2/catalog/engines/{entry.catalog_id}"
-    async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
-        assert asked.status == 202
+    await service.ask("POST", f"{path}/verify", 202, headers=OPERATOR)
     while True:
         told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
         if told["verification"]["ended_ms"]:
@@ -336,8 +331,7 @@ async def test_a_date_says_that_a_verification_has_not_changed_either(
     since = {"If-Modified-Since": headers["last-modified"]}
     await get(service, "/models", 304, **since)
     asking = OPERATOR
-    async with service.http.post("/v2/catalog/models/m-1/verify", headers=asking) as asked:
-        assert asked.status == 202
+    await service.ask("POST", "/v2/catalog/models/m-1/verify", 202, headers=asking)
     body, _ = await get(service, "/models", 200, **since)
     assert body["models"][0]["verification"]["state"] in ("waiting", "running", "failed")
 
