@@ -207,6 +207,7 @@ async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -
         ({"tool_choice": "any"}, "tool_choice"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": "required"}, "cannot be forced"),  # its worker knows no grammars
         (
             {"tool_choice": some | {"tools": [{"type": "function", "name": "x"}]}},
