@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from protocol import Code, FinishReason
+from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -53,12 +54,6 @@ async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
         events = [event async for event in read_events(response)]
     assert all(event.json()["type"] == event.event for event in events)
     return events
-
-
-def prompt_of(service: Service, worker: FakeWorker) -> str:
-    """What the worker was asked last, special tokens and all."""
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token(token_id).text for token_id in worker.submits[-1].token_ids)
 
 
 async def test_a_message_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:

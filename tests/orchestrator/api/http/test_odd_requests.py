@@ -26,7 +26,7 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     TOKENIZE,
     sent,
 )
-from tests.orchestrator.api.tools import CARD, SCHEMA, says
+from tests.orchestrator.api.tools import CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -284,11 +284,6 @@ async def test_odd_requests(
     else:
         assert status == 200, answer
         assert sorted(told.split(", ")) == sorted(expected.split(", "))
-
-
-def prompt_of(service: Service, worker: FakeWorker) -> str:
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token_text(i) for i in worker.submits[-1].token_ids)
 
 
 async def test_broken_arguments_are_shown_as_they_were_written(

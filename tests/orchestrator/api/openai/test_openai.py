@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.tasks.job import Message
 from protocol import Code
+from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -213,8 +214,7 @@ async def test_content_parts_and_harmless_fields(service: Service, worker: FakeW
     await service.ask("POST", "/v1/chat/completions", json=body)
     sampling = worker.submits[0].sampling
     assert (sampling.max_tokens, sampling.stop, sampling.temperature) == (2, ("x",), 1.0)
-    encoder = service.orchestrator.model("fake")
-    text = "".join(encoder.tokens.token_text(i) for i in worker.submits[0].token_ids)
+    text = prompt_of(service, worker)
     assert text == "<|bos|><|system|>be brief<|end|><|user|>hh<|end|><|assistant|>"
 
 

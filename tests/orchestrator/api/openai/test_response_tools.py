@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from protocol import FinishReason, Grammar, GrammarKind
-from tests.orchestrator.api.openai.test_responses import ask, events_of, prompt_of
-from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
+from tests.orchestrator.api.openai.test_responses import ask, events_of
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker
 from tests.support.lazy import openai

@@ -8,6 +8,7 @@ import pytest
 
 from protocol import Code, FinishReason
 from tests.orchestrator.api.openai.asking import answer_of
+from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
@@ -50,12 +51,6 @@ async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
     assert all(event.json()["type"] == event.event for event in events)
     assert [event.json()["sequence_number"] for event in events] == list(range(len(events)))
     return events
-
-
-def prompt_of(service: Service, worker: FakeWorker) -> str:
-    """What the worker was asked last, special tokens and all."""
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token(token_id).text for token_id in worker.submits[-1].token_ids)
 
 
 async def test_a_response_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import CHAT, answer_of
-from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -27,11 +27,6 @@ ASK: Any = CHAT | {"max_tokens": 512, "tools": [TOOL]}
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
-
-
-def prompt_of(service: Service, worker: FakeWorker) -> str:
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token_text(i) for i in worker.submits[-1].token_ids)
 
 
 async def test_a_call_in_one_piece(service: Service, worker: FakeWorker) -> None:
