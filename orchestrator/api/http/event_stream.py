@@ -121,8 +121,7 @@ class EventStream:
             self.dropped += 1
 
     def probe(self) -> None:
-        """Write a comment, unless the last event has left, or the client is behind: then unread
-        data serves as the probe."""
+        """Write a comment, unless all has left, or the client is behind: unread data probes too."""
         if self._direct and not self._finished:
             self.send(_KEEP_ALIVE)
 
