@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,16 +18,6 @@ HI: dict[str, Any] = {
     "max_tokens": 4,
     "messages": [{"role": "user", "content": "hi"}],
 }
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: anthropic.AsyncAnthropic(base_url=service.url, api_key="x", max_retries=2)
-    )
-    async with client:
-        yield client
 
 
 async def answer_of(service: Service, body: dict[str, Any], **headers: str) -> dict[str, Any]:

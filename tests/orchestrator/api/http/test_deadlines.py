@@ -179,6 +179,21 @@ async def test_dl3_a_worker_that_sees_too_little_time_refuses(
     assert service.outcomes() == ["refused"]
 
 
+def stuck(service: Service) -> tuple[threading.Event, threading.Event]:
+    """Have no prompt become tokens: set once one is tried, and to be set for it to go on."""
+    begun, gate = threading.Event(), threading.Event()
+    (encoder,) = service.orchestrator.models.by_name().values()
+
+    def steps(prompt: object) -> Steps[list[int]]:
+        begun.set()
+        yield False
+        assert gate.wait(100)
+        return [1]
+
+    encoder.steps = steps  # type: ignore[method-assign]
+    return begun, gate
+
+
 @pytest.mark.parametrize(
     ("part", "body"), [("", {"deadline_ms": 60_000}), ("first_token", {"first_token_ms": 60_000})]
 )
@@ -186,16 +201,7 @@ async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
     service: Service, worker: FakeWorker, part: str, body: dict[str, Any]
 ) -> None:
     """However long the prompt still takes to become tokens; nothing of it reaches a worker."""
-    begun, gate = threading.Event(), threading.Event()
-    (encoder,) = service.orchestrator.models.by_name().values()
-
-    def stuck(prompt: object) -> Steps[list[int]]:
-        begun.set()
-        yield False
-        assert gate.wait(100)
-        return [1]
-
-    encoder.steps = stuck  # type: ignore[method-assign]
+    begun, gate = stuck(service)
     try:
         request = TASK | body | {"prompt": "x" * 5000}
         asking = asyncio.create_task(service.http.post("/v2/tasks", json=request))
@@ -217,15 +223,7 @@ async def test_prompts_that_wait_to_become_tokens_are_bounded(
     """In bytes: over them a prompt is refused with 429, and nothing of it is kept."""
     monkeypatch.setattr("orchestrator.build.MAX_ENCODING_BYTES", 2**20)
     service = await make_service(worker)
-    gate = threading.Event()
-    (encoder,) = service.orchestrator.models.by_name().values()
-
-    def stuck(prompt: object) -> Steps[list[int]]:
-        yield False
-        assert gate.wait(100)
-        return [1]
-
-    encoder.steps = stuck  # type: ignore[method-assign]
+    _, gate = stuck(service)
     big = TASK | {"prompt": "x" * 2**19}
 
     async def post() -> int:
