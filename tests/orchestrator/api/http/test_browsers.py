@@ -20,40 +20,22 @@ async def error_of(response: aiohttp.ClientResponse) -> str:
     return error["message"]
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "localhost:8080",
-        "LOCALHOST.:1",
-        "ui.localhost:3000",
-        "127.0.0.1:8080",
-        "127.8.9.1",
-        "[::1]",
-        "[::1]:8080",
-    ],
+OURS = (
+    "localhost localhost:8080 LOCALHOST.:1 ui.localhost:3000 "
+    "127.0.0.1:8080 127.8.9.1 [::1] [::1]:8080"
 )
+OTHERS = (
+    "evil.example localhost.evil.example 127.0.0.1.evil.example evil.example:127 notlocalhost "
+    "10.0.0.1 0.0.0.0:8080 [::] localhost@evil.example evil.example/localhost [::1"
+)
+
+
+@pytest.mark.parametrize("host", OURS.split())
 def test_loopback_names_are_ours(host: str) -> None:
     Browsers(HttpSettings()).check("POST", {"Host": host, "Origin": f"http://{host}"})
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-        "evil.example:127",
-        "notlocalhost",
-        "10.0.0.1",
-        "0.0.0.0:8080",
-        "[::]",
-        "localhost@evil.example",
-        "evil.example/localhost",
-        "[::1",
-        "",
-    ],
-)
+@pytest.mark.parametrize("host", [*OTHERS.split(), ""])
 def test_other_names_are_not(host: str) -> None:
     browsers = Browsers(HttpSettings())
     for method in ("GET", "POST"):
