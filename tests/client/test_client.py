@@ -1,7 +1,7 @@
 """The client against an orchestrator that drops connections, refuses and hangs on cue."""
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import pytest
@@ -128,17 +128,6 @@ async def test_a_silent_server_does_not_outlast_the_deadline() -> None:
     async with fake.serve(), Client(fake.base_url) as client:
         with pytest.raises(tidegate.StreamLost):
             await collect(client, deadline=timedelta(milliseconds=-800))
-
-
-async def test_leaving_the_stream_cancels_the_task() -> None:
-    """WP-2."""
-    fake = FakeOrchestrator([STARTED, token(2, "a"), HANG])
-    async with fake.serve(), Client(fake.base_url) as client:
-        async with aclosing(client.stream("hi")) as events:
-            async for event in events:
-                if isinstance(event, tidegate.Token):
-                    break
-        assert fake.cancelled == ["t1"]
 
 
 async def test_many_streams_do_not_keep_a_cancel_waiting() -> None:

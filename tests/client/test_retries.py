@@ -1,7 +1,6 @@
 """What is sent again, when, and how often it runs: before a scripted server, and a real one."""
 
 from datetime import timedelta
-from itertools import pairwise
 
 import pytest
 from aiohttp import web
@@ -9,7 +8,7 @@ from aiohttp import web
 import tidegate
 from tests.client.conftest import FakeTime
 from tests.orchestrator.conftest import Service
-from tests.support.cutting_proxy import cutting_proxy, losing_answers
+from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_orchestrator import FakeOrchestrator, end
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import Client, Retries, deadline
@@ -97,21 +96,6 @@ async def test_a_lost_answer_does_not_run_the_task_twice(
     assert len(fake_time.pauses) == 2
 
 
-async def test_a_dropped_stream_goes_on_where_it_broke(
-    service: Service, worker: FakeWorker
-) -> None:
-    """OR-2: without a repeated or a missing event, against the real event stream."""
-    worker.plan = lambda submit: Plan(step_s=0.001)
-    async with cutting_proxy(service.url, 3, after_bytes=600) as url, Client(url) as client:
-        events = [event async for event in client.stream("hi", max_tokens=60)]
-    tokens = [event for event in events if isinstance(event, tidegate.Token)]
-    assert [token.index for token in tokens] == list(range(60))
-    assert "".join(token.text for token in tokens) == "".join(f"w{i} " for i in range(60))
-    assert all(before.index < after.index for before, after in pairwise(tokens))
-    assert isinstance(events[-1], tidegate.End)
-    assert len(worker.submits) == 1
-
-
 async def test_another_program_reads_on(service: Service, worker: FakeWorker) -> None:
     """Task id, last event id and key are all that it takes over."""
     plan = Plan(stall_at=5)
@@ -145,14 +129,3 @@ async def test_leaving_a_stream_frees_the_worker(service: Service, worker: FakeW
                     break
         await worker.until(lambda: len(worker.cancels) == 1)
     assert service.outcomes() == ["aborted"]
-
-
-async def test_a_deadline_reaches_the_worker(service: Service, worker: FakeWorker) -> None:
-    async with Client(service.url) as client:
-        with deadline(200):
-            await client.generate("hi", max_tokens=2)
-            with deadline(50):
-                await client.generate("hi", max_tokens=2)
-    budgets = [submit.budget_ms for submit in worker.submits]
-    assert 50_000 < budgets[0] <= 200_000
-    assert budgets[1] <= 50_000

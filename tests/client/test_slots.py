@@ -12,7 +12,7 @@ from clips.api import ClipBody
 from clips.dispatch.job import OUTPUTS
 from clips.plan.recipe import MAJOR, MINOR
 from tests.orchestrator.conftest import MakeService
-from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, sse
+from tests.support.fake_orchestrator import HANG, FakeOrchestrator, sse
 from tests.support.fake_slots import JPEG as DRAWN
 from tests.support.fake_slots import MP4, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
@@ -109,35 +109,6 @@ async def test_a_recipe_is_text_or_whole_and_the_blocks_deadline_goes_along() ->
     assert fake.submitted[2]["recipe"] == {"schema": "1.1", "text": "Hello."}
     assert fake.submitted[2]["deadline_ms"] <= 50_000
     assert int(fake.headers[2]["X-Timeout-Ms"]) <= 50_000
-
-
-async def test_a_dropped_stream_goes_on_where_it_broke() -> None:
-    cut = result(3)
-    fake = FakeOrchestrator(
-        [QUEUED, stage(1, "audio", 100), cut[:20], CUT], [stage(2, "video", 8), cut]
-    )
-    async with fake.serve(), Client(fake.base_url) as client:
-        events = [e async for e in client.slots.stream("Hello.", deadline=timedelta(seconds=30))]
-    assert [e.percent for e in events if isinstance(e, tidegate.SlotStage)] == [100, 8]
-    assert isinstance(events[-1], tidegate.SlotResult)
-    assert fake.last_event_ids == [None, "1"]
-
-
-async def test_a_stream_that_stays_broken_is_lost() -> None:
-    fake = FakeOrchestrator(*[[CUT] for _ in range(200)])
-    async with fake.serve(), Client(fake.base_url) as client:
-        with pytest.raises(tidegate.StreamLost, match="events of slot t1"):
-            async for _ in client.slots.stream("Hello.", deadline=timedelta(milliseconds=-900)):
-                pass
-    assert fake.cancelled == ["t1"]
-
-
-async def test_leaving_the_stream_cancels_the_slot() -> None:
-    fake = FakeOrchestrator([QUEUED, HANG])
-    async with fake.serve(), Client(fake.base_url) as client:
-        async with client.slots.stream("Hello.") as events:
-            assert isinstance(await anext(events), tidegate.SlotQueued)
-        assert fake.cancelled == ["t1"]
 
 
 async def test_cancelling_while_it_is_handed_in_cancels_the_slot() -> None:

@@ -46,22 +46,6 @@ async def test_native_task_streams_and_replays(http: aiohttp.ClientSession) -> N
     assert again[-1].data == end
 
 
-async def test_the_same_text_on_every_api(demo: Stack, http: aiohttp.ClientSession) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused")
-    async with client:
-        whole = await client.completions.create(**STORY)
-        stream = await client.completions.create(**STORY, stream=True)
-        pieces = [chunk.choices[0].text async for chunk in stream if chunk.choices]
-    assert "".join(pieces) == whole.choices[0].text
-    assert whole.choices[0].finish_reason == "length"
-    assert whole.usage is not None and whole.usage.completion_tokens == 24
-    async with http.post("/v2/tasks", json=STORY) as response:
-        task = await response.json()
-    events = await events_of(http, task["events_url"])
-    native = "".join(event.data["text"] for event in events if event.kind == "token")
-    assert native == whole.choices[0].text
-
-
 async def test_responses_with_the_openai_sdk(demo: Stack) -> None:
     """OR-3: streamed and not the same text, and a conversation that goes on by its id."""
     async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:

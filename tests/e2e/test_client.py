@@ -18,27 +18,6 @@ EXAMPLES = Path(__file__).parents[2] / "client" / "examples"
 LIMIT_S = 120
 
 
-async def test_generate_and_stream_agree(demo: Stack) -> None:
-    async with Client(demo.url) as client:
-        whole = await client.generate("Once upon a time", max_tokens=24, temperature=0)
-        streamed = [
-            e async for e in client.stream("Once upon a time", max_tokens=24, temperature=0)
-        ]
-    tokens = [event for event in streamed if isinstance(event, tidegate.Token)]
-    assert "".join(token.text for token in tokens) == whole.text
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == len(whole.token_ids) == 24
-    assert [token.index for token in tokens] == list(range(24))
-    assert [type(event) for event in streamed if not isinstance(event, tidegate.Token)] == [
-        tidegate.Queued,
-        tidegate.Started,
-        tidegate.End,
-    ]
-    assert whole.outcome == "met"
-    assert whole.budget is not None
-    assert (whole.budget.left_ms or 0) > 0
-
-
 async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) -> None:
     """OR-2: the network breaks three times in the middle of a stream."""
     async with cutting_proxy(paced.url, cuts=3) as url, Client(url) as client:
@@ -66,27 +45,6 @@ async def test_plain_code_shares_a_deadline_over_a_network_that_breaks(demo: Sta
     async with cutting_proxy(demo.url, cuts=2) as url:
         one, two, *again = await asyncio.to_thread(work, url)
     assert again == [one, two] and one != two
-
-
-@pytest.mark.slow
-async def test_the_commands_ask_the_real_thing(demo: Stack) -> None:
-    async def said(*argv: str) -> str:
-        return await script([sys.executable, "-m", "tidegate", *argv, "--url", demo.url])
-
-    assert "demo" in await said("models")
-    shown = await said("top", "--once", "--every", "0")
-    assert "1 of 1 instances ready" in shown and " %" in shown.splitlines()[-1]
-
-
-@pytest.mark.slow
-async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:
-    output = await script(
-        [sys.executable, "-m", "tidegate", "chat", "--url", demo.url, "--deadline-ms", "20000"],
-        "Tell me a story.\n/new\nHello!\n",
-    )
-    assert "demo at" in output
-    assert output.count("tokens/s") == 2
-    assert "of the deadline left" in output
 
 
 @pytest.mark.slow

@@ -64,15 +64,3 @@ async def test_a_closed_stream_stops_the_workers_job(demo: Stack, plain_demo: Or
             await asyncio.to_thread(
                 eventually, lambda: runs("tidegate_worker_jobs") == 0, "the worker's job to stop"
             )
-
-
-async def test_deadlines_are_kept_both_ways(demo: Stack, plain_demo: Orchestrator) -> None:
-    more = {"max_tokens": 1500, "ignore_eos": True, "deadline_ms": 2500}
-    with demo.slowed():
-        status, answer = await complete(plain_demo.url, **more)
-        assert status == 504
-        status, answer = await complete(plain_demo.url, on_deadline="partial", **more)
-    assert status == 200
-    (choice,) = answer["choices"]  # type: ignore[misc]
-    assert choice["finish_reason"] == "deadline"
-    assert choice["text"]

@@ -10,7 +10,7 @@ from tests.support.stack import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 
-AGENTS, TURNS = 10, 6
+AGENTS, TURNS = 10, 3
 
 
 async def test_wk9_ten_agents_at_once_stay_apart_and_find_their_kv(demo: Stack) -> None:

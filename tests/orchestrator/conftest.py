@@ -142,10 +142,24 @@ class Service:
     def orchestrator(self) -> Orchestrator:
         return self.parts.orchestrator
 
+    async def ask(self, method: str, path: str, *statuses: int, **sent: Any) -> Any:
+        """What is answered, decoded where it is JSON, with one of ``statuses``: else 200."""
+        async with self.http.request(method, path, **sent) as response:
+            text = (await response.read()).decode(errors="replace")
+            assert response.status in (statuses or (200,)), text
+            return json.loads(text) if response.content_type == "application/json" else text
+
     async def until_ready(self) -> None:
-        """Wait until every instance can be used: what one of several serves is 503 before."""
+        """Wait until an instance can be used, and each that a worker of texts stands behind: what
+        one of several serves is 503 before."""
+        awaited = {worker.address for worker in self.workers if worker.serves_texts}
         registry = self.orchestrator.registry
-        await self.until(lambda: any(registry) and all(i.ready for i in registry))
+        await self.until(
+            lambda: (
+                any(one.ready for one in registry)
+                and all(one.ready for one in registry if one.address in awaited)
+            )
+        )
 
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait for something inside the orchestrator; the test's own timeout is the limit."""

@@ -27,8 +27,7 @@ async def test_wp1_the_kernel_gives_up_a_client_that_vanished(
         made.append(connection)
 
     monkeypatch.setattr(Connection, "connection_made", keep)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     own = made[0].transport.get_extra_info("socket")  # type: ignore[union-attr]
     assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * VANISHED_S
     assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

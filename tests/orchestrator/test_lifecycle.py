@@ -22,16 +22,14 @@ def soon_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def begin(service: Service, worker: FakeWorker, plan: Plan) -> None:
     worker.plan = lambda submit: plan
-    async with service.http.post(
-        "/v2/tasks", json={"model": "fake", "prompt": "Hello", "max_tokens": 5}
-    ) as response:
-        assert response.status == 202
+    await service.ask(
+        "POST", "/v2/tasks", 202, json={"model": "fake", "prompt": "Hello", "max_tokens": 5}
+    )
     await worker.until(lambda: worker.running == 1)
 
 
 async def scraped(service: Service) -> float:
-    async with service.http.get("/metrics") as response:
-        lines = (await response.text()).splitlines()
+    lines = (await service.ask("GET", "/metrics")).splitlines()
     (line,) = [line for line in lines if line.startswith(f"{DRAIN_MS} ")]
     return float(line.split()[1])
 
@@ -68,8 +66,7 @@ async def test_or14_a_client_without_a_connection_may_come_back_for_what_has_end
     plan.release.set()
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     (task,) = service.orchestrator.store.ended()
-    async with service.http.get(f"/v2/tasks/{task.id}") as response:
-        assert (await response.json())["outcome"] == "met"
+    assert (await service.ask("GET", f"/v2/tasks/{task.id}"))["outcome"] == "met"
     assert not draining.done()
     with caplog.at_level(logging.INFO):
         await draining

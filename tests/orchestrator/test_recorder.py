@@ -25,8 +25,7 @@ async def requests_of(service: Service) -> list[RecordedRequest]:
 
 async def complete(service: Service, status: int = 200, **body: object) -> None:
     asked = {"prompt": "a secret", "max_tokens": 5} | body
-    async with service.http.post("/v1/completions", json=asked) as response:
-        assert response.status == status, await response.text()
+    await service.ask("POST", "/v1/completions", status, json=asked)
 
 
 async def test_what_is_recorded_holds_no_content(service: Service) -> None:
@@ -64,8 +63,7 @@ async def test_what_is_under_way_is_told_as_far_as_it_is(
 ) -> None:
     worker.plan = lambda submit: Plan(stall_at=2)
     asked = {"prompt": "hi", "max_tokens": 5}
-    async with service.http.post("/v2/tasks", json=asked) as response:
-        task = (await response.json())["task_id"]
+    task = (await service.ask("POST", "/v2/tasks", 202, json=asked))["task_id"]
 
     await service.until_tokens(2)
     (request,) = await requests_of(service)

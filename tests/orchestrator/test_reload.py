@@ -37,12 +37,10 @@ async def test_or14_limits_change_under_a_stream(worker: FakeWorker, service: Se
         "changed": ["admission.default_max_tokens", "limits.each_key.concurrent"],
         "needs_restart": ["port"],
     }
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 429  # the stream counts
+    await service.ask("POST", "/v2/tasks", 429, json=TASK)
     _, told = await reload(service, limits__each_key__concurrent=0)
     assert told["needs_restart"] == []
-    async with service.http.post("/v2/tasks", json={"prompt": "hello"}) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json={"prompt": "hello"})
     await worker.until(lambda: len(worker.submits) == 2)
     assert worker.submits[1].sampling.max_tokens == 7
     held.release.set()
@@ -90,8 +88,7 @@ async def test_or12_keys_come_and_go(worker: FakeWorker, make_service: MakeServi
     service.parts.reloader.load = lambda: service.parts.settings.model_copy(
         update={"token": None, "admin_token": None}
     )
-    async with service.http.post("/admin/reload", headers=operator) as response:
-        assert (await response.json())["changed"] == []
+    assert (await service.ask("POST", "/admin/reload", headers=operator))["changed"] == []
     assert await status_with("anything") == 401
 
 
@@ -102,8 +99,7 @@ async def test_or24_prefixes_are_isolated_from_the_second_key_on(
     service = await make_service(worker, admin_token="operator")
     for salt, keys in (("", {}), ("admin", {"other": {"token": "other"}})):
         assert (await reload(service, operator, keys=keys))[0] == 200
-        async with service.http.post("/v2/tasks", json=TASK, headers=operator) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=operator)
         await worker.until(lambda: bool(worker.submits))
         assert worker.submits.pop().cache_salt == salt
 

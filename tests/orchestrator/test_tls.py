@@ -47,8 +47,7 @@ def as_client(made: Certificates, pair: Pair | None = None, **more: str) -> dict
 
 
 async def outcome_of(service: Service) -> str:
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await service.until(lambda: bool(service.outcomes()))
     return service.outcomes()[0]
 
@@ -66,8 +65,7 @@ async def test_lanes_clips_and_swaps_go_over_it(
     assert (await until_ended(service, await submit(service)))["outcome"] == "met"
     path = f"/v2/instances/{worker.address}/swap"
     body = {"model": "other", "wait": True}
-    async with service.http.post(path, json=body, headers=OPERATOR) as response:
-        assert (await response.json())["phase"] == "done"
+    assert (await service.ask("POST", path, json=body, headers=OPERATOR))["phase"] == "done"
 
 
 @pytest.mark.parametrize("mutual", [False, True])

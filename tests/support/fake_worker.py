@@ -235,6 +235,10 @@ class FakeWorker:
     def running(self) -> int:
         return sum(len(lane.jobs) for lane in self.lanes)
 
+    @property
+    def serves_texts(self) -> bool:
+        return self._server is not None and not self.is_slots_only
+
     async def start(self) -> None:
         self.clock = LeapingClock(asyncio.get_running_loop())  # by it its jobs' budgets pass
         server = grpc.aio.server(options=self.options)

@@ -121,8 +121,8 @@ class EventStream:
             self.dropped += 1
 
     def probe(self) -> None:
-        """Write a comment, unless the client is behind: then unread data serves as the probe."""
-        if self._direct:
+        """Write a comment, unless all has left, or the client is behind: unread data probes too."""
+        if self._direct and not self._finished:
             self.send(KEEP_ALIVE)
 
     def finish(self, data: bytes = b"") -> None:

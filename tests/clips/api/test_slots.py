@@ -38,10 +38,10 @@ async def submit(
     service: Service, status: int = 202, headers: dict[str, str] | None = None, **changes: Any
 ) -> dict[str, Any]:
     body = {"recipe": RECIPE, "deadline_ms": 20_000} | changes
-    async with service.http.post("/v2/slots", json=body, headers=headers) as response:
-        answer: dict[str, Any] = await response.json()
-        assert response.status == status, answer
-        return answer if status == 202 else answer["error"]
+    answer: dict[str, Any] = await service.ask(
+        "POST", "/v2/slots", status, json=body, headers=headers
+    )
+    return answer if status == 202 else answer["error"]
 
 
 async def follow(service: Service, clip: dict[str, Any], after: str = "") -> list[Event]:
@@ -52,10 +52,8 @@ async def follow(service: Service, clip: dict[str, Any], after: str = "") -> lis
 
 
 async def status_of(service: Service, clip: dict[str, Any]) -> dict[str, Any]:
-    async with service.http.get(f"/v2/slots/{clip['slot_id']}") as response:
-        assert response.status == 200
-        answer: dict[str, Any] = await response.json()
-        return answer
+    answer: dict[str, Any] = await service.ask("GET", f"/v2/slots/{clip['slot_id']}")
+    return answer
 
 
 async def until_ended(service: Service, clip: dict[str, Any]) -> dict[str, Any]:
@@ -114,10 +112,7 @@ async def test_resume_without_duplicates(service: Service, fake: FakeClips) -> N
     assert ids == list(range(len(ids))) and rest[-1].event == "result"
     again = await follow(service, clip)
     assert [event.id for event in again] == [str(number) for number in ids]
-    async with service.http.get(
-        clip["events_url"], headers={"Last-Event-ID": rest[-1].id}
-    ) as response:
-        assert response.status == 204
+    await service.ask("GET", clip["events_url"], 204, headers={"Last-Event-ID": rest[-1].id})
 
 
 async def test_who_claims_events_that_there_are_not_hears_of_the_end(
@@ -282,13 +277,10 @@ async def test_anothers_clip_is_not_there(make_service: MakeService, worker: Fak
     url = f"/v2/slots/{clip['slot_id']}"
     for path in (url, f"{url}/events", f"{url}/outputs/clip.mp4"):
         for token, status in (("token-b", 404), ("token-a", 200), ("root", 200)):
-            async with service.http.get(path, headers=as_key(token)) as response:
-                assert response.status == status, (path, token)
-    async with service.http.delete(url, headers=as_key("token-b")) as response:
-        assert response.status == 404
+            await service.ask("GET", path, status, headers=as_key(token))
+    await service.ask("DELETE", url, 404, headers=as_key("token-b"))
     for token, count in (("token-b", 0), ("token-a", 1), ("root", 1)):
-        async with service.http.get("/v2/slots", headers=as_key(token)) as response:
-            assert len((await response.json())["slots"]) == count
+        assert len((await service.ask("GET", "/v2/slots", headers=as_key(token)))["slots"]) == count
 
 
 @for_each("named_by", ("task_id", "correlation_id"))
@@ -297,8 +289,7 @@ async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
 ) -> None:
     fake.plan = lambda call: FakePlan(hold_at="video")
     clip = await submit(service, on_disconnect="continue")
-    async with service.http.get("/v2/tasks") as response:
-        (line,) = (await response.json())["tasks"]
+    (line,) = (await service.ask("GET", "/v2/tasks"))["tasks"]
     assert (line["task_id"], line["api"]) == (clip["slot_id"], "slots")
     async with service.http.delete(f"/v2/tasks/{line[named_by]}") as response:
         assert (response.status, (await response.json())["task_ids"]) == (202, [clip["slot_id"]])
@@ -314,16 +305,13 @@ async def test_listing(service: Service, fake: FakeClips) -> None:
     )
 
     async def listed(query: str) -> list[str]:
-        async with service.http.get(f"/v2/slots{query}") as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            return [line["slot_id"] for line in answer["slots"]]
+        answer = await service.ask("GET", f"/v2/slots{query}")
+        return [line["slot_id"] for line in answer["slots"]]
 
     assert await listed("") == [second["slot_id"], first["slot_id"]]
     assert await listed("?limit=1") == [second["slot_id"]]
     assert await listed("?status=ended") == []
-    async with service.http.get("/v2/slots?status=odd") as response:
-        assert response.status == 400
+    await service.ask("GET", "/v2/slots?status=odd", 400)
     plan.release.set()
     await until_ended(service, first)
     await until_ended(service, second)
@@ -347,8 +335,7 @@ async def test_what_is_kept_is_bounded(
     store = clips_of(service.orchestrator).store
     assert 0 < store.kept().bytes <= most.keep_bytes
     assert len(store) < 4 and len(app[CLIP_SUBMISSIONS]) == len(store)
-    async with service.http.get(f"/v2/slots/{made[0]['slot_id']}") as response:
-        assert response.status == 404
+    await service.ask("GET", f"/v2/slots/{made[0]['slot_id']}", 404)
 
 
 async def test_files_have_ranges_and_heads(service: Service) -> None:
@@ -403,8 +390,9 @@ async def test_instances_show_their_slot_models(
     both.slots, clips.slots, clips.is_slots_only = FakeClips(), FakeClips(slots_total=5), True
     service = await serving(await make_service(both, text, clips), 2)
     await service.until(lambda: sum(i.ready for i in service.orchestrator.registry) == 2)
-    async with service.http.get("/v2/instances") as response:
-        found = {one["address"]: one for one in (await response.json())["instances"]}
+    found = {
+        one["address"]: one for one in (await service.ask("GET", "/v2/instances"))["instances"]
+    }
     assert found[text.address]["slot"] is None and found[text.address]["ready"]
     assert found[both.address]["slot"]["told"]["stages"]["video"]["seconds_per_unit"] == 0.01
     assert found[clips.address]["slot"]["slots_total"] == 5 and not found[clips.address]["ready"]
@@ -472,9 +460,8 @@ async def test_the_service_says_that_it_serves_clips(
         (service, ["generate", "slots"], 200),
         (without, ["generate"], 404),
     ):
-        async with one.http.get("/v2") as response:
-            assert (await response.json())["extensions"] == extensions
-        async with one.http.get("/v2/models/slot/ready") as response:
-            assert response.status == status
-    async with service.http.get("/v2/models/slot") as response:
-        assert [each["name"] for each in (await response.json())["inputs"]] == ["recipe"]
+        assert (await one.ask("GET", "/v2"))["extensions"] == extensions
+        await one.ask("GET", "/v2/models/slot/ready", status)
+    assert [each["name"] for each in (await service.ask("GET", "/v2/models/slot"))["inputs"]] == [
+        "recipe"
+    ]

@@ -283,34 +283,6 @@ async def test_a_provider_that_nobody_has(
     assert error["field"] == "recipe.providers.portrait" and "available: fake" in error["message"]
 
 
-@pytest.mark.slow
-async def test_a_hundred_at_once_each_come_to_one_outcome(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    workers = [await a_worker(make_worker) for _ in range(2)]
-    service = await serving(await make_service(*workers), 2)
-
-    async def one(number: int) -> str:
-        body = {"recipe": RECIPE, "deadline_ms": 1000 + 100 * (number % 30)}
-        async with service.http.post("/v2/slots", json=body) as response:
-            answer = await response.json()
-        if response.status != 202:
-            return str(answer["error"]["code"])
-        if number % 10 == 0:
-            await service.http.delete(f"/v2/slots/{answer['slot_id']}")
-        return str((await until_ended(service, answer))["outcome"])
-
-    outcomes = await asyncio.gather(*(one(number) for number in range(100)))
-    clips = clips_of(service.orchestrator)
-    assert sum(clips.ledger.settled.values()) == 100 == len(outcomes)
-    assert set(outcomes) <= {"met", "aborted", "missed", "refused", "deadline_infeasible"}
-    assert outcomes.count("met") >= 20
-    assert (list(clips.live), clips.waiting) == ([], 0)
-    await service.until(lambda: not any(one.attempts for one in clips.fleet))
-    known = service.orchestrator.registry.instances
-    assert all(not instance.slots_running for instance in known.values())
-
-
 async def test_a_watch_is_renewed_without_a_gap(
     make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,22 +32,19 @@ async def test_each_name_is_served_and_listed(service: Service, worker: FakeWork
         assert await answered(service, name) == (200, name)
     assert await answered(service, "") == (200, "fake"), "no adapter unless one is named"
     assert [submit.adapter for submit in worker.submits] == ["tone", "", "law", ""]
-    async with service.http.get("/v1/models") as response:
-        listed = (await response.json())["data"]
+    listed = (await service.ask("GET", "/v1/models"))["data"]
     assert {one["id"]: (one["parent"], one["state"]) for one in listed} == {
         "fake": (None, "loaded"),
         "law": ("fake", "loaded"),
         "tone": ("fake", "loaded"),
     }
-    async with service.http.get("/metrics/vllm") as response:
-        told = (await response.text()).splitlines()
+    told = (await service.ask("GET", "/metrics/vllm")).splitlines()
     (loras,) = [line for line in told if line.startswith("vllm:lora_requests_info{")]
     assert 'max_lora="2",running_lora_adapters="tone,law"' in loras
     assert not any('model_name="tone"' in line for line in told), "a picker reads one series"
     status, why = await answered(service, "poetry")
     assert status == 404 and "fake, law, tone" in why
-    async with service.http.get("/v2/instances") as response:
-        (instance,) = (await response.json())["instances"]
+    (instance,) = (await service.ask("GET", "/v2/instances"))["instances"]
     assert (instance["model"], instance["adapters"]) == ("fake", ["tone", "law"])
 
 
@@ -80,6 +77,5 @@ async def test_a_base_models_kv_is_not_its_adapters(service: Service, worker: Fa
     prompt = "a prompt of more than two blocks of sixteen bytes"
     for model, is_known in (("fake", False), ("tone", True)):
         task = {"model": model, "prompt": prompt, "max_tokens": 1}
-        async with service.http.post("/v1/completions", json=task) as response:
-            assert response.status == 200
+        await service.ask("POST", "/v1/completions", json=task)
         assert service.metric("tidegate_placements_by_prefix_total") == is_known

@@ -66,9 +66,7 @@ async def ask(
 ) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     headers |= sent.pop("headers", {})
-    async with service.http.request(method, path, headers=headers, **sent) as response:
-        assert response.status == status, await response.text()
-        return await response.json()
+    return await service.ask(method, path, status, headers=headers, **sent)
 
 
 async def create(service: Service, content: bytes, token: str = "", **changes: object) -> str:

@@ -6,17 +6,18 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from orchestrator.__main__ import MAIN_PORT_ONLY
+from orchestrator.__main__ import MAIN_PORT_ONLY, _health_port
 from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, Exchange
+from orchestrator.settings.sections import HealthSettings
 from tests.orchestrator.api.conftest import log_until, start_process
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import MakeService, Service, settings_of
 from tests.support.fake_worker import FakeWorker
 
 LINE = json.dumps({"/health/live": [200, '{"a":1}'], "/health/ready": [503, "{}"]}).encode() + b"\n"
@@ -204,22 +205,14 @@ async def test_lb4_a_loop_that_hangs_shows_and_a_dead_one_refuses(
         await until(port, "/health/live", lambda s, b: False)
 
 
-@pytest.mark.slow
-async def test_a_health_port_that_nobody_asked_for_stays_away_where_it_is_taken(
-    worker: FakeWorker, environment: dict[str, str], tmp_path: Path
+def test_a_health_port_that_nobody_asked_for_stays_away_where_it_is_taken(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with ExitStack() as held:
-        with suppress(OSError):  # else something else has it, which serves as well
-            held.enter_context(socket.create_server(("127.0.0.1", 8081)))
-        process = await start_process(
-            environment | {"TIDEGATE_INSTANCES": worker.address}, tmp_path
-        )
-        try:
-            said = await log_until(process, MAIN_PORT_ONLY)
-            assert said["port"] == 8081
-        finally:
-            process.kill()
-            await process.communicate()
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level("INFO"):
+        by_default = HealthSettings.model_construct(set(), port=taken.getsockname()[1])
+        settings = settings_of({}).model_copy(update={"health": by_default})
+        assert _health_port(settings, is_shared=False) is None
+    assert MAIN_PORT_ONLY in caplog.text
 
 
 @pytest.mark.slow

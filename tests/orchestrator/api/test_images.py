@@ -192,8 +192,7 @@ async def test_images_are_bounded_by_what_their_headers_say(
     assert f"image 1 has {len(CAT)} bytes, and at most 1024" in large
     wide = await refusal(service, chat(image_url(url(picture(1, 100, 50, "JPEG")[:1000]))))
     assert "100x50 pixels, and at most 2000" in wide
-    async with service.http.get("/v2/capabilities") as response:
-        told = await response.json()
+    told = await service.ask("GET", "/v2/capabilities")
     assert "images" in told["features"]
     shown = {name: told["limits"][name] for name in ("images", "image_bytes", "image_pixels")}
     assert shown == {"images": 1, "image_bytes": 1024, "image_pixels": 2000}
@@ -204,8 +203,7 @@ async def test_images_count_towards_the_context(service: Service, worker: FakeWo
     message = await refusal(service, chat(*[image_url(url(picture(9, 60, 40)))] * 13))
     assert "maximum context length is 512 tokens" in message
     asked = chat(image_url(url(CAT)))[1]
-    async with service.http.post("/v1/tokenize", json=asked) as response:
-        found = await response.json()
+    found = await service.ask("POST", "/v1/tokenize", json=asked)
     assert found["tokens"].count(IMAGE_ID) == CAT_TOKENS
     assert not worker.submits
 
@@ -218,10 +216,8 @@ async def test_a_model_without_eyes_refuses_by_name(
     for asked in (*EVERY_DIALECT, tasks([url(CAT)])):
         message = await refusal(service, asked)
         assert "the model 'fake' reads text only, no images" in message
-    async with service.http.get("/v2/capabilities") as response:
-        assert "images" not in (await response.json())["features"]
-    async with service.http.get("/v2/instances") as response:
-        (instance,) = (await response.json())["instances"]
+    assert "images" not in (await service.ask("GET", "/v2/capabilities"))["features"]
+    (instance,) = (await service.ask("GET", "/v2/instances"))["instances"]
     assert "images" in instance["lacks"]
 
 
@@ -239,17 +235,15 @@ async def test_of_two_instances_the_one_that_sees_gets_it(
 
 async def test_a_session_goes_on_with_its_images(service: Service, worker: FakeWorker) -> None:
     said = [{"role": "user", "content": "look", "images": [url(CAT)]}]
-    async with service.http.post("/v2/sessions", json={"messages": said}) as response:
-        assert response.status == 201, await response.text()
-        session = (await response.json())["session_id"]
+    session = (await service.ask("POST", "/v2/sessions", 201, json={"messages": said}))[
+        "session_id"
+    ]
     more = {"session_id": session, "messages": [{"role": "user", "content": "again?"}]}
     for _ in range(2):
-        async with service.http.post("/v2/tasks", json=more | {"max_tokens": 4}) as response:
-            assert response.status == 202, await response.text()
+        await service.ask("POST", "/v2/tasks", 202, json=more | {"max_tokens": 4})
         await service.until(lambda: service.orchestrator.live_tasks == 0)
     assert [one.images for one in worker.submits] == [[CAT], [CAT]]
-    async with service.http.get(f"/v2/sessions/{session}") as response:
-        shown = await response.json()
+    shown = await service.ask("GET", f"/v2/sessions/{session}")
     assert shown["messages"][0] == {"role": "user", "content": "look", "images": 1}
     assert shown["bytes"] > len(CAT)
 

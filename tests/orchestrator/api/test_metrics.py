@@ -75,8 +75,7 @@ def test_embeddings_have_an_operation_of_their_own() -> None:
 async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None:
     for number in range(MAX_TENANTS + 2):
         body = TASK | {"tenant": f"tenant-{number}", "max_tokens": 0}
-        async with service.http.post("/v2/tasks", json=body) as response:
-            assert response.status == 400
+        await service.ask("POST", "/v2/tasks", 400, json=body)
     labels = {"outcome": "refused", "tenant": OTHER}
     assert service.metric("tidegate_tenant_outcomes_total", **labels) == 2
     assert service.metric("tidegate_tenant_attainment", window="1m", tenant=OTHER) == 0
@@ -88,17 +87,12 @@ async def test_tenants_are_named_to_operators_only(
     """Whoever may scrape without a token learns nothing that one would protect."""
     service = await make_service(worker, token="a-key", admin_token="the-admin")
     headers = {"Authorization": "Bearer a-key"}
-    async with service.http.post(
-        "/v1/completions", json=TASK | {"model": "fake"}, headers=headers
-    ) as answer:
-        assert answer.status == 200
+    await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"}, headers=headers)
     for token, shown in (("", False), ("wrong", False), ("a-key", False), ("the-admin", True)):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         for accept in ("text/plain", "application/openmetrics-text"):
             headers["Accept"] = accept
-            async with service.http.get("/metrics", headers=headers) as answer:
-                assert answer.status == 200
-                text = await answer.text()
+            text = await service.ask("GET", "/metrics", headers=headers)
             assert ("tenant=" in text) is shown, token
             assert "tidegate_class_attainment" in text
 
@@ -137,8 +131,7 @@ async def test_pf4_utilization_and_health_failures(
     service = await make_service(worker)
     assert service.metric("tidegate_instance_slots", instance=worker.address) == 2
     assert service.metric("tidegate_utilization") == 0
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await service.until(lambda: service.metric("tidegate_utilization") == 0.5)
     failures = "tidegate_instance_health_failures_total"
     assert service.metric(failures, instance=worker.address) == 0
@@ -156,16 +149,13 @@ async def test_or22_what_endpoint_pickers_read_of_vllm(
     worker.plan = lambda submit: Plan(stall_at=1)
     for _ in range(3):
         headers = {"Authorization": "Bearer t"}
-        async with service.http.post("/v2/tasks", json=TASK, headers=headers) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=headers)
     await service.until_tokens(1)
     instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.stats is not None)
     stats, card = instance.stats, instance.card
     assert stats is not None and card is not None and stats.kv_blocks_total
-    async with service.http.get("/metrics/vllm") as response:
-        assert response.status == 200
-        text = await response.text()
+    text = await service.ask("GET", "/metrics/vllm")
     found = {
         sample.name: (sample.labels, sample.value)
         for family in text_string_to_metric_families(text + "# EOF\n")
@@ -183,8 +173,7 @@ async def test_or22_what_endpoint_pickers_read_of_vllm(
         "vllm:cache_config_info": (model | cache, 1),
     }
     assert loras[0] == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-    async with service.http.get("/metrics") as response:
-        everything = await response.text()
+    everything = await service.ask("GET", "/metrics")
     assert "\nvllm:num_requests_waiting{" in everything and "\ntidegate_offered" in everything
 
 

@@ -81,8 +81,7 @@ async def _sent(service: Service, case: Any) -> tuple[int, str]:
 
 @pytest.mark.timeout(600)
 async def test_no_request_breaks_it(service: Service, schemathesis: Any) -> None:
-    async with service.http.get("/openapi.json") as response:
-        document = await response.json()
+    document = await service.ask("GET", "/openapi.json")
     schema = await asyncio.to_thread(schemathesis.openapi.from_dict, document)
     wrong: list[str] = []
     for found in schema.get_all_operations():

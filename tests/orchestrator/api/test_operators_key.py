@@ -31,12 +31,10 @@ async def test_a_stranger_on_this_machine_is_not_sent_the_lane_token(
     host, port = listening.sockets[0].getsockname()
     body = {"address": f"{host}:{port}", "ttl_s": 60}
     for headers in ({}, STRANGER, {"Authorization": "Bearer "}, {"x-api-key": "1"}):
-        async with service.http.post("/v2/instances", json=body, headers=headers) as response:
-            assert response.status == 401
+        await service.ask("POST", "/v2/instances", 401, json=body, headers=headers)
     assert list(service.orchestrator.registry.instances) == [worker.address]
     assert not reached.is_set()
-    async with service.http.post("/v2/instances", json=body, headers=OPERATOR) as response:
-        assert response.status == 201
+    await service.ask("POST", "/v2/instances", 201, json=body, headers=OPERATOR)
     await reached.wait()
     listening.close()
     await listening.wait_closed()
@@ -63,20 +61,16 @@ async def test_a_stranger_on_this_machine_is_not_sent_the_lane_token(
 async def test_every_call_that_operates_asks_for_it(
     service: Service, method: str, path: str
 ) -> None:
-    async with service.http.request(method, path, headers=STRANGER) as response:
-        assert response.status == 401
-        # A stranger learns no path of the machine.
-        assert " TIDEGATE_HOME/operator " in (await response.json())["error"]["message"]
+    told = (await service.ask(method, path, 401, headers=STRANGER))["error"]["message"]
+    assert " TIDEGATE_HOME/operator " in told, "a stranger learns no path of the machine"
     async with service.http.request(method, path, headers=OPERATOR) as response:
         assert response.status not in (401, 403)
 
 
 async def test_whoever_operates_is_the_same_client_otherwise(service: Service) -> None:
     task = {"prompt": "x", "max_tokens": 3}
-    async with service.http.post("/v2/tasks", json=task, headers=OPERATOR) as response:
-        task_id = (await response.json())["task_id"]
-    async with service.http.get(f"/v2/tasks/{task_id}") as response:
-        assert response.status == 200
+    task_id = (await service.ask("POST", "/v2/tasks", 202, json=task, headers=OPERATOR))["task_id"]
+    await service.ask("GET", f"/v2/tasks/{task_id}")
 
 
 async def test_with_tokens_and_no_admins_it_operates_and_no_token_does(
@@ -84,17 +78,14 @@ async def test_with_tokens_and_no_admins_it_operates_and_no_token_does(
 ) -> None:
     service = await make_service(worker, token="t")
     for headers, status in (({}, 401), ({"Authorization": "Bearer t"}, 403), (OPERATOR, 200)):
-        async with service.http.post("/admin/undrain", headers=headers) as response:
-            assert response.status == status
-    async with service.http.get("/v2/tasks", headers=OPERATOR) as response:
-        assert response.status == 200
+        await service.ask("POST", "/admin/undrain", status, headers=headers)
+    await service.ask("GET", "/v2/tasks", headers=OPERATOR)
 
 
 async def test_an_admins_key_takes_its_place(worker: FakeWorker, make_service: MakeService) -> None:
     service = await make_service(worker, admin_token="a")
     for headers, status in ((OPERATOR, 401), ({"Authorization": "Bearer a"}, 200)):
-        async with service.http.post("/admin/undrain", headers=headers) as response:
-            assert response.status == status
+        await service.ask("POST", "/admin/undrain", status, headers=headers)
 
 
 async def status_of(url: str, key: str, call: str = "undrain") -> int:

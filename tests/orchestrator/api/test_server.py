@@ -30,14 +30,13 @@ async def test_or12_a_token_when_one_is_set(worker: FakeWorker, make_service: Ma
             assert response.status == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
             assert (await response.json())["error"]["code"] == "unauthenticated"
-        async with service.http.get("/v1/models", headers=headers) as response:
-            assert (await response.json())["error"]["type"] == "authentication_error"
+        assert (await service.ask("GET", "/v1/models", 401, headers=headers))["error"][
+            "type"
+        ] == "authentication_error"
     for headers in ({"Authorization": "bearer right"}, {"x-api-key": "right"}):
-        async with service.http.post("/v2/tasks", json=TASK, headers=headers) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=headers)
     for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):
-        async with service.http.get(path) as response:
-            assert response.status == 200
+        await service.ask("GET", path)
     await service.until(lambda: len(service.ends) == 2)
 
 
@@ -60,24 +59,19 @@ async def test_or13_health_before_an_instance_is_there(make_service: MakeService
         ("/health/ready", 503),
         ("/health", 200),
     ):
-        async with service.http.get(path) as response:
-            assert response.status == status, path
-            body = await response.json()
+        body = await service.ask("GET", path, status)
     assert body["status"] == "not_ready"
     assert body["instances"][0]["state"] == "connecting"
     async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
         assert response.status == 503
         assert "Retry-After" in response.headers
         assert (await response.json())["error"]["code"] == "not_ready"
-    async with service.http.get("/v1/models") as response:
-        assert await response.json() == {"object": "list", "data": []}
+    assert await service.ask("GET", "/v1/models") == {"object": "list", "data": []}
 
 
 async def test_metrics_tell_of_instances_and_outcomes(service: Service) -> None:
-    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-        assert response.status == 200
-    async with service.http.post("/v1/completions", json=TASK | {"model": "m" * 99}) as response:
-        assert response.status == 404
+    await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"})
+    await service.ask("POST", "/v1/completions", 404, json=TASK | {"model": "m" * 99})
     async with service.http.get("/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain")
         text = await response.text()
@@ -94,8 +88,7 @@ async def test_metrics_tell_of_instances_and_outcomes(service: Service) -> None:
     for kind, value in (("used", 0), ("free", 100), ("total", 100)):
         assert f'tidegate_kv_blocks{{instance="{address}",kind="{kind}"}} {value}.0' in text
     assert f'tidegate_instance_state{{instance="{address}",state="up"}} 1.0' in text
-    async with service.http.get("/metrics") as response:
-        again = await response.text()
+    again = await service.ask("GET", "/metrics")
     assert {line.split(" ")[0] for line in again.splitlines() if line.startswith("tidegate")} == {
         line.split(" ")[0] for line in text.splitlines() if line.startswith("tidegate")
     }
@@ -172,8 +165,7 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     """OR-13, WK-5: KV blocks and prefix hit rate; every flip of readiness is logged once."""
-    async with service.http.get("/health/ready") as response:
-        (instance,) = (await response.json())["instances"]
+    (instance,) = (await service.ask("GET", "/health/ready"))["instances"]
     assert (instance["kv_blocks_used"], instance["kv_blocks_total"]) == (0, 100)
     assert instance["prefix_hit_rate"] is None and instance["running"] == 0
     known = next(iter(service.orchestrator.registry))
@@ -217,11 +209,9 @@ async def test_health_says_draining_of_an_instance_that_an_operator_drained(
     service = await make_service(worker)
     for verb, draining in (("drain", True), ("undrain", False)):
         url = f"/v2/instances/{worker.address}/{verb}"
-        async with service.http.post(url, headers=OPERATOR) as response:
-            assert response.status == 202
+        await service.ask("POST", url, 202, headers=OPERATOR)
         service.parts.health.refresh()
-        async with service.http.get("/health") as response:
-            assert (await response.json())["instances"][0]["draining"] is draining
+        assert (await service.ask("GET", "/health"))["instances"][0]["draining"] is draining
 
 
 async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
@@ -236,13 +226,11 @@ async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
     async with service.http.post("/v1/completions", json=body) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (503, "not_ready")
         assert int(response.headers["Retry-After"]) >= 1
-    async with service.http.post("/v1/completions", json=body | {"model": "fake"}) as response:
-        assert response.status == 200
+    await service.ask("POST", "/v1/completions", json=body | {"model": "fake"})
     await make_worker(model="late", port=port)
     await service.until(lambda: all(one.ready for one in service.orchestrator.registry))
     for model, status in (("late", 200), ("nobody's", 404)):
-        async with service.http.post("/v1/completions", json=body | {"model": model}) as response:
-            assert response.status == status
+        await service.ask("POST", "/v1/completions", status, json=body | {"model": model})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol import FinishReason
-from tests.support.fake_worker import Plan
+from tests.orchestrator.conftest import Service
+from tests.support.fake_worker import FakeWorker, Plan
 
 CARD: dict[str, Any] = {
     "context_tokens": 8192,
@@ -38,3 +39,9 @@ def says(text: str, size: int = 3, reason: FinishReason = FinishReason.STOP) -> 
     """A job that says ``text``, so many characters per token."""
     parts: Sequence[str] = [text[at : at + size] for at in range(0, len(text), size)]
     return Plan(tokens=len(parts), text=lambda at: parts[at], reason=reason)
+
+
+def prompt_of(service: Service, worker: FakeWorker) -> str:
+    """What the worker was asked last, special tokens and all."""
+    tokens = service.orchestrator.model("fake").tokens
+    return "".join(tokens.token_text(token_id) for token_id in worker.submits[-1].token_ids)

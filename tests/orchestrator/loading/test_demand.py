@@ -118,12 +118,10 @@ async def test_dl10_who_is_refused_while_its_model_would_load_is_offered_and_ref
     service = await make_service(worker)
     headers = {"X-Timeout-Ms": "3000"}
     asked = {"model": "other"} | body
-    async with service.http.post(path, json=asked, headers=headers) as response:
-        assert response.status == 504, await response.text()
+    await service.ask("POST", path, 504, json=asked, headers=headers)
     assert service.outcomes() == ["refused"]
     assert service.metric("tidegate_model_load_refused_total") == 1
-    async with service.http.post(path, json=asked | {"model": "unheard"}) as response:
-        assert response.status == 404
+    await service.ask("POST", path, 404, json=asked | {"model": "unheard"})
     assert service.outcomes() == ["refused"] * 2
     assert service.orchestrator.live_tasks == 0
 
@@ -153,10 +151,8 @@ async def test_or21_one_that_waits_for_its_model_is_listed_and_stopped_at_once(
     body = {"model": "other", "input" if "responses" in path else "prompt": "x"}
     asked = asyncio.create_task(service.http.post(path, json=body))
     await service.until(lambda: service.orchestrator.stages.demand.waiting == 1)
-    async with service.http.get("/v2/tasks") as response:
-        (line,) = (await response.json())["tasks"]
-    async with service.http.delete(f"/v2/tasks/{line['correlation_id']}") as response:
-        assert response.status == 202
+    (line,) = (await service.ask("GET", "/v2/tasks"))["tasks"]
+    await service.ask("DELETE", f"/v2/tasks/{line['correlation_id']}", 202)
     async with await asked as response:
         assert response.status == 499
     assert service.outcomes() == ["aborted"]
@@ -239,8 +235,7 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
     worker.plan = lambda submit: plan
     first = await make_service(worker, **journal)
     body = {"model": "fake", "prompt": "x", "max_tokens": 4, "durable": True, "deadline_ms": 30_000}
-    async with first.http.post("/v2/tasks", json=body) as response:
-        assert response.status == 202, await response.text()
+    await first.ask("POST", "/v2/tasks", 202, json=body)
     await worker.until(lambda: worker.running == 1)
     await first.parts.lifecycle.drain(0.0)
     await first.parts.lifecycle.close()
@@ -310,9 +305,7 @@ async def test_a_model_that_could_be_loaded_is_listed(
 ) -> None:
     worker.can_load("other", size=1234)
     service = await make_service(worker)
-    async with service.http.get(path) as response:
-        assert response.status == 200
-        body = await response.json()
+    body = await service.ask("GET", path)
     assert body["bytes"] == 1234
     assert (body["max_model_len"] is None) is (body["state"] == "loadable")
 
@@ -427,10 +420,9 @@ async def test_who_is_at_its_limit_has_no_model_loaded(
     worker.plan = lambda submit: plan
     running = asyncio.create_task(ask(service, "fake"))
     await worker.until(lambda: worker.running == 1)
-    async with service.http.post(
-        "/v1/responses", json={"model": "other", "input": "x", "max_output_tokens": 4}
-    ) as response:
-        assert response.status == 429
+    await service.ask(
+        "POST", "/v1/responses", 429, json={"model": "other", "input": "x", "max_output_tokens": 4}
+    )
     assert worker.swaps == []
     plan.release.set()
     assert (await running)[0] == 200

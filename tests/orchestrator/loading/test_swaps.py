@@ -31,14 +31,12 @@ async def swap(
 
 
 async def described(service: Service) -> dict[str, object]:
-    async with service.http.get("/v2/instances") as response:
-        (instance,) = (await response.json())["instances"]
-        return dict(instance)
+    (instance,) = (await service.ask("GET", "/v2/instances"))["instances"]
+    return dict(instance)
 
 
 async def models(service: Service) -> dict[str, str]:
-    async with service.http.get("/v1/models") as response:
-        return {one["id"]: one["state"] for one in (await response.json())["data"]}
+    return {one["id"]: one["state"] for one in (await service.ask("GET", "/v1/models"))["data"]}
 
 
 async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
@@ -49,8 +47,7 @@ async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
     status, told = await swap(service, worker, model="other", wait=True)
     assert (status, told["phase"], told["model"], told["error"]) == (200, "done", "other", None)
     assert len(worker.opens) == 2, "no lane was opened anew"
-    async with service.http.post("/v1/chat/completions", json=chat("other")) as response:
-        assert response.status == 200
+    await service.ask("POST", "/v1/chat/completions", json=chat("other"))
     assert worker.submits[-1].serving == 1
     instance = await described(service)
     assert instance["model"] == "other" and instance["loadable"] == ["fake", "other"]
@@ -185,8 +182,7 @@ async def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one_and_says_why
     assert told["error"]["code"] == "swap_failed"  # type: ignore[index]
     assert "corrupt" in str(told)
     await service.until_ready()
-    async with service.http.post("/v1/chat/completions", json=chat("fake")) as response:
-        assert response.status == 200
+    await service.ask("POST", "/v1/chat/completions", json=chat("fake"))
     latest = (await described(service))["swap"]
     assert isinstance(latest, dict) and latest["phase"] == "failed"
 
@@ -301,5 +297,4 @@ async def test_wk7_an_orchestrator_that_is_killed_in_the_middle_leaves_the_worke
     successor = await make_service(worker)
     await successor.until(lambda: "other" in successor.orchestrator.models.by_name())
     await successor.until_ready()
-    async with successor.http.post("/v1/chat/completions", json=chat("other")) as response:
-        assert response.status == 200
+    await successor.ask("POST", "/v1/chat/completions", json=chat("other"))

@@ -30,8 +30,7 @@ async def test_what_a_request_does_not_state_is_the_model_s(
 
     async def asked(**stated: object) -> Sampling:
         before = len(worker.submits)
-        async with service.http.post(path, json=BODIES[path] | stated) as response:
-            assert response.status in (200, 202), await response.text()
+        await service.ask("POST", path, 200, 202, json=BODIES[path] | stated)
         await worker.until(lambda: len(worker.submits) > before)
         return worker.submits[-1].sampling
 
@@ -51,8 +50,7 @@ async def test_without_defaults_they_are_neutral(
 ) -> None:
     worker = await make_worker()
     service = await make_service(worker)
-    async with service.http.post("/v2/tasks", json={"prompt": "hi"}) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json={"prompt": "hi"})
     await worker.until(lambda: len(worker.submits) == 1)
     assert said_by(worker.submits[0].sampling) == NEUTRAL
 
@@ -67,8 +65,7 @@ async def test_a_context_that_the_kv_pool_cuts_short_says_what_to_set(
     make_worker: MakeWorker, make_service: MakeService, full: int, body: dict[str, object]
 ) -> None:
     service = await make_service(await make_worker(full_context_tokens=full))
-    async with service.http.post("/v2/tasks", json=body) as response:
-        error = (await response.json())["error"]
+    error = (await service.ask("POST", "/v2/tasks", 400, json=body))["error"]
     assert error["code"] == "context_overflow"
     cut = "own context is 8192, but the worker's KV pool holds 512 tokens" in error["message"]
     assert cut == ("TIDEGATE_WORKER__KV__BLOCKS" in error["message"]) == (full == 8192)

@@ -35,26 +35,32 @@ def ask(harness: Harness, text: str = "ab", **inputs: object) -> tuple[Job, Fake
     return harness.engine.wait_submitted(known + 1)[known], responder
 
 
+def refused(harness: Harness, text: str = "ab", **inputs: object) -> tuple[Code, str]:
+    """Why a request is refused, which never reaches the engine."""
+    responder, known = FakeResponder(), len(harness.engine.submitted)
+    harness.service.accept(plain_call(text, responder, **inputs))
+    responder.wait_final()
+    assert responder.error is not None and len(harness.engine.submitted) == known
+    return responder.error
+
+
 def texts(responder: FakeResponder) -> list[str]:
     return [tensors[names.TEXT_OUTPUT][0].decode() for tensors in responder.sent]
 
 
-def test_without_streaming_one_response_repeats_the_prompt(harness: Harness) -> None:
-    job, responder = ask(harness, "ab")
+@pytest.mark.parametrize(
+    ("inputs", "text"), [({}, "abcdef"), ({"exclude_input_in_output": True}, "cdef")]
+)
+def test_without_streaming_one_response_repeats_the_prompt_unless_told_otherwise(
+    harness: Harness, inputs: dict[str, object], text: str
+) -> None:
+    job, responder = ask(harness, "ab", **inputs)
     harness.speak(job, "cd")
     harness.speak(job, "ef")
     harness.finish(job)
     responder.wait_final()
-    assert texts(responder) == ["abcdef"]
+    assert texts(responder) == [text]
     assert set(responder.sent[0]) == {names.TEXT_OUTPUT}
-
-
-def test_the_prompt_can_be_left_out(harness: Harness) -> None:
-    job, responder = ask(harness, "ab", exclude_input_in_output=True)
-    harness.speak(job, "cd")
-    harness.finish(job)
-    responder.wait_final()
-    assert texts(responder) == ["cd"]
 
 
 def test_streaming_sends_deltas_and_final_rides_on_the_last(harness: Harness) -> None:
@@ -220,11 +226,7 @@ def test_bad_requests_never_reach_the_engine(harness: Harness) -> None:
         ({"stream": True, "exclude_input_in_output": False}, "streaming"),
         ({"sampling_parameters": '{"deadline_ms": "soon"}'}, "deadline_ms"),
     ):
-        responder = FakeResponder()
-        harness.service.accept(plain_call("ab", responder, **inputs))
-        responder.wait_final()
-        assert responder.error is not None
-        code, message = responder.error
+        code, message = refused(harness, **inputs)
         assert code == Code.INVALID_REQUEST and word in message, inputs
     broken = FakeResponder()
     harness.service.accept(Call({names.TEXT_INPUT: strings(b"\xff")}, {}, "", broken))
@@ -335,13 +337,8 @@ def test_a_grammar_reaches_the_engine(harness: Harness, monkeypatch: pytest.Monk
 
 
 def test_a_grammar_is_refused_where_none_can_be_enforced(harness: Harness) -> None:
-    responder = FakeResponder()
-    harness.service.accept(
-        plain_call("ab", responder, sampling_parameters='{"guided_regex": "a+"}')
-    )
-    responder.wait_final()
-    assert responder.error is not None and "match a grammar" in responder.error[1]
-    assert harness.engine.submitted == []
+    _, message = refused(harness, sampling_parameters='{"guided_regex": "a+"}')
+    assert "match a grammar" in message
 
 
 def test_penalties_and_biases_are_vllms() -> None:
@@ -368,14 +365,9 @@ def test_what_the_context_cannot_hold_is_refused(harness: Harness) -> None:
         ("a" * 128, 1, ["128 tokens", "at most 127"]),
     ):
         parameters = json.dumps({"max_tokens": max_tokens})
-        responder = FakeResponder()
-        harness.service.accept(plain_call(text, responder, sampling_parameters=parameters))
-        responder.wait_final()
-        assert responder.error is not None
-        code, message = responder.error
+        code, message = refused(harness, text, sampling_parameters=parameters)
         assert code == Code.CONTEXT_OVERFLOW
         assert all(word in message for word in words), message
-    assert harness.engine.submitted == []
     ask(harness, "ab", sampling_parameters='{"max_tokens": 126}')
     ask(harness, "a" * 124)
     assert harness.engine.submitted[1].sampling.max_tokens == 4
@@ -432,29 +424,16 @@ LONG = "planted" * 15_000
         json.dumps({"logit_bias": {LONG: 1}}),
         '{"max_tokens": ' + "7" * 100_000 + "}",
         LONG,
+        r'{"stop": "\ud800"}',  # halves of a pair, which are no fault of ours
+        r'{"\ud800": 1}',
+        r'{"seed": "\udfff"}',
     ],
 )
 def test_or16_what_a_plain_client_states_is_not_echoed_at_length(
     harness: Harness, caplog: pytest.LogCaptureFixture, stated: str
 ) -> None:
-    responder = FakeResponder()
-    harness.service.accept(plain_call("ab", responder, sampling_parameters=stated))
-    responder.wait_final()
-    assert responder.error is not None
-    code, message = responder.error
+    code, message = refused(harness, sampling_parameters=stated)
     assert code is Code.INVALID_REQUEST and len(message) < 1024
-    assert "planted" not in caplog.text
-
-
-@pytest.mark.parametrize("stated", [r'{"stop": "\ud800"}', r'{"\ud800": 1}', r'{"seed": "\udfff"}'])
-def test_half_a_surrogate_pair_is_no_fault_of_ours(
-    harness: Harness, caplog: pytest.LogCaptureFixture, stated: str
-) -> None:
-    responder = FakeResponder()
-    harness.service.accept(plain_call("ab", responder, sampling_parameters=stated))
-    responder.wait_final()
-    assert responder.error is not None
-    assert responder.error[0] is Code.INVALID_REQUEST
     assert not caplog.records
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from protocol import Code, FinishReason
+from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -21,21 +20,9 @@ HI: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: anthropic.AsyncAnthropic(base_url=service.url, api_key="x", max_retries=2)
-    )
-    async with client:
-        yield client
-
-
 async def answer_of(service: Service, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    async with service.http.post("/v1/messages", json=body, headers=headers) as response:
-        assert response.status == 200, await response.text()
-        answer: dict[str, Any] = await response.json()
-        return answer
+    answer: dict[str, Any] = await service.ask("POST", "/v1/messages", json=body, headers=headers)
+    return answer
 
 
 async def error_of(
@@ -55,12 +42,6 @@ async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
         events = [event async for event in read_events(response)]
     assert all(event.json()["type"] == event.event for event in events)
     return events
-
-
-def prompt_of(service: Service, worker: FakeWorker) -> str:
-    """What the worker was asked last, special tokens and all."""
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token(token_id).text for token_id in worker.submits[-1].token_ids)
 
 
 async def test_a_message_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
@@ -251,8 +232,9 @@ async def test_errors_are_anthropics(
     assert (status, error["type"], error["code"]) == (502, "api_error", "engine_error")
     status, error = await error_of(service, HI | {"deadline_ms": 0.001})
     assert (status, error["type"], error["code"]) == (504, "timeout_error", "deadline_exceeded")
-    async with service.http.post("/v1/messages", data=b"{" * 2) as response:
-        assert (await response.json())["error"]["type"] == "invalid_request_error"
+    assert (await service.ask("POST", "/v1/messages", 415, data=b"{" * 2))["error"][
+        "type"
+    ] == "invalid_request_error"
 
 
 async def test_overload_is_529_and_tried_again(

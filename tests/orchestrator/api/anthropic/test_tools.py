@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -30,16 +28,6 @@ ASK: Any = HI | {"max_tokens": 512, "tools": [TOOL]}
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
-
-
-@pytest.fixture
-async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    # It reads certificates when it is made, which would block the loop.
-    client = await asyncio.to_thread(
-        lambda: anthropic.AsyncAnthropic(base_url=service.url, api_key="x", max_retries=0)
-    )
-    async with client:
-        yield client
 
 
 async def test_calls_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
@@ -132,8 +120,7 @@ async def test_calls_and_their_results_in_earlier_turns(
         "<|user|>[get_weather toolu_1] Rain.<|end|><|user|>And?<|end|><|assistant|>"
     )
     count = {key: body[key] for key in ("model", "messages", "tools")}
-    async with service.http.post("/v1/messages/count_tokens", json=count) as response:
-        counted = (await response.json())["input_tokens"]
+    counted = (await service.ask("POST", "/v1/messages/count_tokens", json=count))["input_tokens"]
     assert counted == len(worker.submits[-1].token_ids)
 
 

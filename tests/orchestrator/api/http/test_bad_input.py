@@ -90,15 +90,11 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ("/v2/tasks", {"prompt": "x" * 5000}, 400, "context", "prompt"),
     ("/v2/tasks", {"logprobs": 21}, 400, "20", "logprobs"),
     ("/v1/completions", {"prompt": "x" * 600}, 400, "context", "prompt"),
-    ("/v1/completions", {"prompt": ["a", [1], 2]}, 400, "a string, token ids", "prompt"),
-    ("/v1/completions", {"prompt": [[1]] * 129}, 400, "at most 128", "prompt"),
     ("/v1/completions", {"prompt": [999]}, 400, "0 to 261", "prompt"),
     ("/v1/completions", {"prompt": [1] * 512}, 400, "context", "prompt"),
     ("/v1/completions", {"prompt": [1, "a"]}, 400, "a string, token ids", "prompt"),
     ("/v1/completions", {"prompt_logprobs": 21}, 400, "0 to 20", "prompt_logprobs"),
-    ("/v1/completions", {"n": 3, "best_of": 2}, 400, "3", "best_of"),
     ("/v1/completions", {"suffix": "x"}, 400, "empty", "suffix"),
-    ("/v1/completions", {"n": 129}, 400, "n must be 1 to 128", "n"),
     ("/v1/completions", {"stream_options": {}}, 400, "stream: true", "stream_options"),
     ("/v1/chat/completions", {"messages": []}, 400, "empty", "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "required", "content"),
@@ -126,7 +122,7 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
         "response_format",
     ),
     ("/v1/chat/completions", {"top_logprobs": 2}, 400, "logprobs: true", "top_logprobs"),
-    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 40}, 400, "20", "logprobs"),
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 40}, 400, "20", "top_logprobs"),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "x" * 600}]},
@@ -230,15 +226,12 @@ async def test_a_compressed_body_is_refused_unread(
         ("rot13", plain),
     ):
         headers = JSON | {"Content-Encoding": encoding}
-        async with service.http.post(path, data=data, headers=headers) as response:
-            assert response.status == 415, (encoding, await response.text())
-            error = (await response.json())["error"]
+        error = (await service.ask("POST", path, 415, data=data, headers=headers))["error"]
         assert "Content-Encoding" in error["message"]
         assert error["field" if path == "/v2/tasks" else "param"] == "Content-Encoding"
     assert worker.submits == []
     headers = JSON | {"Content-Encoding": "identity"}
-    async with service.http.post(path, data=plain, headers=headers) as response:
-        assert response.ok
+    await service.ask("POST", path, 200, 201, 202, data=plain, headers=headers)
 
 
 async def test_a_deadline_long_past_is_told_in_few_digits(service: Service) -> None:
@@ -257,9 +250,9 @@ async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeServi
             yield b" " * 1024
 
     for data in (b"x" * 4096, pieces()):
-        async with service.http.post("/v2/tasks", data=data, headers=JSON) as response:
-            assert response.status == 413
-            assert (await response.json())["error"]["code"] == "body_too_large"
+        assert (await service.ask("POST", "/v2/tasks", 413, data=data, headers=JSON))["error"][
+            "code"
+        ] == "body_too_large"
     assert worker.submits == []
 
 
@@ -278,8 +271,7 @@ async def test_a_body_that_does_not_arrive(
         )
         yield b"}"
 
-    async with service.http.post("/v2/tasks", data=nothing(), headers=JSON) as response:
-        assert response.status == 408
+    await service.ask("POST", "/v2/tasks", 408, data=nothing(), headers=JSON)
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999"])

@@ -106,18 +106,15 @@ async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
         monkeypatch.setattr(time_limits, "REPORT_GRACE_S", 60.0)
     worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=not obedient)
     body = CHAT | {"deadline_ms": 60_000, "stream": True}
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        assert response.status == 200
-        await service.until_tokens(3)
-        service.leap(61)
-        lines = (await response.text()).split("\n\n")
+    await service.until_tokens(3)
+    service.leap(61)
+    lines = (await service.ask("POST", "/v1/chat/completions", json=body)).split("\n\n")
     last = json.loads(lines[-2][6:])
     assert last["error"]["code"] == "deadline_exceeded"
     assert last["error"]["exceeded_by_ms"] >= 0
     assert "[DONE]" not in "".join(lines)
     assert len(lines) == 1 + 3 + 1 + 1
-    async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 60_000}) as response:
-        task = await response.json()
+    task = await service.ask("POST", "/v2/tasks", 202, json=TASK | {"deadline_ms": 60_000})
     await service.until_tokens(3)
     service.leap(61)
     async with service.http.get(task["events_url"]) as response:
@@ -138,8 +135,7 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
     service = await make_service(worker, MOST_BACKLOG=0)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 1)
     body = TASK | {"deadline_ms": 20_000}
     asking = asyncio.create_task(service.http.post("/v1/completions", json=body))
@@ -149,8 +145,7 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
         error = (await response.json())["error"]
         assert_exceeded(response.status, response.headers, error)
         assert "prefill=0.0" in response.headers["X-Deadline-Budget"]
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert (await response.json())["queue_position"] == 0
+    assert (await service.ask("POST", "/v2/tasks", 202, json=TASK))["queue_position"] == 0
     first.release.set()
     await service.until(lambda: sorted(service.outcomes()) == ["met", "met", "missed"])
     assert len(worker.submits) == 2
@@ -165,8 +160,7 @@ async def test_dl8_the_most_urgent_leaves_first(
     service = await make_service(worker, MOST_BACKLOG=0)
     for budget in (90_000, 70_000, 80_000, 60_000):
         body = TASK | {"deadline_ms": budget}
-        async with service.http.post("/v2/tasks", json=body) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=body)
     first.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 4)
     budgets = [round(submit.budget_ms, -4) for submit in worker.submits]
@@ -185,6 +179,21 @@ async def test_dl3_a_worker_that_sees_too_little_time_refuses(
     assert service.outcomes() == ["refused"]
 
 
+def stuck(service: Service) -> tuple[threading.Event, threading.Event]:
+    """Have no prompt become tokens: set once one is tried, and to be set for it to go on."""
+    begun, gate = threading.Event(), threading.Event()
+    (encoder,) = service.orchestrator.models.by_name().values()
+
+    def steps(prompt: object) -> Steps[list[int]]:
+        begun.set()
+        yield False
+        assert gate.wait(100)
+        return [1]
+
+    encoder.steps = steps  # type: ignore[method-assign]
+    return begun, gate
+
+
 @pytest.mark.parametrize(
     ("part", "body"), [("", {"deadline_ms": 60_000}), ("first_token", {"first_token_ms": 60_000})]
 )
@@ -192,16 +201,7 @@ async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
     service: Service, worker: FakeWorker, part: str, body: dict[str, Any]
 ) -> None:
     """However long the prompt still takes to become tokens; nothing of it reaches a worker."""
-    begun, gate = threading.Event(), threading.Event()
-    (encoder,) = service.orchestrator.models.by_name().values()
-
-    def stuck(prompt: object) -> Steps[list[int]]:
-        begun.set()
-        yield False
-        assert gate.wait(100)
-        return [1]
-
-    encoder.steps = stuck  # type: ignore[method-assign]
+    begun, gate = stuck(service)
     try:
         request = TASK | body | {"prompt": "x" * 5000}
         asking = asyncio.create_task(service.http.post("/v2/tasks", json=request))
@@ -223,15 +223,7 @@ async def test_prompts_that_wait_to_become_tokens_are_bounded(
     """In bytes: over them a prompt is refused with 429, and nothing of it is kept."""
     monkeypatch.setattr("orchestrator.build.MAX_ENCODING_BYTES", 2**20)
     service = await make_service(worker)
-    gate = threading.Event()
-    (encoder,) = service.orchestrator.models.by_name().values()
-
-    def stuck(prompt: object) -> Steps[list[int]]:
-        yield False
-        assert gate.wait(100)
-        return [1]
-
-    encoder.steps = stuck  # type: ignore[method-assign]
+    _, gate = stuck(service)
     big = TASK | {"prompt": "x" * 2**19}
 
     async def post() -> int:

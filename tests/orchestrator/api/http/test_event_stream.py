@@ -91,8 +91,7 @@ async def test_wp1_a_client_may_wish_its_work_to_go_on(
     client.close()
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"])
-    async with service.http.get(f"/v2/tasks/{task_id}") as response:
-        status = await response.json()
+    status = await service.ask("GET", f"/v2/tasks/{task_id}")
     assert status["usage"]["completion_tokens"] == 20
     assert worker.cancels == []
 
@@ -128,8 +127,7 @@ async def test_or11_a_client_that_pauses_gets_everything_in_the_end(
     slow = await send(service, CHAT | {"stream": True})
     await service.until(lambda: service.outcomes() == ["met"])
     body = CHAT | {"max_tokens": 9, "stream": True}
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        assert (await response.text()).count("data: ") == 9 + 3
+    assert (await service.ask("POST", "/v1/chat/completions", json=body)).count("data: ") == 9 + 3
     data = await read_to_end(slow)
     slow.close()
     events = [event for event in _unchunked(data).split(b"\n\n") if event]
@@ -151,8 +149,7 @@ async def test_or11_a_client_that_stays_too_slow_is_disconnected(
     assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
     slow.close()
     body = CHAT | {"max_tokens": 9}
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        assert response.status == 200
+    await service.ask("POST", "/v1/chat/completions", json=body)
 
 
 async def test_or11_so_is_one_that_reads_nothing_for_too_long(
@@ -182,8 +179,7 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
 
     async def follow(max_tokens: int, *, pause: bool) -> list[str]:
         body = {"prompt": "x", "max_tokens": max_tokens}
-        async with service.http.post("/v2/tasks", json=body) as response:
-            url = (await response.json())["events_url"]
+        url = (await service.ask("POST", "/v2/tasks", 202, json=body))["events_url"]
         loop = asyncio.get_running_loop()
         client = socket.socket()
         client.setblocking(False)

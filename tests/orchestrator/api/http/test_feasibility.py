@@ -69,9 +69,7 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
     assert service.metric("tidegate_infeasible_refused_total") == 1
     # The deadline that it names is taken.
     headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
-    async with service.http.post(path, json=BODIES[path] | extra, headers=headers) as response:
-        assert response.status in (200, 202)
-        await response.read()
+    await service.ask("POST", path, 200, 202, json=BODIES[path] | extra, headers=headers)
 
 
 async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) -> None:
@@ -80,12 +78,9 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
     forecaster, promises = service.parts.forecaster, service.orchestrator.stages.prediction.promises
     before = dict(forecaster._safety)
     body = TASK | {"deadline_ms": 1000}
-    async with service.http.post("/v1/completions", json=body) as response:
-        error = (await response.json())["error"]
+    error = (await service.ask("POST", "/v1/completions", 504, json=body))["error"]
     headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
-    async with service.http.post("/v1/completions", json=TASK, headers=headers) as response:
-        assert response.status == 200
-        await response.read()
+    await service.ask("POST", "/v1/completions", json=TASK, headers=headers)
     assert service.outcomes() == ["refused", "met"]
     assert not promises._claimed and not promises._open
     assert 0 < forecaster._safety["fake"] < FIRST_SAFETY
@@ -97,9 +92,7 @@ async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None
     service.hold_time()
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 400.0)
     body = TASK | {"max_tokens": 1, "deadline_ms": 200}
-    async with service.http.post("/v1/completions", json=body) as response:
-        assert response.status == 504
-        error = (await response.json())["error"]
+    error = (await service.ask("POST", "/v1/completions", 504, json=body))["error"]
     assert error["binding_constraint"] == "route"
     assert error["predicted_finish_ms"] >= 400
     assert error["earliest_feasible_deadline"] >= 1000 * service.clock.unix()
@@ -166,8 +159,7 @@ async def test_dl6_fit_on_tasks(service: Service, quicker: FakeWorker) -> None:
     end = events[-1].json()
     assert end["fitted_max_tokens"] == MADE
     assert (end["outcome"], end["finish_reason"]) == ("met", "length")
-    async with service.http.get(f"/v2/tasks/{task['task_id']}") as response:
-        status = await response.json()
+    status = await service.ask("GET", f"/v2/tasks/{task['task_id']}")
     assert status["fitted_max_tokens"] == MADE == status["usage"]["completion_tokens"]
 
 

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from orchestrator.api.http import connection
+from orchestrator.api.http.event_stream import EventStream
 from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -132,6 +133,21 @@ async def test_a_half_closed_client_that_goes_after_all_is_noticed(
     assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
 
 
+async def test_no_probe_follows_the_last_event(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = EventStream.finish
+
+    def probed(stream: EventStream, data: bytes = b"") -> None:
+        finish(stream, data)
+        stream.probe()
+
+    monkeypatch.setattr(EventStream, "finish", probed)
+    client = await connect(service, ask(CHAT | {"stream": True}))
+    client.shutdown(socket.SHUT_WR)
+    assert (await read_all(client)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
 async def test_all_that_a_half_closed_client_has_asked_is_answered(service: Service) -> None:
     client = await connect(service, GET * 50 + ask(CHAT) + GET)
     client.shutdown(socket.SHUT_WR)
@@ -171,8 +187,7 @@ async def test_a_client_gone_before_its_expected_continue_is_no_error(
         client.close()
     server = service.runner.server
     assert server is not None
-    async with service.http.get("/health/live") as response:
-        assert response.status == 200
+    await service.ask("GET", "/health/live")
     await service.until(lambda: len(server.connections) <= 1)
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
@@ -186,36 +201,6 @@ async def test_http_1_0_knows_no_interim_answer_so_its_end_is_a_hang_up(
     client.shutdown(socket.SHUT_WR)
     assert await read_all(client) == b""
     await worker.until(lambda: not worker.running)
-
-
-class Relay:
-    """A proxy that passes each side's end on as it comes, and learns of a reset by writing."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
-        self._pipes: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind_reader, behind_writer = await asyncio.open_connection(*self._address)
-        up = asyncio.create_task(self._pipe(reader, behind_writer))
-        down = asyncio.create_task(self._pipe(behind_reader, writer))
-        self._pipes |= {up, down}
-        await asyncio.wait([up, down])
-        behind_writer.close()
-        writer.close()
-
-    @staticmethod
-    async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-            writer.write_eof()
-        except OSError:
-            writer.transport.abort()
 
 
 async def test_a_kernel_that_acknowledges_nothing_is_gone(

@@ -29,9 +29,7 @@ async def run(
     """A native task to its end; its terminal event. ``leap``: at so many tokens so many seconds
     pass at once."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with service.http.post("/v2/tasks", json=TASK | body, headers=named) as response:
-        task = await response.json()
-        assert response.status == 202, task
+    task = await service.ask("POST", "/v2/tasks", 202, json=TASK | body, headers=named)
     if leap is not None:
         tokens, seconds = leap
         await service.until_tokens(tokens)
@@ -56,9 +54,9 @@ async def run(
 async def test_dl14_unreadable_is_a_400_that_names_it(
     service: Service, path: str, headers: dict[str, str], body: dict[str, Any], field: str
 ) -> None:
-    async with service.http.post(path, json=BODIES[path] | body, headers=headers) as response:
-        error = (await response.json())["error"]
-    assert response.status == 400
+    error = (await service.ask("POST", path, 400, json=BODIES[path] | body, headers=headers))[
+        "error"
+    ]
     assert error["param" if "v1" in path else "field"] == field
     assert field in error["message"]
 
@@ -69,14 +67,12 @@ async def test_dl14_the_budgets_travel_to_the_worker(
 ) -> None:
     body = BODIES[path] | {"first_token_ms": 50_000, "token_gap_ms": 70}
     for headers in ({}, {"X-First-Token-Timeout-Ms": "20000", "x-llm-d-slo-tpot-ms": "30"}):
-        async with service.http.post(path, json=body, headers=headers) as response:
-            assert response.status in (200, 202)
+        await service.ask("POST", path, 200, 202, json=body, headers=headers)
     await service.until(lambda: len(service.outcomes()) == 2)
     assert [submit.token_gap_ms for submit in worker.submits] == [70, 30]
     budgets = [submit.first_token_budget_ms or 0.0 for submit in worker.submits]
     assert 40_000 < budgets[0] <= 50_000 and 10_000 < budgets[1] <= 20_000
-    async with service.http.post(path, json=BODIES[path]) as response:
-        await response.read()
+    await service.ask("POST", path, json=BODIES[path])
     await service.until(lambda: len(service.outcomes()) == 3)
     assert worker.submits[2].first_token_budget_ms is worker.submits[2].token_gap_ms is None
 
@@ -109,8 +105,7 @@ async def test_dl14_a_missed_gap_is_said_and_stops_nothing(
         assert answer["missed_part"] == "token_gap"
         assert answer["usage"]["completion_tokens"] == 4
         asked["stream"] = True
-        async with service.http.post(path, json=asked, headers=headers) as response:
-            lines = (await response.text()).split("\n\n")
+        lines = (await service.ask("POST", path, json=asked, headers=headers)).split("\n\n")
         assert lines[-2] == "data: [DONE]"
         last = json.loads(lines[-3][6:])
         assert last["missed_part"] == "token_gap" and "left=" in last["deadline_budget"]
@@ -163,8 +158,7 @@ async def test_dl14_a_first_token_in_time_lifts_its_deadline_but_not_the_other(
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     asked = TASK | {"first_token_ms": 20_000}
-    async with service.http.post("/v2/tasks", json=asked) as response:
-        task = await response.json()
+    task = await service.ask("POST", "/v2/tasks", 202, json=asked)
     await service.until_tokens(1)
     service.leap(21)
     plan.release.set()
@@ -197,8 +191,7 @@ async def test_dl14_what_waits_too_long_for_a_first_token_leaves_the_queue(
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
     service = await make_service(worker, MOST_BACKLOG=0)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 1)
     asked = TASK | {"first_token_ms": 20_000}
     waiting = asyncio.create_task(service.http.post("/v1/completions", json=asked))

@@ -162,7 +162,7 @@ def _many(keys: int) -> list[tuple[str, bytes]]:
 
 async def test_many_thousand_unknown_keys_cost_little(service: Service) -> None:
     """No 5xx, and no more memory than some times the body's size."""
-    bodies = await asyncio.to_thread(_many, 30_000)
+    bodies = await asyncio.to_thread(_many, 10_000)
     for name, body in bodies:
         tracemalloc.start()
         async with service.http.post(
@@ -175,7 +175,7 @@ async def test_many_thousand_unknown_keys_cost_little(service: Service) -> None:
         assert status in (200, 400), (name, status, text)
         assert status == 400 or told, name
         assert len(told) < 1100
-        assert peak < 30 * len(body) + 10 * 2**20, (name, peak, len(body))
+        assert peak < 30 * len(body) + 4 * 2**20, (name, peak, len(body))
 
 
 _LATE = ("messages", "input", "tools", "documents", "parameters", "response_format", "text")

@@ -17,10 +17,8 @@ GENERATE = "/v2/models/fake/generate"
 async def post(
     service: Service, body: object, path: str = GENERATE, status: int = 200, **headers: str
 ) -> dict[str, Any]:
-    async with service.http.post(path, json=body, headers=headers) as response:
-        answer: dict[str, Any] = await response.json()
-        assert response.status == status, answer
-        return answer
+    answer: dict[str, Any] = await service.ask("POST", path, status, json=body, headers=headers)
+    return answer
 
 
 async def pieces_of(service: Service, body: object) -> list[dict[str, Any]]:
@@ -213,25 +211,18 @@ async def test_what_there_is(worker: FakeWorker, make_service: MakeService) -> N
     """Probes carry no token; models are for those who have one."""
     service = await make_service(worker, token="right")
     for path in ("/v2/health/live", "/v2/health/ready"):
-        async with service.http.get(path) as response:
-            assert response.status == 200
-    async with service.http.get("/v2/models/fake") as response:
-        assert response.status == 401
-        assert set(await response.json()) == {"error"}
+        await service.ask("GET", path)
+    assert set(await service.ask("GET", "/v2/models/fake", 401)) == {"error"}
     service.http.headers["Authorization"] = "Bearer right"
-    async with service.http.get("/v2") as response:
-        assert (await response.json())["name"] == "tidegate"
-    async with service.http.get("/v2/models/llm") as response:
-        described = await response.json()
+    assert (await service.ask("GET", "/v2"))["name"] == "tidegate"
+    described = await service.ask("GET", "/v2/models/llm")
     assert (described["name"], described["versions"]) == ("fake", ["1"])
     for path, status in (("fake/ready", 200), ("fake/versions/2/ready", 404), ("none/ready", 404)):
-        async with service.http.get(f"/v2/models/{path}") as response:
-            assert response.status == status
+        await service.ask("GET", f"/v2/models/{path}", status)
     await worker.stop()
     await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
     for path in ("/v2/health/ready", "/v2/models/fake/ready"):
-        async with service.http.get(path) as response:
-            assert response.status == 503
+        await service.ask("GET", path, 503)
 
 
 def test_tensors_are_those_of_the_model() -> None:

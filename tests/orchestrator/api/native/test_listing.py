@@ -14,17 +14,13 @@ from tests.support.fake_worker import FakeWorker, Plan
 async def submit(service: Service, prompt: str, token: str = "") -> str:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     body = {"prompt": prompt, "max_tokens": 5}
-    async with service.http.post("/v2/tasks", json=body, headers=headers) as response:
-        assert response.status == 202, await response.text()
-        return str((await response.json())["task_id"])
+    return str((await service.ask("POST", "/v2/tasks", 202, json=body, headers=headers))["task_id"])
 
 
 async def listed(service: Service, query: str = "", token: str = "") -> tuple[list[str], bool]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with service.http.get(f"/v2/tasks{query}", headers=headers) as response:
-        assert response.status == 200, await response.text()
-        body = await response.json()
-        return [task["task_id"] for task in body["tasks"]], body["has_more"]
+    body = await service.ask("GET", f"/v2/tasks{query}", headers=headers)
+    return [task["task_id"] for task in body["tasks"]], body["has_more"]
 
 
 async def test_what_runs_comes_first_then_what_was_newest_first(
@@ -125,14 +121,11 @@ async def test_or21_a_stream_is_cancelled_on_the_route_that_shows_its_id(
             shown += (await stream.content.readline()).decode()
         name = shown.split(f'"{prefix}')[1].split('"')[0]
         ids = {"shown": prefix + name, "task_id": name, "correlation_id": "our-own"}
-        async with service.http.post(f"{path}/{ids[named_by]}/cancel") as response:
-            assert response.status in (200, 202), await response.text()
-            answer = await response.json()
+        answer = await service.ask("POST", f"{path}/{ids[named_by]}/cancel", 200, 202)
         assert name in answer.get("task_ids", answer.get("id"))
         assert "cancelled" in (await stream.content.read()).decode()
     assert service.outcomes()[-1] == "aborted"
-    async with service.http.post(f"{path}/nobody/cancel") as response:
-        assert response.status == 404
+    await service.ask("POST", f"{path}/nobody/cancel", 404)
 
 
 async def test_or21_another_key_neither_sees_nor_stops_it(
@@ -157,8 +150,7 @@ async def test_or21_another_key_neither_sees_nor_stops_it(
     names = (task, f"chatcmpl-{task}", "ours", "mine")
     theirs = (("b", f"{path}/{name}/cancel", 404) for path in paths for name in names)
     for token, path, status in (*theirs, ("c", "/v1/chat/completions/mine/cancel", 202)):
-        async with service.http.post(path, headers={"x-api-key": token * 20}) as response:
-            assert response.status == status
+        await service.ask("POST", path, status, headers={"x-api-key": token * 20})
     async with await asked as response:
         assert response.status == 499
 
@@ -171,8 +163,7 @@ async def test_or21_choices_go_by_one_name_until_the_last_has_ended(
     asked = asyncio.create_task(service.http.post("/v1/chat/completions", json=body))
     await service.until_tokens(1, tasks=2)
     await service.until(lambda: service.outcomes() == ["met"])
-    async with service.http.get("/v2/tasks") as response:
-        lines = (await response.json())["tasks"]
+    lines = (await service.ask("GET", "/v2/tasks"))["tasks"]
     (name,) = {line["answer_id"] for line in lines}
     assert len(lines) == 2 and all(line["task_id"] not in name for line in lines)
     async with service.http.delete(f"/v2/tasks/{name}") as response:
@@ -195,8 +186,7 @@ async def test_or21_one_that_waits_for_its_prompt_is_stopped_at_once(
     asked = asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))
     await service.until(lambda: service.orchestrator.live_tasks == 1)
     ((task,), _) = await listed(service, "?status=queued")
-    async with service.http.delete(f"/v2/tasks/{task}") as response:
-        assert response.status == 202
+    await service.ask("DELETE", f"/v2/tasks/{task}", 202)
     async with await asked as response:
         assert response.status == 499
     assert service.outcomes() == ["aborted"]

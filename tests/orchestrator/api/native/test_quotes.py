@@ -32,10 +32,8 @@ async def ask(
 ) -> Any:
     asked = STATED | body
     asked = {name: value for name, value in asked.items() if value is not None}
-    async with service.http.post("/v2/quote", json=asked, headers=headers) as response:
-        answer = await response.json()
-        assert response.status == status, answer
-        return answer.get("error", answer)
+    answer = await service.ask("POST", "/v2/quote", status, json=asked, headers=headers)
+    return answer.get("error", answer)
 
 
 async def use(service: Service, reservation: Any, **body: Any) -> str | None:
@@ -197,8 +195,6 @@ async def test_chances_learn_from_what_became_of_requests(paced: Service) -> Non
     for asks in (False, True):
         if asks:
             await ask(paced)
-        async with paced.http.post("/v1/completions", json=body) as response:
-            assert response.status == 200
-            await response.read()
+        await paced.ask("POST", "/v1/completions", json=body)
         bins = paced.orchestrator.stages.prediction.quotes.bins()
         assert sum(found.given for _, _, found in bins) == asks

@@ -27,10 +27,8 @@ async def call(
 ) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     payload = body if method == "POST" else None
-    async with service.http.request(method, path, json=payload, headers=headers) as response:
-        answer = await response.json()
-        assert response.status == status, answer
-        return answer.get("error", answer)
+    answer = await service.ask(method, path, status, json=payload, headers=headers)
+    return answer.get("error", answer)
 
 
 async def create(service: Service, token: str = "", **body: object) -> str:
@@ -123,11 +121,17 @@ async def test_a_submission_that_is_sent_again_is_no_second_turn(service: Servic
     body = {"messages": [{"role": "user", "content": "hi"}], "session_id": session_id}
     answers = []
     for _ in range(2):
-        async with service.http.post(
-            "/v2/tasks", json=body | {"max_tokens": 2}, headers={"Idempotency-Key": "k"}
-        ) as response:
-            assert response.status == 202
-            answers.append((await response.json())["task_id"])
+        answers.append(
+            (
+                await service.ask(
+                    "POST",
+                    "/v2/tasks",
+                    202,
+                    json=body | {"max_tokens": 2},
+                    headers={"Idempotency-Key": "k"},
+                )
+            )["task_id"]
+        )
         await service.until(lambda: service.outcomes() == ["met"])
     assert answers[0] == answers[1]
     assert room(service.orchestrator, SessionRoom).store.get(session_id, None).turns == 1
@@ -295,9 +299,7 @@ async def test_one_deadline_for_a_run_of_calls(service: Service, worker: FakeWor
     first = {"X-Chain-Calls-Left": "1", "X-Timeout-Ms": "20000"}
     chat = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     for path, more in (("/v1/chat/completions", first), ("/v1/messages", {})):
-        async with service.http.post(path, json=chat, headers=headers | more) as response:
-            assert response.ok, await response.text()
-            await response.read()
+        await service.ask("POST", path, 200, 201, 202, json=chat, headers=headers | more)
     assert shares(worker) == [0.5, None]
     assert worker.submits[1].budget_ms <= 20_000
 

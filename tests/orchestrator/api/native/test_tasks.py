@@ -25,17 +25,13 @@ async def follow(service: Service, url: str, after: str = "") -> list[Event]:
 
 
 async def submit(service: Service, **changes: object) -> dict[str, object]:
-    async with service.http.post("/v2/tasks", json=ASK | changes) as response:
-        assert response.status == 202, await response.text()
-        body: dict[str, object] = await response.json()
-        return body
+    body: dict[str, object] = await service.ask("POST", "/v2/tasks", 202, json=ASK | changes)
+    return body
 
 
 async def status_of(service: Service, task_id: object) -> dict[str, object]:
-    async with service.http.get(f"/v2/tasks/{task_id}") as response:
-        assert response.status == 200
-        body: dict[str, object] = await response.json()
-        return body
+    body: dict[str, object] = await service.ask("GET", f"/v2/tasks/{task_id}")
+    return body
 
 
 async def test_or1_the_order_of_events(service: Service) -> None:
@@ -74,8 +70,7 @@ async def test_or2_resume_without_duplicates_and_replay(
         assert events == whole[after + 1 :]
     for after in range(7):
         assert await follow(service, url, str(after)) == whole[after + 1 :]
-    async with service.http.get(url, headers={"Last-Event-ID": "7"}) as response:
-        assert response.status == 204
+    await service.ask("GET", url, 204, headers={"Last-Event-ID": "7"})
 
 
 def _followers(service: Service, task_id: object) -> list[object]:
@@ -172,9 +167,7 @@ async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> 
         "on_deadline": "fit",
     }
     for body in (ASK | {"model": "fake"}, ASK | {"model": "fake"} | wishes):
-        async with service.http.post(path, json=body) as response:
-            assert response.ok
-            await response.read()
+        await service.ask("POST", path, 200, 201, 202, json=body)
     plain, wished = (task.job for task in offered)
     assert (plain.priority, plain.tenant, plain.session_id) == ("interactive", "default", "")
     assert plain.placement == PlacementConstraint()
@@ -215,8 +208,7 @@ async def test_or24_keys_share_no_prefixes_once_there_are_several(
     service = await make_service(worker, keys=settings, **stated)
     for name in (keys[0], keys[-1]):
         headers = {"x-api-key": f"sk-{name}"}
-        async with service.http.post("/v2/tasks", json=ASK, headers=headers) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=ASK, headers=headers)
     await worker.until(lambda: len(worker.submits) == 2)
     assert [submit.cache_salt for submit in worker.submits] == salts
 
@@ -234,9 +226,7 @@ async def test_wk9_how_long_a_session_is_kept_reaches_the_worker(
         ("/v1/chat/completions", chat | {"idle_keep_s": 60}, {"X-Session-Id": "s"}),
         ("/v1/messages", chat, {"X-Session-Id": "s"}),
     ):
-        async with service.http.post(path, json=body, headers=headers) as response:
-            assert response.ok, await response.text()
-            await response.read()
+        await service.ask("POST", path, 200, 201, 202, json=body, headers=headers)
         await worker.until(lambda: not worker.running)
     kept = [(submit.session, submit.session_keep_ms) for submit in worker.submits]
     named = "default/s"
@@ -246,8 +236,10 @@ async def test_wk9_how_long_a_session_is_kept_reaches_the_worker(
 async def test_max_tokens_by_default_fits_the_context(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(tokens=1)
     for prompt, expected in (("x", 256), ("x" * 400, 112), ("x" * 511, 1)):
-        async with service.http.post("/v2/tasks", json={"prompt": prompt}) as response:
-            await follow(service, (await response.json())["events_url"])
+        await follow(
+            service,
+            (await service.ask("POST", "/v2/tasks", 202, json={"prompt": prompt}))["events_url"],
+        )
         assert worker.submits[-1].sampling.max_tokens == expected
 
 
@@ -289,8 +281,7 @@ async def test_tokens_after_a_cancel_are_late_and_wasted(
     await service.until(
         lambda: service.orchestrator.store.get(str(task["task_id"])).completion_tokens == 2
     )
-    async with service.http.delete(f"/v2/tasks/{task['task_id']}") as response:
-        assert response.status == 202
+    await service.ask("DELETE", f"/v2/tasks/{task['task_id']}", 202)
     lane = next(iter(service.orchestrator.registry)).lanes[0]
     assert lane.load == 1, "the slot is not free before the worker says so"
     plan.release.set()
@@ -384,14 +375,11 @@ async def test_waiting_tasks_know_their_place(
         assert int(response.headers["Retry-After"]) >= 1
         assert response.headers["x-should-retry"] == "true"
         assert (await response.json())["error"]["code"] == "queue_full"
-    async with service.http.get("/health/ready") as response:
-        pass
+    await service.ask("GET", "/health/ready")
+    pass
     service.parts.health.refresh()
-    async with service.http.get("/health/ready") as response:
-        assert response.status == 503
-        assert (await response.json())["status"] == "exhausted"
-    async with service.http.delete(f"/v2/tasks/{tasks[1]['task_id']}") as response:
-        assert response.status == 202
+    assert (await service.ask("GET", "/health/ready", 503))["status"] == "exhausted"
+    await service.ask("DELETE", f"/v2/tasks/{tasks[1]['task_id']}", 202)
     assert (await status_of(service, tasks[2]["task_id"]))["queue_position"] == 0
     release.release.set()
     for task, last in zip(tasks, ("end", "error", "end"), strict=True):

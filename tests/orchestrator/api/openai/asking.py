@@ -9,6 +9,4 @@ TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
 
 
 async def answer_of(service: Service, path: str, body: dict[str, Any], status: int = 200) -> Any:
-    async with service.http.post(path, json=body) as response:
-        assert response.status == status, await response.text()
-        return await response.json()
+    return await service.ask("POST", path, status, json=body)

@@ -2,9 +2,7 @@
 
 import asyncio
 
-import pytest
-
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
 
@@ -55,51 +53,3 @@ async def test_how_long_it_took_and_how_many_more_may_wait(
     for answer in ask:
         async with await answer as response:
             assert response.status == 200
-
-
-async def test_an_earlier_turn_as_clients_send_it_back(
-    service: Service, worker: FakeWorker
-) -> None:
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "reasoning_content": None, "tool_calls": None},
-        {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": None},
-        {"role": "user", "content": "c", "name": "x"},
-    ]
-    async with service.http.post("/v1/chat/completions", json=CHAT | {"messages": messages}) as r:
-        assert r.status == 200, await r.text()
-    encoder = service.orchestrator.model("fake")
-    text = "".join(encoder.tokens.token_text(i) for i in worker.submits[0].token_ids)
-    assert "b<|end|><|assistant|><|end|><|user|>c" in text and "hm" not in text
-
-
-@pytest.mark.parametrize(
-    ("content", "param", "word"),
-    [
-        (None, "messages[0].content", "is required"),
-        ([{"type": "video_url", "video_url": {"url": "x"}}], "messages[0].content", "video_url"),
-        ([{"type": "input_audio", "input_audio": {}}], "messages[0].content", "input_audio"),
-    ],
-)
-async def test_content_that_is_not_served(
-    service: Service, content: object, param: str, word: str
-) -> None:
-    body = CHAT | {"messages": [{"role": "user", "content": content}]}
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        error = (await response.json())["error"]
-    assert response.status == 400
-    assert error["param"].startswith(param) and word in error["message"]
-    assert "text" in error["message"]
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-async def test_sdk_timeouts_of_the_other_dialect(
-    make_service: MakeService, worker: FakeWorker, is_streamed: bool
-) -> None:
-    service = await make_service(worker)
-    async with service.http.post(
-        "/v1/messages", json=CHAT | {"stream": is_streamed}, headers={"x-stainless-timeout": "20"}
-    ) as response:
-        assert response.status == 200
-        await response.read()
-    assert (worker.submits[-1].budget_ms <= 20_000) is not is_streamed

@@ -83,8 +83,9 @@ async def test_vllms_own_form(service: Service) -> None:
 
 async def test_a_stream_begins_with_it(service: Service) -> None:
     body = TEXT | {"echo": True, "logprobs": 1, "max_tokens": 1, "stream": True, "n": 2}
-    async with service.http.post(PATH, json=body) as response:
-        events = [line[6:] for line in (await response.text()).split("\n\n") if line]
+    events = [
+        line[6:] for line in (await service.ask("POST", PATH, json=body)).split("\n\n") if line
+    ]
     chunks = [json.loads(event)["choices"][0] for event in events[:-1]]
     for index in (0, 1):
         prompt, token, last = [chunk for chunk in chunks if chunk["index"] == index]
@@ -95,8 +96,9 @@ async def test_a_stream_begins_with_it(service: Service) -> None:
 
 async def test_a_stream_of_nothing_but_the_prompt(service: Service) -> None:
     body = TEXT | {"echo": True, "logprobs": 0, "max_tokens": 0, "stream": True}
-    async with service.http.post(PATH, json=body) as response:
-        events = [line[6:] for line in (await response.text()).split("\n\n") if line]
+    events = [
+        line[6:] for line in (await service.ask("POST", PATH, json=body)).split("\n\n") if line
+    ]
     prompt, last = [json.loads(event)["choices"][0] for event in events[:-1]]
     assert (prompt["text"], last["finish_reason"]) == ("hi", "length")
     assert prompt["logprobs"]["token_logprobs"] == [None, -1.0]

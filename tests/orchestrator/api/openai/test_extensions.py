@@ -8,7 +8,6 @@ import pytest
 from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import Service
-from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 BOTH = pytest.mark.parametrize(
@@ -17,9 +16,7 @@ BOTH = pytest.mark.parametrize(
 
 
 async def chunks_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:
-    async with service.http.post(path, json=body | {"stream": True}) as response:
-        assert response.status == 200, await response.text()
-        events = (await response.text()).split("\n\n")
+    events = (await service.ask("POST", path, json=body | {"stream": True})).split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
@@ -59,25 +56,9 @@ async def test_cached_prompt_tokens(
 
 
 async def test_the_context_of_a_model(service: Service) -> None:
-    async with service.http.get("/v1/models") as response:
-        (model,) = (await response.json())["data"]
+    (model,) = (await service.ask("GET", "/v1/models"))["data"]
     assert (model["id"], model["max_model_len"]) == ("fake", 512)
-    async with service.http.get("/v1/models/fake") as response:
-        assert await response.json() == model
-
-
-@BOTH
-async def test_clients_find_the_words_of_a_context_overflow(
-    service: Service, path: str, body: dict[str, Any]
-) -> None:
-    """Libraries tell by them that they must shorten what they send."""
-    long = {"messages": [{"role": "user", "content": "x" * 600}]} if body is CHAT else {}
-    long = long or {"prompt": "x" * 600}
-    for wrong in (long, {"max_tokens": 600}):
-        error = (await answer_of(service, path, body | wrong, status=400))["error"]
-        assert error["code"] == "context_length_exceeded"
-        assert "this model's maximum context length is 512 tokens" in error["message"]
-        assert error["context_tokens"] == 512
+    assert await service.ask("GET", "/v1/models/fake") == model
 
 
 @BOTH
@@ -116,28 +97,6 @@ async def test_token_ids(
     assert ids == [0, 1, 2, 3]
     answer = await answer_of(service, path, body)
     assert "prompt_token_ids" not in json.dumps(answer) and "token_ids" not in json.dumps(answer)
-
-
-@BOTH
-@for_each(
-    ("field", "fine", "refused"),
-    [
-        ("stop_token_ids", [], [262]),
-        ("skip_special_tokens", True, None),
-        ("spaces_between_special_tokens", True, None),
-        ("suffix", "", "end"),
-    ],
-)
-async def test_what_is_served_in_one_way_only(
-    service: Service, path: str, body: dict[str, Any], field: str, fine: object, refused: object
-) -> None:
-    if field == "suffix" and body is CHAT:
-        return
-    await answer_of(service, path, body | {field: fine})
-    await answer_of(service, path, body | {field: None})
-    if refused is not None:
-        error = (await answer_of(service, path, body | {field: refused}, status=400))["error"]
-        assert error["param"] == field and error["message"].startswith(field)
 
 
 @BOTH

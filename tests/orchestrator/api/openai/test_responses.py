@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from protocol import Code, FinishReason
 from tests.orchestrator.api.openai.asking import answer_of
+from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
@@ -53,12 +53,6 @@ async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
     return events
 
 
-def prompt_of(service: Service, worker: FakeWorker) -> str:
-    """What the worker was asked last, special tokens and all."""
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token(token_id).text for token_id in worker.submits[-1].token_ids)
-
-
 async def test_a_response_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
     worker.plan = lambda submit: Plan(tokens=4, reason=FinishReason.STOP, cached=5)
     answer = await sdk.responses.create(**HI, instructions="s", metadata={"a": "b"})
@@ -73,16 +67,6 @@ async def test_a_response_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpen
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (9, 4, 13)
     assert usage.input_tokens_details.cached_tokens == 5
     assert answer._request_id and answer.completed_at >= answer.created_at
-
-
-async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
-    worker.plan = lambda submit: WELL
-    async with sdk.responses.stream(**HI) as stream:
-        texts = [e.delta async for e in stream if e.type == "response.output_text.delta"]
-        answer = await stream.get_final_response()
-    assert texts == ["w0 ", "w1 "]
-    assert (answer.status, answer.output_text) == ("completed", "w0 w1 ")
-    assert answer.usage.output_tokens == 2
 
 
 async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorker) -> None:
@@ -202,16 +186,14 @@ async def test_what_is_streamed_is_stored_unless_it_failed(
         failed = await events_of(service, HI | {"deadline_ms": 20_000})
     for events in (unstored, failed):
         last = events[-1].json()["response"]
-        async with service.http.get(f"/v1/responses/{last['id']}") as response:
-            assert response.status == 404
+        await service.ask("GET", f"/v1/responses/{last['id']}", 404)
 
 
 async def test_responses_are_their_keys_own(worker: FakeWorker, make_service: MakeService) -> None:
     keys = {"a": {"token": "A"}, "b": {"token": "B"}}
     service = await make_service(worker, keys=keys)
     mine, other = ({"Authorization": f"Bearer {token}"} for token in "AB")
-    async with service.http.post("/v1/responses", json=HI, headers=mine) as response:
-        name = (await response.json())["id"]
+    name = (await service.ask("POST", "/v1/responses", json=HI, headers=mine))["id"]
     asked = HI | {"previous_response_id": name}
     for method, path, body in (
         ("GET", f"/v1/responses/{name}", None),
@@ -221,10 +203,8 @@ async def test_responses_are_their_keys_own(worker: FakeWorker, make_service: Ma
     ):
         async with service.http.request(method, path, json=body, headers=other) as response:
             assert response.status == (404 if body is None else 400)
-        async with service.http.get(f"/v1/responses/{name}", headers=mine) as response:
-            assert response.status == 200
-    async with service.http.get(f"/v1/responses/{name}") as response:
-        assert response.status == 401
+        await service.ask("GET", f"/v1/responses/{name}", headers=mine)
+    await service.ask("GET", f"/v1/responses/{name}", 401)
 
 
 async def test_one_that_is_streamed_is_cancelled_by_its_id(
@@ -317,18 +297,6 @@ async def test_deadlines_and_errors_are_those_of_every_route(
     worker.plan = lambda submit: Plan(refuse=(Code.QUEUE_FULL, "full"))
     with pytest.raises(openai.RateLimitError):
         await sdk.with_options(max_retries=0).responses.create(**HI, stream=True)
-
-
-async def test_the_sdks_timeout_is_a_deadline(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(worker)
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", timeout=7)
-    )
-    async with client:
-        await client.responses.create(**HI)
-    assert worker.submits[0].budget_ms <= 7000
 
 
 async def test_agents_that_send_truncation_auto_are_served_what_fits(service: Service) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.api.openai.asking import CHAT, answer_of
+from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import TEMPLATE, FakeWorker, tokenizer_json
@@ -16,8 +17,7 @@ PATHS = pytest.mark.parametrize("prefix", ["/v1", ""])
 
 async def prompt_for(service: Service, worker: FakeWorker, **changes: object) -> str:
     await answer_of(service, "/v1/chat/completions", CHAT | changes)
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token_text(i) for i in worker.submits[-1].token_ids)
+    return prompt_of(service, worker)
 
 
 async def test_without_the_models_turn(service: Service, worker: FakeWorker) -> None:

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.api.http.outputs import format_of
 from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import CHAT, answer_of
-from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -28,11 +28,6 @@ ASK: Any = CHAT | {"max_tokens": 512, "tools": [TOOL]}
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
-
-
-def prompt_of(service: Service, worker: FakeWorker) -> str:
-    encoder = service.orchestrator.model("fake")
-    return "".join(encoder.tokens.token_text(i) for i in worker.submits[-1].token_ids)
 
 
 async def test_a_call_in_one_piece(service: Service, worker: FakeWorker) -> None:
@@ -183,15 +178,6 @@ async def test_reasoning_is_split_off(
         assert (message.reasoning_content, message.content) == ("Hm.", "Yes.")
 
 
-async def test_a_template_that_has_ended_the_reasoning(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: says("Yes </think>.")
-    body = CHAT | {"chat_template_kwargs": {"thinks": False}}
-    (choice,) = (await answer_of(service, PATH, body))["choices"]
-    assert choice["message"]["content"] == "Yes </think>."
-
-
 async def test_the_operator_may_say_the_format(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
@@ -206,8 +192,7 @@ async def test_the_operator_may_say_the_format(
 
 
 async def test_models_say_how_they_call_and_think(service: Service) -> None:
-    async with service.http.get("/v1/models/fake") as response:
-        model = await response.json()
+    model = await service.ask("GET", "/v1/models/fake")
     assert (model["tool_format"], model["reasoning_format"]) == ("hermes", "think")
 
 
@@ -215,8 +200,7 @@ async def test_a_token_of_its_own_chunk(service: Service, worker: FakeWorker) ->
     """Log-probabilities come with their tokens, though the text is held back."""
     worker.plan = lambda submit: says(CALL, size=7)
     body = ASK | {"logprobs": True, "stream": True}
-    async with service.http.post(PATH, json=body) as response:
-        events = (await response.text()).split("\n\n")[:-2]
+    events = (await service.ask("POST", PATH, json=body)).split("\n\n")[:-2]
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
     with_logprobs = [choice for choice in choices if choice["logprobs"]]
     assert len(with_logprobs) == -(-len(CALL) // 7)

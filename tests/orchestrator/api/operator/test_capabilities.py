@@ -6,10 +6,8 @@ from tests.support.fake_worker import FakeWorker
 
 
 async def told(service: Service, path: str, status: int = 200) -> dict[str, object]:
-    async with service.http.get(path) as response:
-        assert response.status == status, await response.text()
-        answer: dict[str, object] = await response.json()
-        return answer
+    answer: dict[str, object] = await service.ask("GET", path, status)
+    return answer
 
 
 async def test_or2_capabilities_are_those_of_what_is_ready(

@@ -61,6 +61,18 @@ async def get(
         return body, {name.lower(): value for name, value in answer.headers.items()}
 
 
+async def verified(service: Service, entry: str) -> dict[str, Any]:
+    """The entry's state, once it was asked for a verification that has ended."""
+    path = f"/v2/catalog{entry}"
+    async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
+        assert (asked.status, asked.headers["Location"]) == (202, f"{path}/state")
+    while True:
+        told: dict[str, Any] = await service.ask("GET", f"{path}/state")
+        if told["verification"]["ended_ms"]:
+            return told
+        await asyncio.sleep(0.01)
+
+
 async def test_models_come_in_pages_that_hold_while_others_come_and_go(
     service: Service, home: Path
 ) -> None:
@@ -179,22 +191,11 @@ async def test_a_model_is_verified_beside_the_service(service: Service, home: Pa
     catalog = ModelCatalog(home)
     entry = await asyncio.to_thread(register_whole, home)
 
-    async def verified() -> dict[str, Any]:
-        path = f"/v2/catalog/models/{entry.id}"
-        async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
-            assert asked.status == 202
-            assert asked.headers["Location"] == f"{path}/state"
-        while True:
-            told, _ = await get(service, f"/models/{entry.id}/state")
-            if told["verification"]["ended_ms"]:
-                return dict(told)
-            await asyncio.sleep(0.01)
-
-    told = await verified()
+    told = await verified(service, f"/models/{entry.id}")
     assert (told["state"], told["verification"]["state"]) == ("active", "passed")
     config = catalog.path_of(entry) / "config.json"
     await asyncio.to_thread(config.write_bytes, b"{}")
-    told = await verified()
+    told = await verified(service, f"/models/{entry.id}")
     assert (told["state"], told["verification"]["state"]) == ("broken", "failed")
     assert told["problem"].startswith("config.json has 2 bytes")
 
@@ -215,8 +216,7 @@ async def test_a_verification_leaves_the_other_cores_to_requests(
     entry = await asyncio.to_thread(register_whole, home)
     path = f"/v2/catalog/models/{entry.id}"
     seen.clear()
-    async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
-        assert asked.status == 202
+    await service.ask("POST", f"{path}/verify", 202, headers=OPERATOR)
     await service.until(lambda: not any(t.name == "tidegate-verify" for t in threading.enumerate()))
     assert seen == {("tidegate-verify", min(19, own + routes.NICENESS))}
 
@@ -224,16 +224,9 @@ async def test_a_verification_leaves_the_other_cores_to_requests(
 async def test_an_engine_is_verified_beside_the_service(service: Service, home: Path) -> None:
     root = await asyncio.to_thread(make_server, home / "triton")
     entry = await asyncio.to_thread(lambda: registered(home, find_triton(root, home)))
-    path = f"/v2/catalog/engines/{entry.catalog_id}"
     for harm, state in ((b"server", "passed"), (b"Server", "failed")):
         await asyncio.to_thread((root / "bin" / "tritonserver").write_bytes, harm)
-        async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
-            assert asked.status == 202
-        while True:
-            told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
-            if told["verification"]["ended_ms"]:
-                break
-            await asyncio.sleep(0.01)
+        told = await verified(service, f"/engines/{entry.catalog_id}")
         assert told["verification"]["state"] == state
 
 
@@ -273,15 +266,13 @@ async def test_placements_name_the_entries_of_model_and_engine(
     await asyncio.to_thread(fill)
     service = await make_service(worker)
     with caplog.at_level(logging.INFO, "orchestrator.service"):  # OR-15
-        async with service.http.post("/v2/tasks", json={"prompt": "a", "max_tokens": 2}) as answer:
-            assert answer.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json={"prompt": "a", "max_tokens": 2})
         await service.until(lambda: len(service.ends) == 1)
     (placed,) = [
         r.fields for r in caplog.records if getattr(r, "fields", {}).get("action") == "place"
     ]
     assert (placed["model_entry"], placed["engine_entry"]) == ("m-2", "llamacpp-7")
-    async with service.http.get("/v2/instances") as answer:
-        (instance,) = (await answer.json())["instances"]
+    (instance,) = (await service.ask("GET", "/v2/instances"))["instances"]
     assert (instance["model_entry"], instance["engine_entry"]) == ("m-2", "llamacpp-7")
 
 
@@ -309,14 +300,7 @@ async def test_problems_have_no_paths_of_the_machine(
     server = root / "bin" / "tritonserver"
     await asyncio.to_thread(server.unlink)
     await asyncio.to_thread(server.mkdir)  # there, and nothing that can be read
-    path = f"/v2/catalog/engines/{entry.catalog_id}"
-    async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
-        assert asked.status == 202
-    while True:
-        told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
-        if told["verification"]["ended_ms"]:
-            break
-        await asyncio.sleep(0.01)
+    told = await verified(service, f"/engines/{entry.catalog_id}")
     assert told["verification"]["state"] == "failed"
     assert str(home.parent) not in str(told) and "/opt" not in str(told)
     await asyncio.to_thread((home / "models" / "catalog.json").mkdir, parents=True)
@@ -334,8 +318,7 @@ async def test_a_date_says_that_a_verification_has_not_changed_either(
     since = {"If-Modified-Since": headers["last-modified"]}
     await get(service, "/models", 304, **since)
     asking = OPERATOR
-    async with service.http.post("/v2/catalog/models/m-1/verify", headers=asking) as asked:
-        assert asked.status == 202
+    await service.ask("POST", "/v2/catalog/models/m-1/verify", 202, headers=asking)
     body, _ = await get(service, "/models", 200, **since)
     assert body["models"][0]["verification"]["state"] in ("waiting", "running", "failed")
 

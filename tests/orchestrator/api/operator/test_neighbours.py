@@ -25,8 +25,7 @@ async def test_probes_need_no_key_and_say_whether_work_may_come(
     assert await get(service, "/v1/health/live") == (200, LIVE)
     assert await get(service, "/v1/health/ready") == (200, READY)
     assert await get(service, "/ping") == (200, b"")
-    async with service.http.post("/ping") as response:
-        assert response.status == 200
+    await service.ask("POST", "/ping")
     alone = await make_service(wait=False, token="t")
     assert await get(alone, "/v1/health/live") == (200, LIVE)
     assert await get(alone, "/v1/health/ready") == (503, NOT_READY)
@@ -51,8 +50,7 @@ async def test_versions_and_models(service: Service) -> None:
 async def test_load_counts_what_waits_and_runs(service: Service, worker: FakeWorker) -> None:
     assert await get(service, "/load") == (200, {"server_load": 0})
     worker.plan = lambda submit: Plan(stall_at=0)
-    async with service.http.post("/v2/tasks", json={"prompt": "x"}) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json={"prompt": "x"})
     assert await get(service, "/load") == (200, {"server_load": 1})
 
 

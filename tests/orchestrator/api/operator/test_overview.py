@@ -27,16 +27,14 @@ def overview_of(service: Service) -> Overview:
 
 
 async def submit(service: Service, **more: object) -> None:
-    async with service.http.post("/v2/tasks", json=TASK | more) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK | more)
 
 
 async def test_what_it_tells(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(stall_at=0)
     await submit(service)
     await service.until(lambda: bool(worker.submits))
-    async with service.http.get("/v2/overview") as response:
-        told = await response.json()
+    told = await service.ask("GET", "/v2/overview")
     assert told["status"] == "ready"
     assert told["models"] == ["fake"]
     assert told["live"] == 1
@@ -116,8 +114,7 @@ async def test_why_requests_were_not_met(service: Service, worker: FakeWorker) -
     worker.plan = lambda submit: Plan(fail_at=1)
     await submit(service)
     await service.until(lambda: service.outcomes() == ["failed"])
-    async with service.http.get("/v2/overview") as response:
-        told = await response.json()
+    told = await service.ask("GET", "/v2/overview")
     assert told["codes"] == {"engine_error": 1}
     assert told["totals"]["failed"] == 1
 
@@ -148,17 +145,13 @@ async def test_no_key_no_overview_and_others_stay_unnamed(
     }
     service = await make_service(worker, keys=keys, MOST_BACKLOG=0)
     for path in ("/v2/overview", "/v2/overview/events"):
-        async with service.http.get(path) as response:
-            assert response.status == 401
+        await service.ask("GET", path, 401)
     worker.plan = lambda submit: Plan(stall_at=0)
     boss, plain = ({"x-api-key": name} for name in ("boss", "plain"))
     for _ in range(3):
-        async with service.http.post("/v2/tasks", json=TASK, headers=boss) as response:
-            assert response.status == 202
-    async with service.http.get("/v2/overview", headers=boss) as response:
-        assert "acme" in await response.text()
-    async with service.http.get("/v2/overview", headers=plain) as response:
-        told = await response.json()
+        await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=boss)
+    assert "acme" in str(await service.ask("GET", "/v2/overview", headers=boss))
+    told = await service.ask("GET", "/v2/overview", headers=plain)
     assert len(told["queue"]["first"]) == 1
     assert "tenant" not in told["queue"]["first"][0]
 
@@ -168,8 +161,7 @@ async def test_watchers_are_bounded_and_hold_up_no_end(
 ) -> None:
     monkeypatch.setattr(overview, "MAX_WATCHERS", 1)
     async with service.http.get("/v2/overview/events") as first:
-        async with service.http.get("/v2/overview/events") as second:
-            assert second.status == 503
+        await service.ask("GET", "/v2/overview/events", 503)
         overview_of(service).close()
         events = [event.event async for event in read_events(first)]
         assert events[:2] == ["history", "overview"]

@@ -64,8 +64,7 @@ def test_no_file_of_ours_names_another_host(name: str) -> None:
 
 @pytest.mark.parametrize("path", ["/page/none.js", "/page/../auth.py", "/page/%2e%2e/page.py"])
 async def test_no_other_file_is_served(service: Service, path: str) -> None:
-    async with service.http.get(path) as response:
-        assert response.status == 404
+    await service.ask("GET", path, 404)
 
 
 async def test_it_needs_no_key_and_what_it_asks_does(
@@ -73,15 +72,12 @@ async def test_it_needs_no_key_and_what_it_asks_does(
 ) -> None:
     service = await make_service(worker, token="opensesame-and-more")
     for path in ("/", "/page/js/main.js"):
-        async with service.http.get(path) as response:
-            assert response.status == 200
-    async with service.http.get("/v1/models") as response:
-        assert response.status == 401
+        await service.ask("GET", path)
+    await service.ask("GET", "/v1/models", 401)
 
 
 async def test_a_strange_name_gets_no_page_while_there_is_no_key(service: Service) -> None:
-    async with service.http.get("/", headers={"Host": "evil.example"}) as response:
-        assert response.status == 403
+    await service.ask("GET", "/", 403, headers={"Host": "evil.example"})
 
 
 GROUNDS = ("surface", "sunken", "ground")
