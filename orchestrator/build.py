@@ -49,7 +49,7 @@ from orchestrator.prediction.metrics import CALIBRATION, QUOTES, refusals
 from orchestrator.prediction.prediction import Calibration, Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
-from orchestrator.prediction.start_times import StartTimes
+from orchestrator.prediction.schedule import Schedule
 from orchestrator.prompts.stage import EncodingStage
 from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import QUEUE, TaskQueue
@@ -306,13 +306,18 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
         Policy.compile(policy, now=clock.now) if policy else None,
     )
     in_flight = AttemptsInFlight()
-    start_times = StartTimes(common.queue, forecaster, in_flight, clock)
+    schedule = Schedule(common.queue, forecaster, in_flight, clock)
     promises = Promises(forecaster, clock)
-    quotes = Quotes(common.queue, forecaster, start_times, promises, clock)
+    quotes = Quotes(common.queue, forecaster, schedule, promises, clock)
     feasibility = Feasibility(
-        forecaster, start_times, promises, clock, common.rng, feasibility_config(settings)
+        forecaster,
+        schedule,
+        promises,
+        clock,
+        common.rng,
+        feasibility_config(settings),
     )
-    prediction = Prediction(forecaster, start_times, promises, quotes, feasibility, Calibration())
+    prediction = Prediction(forecaster, schedule, promises, quotes, feasibility, Calibration())
     metrics.watch(feasibility.stats, refusals("", "requests"))
     metrics.watch(prediction.calibration, CALIBRATION)
     metrics.watch(quotes, QUOTES)
@@ -340,6 +345,7 @@ def _dispatch(
         pausing,
         registry,
         forecaster,
+        prediction.schedule,
         common.queue,
         foresight.in_flight,
         clock,

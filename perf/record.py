@@ -96,6 +96,7 @@ TABLE: Final = (
     ),
     Entry("sim-cells", "perf.sim --cells --rows 16 --seeds 2"),
     Entry("sim-quotes", "perf.sim quotes"),
+    Entry("sim-crowds", "perf.sim crowds --seeds 1"),
     Entry("sim-reported", "perf.sim reported"),
     Entry("sim-chains", "perf.sim runs --loads 1.2"),
     Entry("chaos", "perf.chaos --engine synthetic-paced --clients 2"),

@@ -54,7 +54,7 @@ class Dispatcher:
         self._clock = clock
         self._limits = launcher.limits
         self._in_flight = launcher.in_flight
-        self._replanner = Replanner(queue, prediction.forecaster, clock, self.pump)
+        self._replanner = Replanner(queue, prediction.forecaster, clock, self._planned)
         self.attempts_done = launcher.in_flight.removed
         """Set whenever a job is over on its worker; the waiter clears it."""
 
@@ -80,7 +80,7 @@ class Dispatcher:
         elif not feasibility.samples(task, RefusalKind.QUEUE_FULL):
             raise QueueFull(
                 f"{len(queue)} tasks wait already, the queue's bound",
-                retry_after_ms=self._prediction.start_times.room_ms(task.model),
+                retry_after_ms=self._prediction.schedule.room_ms(task.model),
             )
 
     def _displace(self, task: Task) -> None:
@@ -89,7 +89,7 @@ class Dispatcher:
             self._queue.reorder([task])
             return
         message = "the queue is full, and other work took this task's place"
-        retry_after_ms = self._prediction.start_times.room_ms(task.model)
+        retry_after_ms = self._prediction.schedule.room_ms(task.model)
         self._completion.settle(task, refused(QueueFull(message, retry_after_ms=retry_after_ms)))
         self.withdraw(task)
 
@@ -106,8 +106,6 @@ class Dispatcher:
         self._replanner.wake()
         self._rows.asked(task, self.pump)
         self.pump()
-        if task in self._queue:
-            self._prediction.start_times.queued(task)
 
     def instances_changed(self) -> None:
         """Start what can start: an instance may have come, or may take work again."""
@@ -169,11 +167,21 @@ class Dispatcher:
                     self._queue_paused(room.paused, now)
                 self._placer.refresh()
                 self._start()
-            self._prediction.start_times.queue_changed()
             if self._pausing.is_wanted_inside:
                 self._replanner.wake()
         except Exception:
             service_log.exception("dispatch pass failed; will retry")
+
+    def _planned(self) -> None:
+        """Give up what has lost its chance, then start what can start."""
+        feasibility = self._prediction.feasibility
+        for model in {task.model for task in self._queue.tasks()}:
+            for task in feasibility.hopeless(model):
+                if feasibility.gives_up_hopeless(task):
+                    self._queue.remove(task)
+                    error = feasibility.infeasible(task)
+                    self._completion.settle(task, refused(error))
+        self.pump()
 
     def _end_expired(self, now: float) -> None:
         """End tasks that have run out of time, or are certain to."""
@@ -181,8 +189,7 @@ class Dispatcher:
             if task.deadline.left_ms(now) <= 0:
                 self._completion.settle(task, overdue(task, now))
             elif self._prediction.feasibility.gives_up(task):
-                can_start = not self._queue and self._placer.could_start(task)
-                error = self._prediction.feasibility.infeasible(task, can_start=can_start)
+                error = self._prediction.feasibility.infeasible(task)
                 self._completion.settle(task, refused(error))
             else:
                 self._queue.push(task)

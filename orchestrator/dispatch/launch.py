@@ -63,7 +63,6 @@ class Launcher:
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance
                 task.on_end.append(self._prediction.calibration.ended)
-            self._prediction.start_times.started(task)
         task.attempt = self._send(owner, task, choice, now)
 
     def hedge_late(self, owner: AttemptOwner) -> None:

@@ -19,6 +19,7 @@ from orchestrator.prediction.batch_size import (
     row_counts,
 )
 from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.schedule import Schedule
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
@@ -43,6 +44,7 @@ class RowControl:
         pausing: Pausing,
         registry: Registry,
         forecaster: Forecaster,
+        schedule: Schedule,
         queue: TaskQueue[Task],
         in_flight: AttemptsInFlight,
         clock: Clock,
@@ -53,6 +55,7 @@ class RowControl:
         self.pausing = pausing
         self._registry = registry
         self._forecaster = forecaster
+        self._schedule = schedule
         self._queue = queue
         self._in_flight = in_flight
         self._clock = clock
@@ -81,9 +84,9 @@ class RowControl:
             self._timer.cancel()
             self._timer = None
         self._pauses = 1
-        self._schedule(changed)
+        self._later(changed)
 
-    def _schedule(self, changed: Callable[[], None]) -> None:
+    def _later(self, changed: Callable[[], None]) -> None:
         if self._timer is None:
             every_s = EVERY_S * max(1.0, len(self._registry.instances) / INSTANCES_AT_ONCE)
             at = self._clock.now() + self._pauses * every_s
@@ -99,7 +102,7 @@ class RowControl:
         except Exception:
             service_log.exception("the number of rows was not decided; will retry")
         if len(self._in_flight):
-            self._schedule(changed)
+            self._later(changed)
 
     def _set_rows(self, now: float) -> bool:
         serving: defaultdict[str, list[Instance]] = defaultdict(list)
@@ -110,7 +113,11 @@ class RowControl:
                 serving[instance.card.model].append(instance)
         is_changed = False
         for model, instances in serving.items():
-            demand = self._demand[model].demand(now) if model in self._demand else None
+            slots = sum(i.step_learner.model.slots for i in instances if i.step_learner)
+            demand = None
+            # While all can be met, nobody waits for a row.
+            if model in self._demand and not self._schedule.meets_all(model, slots):
+                demand = self._demand[model].demand(now)
             for instance in instances:
                 before = instance.concurrency.best_rows
                 instance.concurrency.best_rows = self._best(demand, instance, len(instances))

@@ -7,10 +7,11 @@
 - ``tallies``        what several orchestrators tell each other of that
 - ``urgency``        what a deadline makes of that
 - ``forecaster``     these together, for a task: its times, and its place in the queue
-- ``start_times``    when what waits will start
+- ``forecast``       plays a schedule forward: pure
+- ``schedule``       the schedule as it is now: chances, starts, ends
 - ``promises``       deadlines that were named to clients, and what keeping them takes
 - ``quotes``         the chance by deadline before a request is sent, and reservations
-- ``feasibility``    certain to miss? refuse, observe, sample
+- ``feasibility``    what will not be met: refuse, observe, sample
 """
 
 from orchestrator.prediction.answer_length import AnswerLengths, LengthCurve, LengthKey

@@ -1,6 +1,7 @@
-"""Decides whether a deadline is certain to be missed, and handles such work (DL-7, DL-17).
+"""Decides whether a deadline will be missed, and handles such work (DL-7, DL-17).
 
-Work that is certain to miss is refused on arrival, or while it waits. Of every kind of decision
+Work that is certain to miss, or that adds less than the least chance to what is met (``schedule``),
+is refused on arrival, or while it waits. Of every kind of decision
 that ends a request unserved a sample is not carried out: that task is let through, and nothing but
 its deadline stops it. The share of the sample that is met is the rate of false refusals.
 """
@@ -17,14 +18,18 @@ from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.promises import Promises
-from orchestrator.prediction.start_times import StartTimes
+from orchestrator.prediction.schedule import Schedule, middle
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
 from protocol import Code, Outcome
 
+SURE_SHARE: Final = 0.9
+"""Chance with which a deadline that a refusal names is kept (DL-16)."""
 RESUBMIT_MS = 20.0
 """Ms that a client needs, about, to ask again."""
 _SMOOTHING = 0.01
+AT_ONCE = 8
+"""Most waiting tasks that are given up in one look: a closer look at each takes a millisecond."""
 
 
 class AdmissionMode(StrEnum):
@@ -46,6 +51,8 @@ class FeasibilityConfig:
     """Settings of refusals."""
 
     mode: AdmissionMode = AdmissionMode.ENFORCE
+    least_chance: float = 0.0
+    """Chance (0 to 1) below which work is refused; 0 refuses only what is certain to miss."""
     refusal_cap: float = 1.0
     """Largest share of recent requests (the last 100 or so) that is refused as infeasible."""
     sample: float = REFUSAL_SAMPLE
@@ -177,7 +184,7 @@ class Feasibility:
     def __init__(
         self,
         forecaster: Forecaster,
-        start_times: StartTimes,
+        schedule: Schedule,
         promises: Promises,
         clock: Clock,
         rng: random.Random,
@@ -185,7 +192,7 @@ class Feasibility:
     ) -> None:
         self.stats = RefusalStats[Task](lambda task: rng.random() < config.sample)
         self._forecaster = forecaster
-        self._start_times = start_times
+        self._schedule = schedule
         self._promises = promises
         self._clock = clock
         self._config = config
@@ -198,7 +205,7 @@ class Feasibility:
             return True
         left_ms = task.deadline.left_ms(now)
         least_ms = self._forecaster.least_ms(task)
-        if least_ms < left_ms:
+        if least_ms < left_ms and not self.is_hopeless(task):
             stats.offered(refused=False)
             return True
         stats.infeasible += 1
@@ -218,12 +225,30 @@ class Feasibility:
         )
         return True
 
+    def is_hopeless(self, task: Task) -> bool:
+        """Whether letting ``task`` in adds less to what is met than the least chance."""
+        least = self._config.least_chance
+        if not least or task.is_promised or task.completion_tokens or task.refusal_sample:
+            return False
+        return self._schedule.of(task, least).gain < least
+
+    def hopeless(self, model: str) -> list[Task]:
+        """Tasks of ``model`` that wait, and whose chance has fallen below the least one."""
+        least = self._config.least_chance
+        if not least or self._config.mode is not AdmissionMode.ENFORCE:
+            return []
+        chances = self._schedule.chances(model)
+        low = [task for task, chance in chances.items() if chance < least]
+        return [task for task in low[-AT_ONCE:] if self.is_hopeless(task)]
+
     def gives_up(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
         # A faster instance may have come up since it was planned.
         task.drop_at = self._forecaster.drop_at(task)
-        if task.drop_at > self._clock.now():
-            return False
+        return task.drop_at <= self._clock.now() and self.gives_up_hopeless(task)
+
+    def gives_up_hopeless(self, task: Task) -> bool:
+        """Whether a waiting task without a chance goes; a sample of them gets its try."""
         self.stats.infeasible += 1
         if not self._is_capped and not self.stats.is_sampled(task, RefusalKind.QUEUE):
             self.stats.refused_late()
@@ -238,30 +263,45 @@ class Feasibility:
         self._let_through(task, kind)
         return True
 
-    def infeasible(self, task: Task, *, can_start: bool) -> DeadlineInfeasible:
-        """Why a task cannot make its deadline from here; ``can_start`` is whether it could now."""
+    def infeasible(self, task: Task) -> DeadlineInfeasible:
+        """Why a task cannot make its deadline from here, and which one it most likely would."""
         now = self._clock.now()
-        waited_ms = 1000 * (now - task.marks.received)
-        wait_ms = 0.0
-        if not can_start:
-            promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
-            wait_ms = max(promised_ms, self._start_times.start_ms(task))
-        forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
-        left_ms = task.deadline.left_ms(now)
-        # With what it has waited it would have had enough: then waiting is what it lacked.
-        in_vain = forecast.least_ms < left_ms + waited_ms and task.marks.queued > 0
-        binding = "queue" if in_vain else forecast.bottleneck
-        # Work that is quick may still need more: no worker starts with less left than its floor.
-        finish_ms = max(forecast.finish_ms, forecast.least_ms)
-        slow_ms = max(forecast.wait_ms + forecast.slow_ms, forecast.least_ms)
+        self._forecaster.plan(task, now)
+        left_ms, least_ms = task.deadline.left_ms(now), self._forecaster.least_ms(task)
+        prospect = self._schedule.of(task)
+        start_ms = middle(prospect.start_ms)
+        # Promises get a share of the capacity, and this one comes after all earlier ones.
+        promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
+        more_ms = max(0.0, promised_ms - start_ms) if start_ms else 0.0
+        finish_ms = max(least_ms, middle(prospect.end_ms) + more_ms)
+        sure_ms = prospect.end_ms[int(SURE_SHARE * len(prospect.end_ms))] + more_ms
         # A moment more than the service needs, for a request that has to come first.
-        enough_ms = slow_ms + RESUBMIT_MS
+        enough_ms = max(least_ms, sure_ms * self._promises.stretch(task.model)) + RESUBMIT_MS
         earliest_unix_ms = math.ceil(1000 * self._clock.unix() + enough_ms)
         self._promises.make(earliest_unix_ms, task)
+        first_left_ms = 1000 * (task.parts.cut_at - now)
+        first_ms = middle(prospect.first_ms) + more_ms
+        waited_ms = 1000 * (now - task.marks.received) if task.marks.queued else 0.0
+        told = f"{left_ms:.0f} ms remain until the deadline, and this "
+        if left_ms <= least_ms:
+            is_route = least_ms <= self._forecaster.capacity_of(task.model).min_start_ms
+            binding = "route" if is_route else "decode"
+            if least_ms < left_ms + waited_ms:  # it would have had enough: waiting took it
+                binding = "queue"
+            told += f"cannot do with less than {least_ms:.0f} ms"
+        elif first_left_ms < min(first_ms, left_ms):
+            binding = "first_token"
+            told = (
+                f"{first_left_ms:.0f} ms remain until the first token is due, and it will take"
+                f" about {first_ms:.0f} ms"
+            )
+        else:
+            alone_ms = middle(prospect.end_ms) - start_ms
+            binding = "queue" if alone_ms < left_ms + waited_ms else "decode"
+            told += f"will take about {finish_ms:.0f} ms"
         return DeadlineInfeasible(
-            f"{left_ms:.0f} ms remain until the deadline, and this cannot do with less than "
-            f"{forecast.least_ms:.0f} ms: come again with a deadline {enough_ms:.0f} ms from now, "
-            "which will most likely be kept, or ask for less",
+            f"{told}: come again with a deadline {enough_ms:.0f} ms from now, which will most"
+            " likely be kept, or ask for less",
             predicted_finish_ms=finish_ms,
             earliest_feasible_unix_ms=earliest_unix_ms,
             binding_constraint=binding,

@@ -14,10 +14,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
+from orchestrator.prediction.forecast import Asked, Machine
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
@@ -45,14 +47,8 @@ ENDS_IN_TIME = (OnDeadline.FIT, OnDeadline.FINISH)
 FIT_HEADROOM = 4
 """How many times longer than it is told a ``fit`` answer may get, if the machine turns out to be
 faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
-FIRST_SAFETY, MAX_SAFETY = 2 / 3, 1.5
-"""How far from usual (0) to slow (1) steps a deadline named to a client is: at first, at most."""
-_PROMISES_LOST = 0.06
-_SAFETY_STEP = 0.1
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
-PROMISE_SLACK_MS = 0.8 * PROMISED * MIN_WAIT_MS
-"""Ms of slack at which promised work is about as urgent as other work."""
 _SERVING_TTL_S = 0.25
 _FRESH_S = 0.002
 """Age in seconds up to which a plan is as good as one of this moment."""
@@ -84,27 +80,6 @@ class Capacity:
         return max(1, -(-(self.slots - self.free + count) // count))
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Times of one task from now on, in ms. ``least_ms`` is never more than what is certain."""
-
-    wait_ms: float
-    prefill_ms: float
-    decode_ms: float
-    least_ms: float
-    slow_ms: float
-    bottleneck: str
-    """The part that the least time consists of: ``decode``, or ``route``, the way to a worker."""
-
-    @property
-    def finish_ms(self) -> float:
-        return self.wait_ms + self.prefill_ms + self.decode_ms
-
-    @property
-    def service_ms(self) -> float:
-        return self.prefill_ms + self.decode_ms
-
-
 class AfterLoad(NamedTuple):
     """Ms that a request takes once its model is loaded: usually, and seldom more."""
 
@@ -130,7 +105,6 @@ class Forecaster:
         self.capacity_of = capacity_of
         self._drops_infeasible = drops_infeasible
         self.lengths = AnswerLengths()
-        self._safety: defaultdict[str, float] = defaultdict(lambda: FIRST_SAFETY)
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: MIN_WAIT_MS)
         self._serving: dict[str, _Serving] = {}
@@ -255,6 +229,42 @@ class Forecaster:
         """Read how busy the instances are with the next plan, though that was done a moment ago."""
         self._serving.clear()
 
+    # ── what a forecast is made of ───────────────────────────────────────────────────────────
+
+    def machine(self, model: str, now: float) -> Machine | None:
+        """What serves ``model``; None until a step of it was measured."""
+        capacity = self._serving_of(model, now).capacity
+        paces = [pace for pace in capacity.models if pace.known]
+        if not paces:
+            return None
+        count = len(paces)
+        base, row, spread = (
+            sum(each) / count
+            for each in zip(*((p.base_ms, p.careful_row_ms, p.spread) for p in paces), strict=True)
+        )
+        return Machine(base, row, max(1, capacity.slots), count, spread)
+
+    def asked(self, task: Task, now: float) -> Asked:
+        """``task`` as a forecast sees it; its model's steps have been measured."""
+        serving = self._serving_of(task.model, now)
+        costs, paces = serving.costs, serving.capacity.models
+        made, parts = task.completion_tokens, task.parts
+        new = 0.0 if made or costs is None else self._prompt_left(task, costs, now)
+        left_ms = task.share_ms(now)
+        ends_cleanly = task.job.on_deadline is not OnDeadline.ERROR
+        due_at = parts.due_at(made + 1, task.marks.first_token) if made else parts.cut_at
+        first_ms = 1000 * (due_at - now)
+        return Asked(
+            key=crc32(task.id.encode()),
+            left=self._left(task),
+            prompt_ms=new * sum(p.prompt_token_ms for p in paces) / len(paces),
+            prompt_steps=0 if made else math.ceil(new / min(p.step_tokens for p in paces)),
+            stop_ms=max(0.0, task.deadline.left_ms(now)),
+            whole_ms=math.inf if ends_cleanly else left_ms,
+            first_ms=min(first_ms, left_ms) if ends_cleanly and not made else first_ms,
+            gap_ms=1000 * parts.token_gap_s,
+        )
+
     # ── lengths ──────────────────────────────────────────────────────────────────────────────
 
     def usual_tokens(self, task: Task) -> int:
@@ -286,34 +296,6 @@ class Forecaster:
 
     # ── forecasts: for clients ──────────────────────────────────────────────────────────────
 
-    def forecast(self, task: Task, *, wait_ms: float = 0.0) -> Forecast:
-        """Predict what ``task`` takes once it has waited for ``wait_ms``."""
-        capacity = self.capacity_of(task.model)
-        least_ms, bottleneck = _least_ms(task, capacity)
-        if not capacity.models:
-            return Forecast(wait_ms, 0.0, _FIRST_GUESS_MS, 0.0, 0.0, "route")
-        prompt, cached = task.prompt_tokens, task.likely_cached
-        usual = Work(prompt, cached, self._quantile(task, USUAL))
-        long = Work(prompt, cached, self._quantile(task, LONG))
-        # A task that has to wait finds all slots taken, and others will take them while it runs.
-        rows = None if wait_ms > 0 or not capacity.free else capacity.rows
-        model = min(capacity.models, key=lambda m: m.service_ms(usual, rows))
-        total_ms = model.service_ms(usual, rows)
-        # More may come meanwhile: as many as run already, and one.
-        more = None if rows is None else min(model.slots, 2 * rows + 1)
-        prefill_ms = model.service_ms(Work(prompt, cached), rows)
-        safe_ms = (
-            model.service_ms(long, more) * (model.high / model.mid) ** self._safety[task.model]
-        )
-        return Forecast(
-            wait_ms=wait_ms,
-            prefill_ms=prefill_ms,
-            decode_ms=total_ms - prefill_ms,
-            least_ms=least_ms,
-            slow_ms=max(total_ms, safe_ms, least_ms),
-            bottleneck=bottleneck,
-        )
-
     def least_ms(self, task: Task) -> float:
         capacity = self.capacity_of(task.model)
         return _least_ms(task, capacity)[0] if capacity.models else 0.0
@@ -340,7 +322,7 @@ class Forecaster:
         usual_ms = model.service_ms(Work(prompt_tokens, 0, usual), rows)
         more = min(model.slots, 2 * rows + 1)
         slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more)
-        slow_ms *= (model.high / model.mid) ** self._safety[job.model]
+        slow_ms *= model.high / model.mid
         return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
 
     def service_times_ms(self, task: Task, *, crowded: bool = False) -> tuple[float, ...]:
@@ -416,27 +398,7 @@ class Forecaster:
         """Whether steps were seen where ``model`` is served; its pace is a guess otherwise."""
         return any(pace.steps for pace in self.capacity_of(model).models)
 
-    def latest_start_ms(self, task: Task, now: float) -> float:
-        """Ms from ``now`` after which a task that starts is usually late."""
-        costs = self._costs_of(task.model, now)
-        left_ms = max(0.0, task.deadline.left_ms(now))
-        if costs is None or task.completion_tokens or task.job.on_deadline is not OnDeadline.ERROR:
-            return left_ms
-        usual_ms = task.new_prompt_tokens * costs.prompt_ms
-        usual_ms += self._quantile(task, USUAL) * costs.token_ms
-        return max(0.0, left_ms - usual_ms)
-
     # ── learning ─────────────────────────────────────────────────────────────────────────────
-
-    def promise_ended(self, model: str, *, kept: bool) -> None:
-        """Learn whether a deadline that we named was kept.
-
-        Later ones become as much safer or tighter as keeps the share of the lost at
-        ``_PROMISES_LOST`` (Gibbs and Candès 2021, eq. 2): what is safe differs between an idle
-        service, a busy one, and one with a queue.
-        """
-        safety = self._safety[model] + _SAFETY_STEP * ((not kept) - _PROMISES_LOST)
-        self._safety[model] = min(max(safety, 0.0), MAX_SAFETY)
 
     def ended(
         self,

@@ -6,7 +6,7 @@ from orchestrator.prediction.feasibility import Feasibility
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
-from orchestrator.prediction.start_times import StartTimes
+from orchestrator.prediction.schedule import Schedule
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from protocol import Outcome
@@ -54,7 +54,7 @@ class Prediction:
     """One predictor of each kind per process; later ones read earlier ones."""
 
     forecaster: Forecaster
-    start_times: StartTimes
+    schedule: Schedule
     promises: Promises
     quotes: Quotes
     feasibility: Feasibility

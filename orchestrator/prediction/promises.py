@@ -24,6 +24,9 @@ CLAIM_S = 2.0
 MAX_HELD = 32
 """Most reservations that a tenant may hold unused at once."""
 _MAX_PROMISES = 4096
+FIRST_STRETCH, _STRETCH_STEP, _MAX_STRETCH = 0.15, 0.08, math.log(2.0)
+_MAY_BE_LOST = 0.06
+"""Share of the deadlines named by refusals that may be lost, a little less than a tenth (DL-16)."""
 _SLOP_MS = 16
 """Most ms by which a deadline that is stated as a time span comes out later."""
 _LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
@@ -75,7 +78,19 @@ class Promises:
         self._held: dict[tuple[str, int], Reservation] = {}
         """Unused reservations, by tenant and deadline in epoch milliseconds."""
         self._next_void = math.inf
+        self._stretch: defaultdict[str, float] = defaultdict(lambda: FIRST_STRETCH)
+        """Logarithm of the factor by which named deadlines are later than predicted, by model."""
         self._claimed: dict[str, Task] = {}
+
+    def stretch(self, model: str) -> float:
+        """Factor by which the next deadline that is named is later than predicted."""
+        return math.exp(self._stretch[model])
+
+    def _learn(self, model: str, *, kept: bool) -> None:
+        """Learn whether a deadline that we named was kept: later ones become as much safer or
+        tighter as keeps the share of the lost (Gibbs and Candès 2021, eq. 2)."""
+        stretch = self._stretch[model] + _STRETCH_STEP * ((not kept) - _MAY_BE_LOST)
+        self._stretch[model] = min(max(stretch, 0.0), _MAX_STRETCH)
 
     def wait_ms(self, tenant: str = "", work_ms: float = math.inf) -> float:
         """Ms until one more promise of that much work can be kept: after all earlier ones of its
@@ -153,7 +168,7 @@ class Promises:
             return
         for unix_ms in range(stated, stated - _SLOP_MS, -1):
             if self._open.pop(unix_ms, None) is not None:
-                self._mark(task, lambda kept: self._forecaster.promise_ended(task.model, kept=kept))
+                self._mark(task, lambda kept: self._learn(task.model, kept=kept))
                 return
 
     def _mark(self, task: Task, learn: Learn) -> None:

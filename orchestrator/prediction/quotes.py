@@ -3,7 +3,7 @@
 A quote says two things of a request that somebody thinks of sending:
 
 - the chance of being in time if it is sent now as any other request, by deadline. Known are the
-  likely waits (``start_times``), lengths and paces; what such chances really came to is learnt,
+  likely waits (``schedule``), lengths and paces; what such chances really came to is learnt,
   and corrects them (``reliability``);
 - the earliest deadlines that can be reserved, with a chance of 50, 90 and 99 %. A reserved deadline
   is a promise (``promises``): its work goes before all that is not promised. How much time a level
@@ -26,7 +26,7 @@ from orchestrator.clock import Clock
 from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
 from orchestrator.prediction.promises import Promises, Reservation
-from orchestrator.prediction.start_times import StartTimes
+from orchestrator.prediction.schedule import Schedule
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from protocol import Outcome
@@ -150,7 +150,7 @@ class Quotes:
         self,
         queue: TaskQueue[Task],
         forecaster: Forecaster,
-        start_times: StartTimes,
+        schedule: Schedule,
         promises: Promises,
         clock: Clock,
     ) -> None:
@@ -160,7 +160,7 @@ class Quotes:
         """Reservations that were used and ended, by their chance and by whether they were kept."""
         self._queue = queue
         self._forecaster = forecaster
-        self._start_times = start_times
+        self._schedule = schedule
         self._promises = promises
         self._clock = clock
         self._reliability = {pressure: Reliability() for pressure in Pressure}
@@ -220,7 +220,7 @@ class Quotes:
         """Equally likely waits with that much time: more time means a later place."""
         task.deadline = replace(task.deadline, at=now + within_ms / 1000, is_default=False)
         self._forecaster.plan(task, now)
-        return self._start_times.likely_ms(task)
+        return self._schedule.start_ms(task)
 
     def _earliest(self, task: Task) -> tuple[ChanceBy, ...]:
         """The earliest deadlines that can be reserved: after all that is promised already."""
@@ -264,7 +264,7 @@ class Quotes:
             return
         self._next_at = now + _PAUSE_S
         times_ms = self._forecaster.service_times_ms(task)
-        waits_ms = self._start_times.likely_ms(task) if task in self._queue else (0.0,)
+        waits_ms = self._schedule.start_ms(task) if task in self._queue else (0.0,)
         chance = self._raw_chance(times_ms, waits_ms, task.deadline.left_ms(now))
         of = self._reliability[self._pressure(task.model)]
         task.on_end.append(lambda ended: _learn(of, chance, ended))

@@ -57,6 +57,12 @@ class StepFilter:
         """Milliseconds of a step with these features: 1, rows, tokens of prompts."""
         return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
 
+    def doubt(self, features: Sequence[float]) -> float:
+        """Standard deviation of the logarithm of what is predicted, for what is not known of the
+        coefficients: large where such steps were never seen."""
+        shares, own = self._shares(features), self._covariance
+        return math.sqrt(sum(shares[i] * own[i][j] * shares[j] for i in range(3) for j in range(3)))
+
     def speed_up(self, ratio: float) -> None:
         """Take all steps to take ``ratio`` times as long."""
         self.coefficients = [c * ratio for c in self.coefficients]

@@ -33,6 +33,9 @@ _FIRST_GUESS_MS = 20.0
 _RATE_MS = 100.0
 """Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
 _MAX_RATES = 256
+_JUDGED_MS = 500.0
+"""Ms of steps that are compared with what was foretold: about as long as deadlines are."""
+_FIRST_SPREAD, _SQUARE_SMOOTHING = 0.05, 0.2
 _TOLD_RATES, _TOLD_RATIOS = 16, 64
 """How many of the latest rates and ratios another orchestrator is told of."""
 
@@ -90,6 +93,10 @@ class StepLearner:
         self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)])
         self._jobs = 0
         self._model: StepModel | None = None
+        self._known: tuple[float, ...] = ()
+        """Coefficients at the beginning of the steps that are judged."""
+        self._foretold_ms = self._judged_ms = 0.0
+        self._square = _FIRST_SPREAD**2
 
     @property
     def is_measured(self) -> bool:
@@ -118,6 +125,8 @@ class StepLearner:
                 tokens_per_s=max(self._rates, default=0.0),
                 steps=self._steps_at_pace,
                 jobs=self._jobs,
+                spread=math.sqrt(self._square),
+                doubt=min(1.0, self._best.doubt((1.0, float(self._slots), 0.0))),
             )
         return self._model
 
@@ -165,8 +174,23 @@ class StepLearner:
             self._guess_from([1.0, rows, prompts], busy_ms / steps)
             return
         self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
-        self._fit([1.0, rows, prompts], busy_ms / steps)
+        features = [1.0, rows, prompts]
+        self._judge(features, steps, busy_ms)
+        self._fit(features, busy_ms / steps)
         self._count(steps, made, busy_ms)
+
+    def _judge(self, features: list[float], steps: int, busy_ms: float) -> None:
+        """Learn how far off half a second of steps is from what was known at its beginning."""
+        if not self._fitted:
+            return
+        if not self._judged_ms:
+            self._known = tuple(self._best.coefficients)
+        self._foretold_ms += steps * sum(c * x for c, x in zip(self._known, features, strict=True))
+        self._judged_ms += busy_ms
+        if self._judged_ms >= _JUDGED_MS:
+            surprise = math.log(self._judged_ms / self._foretold_ms)
+            self._square += _SQUARE_SMOOTHING * (min(surprise**2, 1.0) - self._square)
+            self._foretold_ms = self._judged_ms = 0.0
 
     def _count(self, steps: int, tokens: int, busy_ms: float) -> None:
         """Count the steps that predictions rest on, and the tokens that come of them."""

@@ -26,5 +26,8 @@ def feasibility_config(settings: Settings) -> FeasibilityConfig:
     """How work is refused as infeasible."""
     admission = settings.admission
     return FeasibilityConfig(
-        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=REFUSAL_SAMPLE
+        mode=admission.mode,
+        least_chance=admission.least_chance,
+        refusal_cap=admission.refusal_cap,
+        sample=REFUSAL_SAMPLE,
     )

@@ -230,15 +230,19 @@ class DispatchSettings(Section):
 
 
 class AdmissionSettings(Section):
-    """Refusal of work that certainly cannot finish."""
+    """Refusal of work that will not finish in time."""
 
     mode: AdmissionMode = AdmissionMode.ENFORCE
-    """Whether work that is certain to miss its deadline is refused (``enforce``), only counted
+    """Whether work that will miss its deadline is refused (``enforce``), only counted
     (``observe``), or neither (``off``) (DL-7)."""
     default_max_tokens: int = Field(default=256, ge=1)
     """``max_tokens`` of requests that state none; clipped to what is left of the context."""
     floor_ms: float = Field(default=10.0, ge=0)
     """Least time to its deadline that a request must have to be let in (DL-3)."""
+    least_chance: float = Field(default=0.1, ge=0, le=1)
+    """Least that a request must add to the deadlines that are met, or it is refused, on arrival or
+    while it waits: its own chance, less half of the chances that others lose by it. ``0`` refuses
+    only what is certain to miss (DL-7)."""
     refusal_cap: float = Field(default=0.95, ge=0, le=1)
     """Largest share of recent work that is refused as infeasible (DL-7); beyond it everything is
     let in."""

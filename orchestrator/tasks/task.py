@@ -130,7 +130,6 @@ class Task(WorkItem[Job, Listener]):
         "paused_on",
         "pauses",
         "planned_at",
-        "predicted_start",
         "prefix_hashes",
         "prompt_kind",
         "prompt_logprobs",
@@ -208,9 +207,6 @@ class Task(WorkItem[Job, Listener]):
         self.fitted_tokens: int | None = None
         """The value that ``max_tokens`` was reduced to, to fit the deadline (DL-6); None if it was
         not."""
-        self.predicted_start: tuple[float, float, int] | None = None
-        """When its start was predicted, how long that would be from then, in ms, and the part of
-        the queue that it was in."""
         self.given_chance: float | None = None
         """The chance (0 to 1) of being in time that it had when it was first sent to a worker."""
         self.losses: list[Loss] = []

@@ -22,7 +22,7 @@ from rich.console import Console
 from perf.load.trace import Manner, TraceError
 from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
-from perf.sim import counterfactual, plot, quotes, reported, runs
+from perf.sim import counterfactual, crowds, plot, quotes, reported, runs
 from perf.sim.campaign import KNOWN, LABELS, ROWS, SimCell, run_campaign
 from perf.sim.campaign_report import save, show
 from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, Traced, drawn_scenes, trace_scenes
@@ -33,9 +33,10 @@ STUDIES = {
     "quotes": quotes,
     "reported": reported,
     "refusals": counterfactual,
+    "crowds": crowds,
 }
 """Studies by name: of runs of calls under one deadline (DL-22), quotes (DL-21), what clients are
-told (DL-16), wrong refusals (DL-17)."""
+told (DL-16), wrong refusals (DL-17), crowds (DL-7, DL-15)."""
 
 
 def on_study(name: str, given: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.prediction import Calibration, Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
-from orchestrator.prediction.start_times import StartTimes
+from orchestrator.prediction.schedule import Schedule
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
@@ -84,11 +84,13 @@ class Rig:
         site: Any = Site(load)
         placer = Placer(site, self.clock, self.forecaster.usual_tokens)
         in_flight = AttemptsInFlight()
-        start_times = StartTimes(self.queue, self.forecaster, in_flight, self.clock)
+        self.running: list[Any] = []
+        schedule = Schedule(self.queue, self.forecaster, self.running, self.clock)
+        self.schedule = schedule
         promises = Promises(self.forecaster, self.clock)
         self.feasibility = Feasibility(
             self.forecaster,
-            start_times,
+            schedule,
             promises,
             self.clock,
             random.Random(1),
@@ -96,9 +98,9 @@ class Rig:
         )
         prediction = Prediction(
             self.forecaster,
-            start_times,
+            schedule,
             promises,
-            Quotes(self.queue, self.forecaster, start_times, promises, self.clock),
+            Quotes(self.queue, self.forecaster, schedule, promises, self.clock),
             self.feasibility,
             Calibration(),
         )
@@ -115,6 +117,7 @@ class Rig:
                 Pausing(site, self.forecaster, placer, enabled=False),
                 site,
                 self.forecaster,
+                schedule,
                 self.queue,
                 in_flight,
                 self.clock,

@@ -22,6 +22,7 @@ from orchestrator.errors import NoCapacity
 from orchestrator.fair_share import is_over_share
 from orchestrator.health import HealthBoard
 from orchestrator.instances.instance import Instance
+from orchestrator.prediction.schedule import middle
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
@@ -69,12 +70,11 @@ class Finishes:
     def _predict(self, task: Task) -> float | None:
         """Predicted ms from a task's arrival to its end; None while nothing is measured."""
         orchestrator = self._orchestrator
-        forecaster = orchestrator.stages.prediction.forecaster
-        if not forecaster.capacity_of(task.model).models:
+        prediction = orchestrator.stages.prediction
+        if prediction.forecaster.machine(task.model, orchestrator.clock.now()) is None:
             return None
-        wait_ms = orchestrator.predicted_start_ms(task)
         passed_ms = 1000 * (orchestrator.clock.now() - task.marks.received)
-        return passed_ms + forecaster.forecast(task, wait_ms=wait_ms).finish_ms
+        return passed_ms + middle(prediction.schedule.of(task).end_ms)
 
     def next_snapshot(self) -> None:
         self._left = PREDICTIONS_PER_SNAPSHOT

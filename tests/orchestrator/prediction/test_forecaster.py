@@ -1,5 +1,6 @@
 """What tasks will take, beside what has been learnt of lengths and steps."""
 
+import math
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,22 +9,24 @@ from typing import Any
 import pytest
 
 from orchestrator.prediction.forecaster import Capacity, Forecaster
+from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.step_model import StepModel
+from tests.support.clock import ManualClock
 
 NOTHING = Capacity((), 0, 0, 0.0)
 
 
-@pytest.mark.parametrize("needed", [0.2, 0.9])
+@pytest.mark.parametrize("needed", [0.2, 0.5])
 def test_dl16_named_deadlines_are_as_safe_as_it_takes(needed: float) -> None:
-    """Where ``needed`` of the way to a slow pace is enough, nine in ten are kept, and no more of it
-    than that is put on all others."""
-    forecaster = Forecaster(lambda model: NOTHING, drops_infeasible=True)
+    """Where so much longer than predicted is enough, as a logarithm, nine in ten are kept, and no
+    more is put on all others."""
+    promises = Promises(Forecaster(lambda model: NOTHING, drops_infeasible=True), ManualClock())
     rng, kept = random.Random(5), []
     for _ in range(2000):
-        kept.append(forecaster._safety["m"] >= needed + rng.uniform(-0.2, 0.2))
-        forecaster.promise_ended("m", kept=kept[-1])
+        kept.append(math.log(promises.stretch("m")) >= needed + rng.uniform(-0.2, 0.2))
+        promises._learn("m", kept=kept[-1])
     assert 0.9 <= sum(kept) / len(kept) < 0.97
-    assert abs(forecaster._safety["m"] - needed) < 0.4
+    assert abs(math.log(promises.stretch("m")) - needed) < 0.4
 
 
 def test_or18_work_waits_longer_where_others_fill_most_of_the_slots() -> None:

@@ -1,13 +1,15 @@
 """DL-6 fit and DL-7 over HTTP, in every dialect, in front of an instance of a known pace."""
 
 import json
+import math
 import re
 from typing import Any
 
 import pytest
 
 from orchestrator.prediction import StepModel
-from orchestrator.prediction.forecaster import FIRST_SAFETY, FIT_HEADROOM, Capacity
+from orchestrator.prediction.forecaster import FIT_HEADROOM, Capacity
+from orchestrator.prediction.promises import FIRST_STRETCH
 from protocol import FinishReason, OnDeadline
 from tests.orchestrator.conftest import Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
@@ -75,16 +77,14 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
 async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) -> None:
     """On an idle service too; what is settled is not kept."""
     at_known_pace(service)
-    forecaster, promises = service.parts.forecaster, service.orchestrator.stages.prediction.promises
-    before = dict(forecaster._safety)
+    promises = service.orchestrator.stages.prediction.promises
     body = TASK | {"deadline_ms": 1000}
     error = (await service.ask("POST", "/v1/completions", 504, json=body))["error"]
     headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
     await service.ask("POST", "/v1/completions", json=TASK, headers=headers)
     assert service.outcomes() == ["refused", "met"]
     assert not promises._claimed and not promises._open
-    assert 0 < forecaster._safety["fake"] < FIRST_SAFETY
-    assert not before
+    assert 1 <= promises.stretch("fake") < math.exp(FIRST_STRETCH)
 
 
 async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None:

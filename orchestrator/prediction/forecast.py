@@ -1,0 +1,163 @@
+"""The forecast: plays an instance's schedule forward, and says what becomes of every request.
+
+Pure: no clock, no instance. Given the requests in the order in which they get rows, what a step
+takes, and how many rows there are, it draws ``DRAWS`` scenarios. In each of them every request has
+one of its equally likely lengths, and the machine one of its likely speeds. A request keeps its
+place among them (common random numbers): two forecasts differ by what was asked, not by luck.
+
+One row makes one token a step, so the rows' lengths are counted in steps. In that time a row ends
+when its own steps are over, however long these take, and the request next in order gets it: list
+scheduling over a heap. The second pass lays steps out in milliseconds::
+
+    step(n) = base + row · n        for as long as n rows run
+    + prompt_ms                     where a request starts: its prompt holds everybody up
+
+Several instances that serve the same model are played as one: rows are added up, and a prompt
+delays its own instance alone.
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
+from math import inf
+from random import Random
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+DRAWS: Final = 16
+"""Scenarios: as many as ``answer_length.QUANTILES``, so that each length comes once."""
+_SHUFFLES: Final = 251
+_SIGMAS: Final = np.array([-1.86, -1.32, -1.01, -0.78, -0.58, -0.40, -0.24, -0.08])
+"""Middles of eight equally likely parts of the lower half of a normal distribution."""
+
+Floats = NDArray[np.float64]
+
+
+class Asked(NamedTuple):
+    """One request as the forecast sees it. Times are ms from now, infinite where none is stated."""
+
+    key: int
+    """Any number that stays the request's own: its place in the scenarios follows from it."""
+    left: tuple[float, ...]
+    """Equally likely numbers of tokens that it still makes, in rising order."""
+    prompt_ms: float
+    """Time of an engine that its prompt still takes; 0 once it has a token."""
+    prompt_steps: int
+    """Steps that the prompt is computed in, at least one for a request without a token."""
+    stop_ms: float
+    """When it gives up its row whatever it has: at its deadline."""
+    whole_ms: float
+    """When its last token is due; infinite where an answer that is cut there is as good."""
+    first_ms: float = inf
+    """When its next token is due, the first one or by the schedule of a stated gap."""
+    gap_ms: float = inf
+    """Ms by which each later token is due after the one before."""
+    weight: float = 1.0
+
+
+class Machine(NamedTuple):
+    """What serves a model: ``instances`` that are alike, with ``rows`` in all."""
+
+    base_ms: float
+    row_ms: float
+    rows: int
+    instances: int = 1
+    spread: float = 0.0
+    """Standard deviation of the logarithm of its speed."""
+
+
+class Played(NamedTuple):
+    """Times in ms from now and tokens to come, each by scenario and request."""
+
+    tokens: Floats
+    start_ms: Floats
+    first_ms: Floats
+    end_ms: Floats
+    """When the last token comes, if nothing stops the request before."""
+
+    def chances(self, asked: Sequence[Asked]) -> Floats:
+        """The chance of each request that every part of it is in time."""
+        if not asked:
+            return np.empty(0)
+        whole, first, gap = (
+            np.array(due)
+            for due in zip(*((a.whole_ms, a.first_ms, a.gap_ms) for a in asked), strict=True)
+        )
+        kept = (self.end_ms <= whole) & (self.first_ms <= first)
+        if (paced := np.isfinite(gap)).any():
+            begin = np.where(np.isfinite(first), first, self.first_ms)
+            due = begin + (self.tokens - 1) * np.where(paced, gap, 0.0)
+            kept &= ~paced | (self.end_ms <= due)
+        shares: Floats = kept.mean(axis=0)
+        return shares
+
+
+def _shuffles() -> NDArray[np.int64]:
+    rng = Random(0)
+    return np.array([rng.sample(range(DRAWS), DRAWS) for _ in range(_SHUFFLES)])
+
+
+_PLACES: Final = _shuffles()
+_NORMAL: Final = np.concatenate([_SIGMAS, -_SIGMAS[::-1]])[_PLACES[0]]
+
+
+def lengths(asked: Sequence[Asked]) -> Floats:
+    """Tokens to come, by scenario and request."""
+    count = len(asked)
+    found = np.empty((DRAWS, count))
+    for at, one in enumerate(asked):
+        left = one.left
+        if len(left) == DRAWS:
+            found[_PLACES[one.key % _SHUFFLES], at] = left
+        else:
+            found[:, at] = [left[(i * len(left)) // DRAWS] for i in _PLACES[one.key % _SHUFFLES]]
+    return found
+
+
+def play(asked: Sequence[Asked], machine: Machine) -> Played:
+    """Play ``asked`` forward: the first ``machine.rows`` run now, each later one once a row is
+    free."""
+    if not asked:
+        return Played(*[np.empty((DRAWS, 0))] * 4)
+    count, rows, share = len(asked), machine.rows, 1 / machine.instances
+    tokens = lengths(asked)
+    prompts, extra, stop = (
+        np.array(column)
+        for column in zip(
+            *((a.prompt_ms, max(0, a.prompt_steps - 1), a.stop_ms) for a in asked), strict=True
+        )
+    )
+    busy_ms = machine.base_ms + machine.row_ms * share * min(count, rows)
+    # What does not end by its deadline is stopped there, and leaves its row to others.
+    most = np.maximum(1.0, (stop - prompts) / busy_ms)
+    steps = np.minimum(tokens, most) + extra
+    starts = np.zeros((DRAWS, count))
+    if count > rows:
+        for scenario, own in enumerate(steps.tolist()):
+            free = own[:rows]
+            heapify(free)
+            starts[scenario, rows:] = [_next(free, length) for length in own[rows:]]
+    at = np.concatenate([starts, starts + steps], axis=1)
+    order = np.argsort(at, axis=1, kind="stable")
+    running = np.cumsum(np.repeat((1.0, -1.0), count)[order], axis=1)
+    step_ms = machine.base_ms + machine.row_ms * share * np.maximum(running, 1 / share)
+    wall = np.cumsum(np.concatenate([prompts * share, np.zeros(count)])[order], axis=1)
+    passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
+    wall[:, 1:] += np.cumsum(passed, axis=1)
+    times, step_then = np.empty_like(wall), np.empty_like(wall)
+    np.put_along_axis(times, order, wall, axis=1)
+    np.put_along_axis(step_then, order, step_ms, axis=1)
+    pace = np.exp(machine.spread * _NORMAL)[:, None]
+    begun, own_ms = times[:, :count], prompts * (1 - share)
+    first = begun + own_ms + step_then[:, :count] * (1 + extra)
+    end = times[:, count:] + own_ms + (tokens - np.minimum(tokens, most)) * busy_ms
+    return Played(
+        tokens, (begun - prompts * share) * pace, first * pace, np.maximum(first, end) * pace
+    )
+
+
+def _next(free: list[float], length: float) -> float:
+    start = free[0]
+    heapreplace(free, start + length)
+    return start

@@ -1,0 +1,151 @@
+"""DL-7, DL-15: who is let in, by the schedule played forward."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.errors import DeadlineInfeasible
+from orchestrator.prediction.step_model import StepModel
+from orchestrator.tasks.deadline import Parts
+from orchestrator.tasks.job import Priority
+from orchestrator.tasks.task import Task
+from protocol import OnDeadline
+from tests.support.admission import UNKNOWN, Rig
+
+PACE = StepModel(16, 512, 5.0, 0.5, 0.1, fastest_ms=1.0)
+"""5.5 ms a token for one, 13 ms for each of 16; a prompt of 100 tokens takes 10 ms."""
+
+
+def new_rig(**feasibility: float) -> Rig:
+    return Rig(PACE, **{"least_chance": 0.1} | feasibility)
+
+
+def runs(rig: Rig, task: Task, *, made: int = 1) -> Task:
+    task.completion_tokens = made
+    rig.running.append(SimpleNamespace(task=task, is_paused=False))
+    return task
+
+
+def let_in(rig: Rig, tasks: list[Task]) -> int:
+    count = 0
+    for task in tasks:
+        if not rig.refuses(task):
+            rig.queue.push(task)
+            count += 1
+    return count
+
+
+def test_dl7_of_equal_requests_at_once_as_many_are_let_in_as_can_be_met() -> None:
+    """Alone each would be met; all together none would."""
+    rig = new_rig()
+    tasks = [rig.task(1000, 100, prompt=1) for _ in range(16)]
+    count = let_in(rig, tasks)
+    fits = int((1000 / 100 - PACE.base_ms) / PACE.row_ms)
+    assert fits - 2 <= count <= fits + 1
+    met = rig.schedule.chances("m")
+    assert sum(met.values()) >= fits - 2
+
+
+@pytest.mark.parametrize(("first_ms", "is_refused"), [(80, True), (180, False)])
+def test_dl7_a_first_token_that_cannot_come_in_time_is_refused(
+    first_ms: float, is_refused: bool
+) -> None:
+    rig = new_rig()
+    first_at = rig.clock.now() + first_ms / 1000
+    task = rig.task(10_000, 10, prompt=1000, parts=Parts(first_at, math.inf, first_at))
+    if not is_refused:
+        assert not rig.refuses(task)
+        return
+    with pytest.raises(DeadlineInfeasible, match="until the first token is due") as refusal:
+        rig.admission.finish(task)
+    assert refusal.value.details["binding_constraint"] == "first_token"
+
+
+def test_dl7_the_queue_ahead_counts() -> None:
+    rig = new_rig()
+    for _ in range(16):
+        runs(rig, rig.task(60_000, 1000))
+    assert let_in(rig, [rig.task(60_000, 1000, prompt=1) for _ in range(16)]) == 16
+    late = rig.task(20_000, 10, prompt=1)
+    late.rank = math.inf
+    rig.queue.push(late)  # as what comes behind all others
+    assert rig.schedule.of(late).start_ms[0] > 20_000
+    assert rig.schedule.chances("m")[late] == 0
+
+
+def test_dl7_what_lost_its_chance_while_it_waited_is_told() -> None:
+    rig = new_rig()
+    for _ in range(16):
+        runs(rig, rig.task(60_000, 1000))
+    hopeless, other = rig.task(100, 100, prompt=1), rig.task(60_000, 10, prompt=1)
+    for task in (hopeless, other):
+        rig.queue.push(task)
+    assert rig.feasibility.hopeless("m") == [hopeless]
+    assert rig.feasibility.gives_up_hopeless(hopeless)
+
+
+def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
+    """A place behind all rows is too late for it; a row of theirs is not."""
+    rig = new_rig()
+    for _ in range(16):
+        runs(rig, rig.task(60_000, 1000))
+    urgent = rig.task(500, 10, prompt=1)
+    assert rig.schedule.of(urgent).chance == 0
+    assert rig.schedule.of(urgent, enough=0.1).chance == 1
+    assert not rig.refuses(urgent)
+
+
+def test_dl15_what_would_cost_others_more_than_it_gets_is_refused() -> None:
+    """Five rows are just in time; a prompt of a second would make all of them late."""
+    rig = new_rig()
+    for _ in range(5):
+        runs(rig, rig.task(800, 100))
+    prospect = rig.schedule.of(rig.task(10_000, 10, prompt=10_000))
+    assert prospect.chance == 1 and prospect.gain < 0
+
+
+def test_or24_a_tenants_flood_outweighs_nobody() -> None:
+    rig = new_rig()
+    for _ in range(5):
+        runs(rig, rig.task(800, 100, tenant="flood"))
+    mine = rig.task(10_000, 10, prompt=10_000, tenant="small")
+    assert rig.schedule.of(mine).gain > 0
+    assert rig.schedule.of(rig.task(10_000, 10, prompt=10_000, tenant="flood")).gain < 0
+
+
+def test_dl8_batch_work_waits_rather_than_cost_anybody() -> None:
+    rig = new_rig()
+    for _ in range(5):
+        runs(rig, rig.task(800, 100))
+    batch = rig.task(10_000, 10, prompt=10_000, priority=Priority.BATCH)
+    assert rig.schedule.of(batch).gain == rig.schedule.of(batch).chance
+
+
+def test_dl7_an_answer_that_is_cut_needs_its_first_token() -> None:
+    rig = new_rig()
+    task = rig.task(200, 1000, prompt=1000, on_deadline=OnDeadline.PARTIAL)
+    assert rig.schedule.of(task).chance == 1
+    assert rig.refuses(rig.task(90, 1000, prompt=1000, on_deadline=OnDeadline.PARTIAL))
+
+
+def test_dl7_ignorance_refuses_nobody() -> None:
+    rig = Rig(UNKNOWN, least_chance=0.5)
+    assert not rig.refuses(rig.task(20, 10_000))
+
+
+def test_dl7_without_a_least_chance_only_what_is_certain_is_refused() -> None:
+    rig = new_rig(least_chance=0.0)
+    assert let_in(rig, [rig.task(1000, 100, prompt=1) for _ in range(16)]) == 16
+
+
+def test_dl16_a_start_is_when_the_rows_before_are_free() -> None:
+    rig = new_rig()
+    assert rig.schedule.start_ms(rig.task(1000)) == (0.0,)
+    for number in range(16):
+        runs(rig, rig.task(60_000, 100 + number))
+    waiting = rig.task(60_000, 10, prompt=1)
+    rig.queue.push(waiting)
+    starts = rig.schedule.start_ms(waiting)
+    assert starts[0] == pytest.approx(99 * 13.0, rel=0.05)
+    assert rig.schedule.room_ms("m") == pytest.approx(starts[0], rel=0.05)
