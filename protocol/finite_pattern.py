@@ -73,7 +73,7 @@ def _letters(members: Iterable[Any]) -> Iterator[str]:
 
 
 def _few(texts: Iterable[str]) -> list[str]:
-    found = []
+    found: list[str] = []
     for text in texts:
         if len(found) == MOST_TEXTS:
             raise _TooMany
