@@ -134,7 +134,7 @@ class SteppedBench(Bench):
         card = make_card(**(values | changes))
         self.core = FakeCore(self.clock, most=card.max_running, frees_at_once=frees_at_once)
         backend = SteppedBackend(self.core, card, frees_at_once=frees_at_once, clock=self.clock)
-        self.engine = EngineLoop(backend, [EOS], clock=self.clock)
+        self.engine = EngineLoop(backend, [EOS], clock=self.clock)  # type: ignore[assignment]
 
     def check(self) -> None:
         assert len(self.core.jobs) + len(self.core.going) <= self.core.most

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from protocol import OnDeadline, Sampling, TokenLogprob
 from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
 from worker.engine.engine import Engine, EngineConfig
-from worker.engine.loop import EngineLoop
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -65,8 +64,6 @@ def config(**changes: float) -> SchedulerConfig:
 
 class Bench:
     """An engine with its clock and runner at hand."""
-
-    engine: EngineLoop
 
     def __init__(self, blocks: int = 64, **changes: float) -> None:
         self.clock = FakeClock()

@@ -19,7 +19,8 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.folder import why_unservable
 from worker.runner.base import BuiltRunner
 from worker.runner.out_of_memory import StepMemory
-from worker.runner.scripted import DEFAULT_SCRIPT, Script, build_scripted_runner, read_script
+from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
+from worker.runner.scripted import build_scripted_runner
 from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner, synthetic_args
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import MAX_WAITING, SchedulerConfig

@@ -21,7 +21,7 @@ A step that fails is retried in halves, until only the requests that make it fai
        └─ g h          computed
 
 A step that failed has changed nothing that counts: its KV is written again, and a draw is a
-function of seed and position. Running out of memory is handled before, by ``out_of_memory``.
+function of seed and position. Where memory ran out, ``out_of_memory`` says what may fit.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,7 @@ from worker.engine.backend import Executed
 from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.runner.base import OverlappingRunner, Runner, StepInFlight
+from worker.runner.memory import is_out_of_memory
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import DeviceTime, Plan, Row
@@ -76,6 +77,10 @@ class Bisection:
     def failed(self, rows: Sequence[Row], error: Exception) -> Request | None:
         """Note that these rows failed; returns the request to end for it, once only one is left."""
         self._log(len(rows), error)
+        return self.halve(rows)
+
+    def halve(self, rows: Sequence[Row]) -> Request | None:
+        """Have these rows tried in halves; returns the request, once only one is left."""
         if self._groups:
             self._groups.pop()
         requests = list(dict.fromkeys(row.request for row in rows))
@@ -146,7 +151,8 @@ class Executor:
         """
         if plan is not None:
             plan = self._bisection.cut(plan)
-        if self.launcher is not None and not (self._launch_failed or self._bisection.is_on):
+        is_plain = self._launch_failed or self._bisection.is_on or self._memory.too_large
+        if self.launcher is not None and not is_plain:
             return self._launch(self.launcher, plan)
         if plan is None:
             return None
@@ -164,20 +170,40 @@ class Executor:
             self._scheduler.discard(row)
 
     def _execute(self, plan: Plan) -> Executed:
+        failed: dict[Request, EndReason | None] = {}
+        plan = self._memory.fit(plan, failed)
+        if not plan.rows:
+            return Executed(failed=failed)
         started = self._clock()
         try:
-            done = self._memory.execute(self.runner, plan)
+            result = self.runner.execute(plan)
+            if len(result.ids) != len(plan.rows):
+                raise RuntimeError(f"{len(result.ids)} results for {len(plan.rows)} rows")
         except DeviceLost:
             raise
         except Exception as error:
-            return self._failed(plan.rows, error)
-        self._bisection.passed()
-        duration_s = self._clock() - started
-        if done.result.device is not None:
-            self._note_use(done.result.device)
-        computed = done.plan if done.plan.rows else None
-        advance = self._scheduler.advance
-        return Executed(computed, done.result, duration_s, advance, failed=dict(done.failed))
+            if not is_out_of_memory(error):
+                return self._failed(plan.rows, error)
+            # Not the error itself: its traceback keeps the tensors of the step alive.
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            duration_s = self._clock() - started
+            if result.device is not None:
+                self._note_use(result.device)
+            self._bisection.passed()
+            self._memory.computed()
+            failed |= self._memory.taken()
+            return Executed(plan, result, duration_s, self._scheduler.advance, failed=failed)
+        return self._without_memory(plan.rows, problem)
+
+    def _without_memory(self, rows: Sequence[Row], problem: str) -> Executed:
+        """Have rows that did not fit tried again, or in parts."""
+        tokens = sum(row.count for row in rows)
+        if not self._memory.lacked(len(rows), tokens, problem):
+            request = self._bisection.halve(rows)
+            if request is not None and tokens == 1:
+                self._memory.lacked_one_token(request, problem)
+        return Executed(failed=dict.fromkeys(row.request for row in rows))
 
     def _launch(self, launcher: OverlappingRunner, plan: Plan | None) -> Executed | None:
         before, self._in_flight = self._in_flight, None

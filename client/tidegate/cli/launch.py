@@ -29,10 +29,9 @@ from pool.spec import LaunchSpec
 from pool.units.llamacpp import ENGINE as LLAMACPP
 from pool.units.store import find_store
 from protocol.gguf import find_gguf, is_gguf, parts_of
-from worker.engine_args import read_engine_args
 from worker.environment import unknown_variables
 from worker.models.folder import model_name, why_unservable
-from worker.settings import PREFIX, WorkerSettings
+from worker.settings import PREFIX, WorkerSettings, read_engine_args
 
 if TYPE_CHECKING:
     from orchestrator.settings import Settings

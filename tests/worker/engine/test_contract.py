@@ -424,8 +424,9 @@ def test_an_engine_says_since_when_it_is_in_a_step_and_stop_ends_everything(benc
     stopping.join(PATIENCE_S)
     after = Job([1], Sampling(max_tokens=1), 1e9)
     engine.submit(after)
-    for job in [*jobs, after]:
-        assert end_of(job, sink.events).code is Code.DRAINING
+    for job in jobs:  # some may have ended before the stop was heard
+        assert end_of(job, sink.events).code in (None, Code.DRAINING)
+    assert end_of(after, sink.events).code is Code.DRAINING
     assert engine.step_under_way is None and engine.stats().running == 0
 
 

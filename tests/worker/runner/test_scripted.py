@@ -15,7 +15,7 @@ from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
-from worker.runner.scripted import Script, read_script
+from worker.runner.script import Script, read_script
 from worker.settings import WorkerSettings
 
 OFFER = '<|bos|><|system|><tools>\n{"name": "forecast"}\n</tools><|end|>'
