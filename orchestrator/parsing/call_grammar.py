@@ -13,12 +13,13 @@ from orchestrator.parsing.calls import (
     DeepSeekCall,
     DeepSeekReader,
     HermesReader,
+    MiniMaxReader,
     MistralReader,
 )
 from orchestrator.parsing.formats import CallFormat, OutputFormat
 from orchestrator.parsing.parser import ToolUse
 from orchestrator.parsing.rules import Rules, quoted, without_notes
-from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TagSyntax, types_of
+from orchestrator.parsing.tagged_call import GLM45, MINIMAX_M2, QWEN3_CODER, TagSyntax, types_of
 from orchestrator.parsing.thinking import AnswerGrammars, beginnings
 from orchestrator.tasks.tools import JsonObject, Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
@@ -191,6 +192,11 @@ class _Calls:
                 return self._several((open, "\n"), self._tagged(QWEN3_CODER), ("\n", close), "\n")
             case CallFormat.GLM45:
                 return self._several((open,), self._tagged(GLM45), (), "\n")
+            case CallFormat.MINIMAX_M2:
+                # The line break goes with the call before it: the lexer does not go back.
+                calls = self._several((), self._tagged(MINIMAX_M2), ("\n",))
+                head, tail = spelled(MiniMaxReader.OPEN, "\n"), spelled(MiniMaxReader.CLOSE)
+                return f"{head} {calls} {tail}"
             case CallFormat.DEEPSEEK:
                 return self._deepseek()
             case CallFormat.HARMONY:  # only one: with its end the output ends

@@ -18,7 +18,7 @@ from orchestrator.parsing.pieces import (
     Content,
     Piece,
 )
-from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TaggedCall
+from orchestrator.parsing.tagged_call import GLM45, MINIMAX_M2, QWEN3_CODER, TaggedCall
 from orchestrator.tasks.tools import JsonObject
 
 Schemas = Mapping[str, JsonObject | None]
@@ -323,6 +323,22 @@ class GlmReader(MarkReader):
     def _found(self, raw: str) -> str:
         self._begin_call(TaggedCall(GLM45, self._tools), raw)
         return ""
+
+
+class MiniMaxReader(MarkReader):
+    """Reads calls of MiniMax M2: ``<invoke name="NAME"><parameter name="KEY">…</parameter>
+    </invoke>``, one or several between marks."""
+
+    OPEN = "<minimax:tool_call>"
+    CLOSE = "</minimax:tool_call>"
+    INVOKE = MINIMAX_M2.name[0]
+    marks = (OPEN, INVOKE)
+    behind = (CLOSE,)
+
+    def _found(self, raw: str) -> str:
+        before = raw.removesuffix(self.INVOKE)
+        self._begin_call(TaggedCall(MINIMAX_M2, self._tools), before)
+        return raw[len(before) :]
 
 
 class DeepSeekCall(MarkedCall):

@@ -13,6 +13,7 @@ from orchestrator.parsing.calls import (
     GlmReader,
     HermesReader,
     Llama3Reader,
+    MiniMaxReader,
     MistralReader,
     QwenCoderReader,
 )
@@ -26,6 +27,7 @@ class CallFormat(StrEnum):
     MISTRAL = "mistral"
     QWEN3_CODER = "qwen3_coder"
     GLM45 = "glm45"
+    MINIMAX_M2 = "minimax_m2"
     DEEPSEEK = "deepseek"
     HARMONY = "harmony"
 
@@ -36,6 +38,7 @@ READERS: Mapping[CallFormat, type[CallReader]] = {
     CallFormat.MISTRAL: MistralReader,
     CallFormat.QWEN3_CODER: QwenCoderReader,
     CallFormat.GLM45: GlmReader,
+    CallFormat.MINIMAX_M2: MiniMaxReader,
     CallFormat.DEEPSEEK: DeepSeekReader,
     CallFormat.HARMONY: harmony.HarmonyReader,
 }
@@ -45,6 +48,7 @@ _CALL_MARKERS: Mapping[CallFormat, tuple[str, ...]] = {
     CallFormat.MISTRAL: (MistralReader.MARK, "[CALL_ID]", MistralReader.ARGS),
     CallFormat.QWEN3_CODER: (HermesReader.OPEN, HermesReader.CLOSE),
     CallFormat.GLM45: (HermesReader.OPEN, HermesReader.CLOSE, *GLM45.key, *GLM45.value),
+    CallFormat.MINIMAX_M2: (MiniMaxReader.OPEN, MiniMaxReader.CLOSE),
     CallFormat.DEEPSEEK: (
         *(DeepSeekReader.BEGIN, DeepSeekCall.CALL, DeepSeekCall.SEPARATOR),
         *(DeepSeekReader.CLOSE, DeepSeekReader.END),
@@ -129,6 +133,8 @@ def _calls_in(template: str) -> CallFormat | None:
         return CallFormat.DEEPSEEK
     if MistralReader.MARK in template:
         return CallFormat.MISTRAL
+    if MiniMaxReader.OPEN in template:
+        return CallFormat.MINIMAX_M2
     if HermesReader.OPEN in template:
         if QwenCoderReader.FUNCTION in template:
             return CallFormat.QWEN3_CODER

@@ -52,6 +52,9 @@ GLM45 = TagSyntax(
     "</tool_call>",
     False,
 )
+MINIMAX_M2 = TagSyntax(
+    ('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>"), "</invoke>", False
+)
 
 
 class TaggedCall(MarkedCall):

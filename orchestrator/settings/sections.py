@@ -160,6 +160,7 @@ class ModelSettings(Section):
         "mistral",
         "qwen3_coder",
         "glm45",
+        "minimax_m2",
         "deepseek",
         "harmony",
     ] = "auto"

@@ -20,7 +20,7 @@ from orchestrator.tasks.tools import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
 from tests.support.fake_worker import tokenizer_json
 
-HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, DEEPSEEK, HARMONY = CallFormat
+HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY = CallFormat
 THINK = TAGS["think"]
 SCHEMA = {
     "properties": {"city": {"type": "string", "description": 'see http://x "there"\n'}},
@@ -51,6 +51,16 @@ def glm(name: str, **arguments: str) -> str:
     return f"<tool_call>{name}\n{pairs}</tool_call>"
 
 
+def minimax(*calls: tuple[str, dict[str, str]]) -> str:
+    invoked = "\n".join(
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in arguments.items())
+        + "</invoke>"
+        for name, arguments in calls
+    )
+    return f"<minimax:tool_call>\n{invoked}\n</minimax:tool_call>"
+
+
 D_ONE, D_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 D_BEGIN, D_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 D_ALL = [(name, args) for name, args in (("get_weather", ONE), ("add", OTHER))]
@@ -75,6 +85,11 @@ ALL = [
     (
         OutputFormat(GLM45),
         f"{glm('get_weather', city='Köln // Bonn')}\n{glm('add', a='1 < 2')}",
+        [ONE, PLAIN],
+    ),
+    (
+        OutputFormat(MINIMAX_M2),
+        minimax(("get_weather", {"city": "Köln // Bonn"}), ("add", {"a": "1 < 2"})),
         [ONE, PLAIN],
     ),
     (
@@ -213,7 +228,7 @@ def test_objects_are_closed_unless_they_say_otherwise() -> None:
     assert takes(text, ToolUse(said), format)
 
 
-@pytest.mark.parametrize("format", [QWEN3_CODER, GLM45])
+@pytest.mark.parametrize("format", [QWEN3_CODER, GLM45, MINIMAX_M2])
 def test_values_in_tags(format: CallFormat) -> None:
     """JSON but for strings, which are any text or one of the words that there are."""
     schema = {
@@ -229,7 +244,11 @@ def test_values_in_tags(format: CallFormat) -> None:
     use = ToolUse((Tool("f", "", schema),), only_one_call=True)
 
     def taken(**arguments: str) -> bool:
-        text = glm("f", **arguments) if format is GLM45 else tagged(qwen("f", **arguments))
+        text = {
+            GLM45: glm("f", **arguments),
+            QWEN3_CODER: tagged(qwen("f", **arguments)),
+            MINIMAX_M2: minimax(("f", arguments)),
+        }[format]
         fits = takes(text, use, OutputFormat(format))
         if fits:
             (made,) = read(text, OutputFormat(format), use).calls

@@ -77,7 +77,7 @@ L = '{"name": "get_weather", "parameters": {"city": "Köln"}}'
 L_ADD = '{"type": "function", "name": "add", "parameters": {"a": 1, "b": [2, "}"]}}'
 M_ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}, "id": "123456789"}'
 M = '{"name": "get_weather", "arguments": {"city": "Köln"}}'
-HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, DEEPSEEK, HARMONY = CallFormat
+HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY = CallFormat
 Q = """<tool_call>
 <function=get_weather>
 <parameter=city>
@@ -114,6 +114,16 @@ G = """<tool_call>get_weather
 <arg_key>city</arg_key>
 <arg_value>Köln</arg_value>
 </tool_call>"""
+X = """<minimax:tool_call>
+<invoke name="get_weather">
+<parameter name="city">Köln</parameter>
+</invoke>
+</minimax:tool_call>"""
+X_ALL = (
+    '<minimax:tool_call><invoke name="get_weather"><parameter name="days">3</parameter>'
+    '<parameter name="city"> a </parameter></invoke><invoke name="add"></invoke>'
+    "</minimax:tool_call>!"
+)
 G_ALL = (
     "<tool_call>\nget_weather<arg_key>tags</arg_key><arg_value>None</arg_value>"
     "<arg_key>days</arg_key><arg_value>three</arg_value>"
@@ -179,6 +189,13 @@ AGAIN = "<|start|>assistant"
         (GLM45, f"So:\n{G}\n{G}", "So:", [WEATHER, WEATHER]),
         (GLM45, G_ALL, "", [Call("get_weather", '{"tags": null, "days": "three", "city": "\\n"}')]),
         (GLM45, "<tool_call>add\n</tool_call>!", "!", [Call("add", "{}")]),
+        (MINIMAX_M2, f"So:\n{X}\n{X}", "So:", [WEATHER, WEATHER]),
+        (
+            MINIMAX_M2,
+            X_ALL,
+            "!",
+            [Call("get_weather", '{"days": 3, "city": " a "}'), Call("add", "{}")],
+        ),
         (DEEPSEEK, f"So:\n\n{D3}", "So:", [WEATHER, ADD]),
         (DEEPSEEK, f"{D31}\n!", "\n!", [WEATHER, ADD]),
         (DEEPSEEK, D31.removeprefix("<｜tool▁calls▁begin｜>")[:-30], "", [WEATHER, ADD]),
@@ -331,7 +348,7 @@ def test_a_call_that_fails_after_it_has_begun() -> None:
     ("format", "text"),
     [
         *((HERMES, H), (LLAMA3, L), (MISTRAL, f"[TOOL_CALLS]{M}"), (QWEN3_CODER, Q)),
-        *((GLM45, G), (DEEPSEEK, D31), (HARMONY, MESSAGE)),
+        *((GLM45, G), (MINIMAX_M2, X), (DEEPSEEK, D31), (HARMONY, MESSAGE)),
     ],
 )
 def test_a_call_that_a_limit_cuts(format: CallFormat, text: str) -> None:
@@ -458,6 +475,7 @@ def test_the_format_is_told_from_the_template() -> None:
     assert format_of(qwen + "<function=example>") == OutputFormat(QWEN3_CODER)
     assert format_of(qwen + "<arg_key>{{ k }}</arg_key></think>") == OutputFormat(GLM45, THINK)
     deepseek = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+    assert format_of("<minimax:tool_call>").calls is MINIMAX_M2
     assert format_of(deepseek) == OutputFormat(DEEPSEEK)
     assert format_of(f"{deepseek}```json") == OutputFormat(DEEPSEEK, in_fences=True)
     assert format_of("<|channel|>analysis<|message|>").calls is HARMONY
