@@ -85,12 +85,14 @@ def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | 
 
 
 def usage(task: Task) -> dict[str, int]:
-    """Token counts. Each prompt token is in one of three fields. How many the prefix cache had is
-    known at the end only; nothing is ever cached for a fee."""
+    """Token counts. Each prompt token is in one of three fields. Until the end the prefix cache had
+    what its instance had told of it when the task was placed; nothing is ever cached for a fee."""
+    told = min(task.likely_cached, task.prompt_tokens)
+    cached = told if task.ending is None else task.cached_tokens
     return {
-        "input_tokens": task.prompt_tokens - task.cached_tokens,
+        "input_tokens": task.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": task.cached_tokens,
+        "cache_read_input_tokens": cached,
         "output_tokens": task.completion_tokens,
     }
 
