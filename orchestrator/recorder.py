@@ -69,7 +69,7 @@ class Recorder:
 
     def kept(self) -> Kept:
         """What is kept of requests; a state of an instance is as much as one."""
-        size = sum(map(len, map(memoryview, self._ended)))
+        size = sum(memoryview(one).nbytes for one in self._ended)
         return Kept(len(self._ended) + len(self._states), size)
 
     def offered(self, task: Task) -> None:
