@@ -159,7 +159,9 @@ def stops(number: int, seed: int = 1) -> list[Fault]:
         process = world.orchestrators[number]
         await kill_process(process)
         starting = asyncio.create_task(process.start())
-        await asyncio.sleep(rng.uniform(0.2, 2.0))
+        while process.pid is None and not starting.done():  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(rng.uniform(0.1, 2.0))
         await stand_still(world, alive(process.pid), LONG_S)
         await starting
         await process.wait_ready(READY_S)
