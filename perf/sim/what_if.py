@@ -34,7 +34,7 @@ def told(recording: RecordedLoad, found: Findings) -> Iterator[str]:
     """What was found, in words."""
     yield what_happened(recording.request)
     if found.outcome is None:
-        yield "It could not be replayed: too little time, or no instance of its model is recorded."
+        yield "It could not be replayed: no instance of its model is recorded, or it did not end."
         return
     if found.is_reproduced:
         met = [_change(tried) for tried in found.tried if tried.met]
@@ -42,8 +42,6 @@ def told(recording: RecordedLoad, found: Findings) -> Iterator[str]:
         yield f"This alone would have met it: {'; or '.join(met) or 'nothing that was tried'}."
         if not_met:
             yield f"This would not: {'; '.join(not_met)}."
-        if found.not_tried:
-            yield f"Not tried, for want of time: {', '.join(found.not_tried)}."
     else:
         yield "Replayed, it is met: what kept it from that is not in what is recorded."
     if recording.request.length is None:
@@ -92,7 +90,6 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("file", type=Path)
     parser.add_argument("--request", required=True, metavar="ID")
-    parser.add_argument("--cpu-s", type=float, default=60.0, help="most CPU time that it may take")
     args = parser.parse_args(argv)
     try:
         recorded = Recorded.read(args.file.read_bytes())
@@ -107,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{name} missed nothing: {asked.outcome or 'under way'}", file=sys.stderr)
         return 1
     recording = recorded.around(asked)
-    print("\n".join(told(recording, find(recording, args.cpu_s))))
+    print("\n".join(told(recording, find(recording))))
     return 0
 
 

@@ -13,7 +13,6 @@ answers are that get so far, by what was known when the request came.
 import asyncio
 import math
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -59,10 +58,6 @@ _NEVER_AGAIN: Final = 2**20
 """Pauses after which a job is not paused any more."""
 
 
-class OutOfTime(Exception):
-    """The CPU time that replays may take is used up."""
-
-
 @dataclass(frozen=True, slots=True)
 class OneThing:
     """What is not as it was recorded: one of these, or nothing."""
@@ -94,11 +89,9 @@ class ReplayedRequest:
 
 @dataclass(slots=True)
 class Replayer:
-    """Replays one recording, as often as there is CPU time for."""
+    """Replays one recording, as often as is asked."""
 
     recording: RecordedLoad
-    ends_at: float = math.inf
-    """When the CPU time is used up, by this process's own clock (``time.process_time``)."""
     _lengths: dict[str, int] = field(default_factory=dict)
 
     def length(self, request: RecordedRequest) -> int:
@@ -109,8 +102,7 @@ class Replayer:
         return known
 
     def run(self, change: OneThing = NOTHING) -> dict[str, ReplayedRequest]:
-        """What becomes of the requests, by id. With a change, only until the asked one has ended.
-        Raises ``OutOfTime``."""
+        """What becomes of the requests, by id; with a change, until the asked one has ended."""
         return run_quietly(lambda loop: _Run(self, change, loop).go())
 
 
@@ -164,10 +156,10 @@ class _Run:
         until = max(self._asked.deadline_at, self._asked.ended) + self._change.later_s
         until += (LATE_S if is_whole else LINGER_S) - self._shift
         try:
-            while (left_s := until - clock.now()) > 1e-6 and not self._have_ended(awaited):
-                if time.process_time() > self._replayer.ends_at:
-                    raise OutOfTime
+            left_s = until - clock.now()
+            while left_s > 1e-6 and not self._have_ended(awaited):
                 await asyncio.sleep(min(_LOOK_EVERY_S, left_s))
+                left_s = until - clock.now()
             # What has not ended is about to be ended by the drain.
             return {name: replace(result) for name, result in self._results.items()}
         finally:

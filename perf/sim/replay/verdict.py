@@ -6,15 +6,13 @@ misses again.
 """
 
 import math
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from orchestrator.tasks.deadline import Part
-from perf.sim.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
+from perf.sim.replay.again import NOTHING, OneThing, ReplayedRequest, Replayer
 from perf.sim.replay.recording import RecordedLoad, RecordedRequest
 from protocol import Outcome
 
@@ -47,8 +45,8 @@ class Tried(NamedTuple):
     change: Alone
     met: bool
     by_s: float = 0.0
-    """How much later the deadline was, for that change: the least that met it, to 100 ms (where the
-    time ran out, enough), or the most that was tried."""
+    """How much later the deadline was, for that change: the least that met it, to 100 ms, or the
+    most that was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,6 @@ class Findings:
     """Length of its answer in the replay."""
     tried: tuple[Tried, ...]
     """Changes that were tried; none where the replay does not miss it."""
-    not_tried: tuple[Alone, ...]
-    """Changes that there was no time for."""
 
     @property
     def is_reproduced(self) -> bool:
@@ -74,30 +70,20 @@ class Findings:
         return self.outcome not in (None, Outcome.MET)
 
 
-def find(recording: RecordedLoad, budget_s: float = math.inf) -> Findings:
-    """Replay a recording as it was, and with each change that may have met the asked request, in at
-    most so much CPU time."""
-    asked = recording.request
-    replayer = Replayer(recording, time.process_time() + budget_s)
-    try:
-        again = replayer.run() if recording.instances else {}
-    except OutOfTime:
-        again = {}
+def find(recording: RecordedLoad) -> Findings:
+    """Replay a recording as it was, and with each change that may have met the asked request."""
+    asked, replayer = recording.request, Replayer(recording)
+    again = replayer.run() if recording.instances else {}
     compared = [_is_alike(one, again.get(one.id)) for one in recording.compared if again]
     own = again.get(asked.id, ReplayedRequest())
-    changes = [] if own.outcome is Outcome.MET else list(_changes(asked))
-    tried: list[Tried] = []
-    if again:
-        with suppress(OutOfTime):
-            for change in changes:
-                tried.append(_try(replayer, change))
+    is_missed = bool(again) and own.outcome is not Outcome.MET
+    tried = [_try(replayer, change) for change in _changes(asked)] if is_missed else []
     return Findings(
         compared=len(compared),
         agreed=sum(compared),
         outcome=own.outcome,
         answer_tokens=replayer.length(asked),
         tried=tuple(tried),
-        not_tried=tuple(changes[len(tried) :]),
     )
 
 
@@ -119,7 +105,6 @@ def _changes(asked: RecordedRequest) -> Iterator[Alone]:
 
 
 def _try(replayer: Replayer, change: Alone) -> Tried:
-    """Raises ``OutOfTime``."""
     match change:
         case Alone.LATER_DEADLINE:
             return _later(replayer)
@@ -135,8 +120,7 @@ def _try(replayer: Replayer, change: Alone) -> Tried:
 
 
 def _later(replayer: Replayer) -> Tried:
-    """The least by which a later deadline is met, by halves: more time is taken to be no worse.
-    Raises ``OutOfTime``."""
+    """The least by which a later deadline is met, by halves: more time is taken to be no worse."""
     asked = replayer.recording.request
     given_s = asked.deadline_at - asked.arrived
     most = math.ceil(min(MAX_LATER_S, max(MIN_LATER_S, MAX_LATER * given_s)) / LATER_S)
@@ -152,18 +136,17 @@ def _later(replayer: Replayer) -> Tried:
     missed, met = 0, most
     # With less time it is more urgent, and so it mostly ends no later.
     middle = math.ceil((ended - asked.deadline_at) / LATER_S)
-    with suppress(OutOfTime):  # what is known to do is enough
-        while met - missed > 1:
-            if not missed < middle < met:
-                middle = (missed + met) // 2
-            if end(middle) is None:
-                missed = middle
-            else:
-                met = middle
+    while met - missed > 1:
+        if not missed < middle < met:
+            middle = (missed + met) // 2
+        if end(middle) is None:
+            missed = middle
+        else:
+            met = middle
     return Tried(Alone.LATER_DEADLINE, True, met * LATER_S)
 
 
 def _own(replayer: Replayer, change: OneThing) -> ReplayedRequest:
-    """What becomes of the asked request. Raises ``OutOfTime``."""
+    """What becomes of the asked request."""
     assert change is not NOTHING
     return replayer.run(change).get(replayer.recording.request.id, ReplayedRequest())

@@ -115,16 +115,9 @@ def test_a_replay_comes_to_what_was_recorded(recorded: RecordedRun) -> None:
 def test_what_is_found_holds_in_a_simulation(recorded: RecordedRun) -> None:
     request = recorded.misses(1)[0]
     found = find(recorded.around(request))
-    assert found.is_reproduced and request.length == found.answer_tokens and not found.not_tried
+    assert found.is_reproduced and request.length == found.answer_tokens
     held = list(recorded.checked(request, found))
     assert len(held) >= 3 and all(held)
-
-
-def test_time_that_is_used_up_leaves_changes_untried(recorded: RecordedRun) -> None:
-    miss = recorded.misses(1)[0]
-    found = find(recorded.around(miss), budget_s=0.0)
-    assert found.outcome is None and not found.is_reproduced
-    assert not found.tried and Alone.ONE_MORE_INSTANCE in found.not_tried
 
 
 def test_a_request_that_is_met_in_the_replay_has_no_change_tried(recorded: RecordedRun) -> None:
