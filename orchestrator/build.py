@@ -344,8 +344,7 @@ def _dispatch(
     rows = RowControl(
         pausing,
         registry,
-        forecaster,
-        prediction.schedule,
+        prediction,
         common.queue,
         foresight.in_flight,
         clock,

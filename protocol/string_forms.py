@@ -32,7 +32,7 @@ PATTERNS: Final = {
     "date-time": f"^{_DATE}T{_TIME}$",
     "hostname": rf"^{_label(61)}(?:\.{_label(63)}){{0,3}}$",
 }
-"""By the name of the format. A host name has at most 61 + 3 · 64 = 253 characters."""
+"""Patterns by the name of the format. A host name has at most 61 + 3 · 64 = 253 characters."""
 
 
 def with_forms(schema: Any, *, values: tuple[str, ...]) -> Any:

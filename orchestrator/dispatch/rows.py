@@ -18,8 +18,7 @@ from orchestrator.prediction.batch_size import (
     paced_outlook,
     row_counts,
 )
-from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.prediction.schedule import Schedule
+from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
@@ -43,8 +42,7 @@ class RowControl:
         self,
         pausing: Pausing,
         registry: Registry,
-        forecaster: Forecaster,
-        schedule: Schedule,
+        prediction: Prediction,
         queue: TaskQueue[Task],
         in_flight: AttemptsInFlight,
         clock: Clock,
@@ -54,8 +52,7 @@ class RowControl:
         """``pausing`` makes room within that number. If not ``enabled``, all slots are used."""
         self.pausing = pausing
         self._registry = registry
-        self._forecaster = forecaster
-        self._schedule = schedule
+        self._prediction = prediction
         self._queue = queue
         self._in_flight = in_flight
         self._clock = clock
@@ -72,7 +69,7 @@ class RowControl:
         self._demand[task.model].add(
             RecentRequest(
                 at=now,
-                left=self._forecaster.answer_tokens(task),
+                left=self._prediction.forecaster.answer_tokens(task),
                 prompt_tokens=task.new_prompt_tokens,
                 whole_ms=task.deadline.left_ms(now),
                 first_ms=1000 * (task.parts.due_at(1, 0.0) - now),
@@ -116,7 +113,7 @@ class RowControl:
             slots = sum(i.step_learner.model.slots for i in instances if i.step_learner)
             demand = None
             # While all can be met, nobody waits for a row.
-            if model in self._demand and not self._schedule.meets_all(model, slots):
+            if model in self._demand and not self._prediction.schedule.meets_all(model, slots):
                 demand = self._demand[model].demand(now)
             for instance in instances:
                 before = instance.concurrency.best_rows

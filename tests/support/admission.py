@@ -116,8 +116,7 @@ class Rig:
             RowControl(
                 Pausing(site, self.forecaster, placer, enabled=False),
                 site,
-                self.forecaster,
-                schedule,
+                prediction,
                 self.queue,
                 in_flight,
                 self.clock,

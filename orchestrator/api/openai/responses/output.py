@@ -141,7 +141,7 @@ class Item:
     """Pieces of its text; of a call, of its arguments."""
     logprobs: list[object] = field(default_factory=list)
     name: str = ""
-    """Of a call, as the model knows the tool."""
+    """Name of a call's tool, as the model knows it."""
     origin: Origin | None = None
     """What the client calls it, where that differs."""
     call_id: str = ""
@@ -194,7 +194,7 @@ class Item:
                 }
         return {"id": self.id, "status": self.status, **own}
 
-    def _named(self) -> dict[str, object]:
+    def _named(self) -> dict[str, str]:
         if self.origin is None:
             return {"name": self.name}
         name, namespace, _ = self.origin

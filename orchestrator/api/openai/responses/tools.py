@@ -33,7 +33,7 @@ _TEXT: Final = msgspec.Raw(
 _CALLED: Final = ("function", "custom")
 
 
-class TextFormat(msgspec.Struct, frozen=True):
+class FreeTextFormat(msgspec.Struct, frozen=True):
     """How a tool's free text is to be written."""
 
     type: str = "text"
@@ -50,7 +50,7 @@ class CallableTool(msgspec.Struct, frozen=True):
     description: str | None = None
     parameters: msgspec.Raw = NULL
     strict: bool | None = None
-    format: TextFormat | None = None
+    format: FreeTextFormat | None = None
     output_schema: Unused = NULL
     defer_loading: Unused = NULL
     """Has no effect: the model is told of every tool at once."""
@@ -85,7 +85,7 @@ class AskedTools(NamedTuple):
 
     use: ToolUse | None
     origins: Mapping[str, Origin]
-    """By the names that the model knows, of those that are no plain functions."""
+    """Tools that are no plain functions, by the names that the model knows."""
 
 
 _tools_reader: Reader[list[StatedTool] | None] = Reader(list[StatedTool] | None)
