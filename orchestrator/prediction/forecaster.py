@@ -232,9 +232,9 @@ class Forecaster:
     # ── what a forecast is made of ───────────────────────────────────────────────────────────
 
     def machine(self, model: str, now: float) -> Machine | None:
-        """What serves ``model``; None until a step of it was measured."""
+        """What serves ``model``; None where nothing does."""
         capacity = self._serving_of(model, now).capacity
-        paces = [pace for pace in capacity.models if pace.known]
+        paces = capacity.models
         if not paces:
             return None
         count = len(paces)
@@ -244,8 +244,12 @@ class Forecaster:
         )
         return Machine(base, row, max(1, capacity.slots), count, spread)
 
+    def knows(self, model: str, now: float) -> bool:
+        """Whether enough steps of ``model`` were measured to refuse by them."""
+        return any(pace.known for pace in self._serving_of(model, now).capacity.models)
+
     def asked(self, task: Task, now: float) -> Asked:
-        """``task`` as a forecast sees it; its model's steps have been measured."""
+        """``task`` as a forecast sees it; something serves its model."""
         serving = self._serving_of(task.model, now)
         costs, paces = serving.costs, serving.capacity.models
         made, parts = task.completion_tokens, task.parts

@@ -29,6 +29,7 @@ simulator 0, 0.5 and 1 met 0.995, 1.030 and 1.029 of what was met without; with 
 with deadlines for parts met 0.85 at twice the capacity, with 0.5 no cell met less than 0.99."""
 ALL_MET: Final = 0.95
 """Mean chance from which all are taken to be met."""
+_FIRST_GUESS_MS: Final = 1000.0
 BATCH_WEIGHT: Final = 0.05
 """Weight of a batch request where an interactive one has 1."""
 
@@ -63,7 +64,7 @@ class Prospect:
 
 
 UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
-"""The prospect where no step was measured yet: ignorance refuses nobody."""
+"""The prospect where too few steps were measured yet: ignorance refuses nobody."""
 
 
 def middle(times: Sequence[float]) -> float:
@@ -107,7 +108,7 @@ class Schedule:
         is better.
         """
         line = self._line(task)
-        if line is None:
+        if line is None or not self._forecaster.knows(task.model, self._clock.now()):
             return UNKNOWN
         alone = play(line.asked, line.machine).chances(line.asked)
         weights = _weights(task, line.others)
@@ -136,21 +137,23 @@ class Schedule:
         """Ms from now until the queue has room for one more task: one starts, or gives up."""
         now = self._clock.now()
         leaves_at = self._queue.next_expiry
-        leaves_ms = 1000 * ((now if leaves_at is None else leaves_at) - now)
+        room_ms = _FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
         machine = self._forecaster.machine(model, now)
         running, waiting = self._tasks(model)
-        if machine is None or not waiting:
-            return max(1.0, leaves_ms)
-        played = play([self._forecaster.asked(task, now) for task in running + waiting], machine)
-        starts = played.start_ms[:, len(running) :].min(axis=1)
-        return max(1.0, min(leaves_ms, float(np.median(starts))))
+        if machine is not None and running + waiting:
+            asked = [self._forecaster.asked(task, now) for task in running + waiting]
+            played = play(asked, machine)
+            # The first that starts makes room in the queue, or the first that ends beyond it.
+            soon = played.start_ms[:, len(running) :] if waiting else played.end_ms
+            room_ms = min(room_ms, float(np.median(soon.min(axis=1))))
+        return max(1.0, room_ms)
 
     def chances(self, model: str) -> dict[Task, float]:
         """The chance of each task of ``model`` that waits, up to ``MOST`` of them."""
         now = self._clock.now()
         machine = self._forecaster.machine(model, now)
         running, waiting = self._tasks(model)
-        if machine is None or not waiting:
+        if machine is None or not waiting or not self._forecaster.knows(model, now):
             return {}
         asked = [self._forecaster.asked(task, now) for task in running + waiting]
         found = play(asked, machine).chances(asked)[len(running) :]
@@ -160,7 +163,7 @@ class Schedule:
         """Whether all that runs or waits would be met with so many rows in all."""
         now = self._clock.now()
         machine = self._forecaster.machine(model, now)
-        if machine is None:
+        if machine is None or not self._forecaster.knows(model, now):
             return True
         running, waiting = self._tasks(model)
         asked = [self._forecaster.asked(task, now) for task in running + waiting]
@@ -168,7 +171,7 @@ class Schedule:
         return not len(chances) or float(chances.mean()) >= ALL_MET
 
     def _line(self, task: Task) -> _Line | None:
-        """The line with ``task`` at its place; None while no step was measured."""
+        """The line with ``task`` at its place; None where nothing serves its model."""
         now, asked = self._clock.now(), self._forecaster.asked
         machine = self._forecaster.machine(task.model, now)
         if machine is None:

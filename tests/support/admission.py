@@ -104,6 +104,7 @@ class Rig:
             self.feasibility,
             Calibration(),
         )
+        self.prediction = prediction
         config = AdmissionConfig(floor_ms=10.0, default_max_tokens=64)
         self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)
         metrics, nobody = Metrics(), cast(Any, None)

@@ -29,7 +29,7 @@ def test_the_pause_grows_while_nothing_is_asked_for_and_is_short_again_for_the_n
     rows = RowControl(
         cast(Any, None),
         registry,
-        rig.forecaster,
+        rig.prediction,
         rig.queue,
         in_flight,
         rig.clock,

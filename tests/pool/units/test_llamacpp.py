@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from catalog.errors import StartFailed
-from orchestrator.lanes.cards import read_folder
 from orchestrator.lanes.endpoint import ServerKind, read_endpoint
+from orchestrator.lanes.servers.cards import read_folder
 from pool.process.http_get import get
 from pool.process.ports import free_ports
 from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec, is_asked_for

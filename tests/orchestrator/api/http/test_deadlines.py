@@ -106,9 +106,11 @@ async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
         monkeypatch.setattr(time_limits, "REPORT_GRACE_S", 60.0)
     worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=not obedient)
     body = CHAT | {"deadline_ms": 60_000, "stream": True}
-    await service.until_tokens(3)
-    service.leap(61)
-    lines = (await service.ask("POST", "/v1/chat/completions", json=body)).split("\n\n")
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+        await service.until_tokens(3)
+        service.leap(61)
+        lines = (await response.text()).split("\n\n")
     last = json.loads(lines[-2][6:])
     assert last["error"]["code"] == "deadline_exceeded"
     assert last["error"]["exceeded_by_ms"] >= 0

@@ -72,7 +72,7 @@ async def test_dl14_the_budgets_travel_to_the_worker(
     assert [submit.token_gap_ms for submit in worker.submits] == [70, 30]
     budgets = [submit.first_token_budget_ms or 0.0 for submit in worker.submits]
     assert 40_000 < budgets[0] <= 50_000 and 10_000 < budgets[1] <= 20_000
-    await service.ask("POST", path, json=BODIES[path])
+    await service.ask("POST", path, 200, 202, json=BODIES[path])
     await service.until(lambda: len(service.outcomes()) == 3)
     assert worker.submits[2].first_token_budget_ms is worker.submits[2].token_gap_ms is None
 
