@@ -31,13 +31,7 @@ export class History {
 
   add(run) {
     const row = this.#insert(run);
-    if (this.#rows.length > MOST) {
-      const last = this.#rows.findLastIndex(({ run }) => run.isOver);
-      if (last > 0) {
-        this.#rows.splice(last, 1)[0].item.remove();
-        this.#dropped++;
-      }
-    }
+    this.#trim();
     this.#running.add(run);
     drawRow(row);
     run.addEventListener("change", () => {
@@ -46,6 +40,16 @@ export class History {
       this.#drawSoon();
     });
     this.#drawSoon();
+  }
+
+  // What still runs stays, so this is done again when something ends.
+  #trim() {
+    while (this.#rows.length > MOST) {
+      const last = this.#rows.findLastIndex(({ run }) => run.isOver);
+      if (last <= 0) return;
+      this.#rows.splice(last, 1)[0].item.remove();
+      this.#dropped++;
+    }
   }
 
   #insert(run) {
@@ -110,7 +114,10 @@ export class History {
       ended ||= run.isOver;
       drawRow(row, now);
     }
-    if (ended) this.#keep();
+    if (ended) {
+      this.#trim();
+      this.#keep();
+    }
     this.#drawTally();
     if (this.#running.size) this.#drawSoon();
   }
