@@ -230,9 +230,10 @@ class DeadlineInfeasible(DeadlineExceeded):
         predicted_finish_ms: float,
         earliest_feasible_unix_ms: int,
         binding_constraint: str,
+        part: str = "",
     ) -> None:
-        super().__init__(message)
-        self.details = {
+        super().__init__(message, part=part)
+        self.details |= {
             "predicted_finish_ms": round(predicted_finish_ms, 1),
             "earliest_feasible_deadline": earliest_feasible_unix_ms,
             "binding_constraint": binding_constraint,

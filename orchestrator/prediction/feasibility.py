@@ -19,6 +19,7 @@ from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.schedule import Schedule, middle
+from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
 from protocol import Code, Outcome
@@ -279,7 +280,7 @@ class Feasibility:
         enough_ms = max(least_ms, sure_ms * self._promises.stretch(task.model)) + RESUBMIT_MS
         earliest_unix_ms = math.ceil(1000 * self._clock.unix() + enough_ms)
         self._promises.make(earliest_unix_ms, task)
-        first_left_ms = 1000 * (task.parts.cut_at - now)
+        first_left_ms = 1000 * (task.parts.first_token_at - now)
         first_ms = middle(prospect.first_ms) + more_ms
         waited_ms = 1000 * (now - task.marks.received) if task.marks.queued else 0.0
         told = f"{left_ms:.0f} ms remain until the deadline, and this "
@@ -295,6 +296,12 @@ class Feasibility:
                 f"{first_left_ms:.0f} ms remain until the first token is due, and it will take"
                 f" about {first_ms:.0f} ms"
             )
+        elif finish_ms <= left_ms and task.parts.token_gap_s < math.inf:
+            binding = "token_gap"
+            told = f"no token will come {1000 * task.parts.token_gap_s:.0f} ms after another"
+        elif finish_ms <= left_ms:
+            binding = "queue"
+            told += f"would take {finish_ms:.0f} ms, for which others would be late"
         else:
             alone_ms = middle(prospect.end_ms) - start_ms
             binding = "queue" if alone_ms < left_ms + waited_ms else "decode"
@@ -305,6 +312,7 @@ class Feasibility:
             predicted_finish_ms=finish_ms,
             earliest_feasible_unix_ms=earliest_unix_ms,
             binding_constraint=binding,
+            part=binding if binding in (Part.FIRST_TOKEN, Part.TOKEN_GAP) else "",
         )
 
     @property

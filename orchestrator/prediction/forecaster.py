@@ -256,8 +256,7 @@ class Forecaster:
         new = 0.0 if made or costs is None else self._prompt_left(task, costs, now)
         left_ms = task.share_ms(now)
         ends_cleanly = task.job.on_deadline is not OnDeadline.ERROR
-        due_at = parts.due_at(made + 1, task.marks.first_token) if made else parts.cut_at
-        first_ms = 1000 * (due_at - now)
+        first_ms = 1000 * (parts.due_at(made + 1, task.marks.first_token) - now)
         return Asked(
             key=crc32(task.id.encode()),
             left=self._left(task),

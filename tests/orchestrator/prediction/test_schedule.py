@@ -149,3 +149,17 @@ def test_dl16_a_start_is_when_the_rows_before_are_free() -> None:
     starts = rig.schedule.start_ms(waiting)
     assert starts[0] == pytest.approx(99 * 13.0, rel=0.05)
     assert rig.schedule.room_ms("m") == pytest.approx(starts[0], rel=0.05)
+
+
+def test_dl7_a_refusal_names_the_gap_that_cannot_be_kept_or_that_others_would_be_late() -> None:
+    rig = new_rig()
+    task = rig.task(60_000, 100, prompt=1, parts=Parts(math.inf, 0.002))
+    with pytest.raises(DeadlineInfeasible, match="no token will come 2 ms after") as refusal:
+        rig.admission.finish(task)
+    assert refusal.value.details["part"] == "token_gap"
+    for _ in range(5):
+        runs(rig, rig.task(800, 100))
+    with pytest.raises(DeadlineInfeasible, match="for which others would be late") as refusal:
+        rig.admission.finish(rig.task(10_000, 10, prompt=10_000))
+    assert refusal.value.details["binding_constraint"] == "queue"
+    assert "part" not in refusal.value.details
