@@ -38,9 +38,15 @@ class Verdict:
     worse_by: float | None
 
     @property
-    def passed(self) -> bool:
+    def tolerance(self) -> float:
+        """Factor that the program allows now, which may have changed since the bundle was recorded."""
+        now = None if self.current is None else self.current.tolerance
         assert self.recorded.tolerance is not None
-        return self.worse_by is not None and self.worse_by <= self.recorded.tolerance
+        return self.recorded.tolerance if now is None else now
+
+    @property
+    def passed(self) -> bool:
+        return self.worse_by is not None and self.worse_by <= self.tolerance
 
 
 def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
@@ -82,7 +88,7 @@ def _report(verdicts: list[Verdict], console: Console) -> None:
             f"{figure.median:.3g}",
             f"{now.median:.3g}" if now else "not measured",
             f"×{verdict.worse_by:.2f}" if verdict.worse_by is not None else "-",
-            f"×{figure.tolerance:.2f}",
+            f"×{verdict.tolerance:.2f}",
             "[green]ok[/green]" if verdict.passed else "[red]regressed[/red]",
         )
     console.print(table)

@@ -185,3 +185,9 @@ def test_the_machine_describes_itself() -> None:
     assert machine.memory_gib > 0
     assert machine.cpu
     assert "python" in versions()
+
+
+def test_the_tolerance_is_the_one_that_the_program_states_now() -> None:
+    recorded, current = bundle(ratio("r", 1.0)), bundle(ratio("r", 1.6, tolerance=1.7))
+    (verdict,) = compare(recorded, current)
+    assert verdict.passed and verdict.tolerance == 1.7
