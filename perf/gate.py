@@ -39,7 +39,7 @@ class Verdict:
 
     @property
     def tolerance(self) -> float:
-        """Factor that the program allows now, which may have changed since the bundle was recorded."""
+        """Factor that the program allows now: it may have changed since the recording."""
         now = None if self.current is None else self.current.tolerance
         assert self.recorded.tolerance is not None
         return self.recorded.tolerance if now is None else now

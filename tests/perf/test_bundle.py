@@ -189,5 +189,5 @@ def test_the_machine_describes_itself() -> None:
 
 def test_the_tolerance_is_the_one_that_the_program_states_now() -> None:
     recorded, current = bundle(ratio("r", 1.0)), bundle(ratio("r", 1.6, tolerance=1.7))
-    (verdict,) = compare(recorded, current)
+    (verdict,) = gate.compare(recorded, current)
     assert verdict.passed and verdict.tolerance == 1.7
