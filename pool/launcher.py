@@ -17,6 +17,7 @@ that keeps failing.
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -348,8 +349,12 @@ class Launcher:
         if path is None:
             return
         try:
-            write_atomically(path, b"{}", 0o644)
-            path.unlink()
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            # Not the file itself: who waits for it would take the service for up.
+            tried = path.with_name(f".{path.name}.{os.getpid()}")
+            tried.touch()
+            tried.unlink()
         except OSError as error:
             raise StateFileUnusable(
                 f"cannot write the state file {path}: {error.strerror}; "
