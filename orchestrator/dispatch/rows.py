@@ -110,7 +110,7 @@ class RowControl:
                 serving[instance.card.model].append(instance)
         is_changed = False
         for model, instances in serving.items():
-            slots = sum(i.step_learner.model.slots for i in instances if i.step_learner)
+            slots = max(i.step_learner.model.slots for i in instances if i.step_learner)
             demand = None
             # While all can be met, nobody waits for a row.
             if model in self._demand and not self._prediction.schedule.meets_all(model, slots):

@@ -227,6 +227,7 @@ class Registry:
         all_slots = sum(i.concurrency.slots for i, *_ in serving)
         return Capacity(
             models=tuple(pace for _, pace, _ in serving),
+            names=tuple(i.address for i, *_ in serving),
             slots=sum(pace.slots for _, pace, _ in serving),
             free=sum(max(0, pace.slots - i.load) for i, pace, _ in serving),
             # Work that cannot be stopped in time is not started.

@@ -160,14 +160,14 @@ class Schedule:
         return dict(zip(waiting, found.tolist(), strict=True))
 
     def meets_all(self, model: str, rows: int) -> bool:
-        """Whether all that runs or waits would be met with so many rows in all."""
+        """Whether all that runs or waits would be met with so many rows an instance."""
         now = self._clock.now()
         machine = self._forecaster.machine(model, now)
         if machine is None or not self._forecaster.knows(model, now):
             return True
         running, waiting = self._tasks(model)
         asked = [self._forecaster.asked(task, now) for task in running + waiting]
-        chances = play(asked, machine._replace(rows=rows)).chances(asked)
+        chances = play(asked, machine._replace(rows=rows * machine.instances)).chances(asked)
         return not len(chances) or float(chances.mean()) >= ALL_MET
 
     def _line(self, task: Task) -> _Line | None:
@@ -194,6 +194,8 @@ class Schedule:
         """Tasks that run and tasks that wait, in order, at most ``MOST`` together."""
         jobs = (job.task for job in self._running if not job.is_paused)
         running = list(dict.fromkeys(task for task in jobs if task.model == model))
+        fast = self._forecaster.fast_instances(model, self._clock.now())
+        running = [task for task in running if not fast.isdisjoint((task.instance, ""))]
         # Rows that decode make their next token before anybody's prompt is done.
         running.sort(key=lambda task: not task.completion_tokens)
         most = max(0, MOST - len(running))
