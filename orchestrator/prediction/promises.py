@@ -24,7 +24,7 @@ CLAIM_S = 2.0
 MAX_HELD = 32
 """Most reservations that a tenant may hold unused at once."""
 _MAX_PROMISES = 4096
-FIRST_STRETCH, _STRETCH_STEP, _MAX_STRETCH = 0.15, 0.08, math.log(2.0)
+FIRST_STRETCH, _STRETCH_STEP, _MAX_STRETCH = 0.25, 0.2, math.log(6.0)
 _MAY_BE_LOST = 0.06
 """Share of the deadlines named by refusals that may be lost, a little less than a tenth (DL-16)."""
 _SLOP_MS = 16

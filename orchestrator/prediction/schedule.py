@@ -18,6 +18,7 @@ from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
+from protocol import OnDeadline
 
 MOST: Final = 256
 """Most requests that are played, the first in order: 400 took 4 ms of CPU. What waits behind them
@@ -145,7 +146,7 @@ class Schedule:
             played = play(asked, machine)
             # The first that starts makes room in the queue, or the first that ends beyond it.
             soon = played.start_ms[:, len(running) :] if waiting else played.end_ms
-            room_ms = min(room_ms, float(np.median(soon.min(axis=1))))
+            room_ms = min(room_ms, machine.base_ms + float(np.median(soon.min(axis=1))))
         return max(1.0, room_ms)
 
     def chances(self, model: str) -> dict[Task, float]:
@@ -204,9 +205,9 @@ class Schedule:
 
 def _weights(task: Task, others: Sequence[Task]) -> NDArray[np.float64]:
     """What a loss of each of ``others`` counts against ``task``: nothing where the task is batch
-    work, which waits for them in any case, and of a tenant with more requests than the task's own
-    only as much as an equal share of them."""
-    if task.priority is Priority.BATCH:
+    work, which waits for them in any case, or is cut to what time there is; of a tenant with more
+    requests than the task's own only as much as an equal share of them."""
+    if task.priority is Priority.BATCH or task.job.on_deadline is not OnDeadline.ERROR:
         return np.zeros(len(others))
     counts = Counter(other.tenant for other in others)
     own = max(1, counts[task.tenant])

@@ -49,8 +49,8 @@ def test_a_long_prompt_a_second_makes_few_short_requests_late(
 ) -> None:
     """Some 90 of the 94 are met where there is no long one, 55 where prompts stall rows freely."""
     shorts, long = met(SEED)
-    assert long == SECONDS
+    assert long >= 0.75 * SECONDS  # the others are refused: short ones would be late for them
     assert shorts >= 0.75 * SHORTS
     monkeypatch.setattr(Stalls, "prompt_tokens", lambda self, decoding, prompts, most, now: most)
     freely, _ = met(SEED)
-    assert freely < 0.7 * SHORTS
+    assert freely < min(shorts, 0.75 * SHORTS)
