@@ -175,13 +175,19 @@ class Dispatcher:
     def _planned(self) -> None:
         """Give up what has lost its chance, then start what can start."""
         feasibility = self._prediction.feasibility
-        for model in {task.model for task in self._queue.tasks()}:
-            for task in feasibility.hopeless(model):
-                if feasibility.gives_up_hopeless(task):
-                    self._queue.remove(task)
-                    error = feasibility.infeasible(task)
-                    self._completion.settle(task, refused(error))
+        try:
+            for model in {task.model for task in self._queue.tasks()}:
+                for task in feasibility.hopeless(model):
+                    if feasibility.gives_up_hopeless(task):
+                        self._queue.remove(task)
+                        self._refuse(task)
+        except Exception:  # what waits is to start all the same
+            service_log.exception("looking for what has lost its chance failed; will retry")
         self.pump()
+
+    def _refuse(self, task: Task) -> None:
+        """End a task that cannot make its deadline from here."""
+        self._completion.settle(task, refused(self._prediction.feasibility.infeasible(task)))
 
     def _end_expired(self, now: float) -> None:
         """End tasks that have run out of time, or are certain to."""
@@ -189,8 +195,7 @@ class Dispatcher:
             if task.deadline.left_ms(now) <= 0:
                 self._completion.settle(task, overdue(task, now))
             elif self._prediction.feasibility.gives_up(task):
-                error = self._prediction.feasibility.infeasible(task)
-                self._completion.settle(task, refused(error))
+                self._refuse(task)
             else:
                 self._queue.push(task)
 

@@ -234,7 +234,6 @@ class Registry:
             min_start_ms=min(
                 (max(card.min_start_budget_ms, card.abort_ms) for *_, card in serving), default=0.0
             ),
-            places=sum(i.limit - i.load for i, *_ in serving),
             part=sum(i.own_slots for i, *_ in serving) / all_slots if all_slots else 1.0,
         )
 

@@ -72,8 +72,6 @@ class Capacity:
     free: int
     min_start_ms: float
     """Least ms that must be left for a worker to start a job (DL-3)."""
-    places: int = 0
-    """Jobs that may be sent before more wait here; negative if more have been sent."""
     names: tuple[str, ...] = ()
     """Addresses of the instances of ``models``, in the same order."""
     part: float = 1.0

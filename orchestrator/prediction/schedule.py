@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.clock import Clock
+from orchestrator.prediction.batch_size import BATCH_WEIGHT
 from orchestrator.prediction.forecast import Asked, Machine, Played, play
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
@@ -31,8 +32,6 @@ with deadlines for parts met 0.85 at twice the capacity, with 0.5 no cell met le
 ALL_MET: Final = 0.95
 """Mean chance from which all are taken to be met."""
 _FIRST_GUESS_MS: Final = 1000.0
-BATCH_WEIGHT: Final = 0.05
-"""Weight of a batch request where an interactive one has 1."""
 
 
 class RunningJob(Protocol):
@@ -72,6 +71,15 @@ def middle(times: Sequence[float]) -> float:
     return times[len(times) // 2]
 
 
+class _Present(NamedTuple):
+    """What runs (``runs`` many) and then what waits, as ``asked`` of the forecast."""
+
+    machine: Machine
+    runs: int
+    waiting: list[Task]
+    asked: list[Asked]
+
+
 class _Line(NamedTuple):
     """A request in the line of all others; ``place`` is how many of them are before it."""
 
@@ -109,7 +117,7 @@ class Schedule:
         is better.
         """
         line = self._line(task)
-        if line is None or not self._forecaster.knows(task.model, self._clock.now()):
+        if line is None or not self._knows(task.model):
             return UNKNOWN
         alone = play(line.asked, line.machine).chances(line.asked)
         weights = _weights(task, line.others)
@@ -139,37 +147,42 @@ class Schedule:
         now = self._clock.now()
         leaves_at = self._queue.next_expiry
         room_ms = _FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
-        machine = self._forecaster.machine(model, now)
-        running, waiting = self._tasks(model)
-        if machine is not None and running + waiting:
-            asked = [self._forecaster.asked(task, now) for task in running + waiting]
-            played = play(asked, machine)
+        line = self._present(model)
+        if line is not None and line.asked:
+            played = play(line.asked, line.machine)
             # The first that starts makes room in the queue, or the first that ends beyond it.
-            soon = played.start_ms[:, len(running) :] if waiting else played.end_ms
-            room_ms = min(room_ms, machine.base_ms + float(np.median(soon.min(axis=1))))
+            soon = played.start_ms[:, line.runs :] if line.waiting else played.end_ms
+            room_ms = min(room_ms, line.machine.base_ms + float(np.median(soon.min(axis=1))))
         return max(1.0, room_ms)
 
     def chances(self, model: str) -> dict[Task, float]:
         """The chance of each task of ``model`` that waits, up to ``MOST`` of them."""
-        now = self._clock.now()
-        machine = self._forecaster.machine(model, now)
-        running, waiting = self._tasks(model)
-        if machine is None or not waiting or not self._forecaster.knows(model, now):
+        line = self._present(model)
+        if line is None or not line.waiting or not self._knows(model):
             return {}
-        asked = [self._forecaster.asked(task, now) for task in running + waiting]
-        found = play(asked, machine).chances(asked)[len(running) :]
-        return dict(zip(waiting, found.tolist(), strict=True))
+        found = play(line.asked, line.machine).chances(line.asked)[line.runs :]
+        return dict(zip(line.waiting, found.tolist(), strict=True))
 
     def meets_all(self, model: str, rows: int) -> bool:
         """Whether all that runs or waits would be met with so many rows an instance."""
+        line = self._present(model)
+        if line is None or not line.asked or not self._knows(model):
+            return True
+        machine = line.machine._replace(rows=rows * line.machine.instances)
+        return float(play(line.asked, machine).chances(line.asked).mean()) >= ALL_MET
+
+    def _knows(self, model: str) -> bool:
+        return self._forecaster.knows(model, self._clock.now())
+
+    def _present(self, model: str) -> _Present | None:
+        """All that runs or waits for ``model``; None where nothing serves it."""
         now = self._clock.now()
         machine = self._forecaster.machine(model, now)
-        if machine is None or not self._forecaster.knows(model, now):
-            return True
+        if machine is None:
+            return None
         running, waiting = self._tasks(model)
         asked = [self._forecaster.asked(task, now) for task in running + waiting]
-        chances = play(asked, machine._replace(rows=rows * machine.instances)).chances(asked)
-        return not len(chances) or float(chances.mean()) >= ALL_MET
+        return _Present(machine, len(running), waiting, asked)
 
     def _line(self, task: Task) -> _Line | None:
         """The line with ``task`` at its place; None where nothing serves its model."""
