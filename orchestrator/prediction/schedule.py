@@ -72,12 +72,11 @@ def middle(times: Sequence[float]) -> float:
 
 
 class _Present(NamedTuple):
-    """What runs (``runs`` many) and then what waits, as ``asked`` of the forecast."""
+    """What runs and what waits for a model, in order."""
 
     machine: Machine
-    runs: int
+    running: list[Task]
     waiting: list[Task]
-    asked: list[Asked]
 
 
 class _Line(NamedTuple):
@@ -148,10 +147,10 @@ class Schedule:
         leaves_at = self._queue.next_expiry
         room_ms = _FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
         line = self._present(model)
-        if line is not None and line.asked:
-            played = play(line.asked, line.machine)
+        if line is not None and (asked := self._asked(line)):
+            played = play(asked, line.machine)
             # The first that starts makes room in the queue, or the first that ends beyond it.
-            soon = played.start_ms[:, line.runs :] if line.waiting else played.end_ms
+            soon = played.start_ms[:, len(line.running) :] if line.waiting else played.end_ms
             room_ms = min(room_ms, line.machine.base_ms + float(np.median(soon.min(axis=1))))
         return max(1.0, room_ms)
 
@@ -160,16 +159,18 @@ class Schedule:
         line = self._present(model)
         if line is None or not line.waiting or not self._knows(model):
             return {}
-        found = play(line.asked, line.machine).chances(line.asked)[line.runs :]
+        asked = self._asked(line)
+        found = play(asked, line.machine).chances(asked)[len(line.running) :]
         return dict(zip(line.waiting, found.tolist(), strict=True))
 
     def meets_all(self, model: str, rows: int) -> bool:
         """Whether all that runs or waits would be met with so many rows an instance."""
         line = self._present(model)
-        if line is None or not line.asked or not self._knows(model):
+        if line is None or not self._knows(model):
             return True
+        asked = self._asked(line)
         machine = line.machine._replace(rows=rows * line.machine.instances)
-        return float(play(line.asked, machine).chances(line.asked).mean()) >= ALL_MET
+        return not asked or float(play(asked, machine).chances(asked).mean()) >= ALL_MET
 
     def _knows(self, model: str) -> bool:
         return self._forecaster.knows(model, self._clock.now())
@@ -180,9 +181,11 @@ class Schedule:
         machine = self._forecaster.machine(model, now)
         if machine is None:
             return None
-        running, waiting = self._tasks(model)
-        asked = [self._forecaster.asked(task, now) for task in running + waiting]
-        return _Present(machine, len(running), waiting, asked)
+        return _Present(machine, *self._tasks(model))
+
+    def _asked(self, line: _Present) -> list[Asked]:
+        now = self._clock.now()
+        return [self._forecaster.asked(task, now) for task in line.running + line.waiting]
 
     def _line(self, task: Task) -> _Line | None:
         """The line with ``task`` at its place; None where nothing serves its model."""
