@@ -18,7 +18,7 @@ STATED = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
 def at_pace(service: Service) -> Service:
     """A service whose instance has a known pace, and whose time stands still but for leaps."""
     service.hold_time()
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 64)
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     return service
 
 
