@@ -104,15 +104,17 @@ _NORMAL: Final = np.concatenate([_SIGMAS, -_SIGMAS[::-1]])[_PLACES[0]]
 
 def lengths(asked: Sequence[Asked]) -> Floats:
     """Tokens to come, by scenario and request."""
-    count = len(asked)
-    found = np.empty((DRAWS, count))
-    for at, one in enumerate(asked):
-        left = one.left
-        if len(left) == DRAWS:
-            found[_PLACES[one.key % _SHUFFLES], at] = left
-        else:
-            found[:, at] = [left[(i * len(left)) // DRAWS] for i in _PLACES[one.key % _SHUFFLES]]
-    return found
+    if not asked:
+        return np.empty((DRAWS, 0))
+    lefts = np.array([one.left if len(one.left) == DRAWS else _spread(one.left) for one in asked])
+    found = np.empty_like(lefts)
+    np.put_along_axis(found, _PLACES[[one.key % _SHUFFLES for one in asked]], lefts, axis=1)
+    return found.T
+
+
+def _spread(left: Sequence[float]) -> tuple[float, ...]:
+    """As many lengths as there are scenarios, as likely as those of ``left``."""
+    return tuple(left[(i * len(left)) // DRAWS] for i in range(DRAWS))
 
 
 def play(asked: Sequence[Asked], machine: Machine) -> Played:
@@ -135,9 +137,13 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
     starts = np.zeros((DRAWS, count))
     if count > rows:
         for scenario, own in enumerate(steps.tolist()):
-            free = own[:rows]
+            free, begun = own[:rows], []
             heapify(free)
-            starts[scenario, rows:] = [_next(free, length) for length in own[rows:]]
+            for length in own[rows:]:
+                start = free[0]
+                begun.append(start)
+                heapreplace(free, start + length)
+            starts[scenario, rows:] = begun
     at = np.concatenate([starts, starts + steps], axis=1)
     order = np.argsort(at, axis=1, kind="stable")
     running = np.cumsum(np.repeat((1.0, -1.0), count)[order], axis=1)
@@ -155,9 +161,3 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
     return Played(
         tokens, (begun - prompts * share) * pace, first * pace, np.maximum(first, end) * pace
     )
-
-
-def _next(free: list[float], length: float) -> float:
-    start = free[0]
-    heapreplace(free, start + length)
-    return start
