@@ -65,6 +65,16 @@ class Machine(NamedTuple):
     instances: int = 1
     spread: float = 0.0
     """Standard deviation of the logarithm of its speed."""
+    bends: tuple[float, ...] = ()
+    """See ``StepModel``; by the rows of one instance."""
+
+    def steps_ms(self, running: Floats) -> Floats:
+        """What a step takes where so many rows run on all instances together."""
+        each = np.maximum(running / self.instances, 1.0)
+        if self.bends:
+            each = np.interp(each, np.arange(len(self.bends)), self.bends)
+        times: Floats = self.base_ms + self.row_ms * each
+        return times
 
 
 class Played(NamedTuple):
@@ -130,7 +140,7 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
             *((a.prompt_ms, max(0, a.prompt_steps - 1), a.stop_ms) for a in asked), strict=True
         )
     )
-    busy_ms = machine.base_ms + machine.row_ms * share * min(count, rows)
+    busy_ms = float(machine.steps_ms(np.array(float(min(count, rows)))))
     # What does not end by its deadline is stopped there, and leaves its row to others.
     most = np.maximum(1.0, (stop - prompts) / busy_ms)
     steps = np.minimum(tokens, most) + extra
@@ -147,7 +157,7 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
     at = np.concatenate([starts, starts + steps], axis=1)
     order = np.argsort(at, axis=1, kind="stable")
     running = np.cumsum(np.repeat((1.0, -1.0), count)[order], axis=1)
-    step_ms = machine.base_ms + machine.row_ms * share * np.maximum(running, 1 / share)
+    step_ms = machine.steps_ms(running)
     wall = np.cumsum(np.concatenate([prompts * share, np.zeros(count)])[order], axis=1)
     passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
     wall[:, 1:] += np.cumsum(passed, axis=1)

@@ -127,6 +127,7 @@ class _Serving(NamedTuple):
             max(1, sum(pace.slots for pace in paces)),
             count,
             sum(pace.spread for pace in paces) / count,
+            paces[0].bends,
         )
         return cls(
             capacity,
@@ -281,6 +282,10 @@ class Forecaster:
     def knows(self, model: str, now: float) -> bool:
         """Whether enough steps of ``model`` were measured to refuse by them."""
         return any(pace.known for pace in self._serving_of(model, now).capacity.models)
+
+    def foresees(self, model: str, now: float) -> bool:
+        """Whether steps were measured when an engine of ``model`` was loaded."""
+        return any(pace.is_foreseen for pace in self._serving_of(model, now).capacity.models)
 
     def asked(self, task: Task, now: float) -> Asked:
         """``task`` as a forecast sees it; something serves its model."""

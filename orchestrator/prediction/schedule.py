@@ -134,7 +134,7 @@ class Schedule:
         is better.
         """
         line = self._line(task.model)
-        if line is None or not self._knows(task.model):
+        if line is None or not self._knows(task.model, line):
             return UNKNOWN
         place, others = self._place(task, line)
         found = self._at(place, task, others)
@@ -168,7 +168,7 @@ class Schedule:
     def chances(self, model: str) -> dict[Task, float]:
         """The chance of each task of ``model`` that waits, up to ``MOST`` of them."""
         line = self._line(model)
-        if line is None or not self._queue or not self._knows(model):
+        if line is None or not self._queue or not self._knows(model, line):
             return {}
         found = zip(line.tasks, line.chances.tolist(), strict=True)
         return {task: chance for task, chance in found if task in self._queue}
@@ -176,13 +176,19 @@ class Schedule:
     def meets_all(self, model: str, rows: int) -> bool:
         """Whether all that runs or waits would be met with so many rows an instance."""
         line = self._line(model)
-        if line is None or not line.tasks or not self._knows(model):
+        if line is None or not line.tasks or not self._knows(model, line):
             return True
         machine = line.machine._replace(rows=rows * line.machine.instances)
         return float(play(line.asked, machine).chances(line.asked).mean()) >= ALL_MET
 
-    def _knows(self, model: str) -> bool:
-        return self._forecaster.knows(model, self._clock.now())
+    def _knows(self, model: str, line: _Line) -> bool:
+        """Whether enough is known of steps to refuse by it. What was measured at load, perhaps
+        beside others' work, counts only while something runs, which shows how fast steps are now:
+        were all refused by it, it could never be corrected."""
+        now = self._clock.now()
+        return self._forecaster.knows(model, now) or (
+            bool(line.tasks) and self._forecaster.foresees(model, now)
+        )
 
     def _at(self, place: int, task: Task, others: _Line) -> Prospect:
         """The prospect of ``task`` behind ``place`` of ``others``. Equal requests that come at the

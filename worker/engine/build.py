@@ -10,11 +10,13 @@ from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, engine_digest, model_card, pooling_of
 from worker.engine.engine import Engine, EngineConfig
+from worker.engine.step_costs import measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
 from worker.kv_disk.disk_tier import open_disk_tier
 from worker.loaded import LoadedEngine, LoadTiming
+from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import why_unservable
 from worker.runner.base import BuiltRunner
@@ -29,8 +31,10 @@ from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
 
 
-def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
-    """Load what ``settings`` name.
+def build_engine(
+    settings: WorkerSettings, clock: Clock = time.monotonic, *, measures: bool = False
+) -> LoadedEngine:
+    """Load what ``settings`` name; with ``measures`` the card says what a model's steps take.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
     settings that do not fit each other, each with what to do about it.
@@ -51,7 +55,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     with ThreadPoolExecutor(3, "tidegate-build") as threads:
         hashing = threads.submit(timing.timed("digest")(model_digest), path)
         return threads.submit(
-            _build, settings, config, script, clock, timing, hashing, threads
+            _build, settings, config, script, clock, timing, hashing, threads, measures
         ).result()
 
 
@@ -86,6 +90,7 @@ def _build(
     timing: LoadTiming,
     hashing: Future[str],
     threads: ThreadPoolExecutor,
+    measures: bool,
 ) -> LoadedEngine:
     limits = SchedulerConfig(
         vocab_size=config.vocab_size,
@@ -116,8 +121,18 @@ def _build(
         words = tokenizer.plain_words(CYCLE_WORDS)
         built = build_synthetic_runner(settings, config.context_tokens, words, eos, clock)
 
-    grammars = compiling.result() if compiling is not None else None
     limits = replace(limits, tile_tokens=built.tile_tokens)
+    costs = built.step_costs
+    if measures and settings.engine == "torch":
+        with timing.timed("step_costs"):
+            costs = measure(built.runner, limits, built.blocks)
+        if costs is not None:
+            model_log.info(
+                "ms of a step by its rows: %s; each prompt token adds %.3f",
+                ", ".join(f"{n} {ms:.2f}" for n, ms in zip(costs.rows, costs.step_ms, strict=True)),
+                costs.prompt_token_ms,
+            )
+    grammars = compiling.result() if compiling is not None else None
     pool = BlockPool(built.blocks)
     if built.memory is not None:
         pool = BlockPool(built.blocks, built.memory.clear)
@@ -143,6 +158,7 @@ def _build(
         can_continue=True,
         quantization=settings.quantize if has_model else "",
         deterministic=settings.deterministic and has_model,
+        step_costs=costs,
     )
     engine = Engine(
         scheduler,
