@@ -72,7 +72,16 @@ class StepCosts(msgspec.Struct, frozen=True):
     step_ms: tuple[float, ...]
     """Time of a step that decodes so many rows."""
     prompt_token_ms: float
-    """Time that each token of a prompt adds to a step."""
+    """Time that each token of a prompt adds to a step that is full of it."""
+    prompt_step_ms: float = 0.0
+    """The part of that which a step takes however few tokens of a prompt it has."""
+    further_token_ms: float = 0.0
+    """What each further token adds to it."""
+
+    def up_to(self, most: int) -> "StepCosts":
+        """The costs of steps of no more than ``most`` rows, which is one of ``rows``."""
+        count = self.rows.index(most) + 1
+        return msgspec.structs.replace(self, rows=self.rows[:count], step_ms=self.step_ms[:count])
 
 
 class ModelCard(msgspec.Struct, frozen=True):

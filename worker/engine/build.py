@@ -10,6 +10,7 @@ from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, engine_digest, model_card, pooling_of
 from worker.engine.engine import Engine, EngineConfig
+from worker.engine.sizes import fitting, largest
 from worker.engine.step_costs import measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
@@ -92,6 +93,9 @@ def _build(
     threads: ThreadPoolExecutor,
     measures: bool,
 ) -> LoadedEngine:
+    read = settings
+    if measures:
+        settings = largest(read)
     limits = SchedulerConfig(
         vocab_size=config.vocab_size,
         context_tokens=config.context_tokens,
@@ -132,6 +136,8 @@ def _build(
                 ", ".join(f"{n} {ms:.2f}" for n, ms in zip(costs.rows, costs.step_ms, strict=True)),
                 costs.prompt_token_ms,
             )
+            limits = fitting(read, limits, costs)
+            costs = costs.up_to(limits.max_running)
     grammars = compiling.result() if compiling is not None else None
     pool = BlockPool(built.blocks)
     if built.memory is not None:
@@ -151,7 +157,8 @@ def _build(
         block_tokens=BLOCK_TOKENS,
         context_tokens=scheduler.capacity_tokens,
         full_context_tokens=config.context_tokens,
-        max_step_tokens=settings.max_step_tokens,
+        max_running=limits.max_running,
+        max_step_tokens=limits.max_step_tokens,
         grammars="" if grammars is None else library_version(),
         pooling=pooling_of(settings),
         can_pause=True,

@@ -51,20 +51,30 @@ def measure(runner: Runner, config: SchedulerConfig, blocks: int) -> StepCosts |
             took_s[size] = min(took_s[size], row_s)
     for request in list(scheduler.running):
         scheduler.release(request)
-    prompt_s = math.inf
     tokens = min(config.max_step_tokens, scheduler.capacity_tokens - 2)
-    for _ in range(2):
-        _enqueue(scheduler, [0] * tokens, Sampling(max_tokens=1))
-        rows = _rows(scheduler)
-        prompt_s = min(prompt_s, _step(runner, scheduler, rows))
-        scheduler.release(rows[0].request)
+    few = max(1, tokens // 4)
+    few_ms, full_ms = (1000 * _prompt_s(runner, scheduler, count) for count in (few, tokens))
     # More rows never take less: what looks so is noise.
     times = [1000 * max(took_s[s] for s in sizes[: at + 1]) for at in range(len(sizes))]
+    further_ms = max(0.0, full_ms - few_ms) / max(1, tokens - few)
     return StepCosts(
         rows=tuple(sizes),
         step_ms=tuple(times),
-        prompt_token_ms=max(0.0, 1000 * prompt_s - times[0]) / tokens,
+        prompt_token_ms=max(0.0, full_ms - times[0]) / tokens,
+        prompt_step_ms=max(0.0, few_ms - times[0] - further_ms * few),
+        further_token_ms=further_ms,
     )
+
+
+def _prompt_s(runner: Runner, scheduler: Scheduler, tokens: int) -> float:
+    """Seconds of a step of a prompt of so many ``tokens``."""
+    least_s = math.inf
+    for _ in range(2):
+        _enqueue(scheduler, [0] * tokens, Sampling(max_tokens=1))
+        rows = _rows(scheduler)
+        least_s = min(least_s, _step(runner, scheduler, rows))
+        scheduler.release(rows[0].request)
+    return least_s
 
 
 def _enqueue(scheduler: Scheduler, ids: list[int], sampling: Sampling) -> None:
