@@ -63,11 +63,6 @@ class Prospect:
     end_ms: tuple[float, ...]
     """When its answer is complete, at its own length, whatever its deadline is."""
 
-    @classmethod
-    def of(cls, played: Played, place: int, chance: float, lost: float) -> "Prospect":
-        own = (each[:, place] for each in (played.start_ms, played.first_ms, played.end_ms))
-        return cls(chance, chance - LOSS_WEIGHT * lost, *(tuple(sorted(ms.tolist())) for ms in own))
-
 
 UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
 """The prospect where too few steps were measured yet: ignorance refuses nobody."""
@@ -136,8 +131,12 @@ class Schedule:
         line = self._line(task.model)
         if line is None or not self._knows(task.model, line):
             return UNKNOWN
-        place, others = self._place(task, line)
-        found = self._at(place, task, others)
+        others, place = line, self._place(task, line)
+        if self._waits_in(line, task):
+            others = self._keep(task.model, line.without(place))
+            found = _prospect(task, line, place, others)
+        else:
+            found = self._at(place, task, others)
         if found.gain >= enough or place < line.machine.rows:
             return found
         return max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
@@ -147,10 +146,12 @@ class Schedule:
         line = self._line(task.model)
         if line is None:
             return (0.0,)
-        place, others = self._place(task, line)
+        place = self._place(task, line)
         if place < line.machine.rows:
             return (0.0,)
-        return self._at(place, task, others).start_ms
+        if self._waits_in(line, task):
+            return _sorted(line.played.start_ms[:, place])
+        return self._at(place, task, line).start_ms
 
     def room_ms(self, model: str) -> float:
         """Ms from now until the queue has room for one more task: one starts, or gives up."""
@@ -197,12 +198,8 @@ class Schedule:
         key = (place, task.tenant, task.priority, task.job.on_deadline, *_about(asked))
         found = others.prospects.get(key)
         if found is None:
-            line = others.with_one(place, task, asked)
-            self._keep(task.model, line)
-            lost = (others.chances - np.delete(line.chances, place)) * _weights(task, others.tasks)
-            chance = float(line.chances[place])
-            found = Prospect.of(line.played, place, chance, float(lost.sum()))
-            others.prospects[key] = found
+            line = self._keep(task.model, others.with_one(place, task, asked))
+            found = others.prospects[key] = _prospect(task, line, place, others)
         return found
 
     def _line(self, model: str) -> _Line | None:
@@ -223,13 +220,15 @@ class Schedule:
         self._lines.setdefault(model, deque(maxlen=KEPT)).append(line)
         return line
 
-    def _place(self, task: Task, line: _Line) -> tuple[int, _Line]:
-        """How many requests of ``line`` are before ``task``, and the line of all others."""
-        if task in self._queue and task in line.tasks:
-            place = line.tasks.index(task)
-            return place, self._keep(task.model, line.without(place))
+    def _waits_in(self, line: _Line, task: Task) -> bool:
+        return task in self._queue and task in line.tasks
+
+    def _place(self, task: Task, line: _Line) -> int:
+        """How many requests of ``line`` are before ``task``."""
+        if self._waits_in(line, task):
+            return line.tasks.index(task)
         waiting = sum(other in self._queue for other in line.tasks)
-        return len(line.tasks) - waiting + min(waiting, self._queue.place_of(task)), line
+        return len(line.tasks) - waiting + min(waiting, self._queue.place_of(task))
 
     def _tasks(self, model: str) -> list[Task]:
         """Tasks that run, then tasks that wait, in order, at most ``MOST`` together."""
@@ -241,6 +240,18 @@ class Schedule:
         running.sort(key=lambda task: not task.completion_tokens)
         most = max(0, MOST - len(running))
         return running + [task for task in self._queue.first(most) if task.model == model]
+
+
+def _prospect(task: Task, line: _Line, place: int, others: _Line) -> Prospect:
+    """The prospect of ``task`` at its ``place`` in ``line``; ``others`` is that line without it."""
+    lost = (others.chances - np.delete(line.chances, place)) * _weights(task, others.tasks)
+    chance, played = float(line.chances[place]), line.played
+    own = (_sorted(each[:, place]) for each in (played.start_ms, played.first_ms, played.end_ms))
+    return Prospect(chance, chance - LOSS_WEIGHT * float(lost.sum()), *own)
+
+
+def _sorted(times: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(sorted(times.tolist()))
 
 
 def _about(asked: Asked) -> tuple[Hashable, ...]:
