@@ -66,8 +66,7 @@ TABLE: Final = (
     Entry("quick", "perf.service --quick"),
     Entry(
         "full-cpu",
-        "perf.service --only deadline placement parsing ttft relay relay-single paced cancel"
-        " admission",
+        "perf.service --only deadline ttft relay relay-single paced cancel admission",
     ),
     Entry("starts", "perf.service --only starts"),
     *(
@@ -82,11 +81,6 @@ TABLE: Final = (
     Entry(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
-    ),
-    Entry(
-        "goodput-timed",
-        "perf.goodput.rows --timed --cells capacity twice tight flood batch long-prompts --seeds 3"
-        " --seconds 5",
     ),
     Entry(
         "sim-traces",

@@ -1,11 +1,10 @@
-"""``make bench-peers``: Tidegate beside vLLM and vllm-router, in one run.
+"""``make bench-peers``: Tidegate beside vLLM, in one run.
 
     python -m perf.peers [--quick] [--only PART …] [--json PATH] [--rates R …] [--seconds S]
                          [--skip-install]
 
 goodput: chats of clients with 1, 3 and 8 s of patience, at each offered rate, to Tidegate and vLLM.
 speed: tokens per second of both at 1, 8 and 32 streams.
-relay: CPU per relayed token of the orchestrator and of vllm-router.
 
 A peer that cannot be installed or started here is skipped by name; the exit status is 1 only when
 something failed.
@@ -25,8 +24,8 @@ from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
 from perf.load.outcomes import Cell, show_cells
-from perf.peers import goodput, relay, speed
-from perf.peers.installs import ROUTER, VLLM
+from perf.peers import goodput, speed
+from perf.peers.installs import VLLM
 from perf.peers.servers import SLOTS, Served, both
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
@@ -38,7 +37,6 @@ from protocol import ModelCard
 PARTS: Final = {
     "goodput": "chats met in time, beside vLLM",
     "speed": "tokens per second, beside vLLM",
-    "relay": "the cost of a relayed token, beside vllm-router",
 }
 
 
@@ -48,18 +46,15 @@ class PeersSize:
 
     goodput: goodput.GoodputLoad
     speed: speed.SpeedLoad
-    relay: relay.RelayLoad
 
 
 FULL: Final = PeersSize(
     goodput=goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3),
     speed=speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7),
-    relay=relay.RelayLoad(window_s=1.0, windows=3, rounds=5),
 )
 QUICK: Final = PeersSize(
     goodput=goodput.GoodputLoad((12.0,), warm_s=1.0, window_s=4.0, rounds=1),
     speed=speed.SpeedLoad((1, 8), tokens=128, rounds=2),
-    relay=relay.RelayLoad(window_s=0.5, windows=2, rounds=1),
 )
 
 
@@ -75,14 +70,8 @@ class Comparison:
     card: ModelCard | None = None
     triton: str = ""
 
-    async def parts(self, only: Sequence[str]) -> None:
-        """Measure one part after the other; those beside vLLM share their servers."""
-        if beside_vllm := [name for name in ("goodput", "speed") if name in only]:
-            await self._beside_vllm(beside_vllm)
-        if "relay" in only:
-            await self._part("relay", relay.measure(self.size.relay, install=self.install))
-
-    async def _beside_vllm(self, names: Sequence[str]) -> None:
+    async def parts(self, names: Sequence[str]) -> None:
+        """Measure one part after the other, with the same servers."""
         parts: dict[str, Callable[[tuple[Served, Served]], Awaitable[list[Figure]]]] = {
             "goodput": self._goodput,
             "speed": lambda servers: speed.measure(servers, self.size.speed, SEED, "speed"),
@@ -99,16 +88,13 @@ class Comparison:
                 return
             await self._read_card(ours)
             for name in names:
-                await self._part(name, parts[name](servers))
+                self._say(f"{name}: {PARTS[name]} …")
+                with result(self.results, name, PARTS[name]) as figures:
+                    figures += await parts[name](servers)
 
     async def _goodput(self, servers: tuple[Served, Served]) -> list[Figure]:
         self.cells = await goodput.measure(servers, self.size.goodput, SEED, self.console)
         return [figure for cell in self.cells for figure in cell.figures()]
-
-    async def _part(self, name: str, measured: Awaitable[list[Figure]]) -> None:
-        self._say(f"{name}: {PARTS[name]} …")
-        with result(self.results, name, PARTS[name]) as figures:
-            figures += await measured
 
     async def _read_card(self, ours: Stack) -> None:
         async with open_lane(ours.grpc_address) as lane:
@@ -121,7 +107,7 @@ class Comparison:
 
 def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
     """Bundle of all that the run found, and what it ran on."""
-    more = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
+    more = {VLLM.package: VLLM.version} if VLLM.is_installed() else {}
     if comparison.triton:
         more["triton"] = comparison.triton
     bundle = recording.bundle(comparison.results, comparison.card, quick=quick, more_versions=more)
@@ -138,7 +124,7 @@ def size_of(args: argparse.Namespace) -> PeersSize:
         load = load._replace(rates=tuple(args.rates))
     if args.seconds:
         load = load._replace(window_s=args.seconds)
-    return PeersSize(load, size.speed, size.relay)
+    return PeersSize(load, size.speed)
 
 
 def new_arguments() -> argparse.ArgumentParser:

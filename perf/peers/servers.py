@@ -1,4 +1,4 @@
-"""The servers: ours as a user would start it, vLLM, vllm-router over a mock.
+"""The servers: ours as a user would start it, and vLLM.
 
 Those that take turns stay up for the whole run, and only one has anything to do at a time. What the
 others take of the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to
@@ -18,10 +18,10 @@ from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
-from perf.peers.installs import ROUTER, VLLM
+from perf.peers.installs import VLLM
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
-from perf.stack.stack import Stack, StackSpec, running, server
+from perf.stack.stack import Stack, StackSpec, running
 from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
@@ -34,10 +34,8 @@ SLOTS: Final = 64
 CONTEXT_TOKENS: Final = 2048
 """Context of the demo model; vLLM is told to have no more for any."""
 
-_VLLM_READY_S: Final = 420.0
+_READY_S: Final = 420.0
 """Seconds until vLLM is ready: when it starts for the first time it compiles its model."""
-_READY_S: Final = 60.0
-"""Seconds until any other peer is ready."""
 _POLL_S: Final = 0.1
 
 
@@ -103,32 +101,10 @@ async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
         # vLLM's manual asks for this on Intel's OpenMP.
         "LD_PRELOAD": str(VLLM.home / "lib" / "libiomp5.so"),
     }
-    async with _process(str(VLLM), VLLM.package, command, env, port, _VLLM_READY_S) as pid:
+    async with _process(str(VLLM), VLLM.package, command, env, port) as pid:
         pids = {f"{VLLM.package}-{pid}": pid for pid in _family(pid)}
         busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         yield Served("vllm", VLLM.label, port, False, busy, pids)
-
-
-@dataclass(frozen=True, slots=True)
-class Relay:
-    """A router, and what stands behind it; process ids by part."""
-
-    port: int
-    watch: dict[str, int]
-
-
-@asynccontextmanager
-async def router(step_ms: float) -> AsyncIterator[Relay]:
-    """vllm-router over a mock whose steps take ``step_ms``. It must be installed."""
-    port, metrics_port = free_ports(2)
-    async with server("perf.peers.mock", str(step_ms)) as mock:
-        assert mock.pid is not None
-        command = [str(ROUTER.python), "-m", "vllm_router.launch_router"]
-        command += ["--host", HOST, "--port", str(port)]
-        command += ["--worker-urls", mock.url, "--policy", "round_robin", "--log-level", "warning"]
-        command += ["--prometheus-port", str(metrics_port)]
-        async with _process(str(ROUTER), ROUTER.package, command, {}, port) as pid:
-            yield Relay(port, {"router": pid, "mock": mock.pid})
 
 
 @asynccontextmanager
@@ -138,7 +114,6 @@ async def _process(
     command: Sequence[str],
     env: dict[str, str],
     port: int,
-    ready_s: float = _READY_S,
 ) -> AsyncIterator[int]:
     """Start a peer; yields its process id once it is healthy. Raises ``Skip`` when it does not
     start."""
@@ -149,7 +124,7 @@ async def _process(
     except StartFailed as error:
         raise Skip(f"{peer} does not start here: {error}") from error
     try:
-        end = time.monotonic() + ready_s
+        end = time.monotonic() + _READY_S
         while await http_status(HOST, port, "/health") != 200:
             if not process.running or time.monotonic() > end:
                 raise Skip(f"{peer} does not start here: {_last_line(log)}")

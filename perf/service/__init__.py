@@ -7,8 +7,6 @@ from perf.service import (
     emitter,
     health,
     paced,
-    parsing,
-    placement,
     promises,
     relay,
     starts,
@@ -19,9 +17,7 @@ from perf.stack.context import Bench
 
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
-    placement.BENCH,
     emitter.BENCH,
-    parsing.BENCH,
     step.BENCH,
     ttft.BENCH,
     relay.BENCH,

