@@ -47,7 +47,7 @@ help:
 	@echo 'make soak          text and durable tasks for an hour: does anything grow?   SECONDS=600'
 	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
-	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
+	@echo '                   DEVICE=cuda; ARGS="--only engine --shape 1.5b"'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
 	@echo 'make setup         only what make demo does first; make setup-dev: what the others do'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
@@ -155,7 +155,7 @@ sim: setup-dev
 	$(BIN)/python -m perf.sim $(ARGS)
 
 bench-engine: setup-dev
-	$(BIN)/python -m perf.engine --device $(DEVICE) $(ARGS)
+	$(BIN)/python -m perf.engine.gpu --device $(DEVICE) --shape 0.5b $(ARGS)
 
 # setuptools would pack what an earlier build left in build/lib
 wheel: setup

@@ -69,14 +69,7 @@ TABLE: Final = (
         "perf.service --only deadline ttft relay relay-single paced cancel admission",
     ),
     Entry("starts", "perf.service --only starts"),
-    *(
-        entry
-        for cpu in CPUS
-        for entry in (
-            Entry(f"engine-{cpu}", "perf.engine --only decode prefill mixed prefix resume", on=cpu),
-            Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu),
-        )
-    ),
+    *(Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu) for cpu in CPUS),
     Entry("slot", "perf.clips"),
     Entry(
         "goodput-real",

@@ -1,12 +1,12 @@
-"""Every check and measurement of the worker that needs a GPU, in one go.
+"""Every check and measurement of the worker's engine, in one go (``make bench-engine``).
 
-    python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--tiny]
+    python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--shape NAME]
 
 Needs torch (2.11 or later), numpy, safetensors and msgspec; no Triton server, no settings, no
 network. Each section runs in a process of its own with a time limit: one that crashes the device
 or hangs costs its own rows only. Ends with a table; ``--json`` also writes a bundle (PF-6).
 
-``--device cpu --tiny`` runs the same logic on toy sizes anywhere; its figures mean nothing.
+``--device cpu --shape 0.5b`` measures a CPU; with ``--shape tiny`` its logic runs anywhere.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from perf.report.rows import Report, Row, line, read_rows, table
 SECTIONS: Final = {
     "engine": 200.0,
     "loader": 130.0,
+    "resume": 60.0,
     "lost": 60.0,
 }
 """Sections with the most seconds that each may take, when all of the budget is left. The time of
@@ -31,6 +32,8 @@ the last one, which breaks the device under itself, is kept for it."""
 _LAST: Final = "lost"
 BUDGET_S: Final = 390.0
 _GRACE_S: Final = 5.0
+SHAPE_NAMES: Final = ("0.5b", "1.5b", "8b", "small", "tiny")
+"""Names of ``checkpoints.SHAPES``, which needs torch."""
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -92,7 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="perf.engine.gpu", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: tries the script itself")
+    parser.add_argument(
+        "--shape", choices=SHAPE_NAMES, default="8b", help="of the model; tiny: tries"
+    )
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), help="these sections")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="for all of it")
     parser.add_argument("--json", type=Path, help="save a bundle there")
@@ -122,7 +127,7 @@ def _section_in_child(
     command = [sys.executable, "-m", "perf.engine.gpu", "--section", name]
     command += ["--device", options.device]
     command += ["--rows", str(file), "--scratch", str(scratch), "--limit-s", str(limit_s)]
-    command += ["--tiny"] if options.tiny else []
+    command += ["--shape", options.shape]
     started = time.monotonic()
     problem = ""
     try:
@@ -143,7 +148,7 @@ def _run_section(options: argparse.Namespace) -> None:
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(f"torch {torch.__version__} sees no usable GPU; --device cpu --tiny")
+        raise SystemExit(f"torch {torch.__version__} sees no usable GPU; --device cpu --shape 0.5b")
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
     scratch = Path(options.scratch)
@@ -154,8 +159,9 @@ def _run_section(options: argparse.Namespace) -> None:
         "lost": gpu_lost.lost,
         "loader": gpu_parts.loader,
         "engine": gpu_parts.engine,
+        "resume": gpu_parts.resume,
     }[options.section]
-    run(report, device, scratch, tiny=options.tiny)
+    run(report, device, scratch, options.shape)
 
 
 if __name__ == "__main__":

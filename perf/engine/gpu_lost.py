@@ -39,7 +39,7 @@ _WITHIN_S: Final = 10.0
 _BUDGET_MS: Final = 1e6
 
 
-def lost(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
+def lost(report: Report, device: torch.device, scratch: Path, _: str) -> None:
     """Break the context beside running jobs; time until the worker has left service, ended its jobs
     and would end its process."""
     if device.type != "cuda":

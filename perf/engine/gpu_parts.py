@@ -1,4 +1,4 @@
-"""Sections ``loader`` and ``engine``: the worker's engine without Triton around it."""
+"""Sections ``loader``, ``engine`` and ``resume``: the worker's engine without Triton around it."""
 
 import time
 from collections.abc import Sequence
@@ -10,12 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from perf.engine.bare_engine import Built, build, load
-from perf.engine.checkpoints import (
-    LLAMA,
-    LLAMA_8B,
-    ModelShape,
-    make_checkpoint,
-)
+from perf.engine.checkpoints import SHAPES, ModelShape, make_checkpoint
 from perf.engine.runs import NEVER, Prompts, Runs, Stepping, greedy
 from perf.engine.timing import copy_gb_per_s, timed_ms
 from perf.report.rows import Report
@@ -23,19 +18,17 @@ from perf.report.stats import median
 from protocol import AbortCause, Sampling
 from worker.core import Job
 from worker.engine.engine import Engine
+from worker.models.config import read_config
 from worker.runner.cuda_runner import CudaRunner
-
-_TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_embeddings=256)
-
 
 # ── loader ───────────────────────────────────────────────────────────────────────────────────
 
 
-def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Write the large checkpoint, then load it as a worker does."""
-    path = scratch / "large"
+def loader(report: Report, device: torch.device, scratch: Path, name: str) -> None:
+    """Write the checkpoint, then load it as a worker does."""
+    path, shape = scratch / "model", SHAPES[name]
     started = time.monotonic()
-    shape = make_large(path, tiny=tiny)
+    make_checkpoint(path, shape, seed=0)
     seconds = time.monotonic() - started
     size_gb = shape.file_bytes / 1e9
     note = f"{size_gb:.1f} GB, {shape.num_hidden_layers} layers"
@@ -69,11 +62,37 @@ def _as_a_worker(report: Report, path: Path) -> None:
     engine.stop()
 
 
-def make_large(path: Path, *, tiny: bool) -> ModelShape:
-    """Write the large checkpoint."""
-    shape = _TINY if tiny else LLAMA_8B
-    make_checkpoint(path, shape, seed=0)
-    return shape
+def _made(scratch: Path, name: str) -> Path:
+    """The checkpoint, made unless it is there."""
+    path = scratch / "model"
+    if not (path / "config.json").exists():
+        make_checkpoint(path, SHAPES[name], seed=0)
+    return path
+
+
+def resume(report: Report, device: torch.device, scratch: Path, name: str) -> None:
+    """First token of a conversation after a restart: from disk, and computed again (WK-6)."""
+    from worker.engine.build import build_engine
+    from worker.settings import KvSettings, WorkerSettings
+
+    path = _made(scratch, name)
+    config = read_config(path)
+    tokens = min(8192, config.context_tokens - 16)
+    prompt = Prompts(config.vocab_size, seed=13).draw(tokens)
+    disk = KvSettings(disk_path=scratch / "kv")
+    for what, ids in (("computed", prompt), ("from disk", [*prompt, 11, 12, 13])):
+        settings = WorkerSettings(model_path=path, device=device.type, kv=disk)
+        built = build_engine(settings).engine
+        assert isinstance(built, Engine)
+        runs = Runs(built)
+        runs.submit(greedy(Prompts(config.vocab_size, seed=14).draw(64), 2))
+        runs.step_until_idle()
+        run = runs.submit(greedy(ids, 1, session="s"))
+        runs.step_until_idle()
+        assert run.finished is not None
+        cached = f"{run.finished.cached_tokens} of {len(ids)} tokens were cached"
+        report.add(f"conversation {what}: first token", 1000 * run.ttft_s, "ms", cached)
+        built.stop()
 
 
 # ── engine ───────────────────────────────────────────────────────────────────────────────────
@@ -87,14 +106,11 @@ class _Sizes:
     cancels: int
 
 
-def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Measure the large model: recording, decodes, prompts, cancels."""
-    path = scratch / "large"
-    if not (path / "config.json").exists():
-        make_large(path, tiny=tiny)
+def engine(report: Report, device: torch.device, scratch: Path, name: str) -> None:
+    """Measure the model: recording, decodes, prompts, cancels."""
+    path, shape, tiny = _made(scratch, name), SHAPES[name], name == "tiny"
     sizes = _Sizes((1, 2, 4), 40, 10, 3) if tiny else _Sizes((1, 8, 32, 64), 1024, 96, 25)
     model, config = load(path, device)
-    shape = ModelShape.of(path)
     most = max(sizes.batches)
     blocks = most * -(-(sizes.keys + sizes.answer) // 16) + 16
     built = build(model, config, device, max_running=most, blocks=blocks, max_step_tokens=2048)
