@@ -1,5 +1,4 @@
-"""Faults that can happen to a ``World``: its processes, their disks and the network between
-them."""
+"""Faults that can happen to the processes of a ``World``."""
 
 import asyncio
 import math
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 import aiohttp
 
 from catalog.errors import StartFailed
-from perf.chaos import disk, network
 from perf.chaos.world import GRACE_S, READY_S, World, alive, server_of, stubs_of
 from pool.process.process import is_running
 from pool.units.orchestrator import OrchestratorProcess
@@ -31,9 +29,6 @@ RECOVERS_S = 1.0
 """Seconds that a process has, once it goes on, for what has come meanwhile."""
 SHORT_S = 0.7
 """Seconds for which a process stands still so that its peers do not give it up."""
-CUT_S = 5.0
-"""Seconds for which the network loses everything, so that the other side is given up."""
-FULL_S = 3.0
 LEAVES_S = 20.0
 """Seconds within which a worker whose device has failed must be out of service: the two that it has
 by itself, and what a machine takes that is busy with all the rest."""
@@ -247,60 +242,6 @@ def device_faults(number: int) -> list[Fault]:
     return [of(fault) for fault in DeviceFault]
 
 
-def disk_faults(number: int) -> list[Fault]:
-    """Faults of the disk that an orchestrator's journal is on."""
-
-    async def fill(world: World) -> None:
-        folder = world.disks[number]
-        await asyncio.to_thread(disk.fill, folder)
-        try:
-            await asyncio.sleep(FULL_S)
-        finally:
-            await asyncio.to_thread(disk.free, folder)
-        await _healed(world.orchestrators[number])
-
-    return [Fault(f"full disk under journal {number}, {FULL_S:g} s", _NOBODY_NOTICES, fill)]
-
-
-def network_faults(number: int) -> list[Fault]:
-    """Faults of the network before one Triton or one orchestrator: nobody is told that it is
-    gone."""
-
-    async def lose_triton(world: World) -> None:
-        async with network.lost(_grpc_port(world.tritons[number])):
-            await asyncio.sleep(CUT_S)
-
-    async def lose_triton_for_good(world: World) -> None:
-        triton = world.tritons[number]
-        async with network.lost(_grpc_port(triton)):
-            await triton.stop(0.0)
-            await asyncio.sleep(CUT_S)
-        await triton.start()
-
-    async def lose_clients(world: World) -> None:
-        async with network.lost(world.orchestrators[number].port):
-            await asyncio.sleep(CUT_S)
-
-    async def lose_orchestrator_for_good(world: World) -> None:
-        process = world.orchestrators[number]
-        async with network.lost(_grpc_port(world.tritons[number])):
-            await kill_process(process)
-            await asyncio.sleep(CUT_S)
-        await start_process(process)
-
-    return [
-        Fault(f"nothing reaches Triton {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_triton),
-        Fault(
-            f"Triton {number} is gone without a FIN",
-            _NOBODY_NOTICES,
-            lose_triton_for_good,
-            ends_worker=True,
-        ),
-        Fault(f"nothing reaches orchestrator {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_clients),
-        Fault(f"orchestrator {number} is gone without a FIN", DIES, lose_orchestrator_for_good, 1),
-    ]
-
-
 async def until_whole(world: World) -> None:
     """Wait until every orchestrator reaches every Triton, so that the next fault is one alone.
     Raises ``TimeoutError``."""
@@ -352,20 +293,6 @@ async def kill_process(process: OrchestratorProcess) -> None:
 async def start_process(process: OrchestratorProcess) -> None:
     await process.start()
     await process.wait_ready(READY_S)
-
-
-async def _healed(process: OrchestratorProcess) -> None:
-    """Wait until an orchestrator accepts durable tasks again by itself."""
-    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
-        while True:
-            async with http.get(f"{process.url}/health/ready") as response:
-                if (await response.json())["journal"]["status"] == "ok":
-                    return
-            await asyncio.sleep(0.1)
-
-
-def _grpc_port(triton: TritonInstance) -> int:
-    return int(triton.grpc_address.rpartition(":")[2])
 
 
 async def _replace(triton: TritonInstance, victim: int) -> None:
