@@ -133,6 +133,7 @@ bench-goodput: setup-dev
 	$(BIN)/python -m perf.goodput --json build/goodput.json --allow-dirty $(ARGS)
 
 bench-peers: setup-dev
+	$(BIN)/python -m tidegate engines ensure vllm --device cpu
 	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)
 
 bench-slot: setup-dev

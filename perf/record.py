@@ -96,7 +96,6 @@ TABLE: Final = (
     Entry("slot-soak", "perf.clips --soak 600"),
     # As long as all of its sections may take; a lease of half an hour has room for that.
     Entry("gpu-h100", "perf.engine.gpu --budget-s 1700", on="gpu"),
-    Entry("gpu-h100-more", "perf.engine.gpu --budget-s 400 --only engine lost", on="gpu"),
     Entry("goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"),
     Entry(
         "goodput-h100-conversation",

@@ -196,7 +196,6 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
     console.print(table)
     outcomes = {f"{k} {what}": n for (k, what), n in ledger.outcomes.get("soak", {}).items()}
     console.print(f"{found.looks.seconds:.0f} s, {ledger.offered} requests: {outcomes}")
-    console.print(f"MiB kept at the beginning, after a tenth, and at the end: {found.kept}")
     for fault in ledger.faults:
         console.print(fault, markup=False, style="red")
     recording.save(
@@ -205,8 +204,6 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
             "engine": soak.SPEC.engine,
             "seconds": round(found.looks.seconds, 1),
             "parts": rows,
-            "kept_mib": found.kept,
-            "journal_mib": [round(found.journal_bytes[i] / 2**20, 2) for i in (0, -1)],
             "offered": ledger.offered,
             "outcomes": outcomes,
             "durable": len(ledger.durable_ids),

@@ -6,8 +6,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import aiohttp
@@ -32,9 +32,6 @@ SHORT_S = 0.7
 LEAVES_S = 20.0
 """Seconds within which a worker whose device has failed must be out of service: the two that it has
 by itself, and what a machine takes that is busy with all the rest."""
-FLAPS = 2
-"""How often lanes open and are shut again while tasks are being taken on: less often than a task is
-sent to an instance that does not finish it (``orchestrator.dispatch.retry.ATTEMPTS``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +62,6 @@ _DEVICE_FAULTS = {
 _NOBODY_NOTICES = frozenset[str]()
 DIES = frozenset({"broken", "gone"})
 """Outcomes when an orchestrator dies: its responses break off, and its tasks are gone."""
-_LOSES_LANES = DIES | {"instance_lost"}
-"""Outcomes when it also loses its lanes: tasks taken on since have no other way to an instance."""
 
 
 def kills(number: int, seed: int = 1) -> list[Fault]:
@@ -90,50 +85,23 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
         await process.stop(0.0)
         await start_process(process)
 
-    async def start_shut(world: World) -> None:
-        """Start the orchestrator with its lanes shut for as long as clients need to come back."""
-        world.gates[number].shut()
-        await world.orchestrators[number].start()
-        await asyncio.sleep(rng.uniform(0.5, 1.0))
-
-    @asynccontextmanager
-    async def back_but_shut(world: World) -> AsyncIterator[OrchestratorProcess]:
-        """Kill the orchestrator and start it shut; its lanes open behind the body."""
-        process = world.orchestrators[number]
-        await kill_process(process)
-        try:
-            await start_shut(world)
-            yield process
-        finally:
-            world.gates[number].open()
-        await process.wait_ready(READY_S)
-
     async def kill_shut(world: World) -> None:
-        async with back_but_shut(world):
-            pass
-
-    async def kill_shut_again(world: World) -> None:
-        async with back_but_shut(world) as process:
-            await kill_process(process)
-            await start_shut(world)
-
-    async def kill_flapping(world: World) -> None:
-        gate = world.gates[number]
-        async with back_but_shut(world) as process:
-            for _ in range(FLAPS):
-                gate.open()
-                await process.wait_ready(READY_S)
-                await asyncio.sleep(rng.uniform(0.0, 0.3))
-                gate.shut()
-                await asyncio.sleep(rng.uniform(0.1, 0.5))
+        """Start it again with its lanes shut for as long as clients need to come back."""
+        process, gate = world.orchestrators[number], world.gates[number]
+        await kill_process(process)
+        gate.shut()
+        try:
+            await process.start()
+            await asyncio.sleep(rng.uniform(0.5, 1.0))
+        finally:
+            gate.open()
+        await process.wait_ready(READY_S)
 
     name = f"kill -9 orchestrator {number}"
     return [
         Fault(name, DIES, kill, 1),
         Fault(f"{name}, and as it starts", DIES, kill_again, 2),
         Fault(f"{name}, its lanes shut", DIES, kill_shut, 1),
-        Fault(f"{name} twice, its lanes shut", DIES, kill_shut_again, 2),
-        Fault(f"{name}, its lanes open and shut", _LOSES_LANES, kill_flapping, 1),
     ]
 
 
@@ -165,7 +133,6 @@ def stops(number: int, seed: int = 1) -> list[Fault]:
         Fault(f"{name}, {SHORT_S:g} s twice", _NOBODY_NOTICES, pause(SHORT_S, 2), stops=2),
         Fault(f"{name}, {LONG_S:g} s", _NOBODY_NOTICES, pause(LONG_S), stops=1),
         Fault(f"{name}, {STALLED_S:g} s", _NOBODY_NOTICES, pause(STALLED_S), stops=1),
-        Fault(f"{name}, {LONG_S:g} s twice", _NOBODY_NOTICES, pause(LONG_S, 2), stops=2),
         Fault(f"{name}, killed, as it starts", DIES, pause_start, kills=1, stops=1),
     ]
 

@@ -4,5 +4,5 @@
 - ``bare_engine``    one put together from its parts, where nothing but torch is installed
 - ``checkpoints``    random weights in real shapes, made on the spot
 - ``gpu``            what is measured, on a GPU or a CPU: ``python -m perf.engine.gpu``
-- ``gpu_parts``      its sections; ``timing`` what the device's clock says
+- ``gpu_parts``      its sections
 """

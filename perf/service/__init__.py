@@ -10,7 +10,6 @@ from perf.service import (
     promises,
     relay,
     starts,
-    step,
     ttft,
 )
 from perf.stack.context import Bench
@@ -18,7 +17,6 @@ from perf.stack.context import Bench
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
     emitter.BENCH,
-    step.BENCH,
     ttft.BENCH,
     relay.BENCH,
     health.BENCH,
