@@ -32,7 +32,7 @@ help:
 	@echo 'make lint          style and types'
 	@echo 'make record        records again all that the documents show, from a clean commit; hours'
 	@echo '                   ARGS=--dry-run, ARGS="--only quick full-cpu"'
-	@echo 'make figures       writes the figures of README.md and docs from the recorded bundles'
+	@echo 'make figures       writes the figures of docs/performance.md from the recorded bundles'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--cells all"'

@@ -16,7 +16,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace ``path``: the old content or the new one survives a crash. It has ``mode`` whatever
     the umask says.
 
-    Only one writer at a time may do this. Raises ``OSError``; the old content is there then.
+    Only one writer at a time may do this. Raises ``OSError``, leaving the old content.
     """
     temporary = path.with_name(path.name + UNFINISHED)
     try:

@@ -64,8 +64,8 @@ def check_formats(folder: Path, files: list[str]) -> None:
             content = _json(folder / name)
             if name == "config.json" and not _says_what_it_is(content):
                 raise DamagedModel(
-                    "config.json: it names neither a model_type nor architectures, so that no "
-                    "engine could tell what it is; get it again"
+                    "config.json: it names neither a model_type nor architectures, so no engine can"
+                    " load it; get it again"
                 )
     for name in files:
         if name.endswith(".safetensors.index.json"):
@@ -157,7 +157,7 @@ def verify_model(
     complete, ``CatalogUnusable``.
     """
     if entry.state is ModelState.STAGING:
-        raise StagingFailed(f"{entry.name} is not complete yet: add it again, which goes on")
+        raise StagingFailed(f"{entry.name} is not complete yet: add it again to resume")
     folder = catalog.path_of(entry)
     problem = _problem(folder, entry)
     if not problem and catalog.digest_of(entry, threads) != entry.digest:

@@ -5,14 +5,14 @@ ProvisionError
  ├─ EngineNotFound     no Triton server where we looked          (also FileNotFoundError)
  │   └─ NoEngine       none anywhere: one can be fetched
  ├─ EngineUnknown      no engine of that name, here or at all   (also LookupError)
- ├─ FetchFailed        it could not be fetched, or is being fetched by somebody else
+ ├─ FetchFailed        it could not be fetched, or another process is fetching it
  ├─ ModelNotFound      no model of that name, or none that can be used   (also FileNotFoundError)
  ├─ StagingFailed      a model could not be fetched, or is not what it should be
  │   ├─ DamagedModel   a file is not what its format or its digest says
  │   ├─ NoRoom         the disk is full, or would be fuller than it may be
  │   └─ NoMemory       a model does not fit into memory, so it is not loaded ahead
  ├─ CatalogUnusable    the file of models or engines cannot be read or written  (also OSError)
- ├─ PortInUse          somebody else listens there               (also OSError)
+ ├─ PortInUse another process listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
  ├─ LogUnusable        a log file cannot be written              (also OSError)
  ├─ PoolFileInvalid    pool.toml cannot be read, or does not fit     (also ValueError)
@@ -99,7 +99,7 @@ class PoolFileInvalid(ProvisionError, ValueError):
 
 
 class PoolInUse(ProvisionError):
-    """Another manager keeps this pool, or the one that was asked for is not there."""
+    """Another manager keeps this pool, or the requested one does not run."""
 
 
 class PortsUnguarded(ProvisionError):

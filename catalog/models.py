@@ -7,8 +7,8 @@
       trash/                  what is being deleted
 
 The folders are the truth, and the file an index of them: a model is moved to ``store`` in one step
-when its files are all there and its entry lies with them. An index that was lost or damaged is made
-anew from the folders.
+when its files are all there and its entry lies with them. A lost or damaged index is rebuilt from
+the folders.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """The licence as its author names it; empty if no file names one."""
     files: tuple[ModelFile, ...] = ()
     digest: str = ""
-    """The model's digest, as an engine that serves it tells it in its model card."""
+    """The model's digest, as in the model card of an engine that serves it."""
     used_ms: int = 0
     verified_ms: int = 0
     problem: str = ""
@@ -121,7 +121,7 @@ class ModelCatalog:
         models = self._file.read()
         if {self.path_of(entry) for entry in models.entries} == set(self._model_folders()):
             return models
-        # A folder was moved and nobody lived to write it down; the next change will.
+        # A process died between moving a folder and writing the index; the next change corrects it.
         entries = self._settled({entry.id: entry for entry in models.entries})
         return Models(models.version, models.changed_ms, _ordered(entries))
 
@@ -145,7 +145,7 @@ class ModelCatalog:
         return next(iter(usable or its), None)
 
     def what_there_is(self) -> str:
-        """The names of active models and how to add one, as an error says it."""
+        """The names of active models and how to add one, for error messages."""
         names = sorted(entry.name for entry in self.entries() if entry.state is ModelState.ACTIVE)
         if not names:
             return "none has been added: tidegate models add HF_ID, PATH or FILE.gguf"
@@ -191,8 +191,8 @@ class ModelCatalog:
             return True
 
     def digest_of(self, entry: ModelEntry, threads: int | None = None) -> str:
-        """The model's digest, as an engine tells it in its model card. Reads the weights on
-        ``threads`` threads (None: one per core). Raises ``OSError``."""
+        """The model's digest, as in an engine's model card. Reads the weights on ``threads``
+        threads (None: one per core). Raises ``OSError``."""
         folder = self.path_of(entry)
         if entry.format is not ModelFormat.GGUF:
             return model_digest(folder, threads)
@@ -251,7 +251,7 @@ class ModelCatalog:
         self.empty_trash()
 
     def empty_trash(self) -> None:
-        """Delete what was thrown away, by this process or by one that was killed meanwhile."""
+        """Delete trash of this process or of one that was killed."""
         with contextlib.suppress(FileNotFoundError):
             for each in (self.folder / "trash").iterdir():
                 shutil.rmtree(each, ignore_errors=True)

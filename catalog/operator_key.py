@@ -1,13 +1,13 @@
 """The operators' key of a service on this machine, used if its settings name no admin's.
 
-An orchestrator makes one up when it begins to listen, and keeps it in a file that its own user
-alone can read, until it ends::
+An orchestrator creates one when it begins to listen and keeps it in a file that its own user alone
+can read, until it ends::
 
     TIDEGATE_HOME/operator/127.0.0.1-8080
 
-Anybody who can read the file may operate the service; the command ``tidegate`` and the pool manager
-read it by themselves. The next orchestrator at an address takes up the key that a killed one has
-left, so that a page that knows it goes on working.
+Every process that can read the file may operate the service; the command ``tidegate`` and the pool
+manager read it by themselves. The next orchestrator at an address reuses the key of a killed one,
+so that an open page keeps working.
 
 Standard library only.
 """

@@ -17,15 +17,15 @@ NGC_ROOT = Path("/opt/tritonserver")
 JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
 """Variable by which a launcher names the orchestrator's journal; any setting overrides it."""
 OWN_ADDRESS = "TIDEGATE_OWN_ADDRESS"
-"""Variable by which a launcher tells one of several orchestrators at one port the ``host:port`` at
-which it alone listens (``--processes``)."""
+"""Variable in which a launcher tells one of several orchestrators at one port its own ``host:port``
+(``--processes``)."""
 
 
 def state_dir() -> Path:
     """Folder of the wheel's server and the logs: ``TIDEGATE_HOME``, or ``.tidegate`` in a checkout.
 
-    An installed wheel keeps them in ``$XDG_DATA_HOME/tidegate``, ``~/.local/share`` by default:
-    its own folder goes with the next ``pip install``, and may be somebody else's.
+    An installed wheel keeps them in ``$XDG_DATA_HOME/tidegate``, ``~/.local/share`` by default: its
+    own folder is replaced by the next ``pip install`` and may belong to another user.
     """
     if home := os.environ.get("TIDEGATE_HOME"):
         return Path(home).resolve()

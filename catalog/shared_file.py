@@ -1,9 +1,9 @@
 """A small JSON file that several processes read and write.
 
 Readers take no lock: a new version replaces the old one by a rename. Writers take turns by a lock
-file beside it. A new version is on the disk before it has its name, so that after a crash there is
-the old version or the new one. A file that cannot be read is set aside, never overwritten, and made
-anew from what its owner knows otherwise.
+file next to it. A new version is on the disk before it has its name, so that after a crash there is
+the old version or the new one. A file that cannot be read is set aside, never overwritten, and
+rebuilt from its owner's other knowledge.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ class SharedFile(Generic[T]):
         self._rebuild = rebuild
 
     def read(self) -> T:
-        """The value as of now; nothing is written unless the file is damaged."""
+        """The current value; writes only if the file is damaged."""
         found = self._load()
         if found is not None:
             return found
@@ -52,7 +52,7 @@ class SharedFile(Generic[T]):
 
     @contextmanager
     def editing(self) -> Iterator[tuple[T, Callable[[T], None]]]:
-        """The value while nobody else can change it, and the function that writes the next one."""
+        """The value under the lock, and the function that writes the next one."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked():
@@ -101,7 +101,7 @@ class SharedFile(Generic[T]):
                     if time.monotonic() > give_up:
                         raise CatalogUnusable(
                             f"{self.path} has been held by another process for {LOCK_WAIT_S:.0f} s:"
-                            " try again, or end the process that stands still"
+                            " try again, or end that process"
                         ) from None
                     time.sleep(_LOOK_S)
             yield

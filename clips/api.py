@@ -1,8 +1,8 @@
 """``/v2/slots``: submit a recipe; query, follow and cancel a clip; fetch what was rendered.
 
 A clip's events are numbered (OR-1): 0 is ``queued``, then come ``stage`` and ``preview`` as they
-happen, and one terminal event, ``result`` or ``error``. A follower first replays what is kept, then
-listens to the clip itself. Of each stage's previews only the last is kept, and a client that is
+happen, and one terminal event, ``result`` or ``error``. A follower first replays the kept events,
+then listens to the clip. Of each stage's previews only the last is kept, and a client that is
 behind gets none.
 """
 
@@ -118,7 +118,7 @@ async def status(request: web.Request) -> web.Response:
 
 
 async def listing(request: web.Request) -> web.Response:
-    """List the caller's clips, or everybody's for an admin; newest first, ``limit`` of one
+    """List the caller's clips, or all clips for an admin; newest first, ``limit`` of one
     ``status``."""
     found = request.app[CLIPS].store.newest_first()
     return await listed(request, "slots", found, described)
@@ -131,7 +131,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     last = clip.last_number
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
-    # A client that claims to have more than there is would never hear of the end.
+    # A client that claims to have later events would never get the end.
     after = min(after, clip.newest_number)
     stream = EventStream(request, deadline_headers(clip.deadline), request.app[CONFIG].keepalive_s)
     follower = ClipEvents(stream, after)
@@ -277,7 +277,7 @@ class ClipEvents(NumberedEvents):
     """Follows one clip on behalf of one client, from after event ``after``."""
 
     def replay(self, clip: ClipTask, position: int, predicted_ms: float | None) -> Iterator[bytes]:
-        """Yield what has happened so far, in pieces; after the last one the clip is listened to."""
+        """Yield past events in pieces, then follow the clip."""
         queued = {
             "slot_id": clip.id,
             "queue_position": position,
@@ -285,7 +285,7 @@ class ClipEvents(NumberedEvents):
         }
         yield self._event(0, "queued", queued)
         sent = self._after
-        while True:  # the clip goes on while a piece is being read
+        while True:  # the clip continues while a piece is sent
             first = bisect_right(clip.events, sent, key=_number_of)
             found = clip.events[first : first + PIECE_EVENTS]
             if not found:

@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 STATE_EVERY_S: Final = 0.25
-"""Seconds between states, as for a lane's heartbeat: silence for one second is suspect, after three
-the model is taken to be gone."""
+"""Seconds between states, as for a lane's heartbeat: silence is suspect after one second; after
+three the model counts as gone."""
 
 
 class StageState(msgspec.Struct, frozen=True):
@@ -19,8 +19,8 @@ class StageState(msgspec.Struct, frozen=True):
     provider: str
     """The provider that serves recipes that name none."""
     seconds_per_unit: float
-    """Seconds that a unit of its work hardly ever exceeds: the P95; before there is one, an
-    estimate by the warm-up or else the target."""
+    """Seconds that a unit of its work rarely exceeds: the P95; before there is one, an estimate by
+    the warm-up or else the target."""
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None

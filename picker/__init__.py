@@ -1,6 +1,6 @@
 """An endpoint picker: tells a gateway which pod gets a request, by deadline and predicted finish.
 
-It is a process of its own (``tidegate picker``), beside the gateway, and serves Envoy's external
+It is a separate process (``tidegate picker``) next to the gateway and serves Envoy's external
 processing by the endpoint picker protocol of the Kubernetes Gateway API Inference Extension
 (https://github.com/kubernetes-sigs/gateway-api-inference-extension, proposal 004). No token passes
 through it but those that the gateway shows it.

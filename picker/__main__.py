@@ -22,7 +22,7 @@ from picker.server import PickerServer
 from worker.environment import guide_to
 
 CHECK_EVERY_S = 0.5
-"""How often health probes are told anew."""
+"""Seconds between updates of the health status."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> int:
     stop: asyncio.Queue[float] = asyncio.Queue()
     loop.add_signal_handler(signal.SIGTERM, stop.put_nowait, settings.shutdown.grace_s)
     loop.add_signal_handler(signal.SIGINT, stop.put_nowait, INTERRUPT_GRACE_S)
-    # Whoever starts it may have blocked the signal until here (tidegate/cli/runtime.py).
+    # The launcher may have blocked the signal until here (tidegate/cli/runtime.py).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     clock = LoopClock(loop)
     section = settings.section(PickerSection)

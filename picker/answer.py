@@ -1,7 +1,7 @@
 """Reads an answer on its way to the client: how many tokens it has by now, and how it ended.
 
-Answers of every dialect are read, in one piece or as events. What cannot be read is passed over,
-and the answer itself is never changed.
+Answers of every dialect are read, in one piece or as events. It skips what it cannot read and never
+changes the answer.
 """
 
 from typing import Final

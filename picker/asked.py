@@ -1,8 +1,8 @@
-"""Reads what a request says of its deadline and its size, from its head and its body.
+"""Reads a request's deadline and size, from its head and its body.
 
-The body is the pod's to judge: what cannot be read here is passed over, and only headers that
-clients of Tidegate write themselves are refused, as by Tidegate itself (``api.http.deadlines``).
-Without the pods' tokenizer the length of a prompt is that of its texts, in characters.
+The pod validates the body: what cannot be read here is ignored. Only the headers of Tidegate's own
+clients are refused, as Tidegate does (``api.http.deadlines``). Without the pods' tokenizer a
+prompt's length is in characters.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,9 @@ from orchestrator.tasks.job import Message, Prompt
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
 
 _NOT_AWAITED: Final = ("/v2/tasks", "/v2/slots")
-"""Routes whose work goes on without the client, so that bounds of gateways mean nothing."""
+"""Routes that continue without the client, so gateways' bounds do not apply."""
 _TEXTS: Final = ("messages", "prompt", "input", "system", "instructions", "tools", "text_input")
-"""Fields whose texts become the prompt."""
+"""Fields that hold the prompt's texts."""
 _CAPS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 _NO_TEXT: Final = frozenset({"image_url", "input_audio", "source", "file", "data", "audio_url"})
 """Fields of content parts that hold media."""
@@ -41,7 +41,7 @@ class PartsOfBody:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request says of itself."""
+    """A request's deadline, size and priority, as far as the picker can read them."""
 
     context: Context
     deadline: Deadline
@@ -56,15 +56,15 @@ class Asked:
     cap: int = 0
     """Most tokens of the answer; 0 where none is stated."""
     least_tokens: int = 1
-    """Least number of tokens that answer what was asked."""
+    """Tokens that the client insists on."""
     kind: PromptKind = ANY_KIND
 
 
 def read_asked(
     headers: CIMultiDict[str], body: bytes | None, context: Context, config: DeadlineConfig
 ) -> Asked:
-    """Read a request; ``body`` is None where it has none, or none that is to be read. ``context``
-    gets its deadline and the names of headers that were passed over. Raises ``InvalidRequest``."""
+    """Read a request; ``body`` is None if there is none, or it must not be read. ``context`` gets
+    the deadline and the names of ignored headers. Raises ``InvalidRequest``."""
     fields = _object(body)
     own_ms = _number(fields, "deadline_ms")
     path = headers.get(":path", "").partition("?")[0]

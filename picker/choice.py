@@ -1,9 +1,9 @@
-"""Chooses the pod for a request: a pure function of what it needs and of how the pods are.
+"""Chooses the pod for a request: a pure function of the request and the pods' state.
 
 The pods on which a request has the best chance of being in time are ranked first, and among them
 the one that will finish it first (``placement.choose``, with its ties). Only work that is certain
-to miss on every pod is refused, as everywhere (``prediction.forecaster``): certainty rests on the
-least work that the client has stated, in steps faster than the pod has ever made.
+to miss on every pod is refused (``prediction.forecaster``): by the least work that the client
+stated, in steps faster than any of the pod's.
 """
 
 import math
@@ -42,21 +42,21 @@ class Prospect:
 
     candidate: Candidate
     pace: StepModel | None = None
-    """What its steps take; None while nothing is known of it."""
+    """Step times; None while they are unknown."""
     load: Load = IDLE
     fastest_token_ms: float = 0.0
     """Least ms per token of an answer ever seen there; 0 while too few were seen."""
     is_known: bool = True
     """Whether its metrics are recent."""
     is_reachable: bool = True
-    """Whether its last poll found anybody."""
+    """Whether its last poll was answered."""
 
     @property
     def name(self) -> str:
         return self.candidate.name
 
     def least_ms(self, needs: Needs) -> float:
-        """Ms that the request takes there for certain; 0 while too little is known of the pod."""
+        """Ms that the request takes there at least; 0 while too little is known."""
         if self.pace is None or not self.fastest_token_ms:
             return 0.0
         prompt = needs.prompt_tokens  # of which everything may be cached
@@ -64,8 +64,8 @@ class Prospect:
         return min(least, self.fastest_token_ms * needs.least_tokens)
 
     def chance(self, needs: Needs) -> float:
-        """How probable it is that the request is in time there; 1 while nothing is known of the
-        pod, which would never get to show it otherwise."""
+        """Probability that the request is in time there; 1 while nothing is known of the pod, so
+        that it gets requests to learn from."""
         step = self.candidate.step
         if step is None:
             return 1.0
@@ -75,7 +75,7 @@ class Prospect:
         return urgency(needs.lengths, needs.prompt_tokens, needs.due, costs, MIN_WAIT_MS).chance
 
     def finish_ms(self, needs: Needs) -> float:
-        """Ms until the request would usually be done there; 0 while nothing is known of the pod."""
+        """Expected ms until the request is done there; 0 while nothing is known."""
         step = self.candidate.step
         return 0.0 if step is None else step.finish_ms(needs.prompt_tokens, _at(needs, USUAL))
 

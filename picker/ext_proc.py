@@ -3,8 +3,8 @@
 Field numbers are those of Envoy 1.40 (api/envoy/service/ext_proc/v3/external_processor.proto and
 what it imports). Names of messages are not on the wire, so these have a package of their own, and
 fields that are left out are skipped when they come. ``xds-protos`` on PyPI has all of them, but
-writes old files over those of ``opentelemetry-proto`` and ``googleapis-common-protos``, so that
-traces end where both are installed.
+writes old files over those of ``opentelemetry-proto`` and ``googleapis-common-protos``, which
+breaks tracing if both are installed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -137,18 +137,18 @@ CHUNK_BYTES: Final = 62 * 1024
 """Most bytes of a body in one message: the protocol recommends at most 64 KiB with what is around
 it."""
 _STREAMED = (FULL_DUPLEX_STREAMED, GRPC)
-"""Body modes whose chunks go on only as far as they are sent back."""
+"""Body modes in which only returned chunks are forwarded."""
 
 
 def go_on(kind: str) -> Any:
-    """Have the gateway go on with a head or trailers as they are; ``kind`` names the field."""
+    """Let the gateway forward a head or trailers unchanged; ``kind`` names the field."""
     reply = ProcessingResponse()
     getattr(reply, kind).SetInParent()
     return reply
 
 
 def pass_body(kind: str, body: bytes, mode: int, *, is_last: bool) -> Iterator[Any]:
-    """Have a body's chunk go on as it is. In a mode that streams it back it may take several
+    """Let the gateway forward a body's chunk unchanged. In a full-duplex mode that may take several
     messages; ``is_last``: nothing comes after it."""
     if mode not in _STREAMED:
         yield go_on(kind)
@@ -167,7 +167,7 @@ def pass_body(kind: str, body: bytes, mode: int, *, is_last: bool) -> Iterator[A
 
 def chosen(kind: str, endpoints: Iterable[str], *, has_answer: bool = True) -> Any:
     """Name the chosen pods, the first choice first, in answer to a request's head, body or
-    trailers. ``has_answer``: the answer's body tells something, so it is to be shown."""
+    trailers. ``has_answer``: the answer's body is useful, so the gateway must show it."""
     named = ",".join(endpoints)
     reply = ProcessingResponse()
     reply.dynamic_metadata[NAMESPACE] = {DESTINATION: named}
@@ -178,8 +178,8 @@ def chosen(kind: str, endpoints: Iterable[str], *, has_answer: bool = True) -> A
     response.clear_route_cache = True  # as the reference picker: a route may go by the header
     _set(response.header_mutation, {DESTINATION: named})
     if not has_answer:
-        # Only if the gateway lets itself be told, and for a request without a body, whose own mode
-        # cannot be changed by this.
+        # Only if the gateway allows a mode override, and for a request without a body, since this
+        # does not change the request's own mode.
         reply.mode_override.response_body_mode = NONE
         reply.mode_override.response_trailer_mode = SKIP
     return reply

@@ -1,4 +1,4 @@
-"""Picks pods for requests, and learns from what becomes of them."""
+"""Picks pods for requests and learns from their answers."""
 
 import logging
 import math
@@ -21,10 +21,10 @@ from picker.pods import Pods
 from picker.section import PickerSection
 
 FIRST_CHARS_PER_TOKEN = 4.0
-"""Characters of a prompt per token until pods have told: about right for English."""
+"""Characters per prompt token until answers tell: about right for English."""
 _SMOOTHING = 0.05
 _MIN_CHARS = 200
-"""Characters of a prompt from which on it tells the ratio: a chat template adds its own tokens."""
+"""Shortest prompt, in characters, that tells the ratio: a chat template adds its own tokens."""
 _MAX_MODELS = 1024
 _NO_CAP = 2**18
 
@@ -127,8 +127,8 @@ class EndpointPicker:
             self._learn_ratio(key.model, picked.prompt_chars / end.prompt_tokens)
 
     def lost_sight(self, picked: Picked) -> None:
-        """Take in that the gateway shows nothing more of a request that has had no answer: it may
-        run, or not, until the pod's next metrics tell."""
+        """Note that the gateway shows no more of an unanswered request: it may still run until the
+        pod's next metrics."""
         if picked.flight is not None:
             picked.flight.unseen_since = self._clock.now()
             picked.flight = None

@@ -1,7 +1,7 @@
 """What is known of one pod: its load, from its metrics and from what was routed to it; its pace.
 
-Metrics are from a moment ago, what was routed is exact, but others may send work to the pod too. So
-the load is what is under way of ours, and of the metrics' jobs those that ours do not explain.
+Metrics lag, and what was routed is exact but not everything, because others may use the pod. So the
+load is our live requests plus the metrics' jobs that ours do not explain.
 """
 
 import math
@@ -16,14 +16,14 @@ from picker.vllm_page import VllmPage
 from protocol import WorkerStats
 
 STEP_TOKENS = 2048
-"""Most prompt tokens of a step: vLLM's default, which no metric tells."""
+"""Most prompt tokens of a step: vLLM's default, which no metric reports."""
 STALE_AFTER_S: Final = 5.0
-"""Age in seconds from which on a pod's metrics say nothing about it: ten polls."""
+"""Age in seconds at which a pod's metrics are stale: ten polls."""
 FIRST_SLOTS: Final = 64
-"""Jobs that a pod is taken to run at once until its metrics show another number."""
+"""Jobs that a pod is assumed to run at once until its metrics show another number."""
 _MAX_SLOTS = 4096
 _MIN_TOLD = 8
-"""Tokens of an answer from which on its time tells the pod's pace."""
+"""Shortest answer, in tokens, that tells the pod's pace."""
 _FIRST_OUTPUT = 128.0
 _SMOOTHING = 0.1
 
@@ -55,8 +55,8 @@ class AnswerEnd:
     finished: bool = True
     """Whether the model ended it, rather than a limit."""
     is_told: bool = True
-    """Whether the server told the number; otherwise it is that of the pieces that came, and a piece
-    may have several tokens."""
+    """Whether the server reported the number; otherwise it counts pieces, and a piece may have
+    several tokens."""
 
 
 class Pod:
@@ -83,11 +83,11 @@ class Pod:
         self._steps = 0
         self._fastest_token_ms = math.inf
         self._told = 0
-        """Number of steps and answers that told the pod's pace since one was faster than all before
-        by more than counts as certain."""
+        """Steps and answers seen since one was faster than all earlier ones by more than the margin
+        of certainty."""
         self._mean_output = _FIRST_OUTPUT
 
-    # ── what it tells ────────────────────────────────────────────────────────────────────────
+    # ── what it reports ────────────────────────────────────────────────────────────────────────
 
     def take_page(self, page: VllmPage, asked_at: float, now: float) -> None:
         """Take in its metrics, for which it was asked at ``asked_at``."""
@@ -110,7 +110,7 @@ class Pod:
         self.fault, self.is_reachable = why, is_reachable
 
     def _learn_slots(self, page: VllmPage) -> None:
-        """Jobs that wait twice in a row show that no more run at once."""
+        """Jobs that wait in two polls in a row show how many run at once."""
         if page.running > self._slots:
             self._slots = page.running
         queued = page.running if page.waiting else 0
@@ -185,7 +185,7 @@ class Pod:
         for flight in self.flights:
             prefill += 0 if flight.tokens else flight.prompt_tokens
             ours += max(flight.output_tokens - flight.tokens, 1)
-        # Of others' jobs nothing is known: they are taken to be like ours, and half done.
+        # Others' jobs are unknown: assume that they are like ours and half done.
         return Load(
             running=running,
             waiting=self.load - running,

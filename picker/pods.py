@@ -1,4 +1,4 @@
-"""The pods that there are: followed as discovery names them, and asked for their metrics."""
+"""The known pods: they follow discovery and are polled for metrics."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ MAX_PAGE_BYTES = 8 * 2**20
 POLL_EVERY_S: Final = 0.5
 """Seconds between two readings of a pod's metrics."""
 POLL_TIMEOUT_S: Final = 1.0
-"""Seconds that a pod may take to tell its metrics: one that takes longer is too busy for more."""
+"""Seconds that a pod may take to return its metrics: a slower one is too busy for more work."""
 _RETIRE_EVERY_S = 1.0
 
 
@@ -140,7 +140,7 @@ class Pods:
             return
         pod.take_page(page, asked_at, self._clock.now())
         if before:
-            lane_log.info("a pod tells its load", extra=fields(pod=pod.address))
+            lane_log.info("a pod reports its load", extra=fields(pod=pod.address))
 
     async def _page_of(self, pod: Pod) -> VllmPage:
         assert self._http is not None
@@ -166,7 +166,7 @@ class Pods:
 
 
 async def keep_in_step(discovery: DiscoverySync) -> None:
-    """Remove pods that nobody names any more, until cancelled."""
+    """Remove pods that discovery no longer names, until cancelled."""
     while True:
         await asyncio.sleep(_RETIRE_EVERY_S)
         await discovery.remove_retired()

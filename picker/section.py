@@ -22,24 +22,22 @@ class PickerSection(RoomSection):
     """Address that the picker listens on. It asks for no token: off loopback let only the gateway
     reach it."""
     port: int = Field(default=9002, ge=0, le=65535)
-    """Port that the picker serves gRPC on: external processing and health checks. 0 lets the system
-    choose; the first log line has the port."""
+    """gRPC port for external processing and health checks; 0 lets the system choose, and the first
+    log line has it."""
     tls_certificate: Path | None = None
-    """PEM file with the certificate that the picker shows, for gateways that reach it over TLS, as
-    many do with an ``InferencePool``. Unset: no TLS. Needs ``tls_key``."""
+    """PEM file with the picker's certificate, for gateways that use TLS. Unset: no TLS. Needs
+    ``tls_key``."""
     tls_key: Path | None = None
     """PEM file with the key of ``tls_certificate``."""
     endpoints: Names = ()
-    """Pods to pick from: ``ip:port`` of each, comma-separated. ``dns:host:port`` stands for every
-    address of a name, such as that of a headless service, ``file:path`` for a file with one address
-    per line; both are followed."""
+    """Pods: ``ip:port``, comma-separated; ``dns:host:port`` for every address of a name (a headless
+    service), ``file:path`` for one address per line. Both are followed."""
     failure_mode: Literal["open", "closed"] = "open"
     """What happens while no pod's metrics are known, or to a body over 4 MiB, which is not read.
-    ``open``: a pod is picked all the same, by what was routed to it. ``closed``: the request is
-    refused."""
+    ``open``: a pod is picked by what was routed to it. ``closed``: the request is refused."""
     fallbacks: int = Field(default=2, ge=0, le=15)
-    """Pods named behind the first choice, for the gateway to try in their order. 0 for gateways
-    that take a single address only, such as clusters of the type ``ORIGINAL_DST``."""
+    """Further pods for the gateway to try in order. 0 for gateways that take one address only, such
+    as ``ORIGINAL_DST`` clusters."""
 
     @field_validator("endpoints")
     @classmethod

@@ -1,4 +1,4 @@
-"""gRPC: external processing for gateways, and health checks for whoever probes the picker."""
+"""gRPC: external processing for gateways, and health checks of the picker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ from picker.section import PickerSection
 from picker.stream import MOST_BODY_BYTES, HeldBodies, ProtocolError, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
-"""Names under which the protocol has a picker's health checked, beside that of the service."""
+"""Health check names that the protocol requires in addition to the service's own."""
 MAX_REQUESTS: Final = 4096
 """Most requests at a time, from their first message to the end of their answer."""
 _WHEN_READY = ("", READINESS, SERVICE)
@@ -105,7 +105,7 @@ class PickerServer:
             await self._health.set(name, ready)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new request; those that are there may go on for ``grace_s`` seconds."""
+        """Take no new request; running ones have ``grace_s`` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -134,8 +134,8 @@ class PickerServer:
 
 
 def _probe(encoded: bytes) -> health_pb2.HealthCheckRequest:
-    """What a probe asks for. What is no message asks for a service that there is not: gRPC itself
-    would log a traceback for each."""
+    """The service that a probe names. An unreadable message becomes an unknown name, because gRPC
+    would log a traceback."""
     try:
         return health_pb2.HealthCheckRequest.FromString(encoded)
     except DecodeError:

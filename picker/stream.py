@@ -67,7 +67,7 @@ class ProtocolError(ValueError):
 
 @dataclass(slots=True)
 class HeldBodies:
-    """Bytes of bodies that have not gone on yet, of all requests together."""
+    """Bytes of held bodies of all requests."""
 
     held_bytes: int = 0
 
@@ -122,7 +122,7 @@ class RequestStream:
         except DecodeError:
             raise ProtocolError("a message that is no ProcessingRequest in protobuf") from None
         if message.observability_mode:
-            return []  # whoever only watches wants no reply, and picks for itself
+            return []  # in observability mode the gateway wants no reply
         kind = message.WhichOneof("kind")
         if kind is None:
             raise ProtocolError("a message without a head, a body or trailers")
@@ -137,8 +137,8 @@ class RequestStream:
         return replies
 
     def close(self) -> None:
-        """The stream is over: the answer has ended, somebody hung up, or the gateway shows no
-        more. Idempotent."""
+        """The stream is over: the answer ended, one side hung up, or the gateway shows no more.
+        Idempotent."""
         self._drop_body()
         picked, self._picked = self._picked, None
         if picked is None:
@@ -162,7 +162,7 @@ class RequestStream:
 
     def _request_head(self, message: Any) -> list[Any]:
         if message.request_headers.end_of_stream:
-            # Without a body nothing was generated, and the answer tells nothing.
+            # Without a body nothing was generated, so there is nothing to learn.
             return [self._chosen("request_headers", None, has_answer=False)]
         if self._request_mode in (BUFFERED, BUFFERED_PARTIAL):
             return [go_on("request_headers")]
@@ -198,8 +198,8 @@ class RequestStream:
         return [go_on(kind)]
 
     def _fits(self, size: int) -> bool:
-        """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if
-        one that is not is to be refused."""
+        """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if an
+        unread one must be refused."""
         has_room = self._bodies.held_bytes <= ALL_BODIES_BYTES
         if self._settings.section(PickerSection).failure_mode == "closed":
             if size > MOST_BODY_BYTES:
@@ -218,13 +218,13 @@ class RequestStream:
         return reply
 
     def _sent_back(self, *, is_last: bool) -> Iterator[Any]:
-        """Replies that let the body that was held back go on, made as the gateway takes them: until
-        then it counts as held."""
+        """Replies that release the held body, produced as the gateway takes them; until then it
+        counts as held."""
         pieces = self._body or deque([b""])
         while pieces:
             ends = is_last and len(pieces) == 1
             yield from pass_body("request_body", pieces[0], self._request_mode, is_last=ends)
-            if pieces:  # the stream may have been closed meanwhile
+            if pieces:  # the stream may have been closed by now
                 self._count(-len(pieces.popleft()))
 
     def _drop_body(self) -> None:
@@ -299,8 +299,8 @@ def _read_headers(message: Any) -> CIMultiDict[str]:
 
 
 def _texts_in(message: Any, namespace: str, key: str) -> list[str] | None:
-    """Texts in an entry of a message's metadata, which has one, some with commas, or a list; None
-    where there is no such entry."""
+    """Texts of a metadata entry: one, several with commas, or a list; None if there is no such
+    entry."""
     entries = message.metadata_context.filter_metadata
     if namespace not in entries or key not in entries[namespace].fields:
         return None

@@ -1,4 +1,4 @@
-"""Reads what vLLM, and Tidegate's ``/metrics/vllm``, tell of their load and pace.
+"""Reads load and pace from the metrics of vLLM and of Tidegate's ``/metrics/vllm``.
 
 A page has thousands of lines, and a picker reads many pages: only the lines that are used are
 parsed.
@@ -49,7 +49,7 @@ class VllmPage:
     """Share of KV blocks in use, 0 to 1: that of the fullest engine."""
     kv_blocks: int = 0
     models: frozenset[str] = frozenset()
-    """Models and adapters that the pod serves, as far as it tells."""
+    """Models and adapters that the pod reports."""
     steps: int = 0
     gaps: int = 0
     """Number of gaps between two tokens of an answer."""

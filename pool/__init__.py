@@ -9,19 +9,19 @@ Set-up, with the standard library alone, since it runs before any dependency is 
 What runs:
 
 - ``process``    one guarded process, its log and its ports
-- ``supervise``  a unit; keeps it up: restarts what died, gives up when that is pointless
+- ``supervise`` keeps a unit up: restarts it, gives up if that is pointless
 - ``units``      Triton, llama.cpp's server, the orchestrator and a store
 - ``fleet``      what a pool is made of: its specs, its units on this machine, its folder
 - ``manager``    keeps the members of a pool: starts, replaces and ends what differs
-- ``events``     what is said of units meanwhile
+- ``events`` what happens to units
 
 A pool whose file is in memory, and which ends with its launcher, ``tidegate up``:
 
-- ``spec``       what is asked for, as specs of a pool
+- ``spec`` the request, as specs of a pool
 - ``launcher``   starts all of it at once, and ends it
-- ``command``    signals in, what a person sees, an exit status out
+- ``command`` signals, terminal output, exit status
 
-A pool as a file asks for it, whose instances outlive their manager, ``tidegate pool``:
+A pool from a file, with instances that outlive their manager, ``tidegate pool``:
 
 - ``pool_file``  the file
 - ``fleet.service``, ``pool_command``

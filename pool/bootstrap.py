@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def make_venv(pip_args: list[str]) -> None:
-    """Create ``.venv``, anew if it is broken or of another Python, with pip and the build backend
+    """Create ``.venv``, again if it is broken or of another Python, with pip and the build backend
     as ``constraints.txt`` pins them."""
     # The build backend, so that building needs no network. The pip that comes with a Python may be
     # years old, and takes up to half as long again.
@@ -109,10 +109,10 @@ def install_packages(pip_args: list[str], wanted: str) -> None:
     """Install packages as ``constraints.txt`` pins them, and the checkout in editable form."""
     extras, stamps = _COVERS[wanted]
     _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
-    for stamp in _COVERS:  # what is installed may change under the others, too
+    for stamp in _COVERS:  # an install may change the other stamps' packages, too
         (VENV / stamp).unlink(missing_ok=True)
     asked_for = ["--no-build-isolation", "--editable", f".[{extras}]"]
-    # What to install from is the user's word to pip, where there is one.
+    # The user's pip options decide where packages come from.
     if pip_args or not _uv_install(asked_for):
         _pip_install([*asked_for, *pip_args])
     _have_the_client_seen()
@@ -173,7 +173,7 @@ def _pip_install(arguments: list[str], python: str = "", *options: str) -> None:
     pip = [python or str(VENV_PYTHON), "-m", "pip", *options, "install", "--quiet"]
     pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
     if not sys.dont_write_bytecode:
-        # Half of the time would go to byte code, most of it of modules that nobody imports; the
+        # Half of the time would go to byte code, mostly of modules that are never imported; the
         # others get theirs on first use, which makes the first start a second longer.
         pip.append("--no-compile")
     _run(
@@ -192,7 +192,7 @@ def _uv_install(arguments: list[str]) -> bool:
         command = [*uv, "--torch-backend", "auto", "--constraint", "constraints.txt", *arguments]
         _run(command, "uv failed")
     except PipFailed:
-        _say("uv could not, as it says above; pip installs the packages, and takes longer")
+        _say("uv failed, see above; pip installs the packages and takes longer")
         return False
     return True
 

@@ -1,5 +1,5 @@
-"""Runs a launch as a foreground command: signals in, an exit status out, and what a person sees of
-it meanwhile: live on a terminal, otherwise in lines.
+"""Runs a launch as a foreground command: signals, an exit status, and its progress, live on a
+terminal, otherwise in lines.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = False) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short. Where only
-    orchestrators are started SIGHUP has these read their settings anew, as it does with one alone.
+    """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short. If only orchestrators
+    are started, SIGHUP makes them read their settings again.
 
-    ``hint`` is shown once it serves (``open_view``). With ``follow_parent`` it also ends
-    with the process that started this one. Returns 0 for an end that was asked for, 1 for any other
-    (with the reason on stderr), 130 for one that was cut short.
+    ``hint`` is shown once it serves (``open_view``). With ``follow_parent`` it also ends with the
+    process that started this one. Returns 0 for a requested end, 1 for any other (with the reason
+    on stderr), 130 for one that was cut short.
     """
     if follow_parent:
         parent = os.getppid()

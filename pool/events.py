@@ -1,6 +1,5 @@
-"""Events of whoever keeps units up: ``tidegate up`` and the pool's manager.
-
-Log lines tell of them by the sentences of ``orchestrator.telemetry.narration``.
+"""Events of the supervisors of units: ``tidegate up`` and the pool's manager. Log lines use the
+sentences of ``orchestrator.telemetry.narration``.
 """
 
 import logging
@@ -41,8 +40,8 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """One event. ``target`` is the unit, or the whole of which it is. ``text``: what is fetched or
-    was found, the address where it is reached, why it was lost, or what goes on without what.
+    """One event. ``target`` is the unit, or the whole that it belongs to. ``text``: what is fetched
+    or was found, an address, a reason, or what continues without it.
 
     ``seconds``: how long the step took; for a unit that was lost or failed, the pause before the
     next start.

@@ -7,10 +7,9 @@ together.
               └─ guardian ─ redis-server                   where several have no store yet
 
 Everything starts at once; the orchestrator's lanes connect when Triton is there. After that each
-half is restarted by itself when it is lost: a Triton keeps its ports, so lanes come back; the
-orchestrator keeps its port, so clients do. What keeps failing is given up by itself. A failure of
-the first start ends everything with the reason, as does the last orchestrator, or the last Triton,
-that keeps failing.
+process is restarted when it is lost: a Triton keeps its ports, so lanes return; the orchestrator
+keeps its port, so clients do. A unit that keeps failing is given up. A failure of the first start
+ends everything with the reason; so does the last orchestrator or Triton that keeps failing.
 
 ``tidegate serve --processes N`` is the same without Tritons.
 """
@@ -54,7 +53,7 @@ _U = TypeVar("_U")
 
 
 class Launcher:
-    """One run of the launcher: a pool whose file is in memory, and whose processes end with it.
+    """One run of the launcher: a pool whose file is in memory, and its processes end with it.
     ``on_event`` must return at once and never raise."""
 
     def __init__(self, spec: LaunchSpec, on_event: Callable[[PoolEvent], None]) -> None:
@@ -68,7 +67,7 @@ class Launcher:
         self._serving: set[str] = set()
         """Names of the units that have not been given up; empty until everything serves."""
         self._emit = on_event
-        # An orchestrator elsewhere could not know a token that is made up here.
+        # An orchestrator elsewhere could not know a token that is drawn here.
         self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -88,7 +87,7 @@ class Launcher:
             await self._end()
 
     def reload(self) -> None:
-        """Have all orchestrators read their settings anew."""
+        """Make all orchestrators read their settings again."""
         for each in self._units(OrchestratorProcess):
             each.reload()
 
@@ -103,7 +102,7 @@ class Launcher:
 
     @property
     def orchestrator(self) -> OrchestratorProcess | None:
-        """The orchestrator, the first one of several; None if there is none."""
+        """The first orchestrator; None if there is none."""
         return next(iter(self._units(OrchestratorProcess)), None)
 
     @property
@@ -174,7 +173,7 @@ class Launcher:
                 await manager.stop(0.0)
                 if not attempts_left or all(is_free(*place) for place in self._places):
                     raise
-                self._emit(PoolEvent(EventKind.LOST, "tidegate", "a port was taken meanwhile"))
+                self._emit(PoolEvent(EventKind.LOST, "tidegate", "a port was taken since"))
 
     def _make_manager(self, install: TritonInstall | None, port: int) -> Manager:
         spec = self.spec
@@ -248,8 +247,8 @@ class Launcher:
         self._emit(PoolEvent(EventKind.WARNED, member.name, text))
 
     def _was_last(self, member: Supervised) -> bool:
-        """Whether nothing can be served without a unit that was given up. Without a store
-        orchestrators go on, each for itself."""
+        """Whether nothing can be served without a unit that was given up. Without a store each
+        orchestrator continues alone."""
         kind = type(member.unit)
         alike = (each.name for each in self._members if type(each.unit) is kind)
         return kind is not StoreProcess and not self._serving.intersection(alike)
@@ -266,7 +265,7 @@ class Launcher:
             self._emit(PoolEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
         self._remove_state()
 
-    # ── what is started ──────────────────────────────────────────────────────────────────────
+    # ── units ────────────────────────────────────────────────────────────────────────────────
 
     def _renew_key(self, port: int) -> None:
         """Remove the operators' key of an earlier run that was killed; within this run a key
@@ -278,8 +277,8 @@ class Launcher:
                 keep_key(path)
 
     def _remove_passing_state(self) -> None:
-        """Remove what is kept for a port chosen for this run, where nobody comes back for it, and
-        the operators' key of several processes, each of which leaves it to the others."""
+        """Remove the state of a port that was chosen for this run, and the operators' key of
+        several processes, which none of them removes."""
         spec, port = self.spec, self._port
         if spec.processes > 1:
             with contextlib.suppress(OSError):
@@ -351,7 +350,7 @@ class Launcher:
         try:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            # Not the file itself: who waits for it would take the service for up.
+            # Not the file itself: its readers would assume that the service is up.
             tried = path.with_name(f".{path.name}.{os.getpid()}")
             tried.touch()
             tried.unlink()
@@ -362,7 +361,7 @@ class Launcher:
             ) from error
 
     def _write_state(self) -> None:
-        """Keep the state file up to date; the service goes on without it if that fails."""
+        """Keep the state file up to date; the service continues without it if that fails."""
         path = self.spec.state_file
         if path is None:
             return
@@ -380,7 +379,9 @@ class Launcher:
         try:
             write_atomically(path, json.dumps(state, indent=2).encode(), 0o644)
         except OSError as error:
-            self._warn(f"cannot write the state file {path}: {error.strerror}; going on without")
+            self._warn(
+                f"cannot write the state file {path}: {error.strerror}; continuing without it"
+            )
 
     def _remove_state(self) -> None:
         path = self.spec.state_file

@@ -4,8 +4,8 @@
                                     └─ unit ─ guardian ─ tritonserver     outlive the manager
                                                             or llama.cpp's server
 
-The manager after one that was killed finds running instances and goes on with them (``recover``). A
-new file changes what differs and nothing else (``apply``).
+After a kill the next manager takes over the running instances (``recover``). A new file changes
+what differs and nothing else (``apply``).
 """
 
 import asyncio
@@ -30,10 +30,9 @@ POOL = "pool"
 POLICY = RestartPolicy(
     first_delay_s=0.5, max_delay_s=60.0, max_failures=math.inf, stable_s=60.0, first_too=True
 )
-"""An instance of a pool is never given up: one that keeps failing is started again once a minute,
-and the others go on."""
+"""An instance of a pool is never given up: one that keeps failing is restarted once a minute."""
 RECOVER_S = 5.0
-"""Seconds that running instances have to answer before orchestrators are told what is there."""
+"""Seconds that running instances have to answer before orchestrators get the list."""
 TELL_S = 2.0
 """Seconds that orchestrators have to hear that an instance goes; then it is drained anyway."""
 
@@ -52,11 +51,11 @@ class Manager:
         registrar: "Registrar | None" = None,
         state: PoolState | None = None,
     ) -> None:
-        """``drain_s``: seconds that running work is given. ``home`` keeps the state, and the last
-        manager left ``state``; without one, and without a ``registrar``, nobody is told."""
+        """``drain_s``: seconds that running work is given. ``home`` keeps the state, and ``state``
+        is the last manager's; without a ``registrar`` no orchestrator is updated."""
         self.members: dict[str, Supervised] = {}
         self.incoming: dict[str, Supervised] = {}
-        """Members that are to replace others, by the name of the one to be replaced."""
+        """Replacements, by the name of the member that they replace."""
         self.state = state or PoolState()
         self._drain_s = drain_s
         self._policy = policy
@@ -69,7 +68,7 @@ class Manager:
         self._is_failing = False
         self._is_recovering = False
 
-    # ── what is asked for ────────────────────────────────────────────────────────────────────
+    # ── orders ───────────────────────────────────────────────────────────────────────────────
 
     async def recover(self, specs: Mapping[str, AnySpec]) -> None:
         """Go on with running instances. Call it once, before anything else; then ``apply``."""
@@ -171,7 +170,7 @@ class Manager:
         return not await member.first_outcome()
 
     async def stop(self, drain_s: float, last: str = "") -> None:
-        """End every instance, the one called ``last`` after all others."""
+        """End every instance, ``last`` after all others."""
         everyone = [*self.members.values(), *self.incoming.values()]
         for is_last in (False, True):
             due = [member for member in everyone if (member.name == last) is is_last]
@@ -186,7 +185,7 @@ class Manager:
             member.kill()
 
     async def leave(self) -> None:
-        """Stop keeping the instances; all go on by themselves, for the next manager to find."""
+        """Stop supervising; all instances keep running for the next manager."""
         self._save()
         everyone = [*self.members.values(), *self.incoming.values()]
         await asyncio.gather(*(member.leave() for member in everyone))
@@ -195,14 +194,14 @@ class Manager:
 
     def _is_current(self, found: Found, spec: AnySpec | None) -> bool:
         """Whether, of two with one name, this is the one that served: by the state, or if that is
-        lost, by being as it should be."""
+        lost, by matching its spec."""
         record = self.state.instances.get(found.label.unit)
         if record is not None and record.mark:
             return record.mark == found.label.mark
         return spec is not None and spec.digest == found.label.facts.get("digest")
 
     async def _attached(self, found: Found, spec: AnySpec | None) -> Supervised | None:
-        """A member attached to a run that was found; None if it has ended meanwhile."""
+        """A member attached to a run that was found; None if it has ended."""
         digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
         if spec is not None and spec.digest == digest:
             unit = self._machine.make(spec, InstanceRecord(ports=found.ports), on_step)
@@ -245,7 +244,7 @@ class Manager:
         await member.end(self._drain_s if drain_s is None else drain_s)
         self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=loop.time() - began))
 
-    # ── what others are told ─────────────────────────────────────────────────────────────────
+    # ── updates to others ────────────────────────────────────────────────────────────────────
 
     def _changed(self) -> None:
         if not self._is_recovering and self._registrar is not None:
@@ -264,7 +263,7 @@ class Manager:
         return frozenset(m.unit.address for m in everyone if m.is_ready and m.unit.address)
 
     def _save(self) -> None:
-        """Save the state for the next manager. A failure keeps nobody from serving."""
+        """Save the state for the next manager. A failure does not stop the service."""
         for name, member in self.members.items():
             self.state.instances[name] = InstanceRecord(
                 digest=member.digest,

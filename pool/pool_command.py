@@ -1,7 +1,7 @@
 """``tidegate pool``: runs a manager in the foreground, or asks the one that runs.
 
-Modules that only a manager needs, gRPC and HTTP above all, are imported where one begins: asking
-takes a fraction of the time then.
+Modules that only a manager needs, gRPC and HTTP above all, are imported where it starts, so that
+questions are fast.
 """
 
 import asyncio
@@ -165,8 +165,8 @@ async def _stop(path: Path | None, how: str) -> None:
 
 
 async def _end_unmanaged(path: Path, grace_s: float) -> None:
-    """End instances whose manager is gone. Nobody can drain them, so their guardians end them,
-    SIGTERM first. Raises ``PoolInUse`` if there is a manager after all that starts or hangs: it
+    """End instances whose manager is gone. Without a manager nothing drains them, so their
+    guardians end them, SIGTERM first. Raises ``PoolInUse`` if a manager is starting or hangs: it
     would start them again."""
     home = PoolHome(path)
     home.claim()
@@ -248,8 +248,8 @@ class Planned:
 
 
 async def plan(file: PoolFile, state_dir: Path, reader: Nvml) -> list[Planned]:
-    """Plan everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, less
-    what earlier instances in the list would take."""
+    """Plan everything that ``file`` asks for. Nothing is started; GPU memory is the current one,
+    less what earlier instances in the list take."""
     lacking = _triton_problem(file, state_dir)
     gpus = Gpus(reader, file.pool.heartbeat_s, lambda: 0.0, lambda uuid, reason: None)
     planned = []

@@ -1,4 +1,4 @@
-"""``pool.toml``: which instances are to run on this machine, and whom to tell of them (PV-1).
+"""``pool.toml``: which instances run on this machine, and which orchestrators learn of them (PV-1).
 
 A file that does not fit is refused as a whole, each mistake with its line and key, unknown keys
 included. It never holds secrets: it names the environment variables that have them.
@@ -104,14 +104,14 @@ class PoolSettings(_Strict):
 
 
 class LanesTable(_Strict):
-    """``[lanes]``: connections between the Tritons and the orchestrator beside them."""
+    """``[lanes]``: connections between the Tritons and the pool's orchestrator."""
 
     tls: Tls | None = None
     """``[lanes.tls]``: TLS at the Tritons' gRPC ports (docs/operating.md)."""
 
 
 class OrchestratorsSettings(_Strict):
-    """``[orchestrators]``: who is told which instances are ready."""
+    """``[orchestrators]``: who is updated with the ready instances."""
 
     register_at: tuple[str, ...] = Field(default=(), alias="register")
     """``file:PATH``, a list of addresses that orchestrators follow, or the URL of one."""
@@ -132,7 +132,7 @@ class OrchestratorsSettings(_Strict):
 
 
 class OrchestratorSettings(_Strict):
-    """``[orchestrator]``: one that runs beside the instances and follows them."""
+    """``[orchestrator]``: one that runs next to the instances and follows them."""
 
     host: str = "127.0.0.1"
     port: Port = 8080
@@ -259,7 +259,7 @@ class PoolFile(_Strict):
 
     @model_validator(mode="after")
     def _check_targets(self) -> "PoolFile":
-        """Refuse targets that are the orchestrator beside: it follows the pool's own list, and
+        """Refuse targets that are the pool's own orchestrator: it follows the pool's own list, and
         would have each instance from two sources."""
         beside = self.orchestrator
         for entry in self.orchestrators.register_at:
@@ -275,7 +275,7 @@ class PoolFile(_Strict):
 
     @model_validator(mode="after")
     def _check_ports(self) -> "PoolFile":
-        """Refuse two uses of one port: each would be told that another program has it."""
+        """Refuse two uses of one port: each would find it taken."""
         taken: dict[int, str] = {}
         for what, port in self._fixed_ports():
             if port > LAST_PORT:

@@ -34,7 +34,7 @@ class LaunchSpec:
     own_host: str = "127.0.0.1"
     """Address at which each of several processes listens by itself."""
     advertise: str = ""
-    """``http://host`` by which orchestrators elsewhere reach ``own_host``; empty: as it is."""
+    """``http://host`` by which orchestrators elsewhere reach ``own_host``; empty: unchanged."""
     instances_at: str | None = None
     """Addresses of instances that run already, comma-separated, empty for those that the settings
     name; None: Tritons are started here."""
@@ -49,8 +49,8 @@ class LaunchSpec:
     triton_open: bool = False
     """Whether clients off loopback, too, may generate without a token."""
     lane_token: str = field(default="", repr=False)
-    """Token that orchestrator and workers share; if empty and both are started, made up each
-    time."""
+    """Token that orchestrator and workers share; if empty and both are started, drawn at each
+    start."""
     tls: Tls | None = None
     """TLS between orchestrator and Tritons; both show the certificate."""
     triton_ports: TritonPorts = CHOSEN
@@ -71,7 +71,7 @@ class LaunchSpec:
 
     @property
     def runs_gguf(self) -> bool:
-        """Whether llama.cpp's server runs the text model, in the place of a Triton."""
+        """Whether llama.cpp's server runs the text model, instead of a Triton."""
         return self.worker_env.get("TIDEGATE_WORKER__ENGINE") == "llamacpp"
 
     @property

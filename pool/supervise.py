@@ -1,5 +1,5 @@
-"""Units, each a process under a guardian; and what keeps one up: it is started again when it is
-lost, and given up where that is pointless (PV-1)."""
+"""Units, each a process under a guardian, and their supervision: restarted when lost, given up if
+that is pointless (PV-1)."""
 
 import asyncio
 import random
@@ -96,7 +96,7 @@ class ProcessUnit(ABC):
         """Start it and wait until it serves. Raises ``StartFailed`` with the reason in its log."""
 
     async def attach(self, found: Found) -> None:
-        """Take over a process that runs. Raises ``StartFailed`` if it has ended meanwhile."""
+        """Take over a process that runs. Raises ``StartFailed`` if it has ended."""
         self._process = await DetachedProcess.adopt(self.name, found, self._log)
 
     async def resume(self) -> None:
@@ -111,7 +111,7 @@ class ProcessUnit(ABC):
             await asyncio.sleep(_POLL_S)
 
     async def stop(self, drain_s: float) -> None:
-        """End it: running work may go on for ``drain_s``, and nothing is left on return."""
+        """End it: running work has ``drain_s``, and nothing is left on return."""
         if self._process is not None:
             await (self._process.end(TERM_S) if drain_s > 0 else self._process.kill())
             self._process = None
@@ -259,12 +259,12 @@ class Supervised:
         self._become(UnitState.DRAINING)
 
     async def end(self, drain_s: float) -> None:
-        """End the unit; its work may go on for ``drain_s``. Nothing is left then. Idempotent."""
+        """End the unit; its work has ``drain_s``. Nothing is left then. Idempotent."""
         await self.retire()
         await self.unit.stop(drain_s)
 
     async def leave(self) -> None:
-        """Stop keeping the unit up; it goes on by itself."""
+        """Stop supervising the unit; it keeps running."""
         life, self._life = self._life, None
         if life is not None:
             life.cancel()
@@ -292,7 +292,7 @@ class Supervised:
                 self._become(UnitState.STARTING)
                 reason = await self._started(self.unit.start, EventKind.READY)
             except Exception as error:
-                # A mistake of ours must not leave a unit that nobody keeps.
+                # A bug of ours must not leave a unit unsupervised.
                 pool_log.exception("a unit could not be kept; it is started again")
                 reason = f"{type(error).__name__}: {error}"
                 self._become(UnitState.DOWN, reason)
@@ -326,7 +326,7 @@ class Supervised:
         return reason
 
     def _is_last(self, reason: str) -> bool:
-        """Count a failure; returns whether the unit is given up for it."""
+        """Count a failure; returns whether the unit is given up."""
         self._failures += 1
         if self._failures <= self._policy.max_failures:
             return False

@@ -30,12 +30,13 @@ def adapter_salt(hash_salt: bytes, digest: str) -> bytes:
 
 
 def root_hash(salt: bytes) -> bytes:
-    """The hash to which that of the first block is chained."""
+    """Parent hash of the first block."""
     return hashlib.sha256(salt).digest()
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash of the full block ``token_ids`` behind the block, or root, whose hash is ``parent``."""
+    """Hash of the full block ``token_ids`` that follows the block (or root) with hash
+    ``parent``."""
     return hashlib.sha256(parent + array(_IDS, token_ids).tobytes()).digest()
 
 

@@ -20,7 +20,7 @@ class Feature(StrEnum):
 
     EMBEDDINGS = "embeddings"
     FINISH = "finish"
-    """Can bring a text to a whole end as its deadline nears."""
+    """Can end a text at a sentence or a valid form as its deadline nears."""
     GRAMMAR = "grammar"
     IGNORE_EOS = "ignore_eos"
     IMAGES = "images"
@@ -41,15 +41,15 @@ class Feature(StrEnum):
     STATISTICS = "statistics"
     """Tells how full and how fast it is, in every report."""
     STEP_ABORT = "step_abort"
-    """Ends a job that is given up after the step under way."""
+    """Ends an aborted job after the current step."""
     STOP_TOKEN_IDS = "stop_token_ids"
     TOKEN_IDS = "token_ids"
     """Takes prompts as token ids, and answers with token ids."""
 
 
 class Loadable(msgspec.Struct, frozen=True):
-    """A model that a worker can be told to serve. ``bytes`` is the size of its files, ``load_ms``
-    how long it took to load the last time; 0 where unknown."""
+    """A model that a worker can load. ``bytes``: size of its files; ``load_ms``: its last load; 0
+    if unknown."""
 
     name: str
     bytes: int
@@ -57,8 +57,8 @@ class Loadable(msgspec.Struct, frozen=True):
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter, served beside its base model as a model of its own name. ``digest`` covers
-    its weights, hex SHA-256."""
+    """A LoRA adapter, served next to its base model under its own name. ``digest`` covers its
+    weights, hex SHA-256."""
 
     name: str
     digest: str
@@ -125,17 +125,15 @@ class ModelCard(msgspec.Struct, frozen=True):
     pooling: Pooling | None = None
     """How the worker makes embeddings; None where it makes none."""
     grammars: str = ""
-    """Name and version of what enforces grammars; empty where a ``Submit`` must have none."""
+    """Name and version of the grammar library; empty if a ``Submit`` must have no grammar."""
     can_continue: bool = False
-    """Whether the worker can continue another worker's text, by ``Submit.begun_tokens``. What it
-    draws then follows from seed and position alone."""
+    """Whether the worker can continue another worker's text, by ``Submit.begun_tokens``. Its draws
+    then depend on seed and position alone."""
     lacks: tuple[Feature, ...] = ()
-    """Features that the worker lacks, sorted. A request that needs one is placed elsewhere or
-    refused.
-    """
+    """Features that the worker lacks, sorted; requests that need one go elsewhere or are
+    refused."""
     abort_ms: float = 0.0
-    """How long a job that was given up may hold its slot beyond one step, measured or estimated;
-    admission takes it into account."""
+    """Longest time that an aborted job holds its slot beyond one step; admission counts it."""
     quantization: str = ""
     """How its weights are quantised, in the engine's own term (``int8``, ``q4_k_m``, ``awq``);
     ``none`` where they are not, empty where unknown."""
@@ -150,24 +148,23 @@ class ModelCard(msgspec.Struct, frozen=True):
     loadable: tuple[Loadable, ...] = ()
     """Models that it can be told to serve instead, by name alone (``Swap``)."""
     process_id: str = ""
-    """Random, made when the worker's process starts: seeing it again after a lane was lost shows
-    that the process did not die. Empty where unknown."""
+    """Random per process: seeing it again after a lane was lost shows that the process lives."""
     vision: Vision | None = None
     """How the worker's model reads images; None where it, or its engine, reads text only."""
     engine_reason: str = ""
     """Why this engine was chosen; empty where the worker's settings name it."""
     deterministic: bool = False
-    """Whether equal prompts, parameters and seeds give equal tokens, whatever runs beside them."""
+    """Whether equal prompts, parameters and seeds give equal tokens in any batch."""
     tensor_parallel: int = 1
     """GPUs over which its weights are split."""
     adapters: tuple[Adapter, ...] = ()
-    """LoRA adapters that it serves beside the model; ``Submit.adapter`` names one."""
+    """LoRA adapters that it serves with the model; ``Submit.adapter`` names one."""
     step_costs: StepCosts | None = None
     """What its steps took at load; None where that was not measured."""
 
     @property
     def all_lacks(self) -> tuple[Feature, ...]:
-        """All features that the worker lacks, sorted: ``lacks``, and images where it reads none."""
+        """All features that the worker lacks, sorted, with ``images`` if it reads none."""
         blind = () if self.vision is not None else (Feature.IMAGES,)
         return tuple(sorted({*self.lacks, *blind}))
 
@@ -190,7 +187,8 @@ def context_note(context_tokens: int, full_context_tokens: int) -> str:
 def features_of(sampling: Sampling) -> list[Feature]:
     """Features that ``sampling`` needs: a worker that ``lacks`` one would answer differently.
 
-    A seed is not among them: an orchestrator may have added it, so that a text can go on elsewhere.
+    A seed is not among them: an orchestrator may have added it, so that another worker can continue
+    the text.
     """
     needed: list[Feature] = []
     if sampling.ignore_eos:

@@ -1,8 +1,8 @@
 """Closes JSON Schemas: their objects then have no other properties than those that are named.
 
 By JSON Schema an object may have any further properties unless ``additionalProperties`` says
-otherwise. Hardly anybody who writes a schema for a model means that, and a model makes properties
-up. So an object that names its properties and does not mention others is closed, as in xgrammar.
+otherwise. Authors of schemas for models rarely mean that, and models invent properties. So an
+object that names its properties and does not mention others is closed, as in xgrammar.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from typing import Any, Final
 from protocol.finite_pattern import texts_of
 
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value is an object of schemas."""
+"""Keywords with an object of schemas."""
 _LISTS: Final = ("allOf", "anyOf", "oneOf")
 _CONDITIONS: Final = ("if", "then", "else")
 _INSIDE: Final = (
     *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
     *("additionalProperties", "unevaluatedProperties"),
 )
-"""Keywords whose value is a schema, or a list of them, for what is inside a value."""
+"""Keywords with a schema, or a list of them, for the parts of a value."""
 
 _PARTS: Final = frozenset({*_LISTS, "$ref", "if", "dependentSchemas"})
 _WITH_SCHEMAS: Final = frozenset({*_BY_NAME, *_LISTS, *_CONDITIONS, *_INSIDE})
@@ -27,8 +27,8 @@ _WITH_SCHEMAS: Final = frozenset({*_BY_NAME, *_LISTS, *_CONDITIONS, *_INSIDE})
 
 def closed(schema: Any) -> Any:
     """A copy of ``schema`` with its objects closed. An object that several schemas describe
-    (``allOf``, or ``properties`` beside ``anyOf``) is closed as a whole, to the properties that any
-    of them names. Raises ``RecursionError`` where it is nested too deeply."""
+    (``allOf``, or ``properties`` with ``anyOf``) is closed as a whole, to the properties that any
+    of them names. Raises ``RecursionError`` if it is nested too deeply."""
     try:
         return _simple(schema)
     except _Composed:
@@ -41,8 +41,8 @@ class _Composed(Exception):
 
 
 def _without_few(schema: Any) -> Any:
-    """A copy in which a pattern of few names is these names. llguidance takes a pattern for one
-    more property to come, and a text is lost that begins one where all names are taken."""
+    """A copy in which a pattern that matches few names is replaced by them. llguidance expects one
+    more property for a pattern, so a text that begins one after all names are used cannot end."""
     if not isinstance(schema, dict):
         return schema
     result = schema.copy()
@@ -201,7 +201,7 @@ class _Closing:
             self._mark(inner, is_partial=False)
 
     def _mark_shared(self, schema: dict[str, Any]) -> None:
-        """Mark as partial the schemas of a property that several schemas name which all hold."""
+        """Mark a property's schemas as partial if several of them hold at once."""
         by_name: dict[str, list[Any]] = {}
         for one in self._conjuncts(schema, set()):
             if isinstance(properties := one.get("properties"), dict):
@@ -245,7 +245,7 @@ def _is_transparent(schema: dict[str, Any]) -> bool:
 
 
 def _inside(schema: dict[str, Any]) -> Iterator[Any]:
-    """Schemas of what is inside a value, and definitions that others refer to."""
+    """Schemas of a value's parts, and referenced definitions."""
     for key in _BY_NAME:
         if key != "dependentSchemas" and isinstance(some := schema.get(key), dict):
             yield from some.values()

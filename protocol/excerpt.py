@@ -1,4 +1,4 @@
-"""Shortens a client's own words for error messages and log lines."""
+"""Shortens clients' text for error messages and log lines."""
 
 import re
 

@@ -18,7 +18,7 @@ class _TooMany(Exception):
 
 
 def texts_of(pattern: str) -> list[str] | None:
-    """All texts in which ``pattern`` is found; None for too many, and where that is not known."""
+    """All texts in which ``pattern`` is found; None if they are too many or unknown."""
     try:
         parsed = _parser.parse(pattern)
         if parsed.state.flags != re.UNICODE.value:

@@ -1,9 +1,9 @@
 """Finds GGUF files, and reads the header of one: its metadata, and whether its tensors fit into it.
-Nothing of its weights is read.
+It reads no weights.
 
 The format is ggml's (docs/gguf.md there): magic, version, counts, key-value pairs, tensor
-descriptions, then the tensors' data from the next multiple of the alignment. Nothing that the file
-says of itself is believed.
+descriptions, then the tensors' data from the next multiple of the alignment. It trusts no number in
+the file.
 """
 
 import re
@@ -47,13 +47,14 @@ def read_gguf(path: Path) -> dict[str, object]:
     """The metadata of a GGUF file by key; arrays are lists. Bytes of a text that are not UTF-8 are
     kept as surrogates (``as_text``).
 
-    Raises ``OSError``, and ``ValueError`` for a file that is not a GGUF, is cut, or whose tensors
-    do not fit into it.
+    Raises ``OSError``, and ``ValueError`` for a file that is not a GGUF, is truncated, or whose
+    tensors do not fit into it.
     """
     size = path.stat().st_size
     if size == 0:
         raise ValueError("it is empty")
-    # Read and not mapped: the kernel would end the process if a mapped file were cut meanwhile.
+    # Read and not mapped: the kernel would end the process if a mapped file were cut while it is
+    # read.
     with path.open("rb") as file:
         return _Header(file, size).read()
 
@@ -77,7 +78,7 @@ def gguf_name(file: Path) -> str:
 
 
 def find_gguf(path: Path) -> Path:
-    """The file that ``path`` names: itself, or the one model in that folder, by its first part.
+    """The file that ``path`` names: itself, or the first part of the one model in that folder.
 
     Raises ``ValueError``.
     """
@@ -193,7 +194,7 @@ class _Header:
 
     def _take(self, count: int, most: int = _MAX_BYTES) -> bytes:
         if count > self._size - self._at:
-            raise ValueError("its header goes on beyond its end: the file is cut")
+            raise ValueError("its header is longer than the file: the file is cut")
         if count > most:
             raise ValueError(f"its header has a text of {count} bytes")
         if self._at + count > _MAX_BYTES:

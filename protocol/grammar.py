@@ -46,15 +46,15 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     lenient: bool = False
     """Whether keywords of a schema that cannot be enforced are ignored, not an error."""
     before: str = ""
-    """What stands before the text: a model's thinking, for instance. A grammar as Lark writes them,
-    from its rule ``before`` on; empty for nothing."""
+    """Lark grammar of what comes before the text, such as a model's thinking, from its rule
+    ``before``; empty for nothing."""
 
     def behind(self, before: str) -> "Grammar":
-        """Copy this grammar for a text that stands behind ``before``."""
+        """Copy this grammar for a text that follows ``before``."""
         return msgspec.structs.replace(self, before=before)
 
     def check_with(self, sampling: Sampling) -> None:
-        """Raise ``InvalidGrammar`` where ``sampling`` contradicts it."""
+        """Raise ``InvalidGrammar`` if ``sampling`` contradicts it."""
         if sampling.ignore_eos:
             raise InvalidGrammar("a grammar says where the text ends: ask for it, or ignore_eos")
 

@@ -24,17 +24,17 @@ _COMPACT: Final["JsonCompileOptions"] = {
     "key_separator": ":",
 }
 _LOOK_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9]")
-"""Look-around and back references, which patterns of other languages have and the library's not."""
+"""Look-around and back references, which the library does not support."""
 _NO_PATTERN: Final = "pattern with look-around"
 _VALUES: Final = ("const", "enum", "default", "examples")
-"""Keywords of a schema whose values are not schemas."""
+"""Schema keywords with values that are not schemas."""
 _NOT_ENFORCED: Final = re.compile(
     r"Unimplemented keys: \[(?P<keywords>.*)\]|Unknown format: (?P<format>.{1,64})|(?P<word>[\w/]+)"
 )
 """The library's warnings about what it ignores: keywords, a format, or a sentence that begins with
 the keyword."""
 _LARK_KINDS: Final = (GrammarKind.CHOICE, GrammarKind.LARK, GrammarKind.STRUCTURAL_TAG)
-"""Kinds whose source is Lark, and not the library's JSON."""
+"""Kinds with Lark source instead of the library's JSON."""
 _ANSWER: Final = "answer"
 _MAX_STATES: Final = 4096
 """Most states that ``multipleOf`` may cost: the least common multiple of all in a schema."""
@@ -96,7 +96,7 @@ def _text_source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
             choices = _choices(grammar.text)
-            # An enum is one regular expression, where Lark would make a rule of each.
+            # An enum becomes one regular expression; Lark would make a rule of each value.
             return LLMatcher.grammar_from_lark(
                 "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
             )
@@ -143,7 +143,7 @@ def problem(message: str) -> str:
     if said.startswith("oneOf"):
         return 'a oneOf whose branches overlap cannot be enforced: "strict": false, or anyOf'
     if said.startswith("Unimplemented keys"):
-        said += '; "strict": false passes over what cannot be enforced'
+        said += '; "strict": false ignores what cannot be enforced'
     return f"the grammar cannot be used: {excerpt(said, _MAX_ERROR_CHARS)}"
 
 

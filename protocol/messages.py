@@ -64,31 +64,31 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     the original absolute one and serves logs only. Jobs share cached prefixes only with jobs of the
     same ``cache_salt`` (a tenant, where tenants are isolated). ``session`` names the conversation,
     if any, whose KV is kept on disk, and for ``session_keep_ms`` after the job also in memory, as
-    long as nobody needs that. ``first_token_budget_ms`` is the time left until the first token is
-    due, ``token_gap_ms`` the longest wanted between two, ``share_ms`` this job's part of the budget
-    where other jobs must follow within it; they order and size the work and end no job (DL-14). A
-    job that ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
-    ``grammar`` is what the text must match; only for workers whose card says ``grammars``, since
-    others would ignore it; so is ``adapter``, the name of a LoRA adapter, for those whose card has
-    it among its ``adapters``. A job that ``embeds`` gives only its prompt's embedding, at its end;
-    only for workers whose card names a ``pooling``.
+    long as no running job needs the blocks. ``first_token_budget_ms`` is the time left until the
+    first token is due, ``token_gap_ms`` the longest wanted between two, ``share_ms`` this job's
+    part of the budget where other jobs must follow within it; they order and size the work and end
+    no job (DL-14). A job that ``keeps_on`` is not stopped before its deadline, however certain it
+    is to miss (DL-17). ``grammar`` is what the text must match, only for workers with ``grammars``
+    on their card; ``adapter`` names a LoRA adapter of the card's ``adapters``. A job that
+    ``embeds`` gives only its prompt's embedding, at its end; only for workers with a ``pooling`` on
+    their card.
 
     The last ``begun_tokens`` of ``token_ids`` were generated already, by the worker that had the
     job before: they count for grammar, penalties and stop strings, and their text is not sent
     again. ``max_tokens`` and ``min_tokens`` are what is left of the job's; stop strings count in
-    the text after the first ``stop_after_tokens`` generated. A text that lacks only its end may be
-    sent too, with ``max_tokens`` 0 if it has its full length. Only for workers whose card says
+    the text after the first ``stop_after_tokens`` generated. A complete text may be sent too, to
+    get its end, with ``max_tokens`` 0 if it has its full length. Only for workers with
     ``can_continue``; others use it for the grammar alone.
 
     ``serving`` is that of the card whose tokenizer made the ``token_ids``: a worker that serves
-    another model by then hands the job back.
+    another model by now hands the job back.
 
     ``expected_tokens`` is a number of tokens that the job will hardly exceed, 0 where unknown: it
     decides how much others' prompts may slow the job down, and never ends it.
 
-    ``images`` are the prompt's, in their order, each a PNG, JPEG, GIF or WebP file. ``token_ids``
-    have the card's ``Vision.token_id`` for them, as often as ``Vision.tokens_of`` says. Only for
-    workers whose card has a ``vision``.
+    ``images`` are the prompt's in order, each a PNG, JPEG, GIF or WebP file. ``token_ids`` have the
+    card's ``Vision.token_id`` for them, as often as ``Vision.tokens_of`` says. Only for workers
+    with a ``vision``.
     """
 
     lane: str
@@ -134,11 +134,10 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
 
 
 class Pause(msgspec.Struct, tag="pause", frozen=True):
-    """Pauses a job, whose KV is kept; one that has not started is not started meanwhile.
+    """Pauses a job and keeps its KV; a job that has not started stays unstarted.
 
     Deadline and cancel count as before. Unknown and finished handles are ignored, and so is a job
-    that is paused already or has been paused too often. Only for workers whose card says
-    ``can_pause``.
+    that is paused already or has been paused too often. Only for workers with ``can_pause``.
     """
 
     lane: str
@@ -146,7 +145,7 @@ class Pause(msgspec.Struct, tag="pause", frozen=True):
 
 
 class Resume(msgspec.Struct, tag="resume", frozen=True):
-    """Lets a paused job go on, before any that waits to start. Otherwise ignored.
+    """Resumes a paused job, before any that waits to start. Otherwise ignored.
 
     A pause that has not taken effect yet is taken back, and neither is reported.
     """
@@ -158,8 +157,8 @@ class Resume(msgspec.Struct, tag="resume", frozen=True):
 class Drain(msgspec.Struct, tag="drain", frozen=True, omit_defaults=True):
     """Refuses new work, lets jobs finish for ``grace_ms``, ends the rest, closes all lanes.
 
-    Needs no lane: whoever stops a worker sends it, since an open lane keeps Triton from stopping.
-    A worker that is not stopped then takes work again after ``drain.HOLD_S``.
+    Needs no lane: a launcher sends it before it stops a worker, because an open lane keeps Triton
+    from stopping. A worker that is not stopped then takes work again after ``drain.HOLD_S``.
     """
 
     grace_ms: float
@@ -178,7 +177,7 @@ class Swap(msgspec.Struct, tag="swap", frozen=True, omit_defaults=True):
     ``settings`` are worker settings by their dotted names (``model_path``, ``kv.blocks``), as text
     in the form of ``TIDEGATE_WORKER__…``; all others are those that it was started with.
     ``model_name`` alone names one of its card's ``loadable``; no settings at all means the model
-    served before this one. ``anew``: the current model is loaded again from its files, whatever
+    served before this one. ``anew``: load the current model again from its files, whatever
     ``settings`` say. Running jobs have ``grace_ms``, as in a drain. Answered on its own stream: a
     frame with a ``SwapReport`` for each phase, the last one final. Needs no lane. One at a time.
     """
@@ -299,11 +298,11 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     ``late_tokens`` were generated after the deadline or abort (waste, counted separately by DL-10).
     ``left_ms`` is the budget left (negative when overrun). ``abort_ms`` is the time from the
     worker's notice of the abort to its slot and blocks being free (WP-5); None if not aborted.
-    ``tail`` is text that was held back (a possible stop string, half a character) and belongs
-    after the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix
-    cache and not computed again. A ``spared`` job was certain to miss at some point, and went on
-    because it ``keeps_on``. ``stop`` is the stop string that ended the text, empty where none did,
-    and ``stop_token_id`` the job's own stop token that did. ``embedding`` is that of a job that
+    ``tail`` is text that was held back (a possible stop string, half a character) and belongs after
+    the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix cache and
+    not computed again. A ``spared`` job was certain to miss at some point, and continued because it
+    ``keeps_on``. ``stop`` is the stop string that ended the text, empty where none did, and
+    ``stop_token_id`` the job's own stop token that did. ``embedding`` is that of a job that
     ``embeds``: little-endian float32, scaled to length 1.
     """
 
@@ -342,13 +341,12 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     in which the GPU computed a step, sampled; 0 where there is none. ``paused`` jobs were started,
     hold their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load,
     and ``cuda_init_ms`` how long CUDA took, 0 without it (LB-6). ``sessions`` are the conversations
-    whose KV is kept between two turns, ``session_blocks`` those of their blocks that nobody uses
-    meanwhile; they count as free. Of the conversations kept, ``expired`` ones' time was over,
-    ``displaced`` ones made room for others within the share; ``session_evicted_blocks`` were given
-    up for running work. ``drain_left_ms`` is how long running jobs still have while the worker
-    drains; None while it does not. ``stuck_ms`` is how long the step under way has taken, once that
-    is far beyond the usual; else 0. ``not_finite_total`` jobs ended because their numbers were NaN
-    or infinite.
+    whose KV is kept between two turns, ``session_blocks`` those of their blocks that no job uses;
+    they count as free. Of the conversations kept, ``expired`` ones' time was over, ``displaced``
+    ones made room for others within the share; ``session_evicted_blocks`` were given up for running
+    work. ``drain_left_ms`` is how long running jobs still have while the worker drains; None while
+    it does not. ``stuck_ms`` is how long the current step has taken, once that is far beyond the
+    usual; else 0. ``not_finite_total`` jobs ended because their numbers were NaN or infinite.
     """
 
     kv_blocks_total: int
@@ -426,7 +424,7 @@ class SwapPhase(StrEnum):
 
 
 class SwapReport(msgspec.Struct, array_like=True, frozen=True):
-    """Progress of a swap, sent to whoever asked for it and on every lane.
+    """Progress of a swap, sent to its caller and on every lane.
 
     ``model`` is the new model's name, ``was`` the old one's. ``ms`` is how long each finished phase
     took, in order. ``beside``: the new model is loaded while the old one serves. ``freed_mib`` is
@@ -447,8 +445,8 @@ class Frame(msgspec.Struct, array_like=True):
 
     Order within: ``started``, then ``prompts``, ``deltas``, ``paused``, ``resumed``, then ``ends``.
     A job that starts and ends within one frame is in ``started``, ``deltas`` and ``ends``. One that
-    is in ``paused`` and ``resumed`` was paused in between and goes on. ``prompts`` are by handle,
-    each job's in the order of its prompt, over as many frames as needed.
+    is in ``paused`` and ``resumed`` was paused in between and runs again. ``prompts`` are by
+    handle, each job's in the order of its prompt, over as many frames as needed.
     """
 
     seq: int

@@ -1,7 +1,7 @@
 """Hashes a checkpoint's contents (PF-6), quickly enough for every start.
 
-Workers put the digest in their cards, and the catalog of models beside each model, so that one can
-be matched with the other.
+Workers put the digest in their cards and the catalog stores it per model, so that the two can be
+matched.
 """
 
 import hashlib

@@ -25,13 +25,13 @@ class FinishReason(StrEnum):
     DEADLINE = "deadline"
     """Out of time: an error, or a clean end where the client chose ``partial``."""
     CANCELLED = "cancelled"
-    """The job was cancelled, or nobody is left to read it."""
+    """The job was cancelled, or its client is gone."""
     ERROR = "error"
     """Something broke, or the job was refused by the worker."""
 
 
 class AbortCause(StrEnum):
-    """Why somebody outside the engine wants a job to stop."""
+    """Why a caller outside the engine stops a job."""
 
     CANCEL = "cancel"
     DISCONNECT = "disconnect"

@@ -167,7 +167,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model's sampling where a request states none; None leaves it to ``Sampling``."""
+    """A model's defaults for a request's sampling; None leaves a value to ``Sampling``."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -36,8 +36,8 @@ PATTERNS: Final = {
 
 
 def with_forms(schema: Any, *, values: tuple[str, ...]) -> Any:
-    """A copy of ``schema`` with these formats as patterns; ``values`` are keywords whose values are
-    no schemas."""
+    """A copy of ``schema`` with these formats as patterns; ``values`` are keywords with values that
+    are no schemas."""
     if isinstance(schema, list):
         return [with_forms(one, values=values) for one in schema]
     if not isinstance(schema, dict):

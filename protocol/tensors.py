@@ -37,5 +37,5 @@ PARAM_DEADLINE_MS: Final = "deadline_ms"
 PARAM_DEADLINE_UNIX_MS: Final = "deadline_unix_ms"
 PARAM_FIRST_TOKEN_MS: Final = "first_token_ms"
 PARAM_TOKEN_GAP_MS: Final = "token_gap_ms"
-# and by which it shows that it may generate, where the worker asks for that
+# and its token, if the worker requires one
 PARAM_TOKEN: Final = "token"

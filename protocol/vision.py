@@ -1,4 +1,4 @@
-"""How a model reads images: the token that stands for one in a prompt, and how often it comes.
+"""How a model reads images: the token that stands for one in a prompt, and how often it occurs.
 
 Defined once, for the orchestrator, which counts an image's tokens before it decides on a request,
 and for the worker, which computes them.

@@ -34,24 +34,22 @@ from pool.fleet.metrics import POOL, pool_metrics
 _PAGE = """\
 # Metrics
 
-`GET /metrics` on the orchestrator's port, in Prometheus' text format, without a token; what has the
-label `tenant` is shown to an admin's only, where keys are set. Written by
+`GET /metrics` on the orchestrator's port, in Prometheus' text format, without a token. Where keys
+are set, only an admin's key sees the label `tenant`. Written by
 `python -m tools.metrics_page > docs/metrics.md`; a test fails when it is stale.
 
-A histogram is scraped as `…_bucket`, `…_sum` and `…_count`. Shares are 0 to 1. Codes in brackets
-name the promise that a metric watches. Asked for OpenMetrics, it answers in that, with exemplars: a
-bucket of `tidegate_queue_ms`, `tidegate_ttft_ms`, `tidegate_total_ms` and of the first two
-`gen_ai_server_…` has the `trace_id` of a request whose `traceparent` was sampled. Of what clients
-choose, labels take the first {tenants} tenants and {models} models; later ones are `other`.
+Shares are 0 to 1. Codes in brackets name the promise that a metric watches. As OpenMetrics, buckets
+of `tidegate_queue_ms`, `tidegate_ttft_ms`, `tidegate_total_ms` and the first two `gen_ai_server_…`
+carry the `trace_id` of a sampled request. Labels take the first {tenants} tenants and {models}
+models; later ones are `other`.
 
 In each process `tidegate_offered_total` + `tidegate_recovered_total` = `tidegate_outcomes_total` +
-`tidegate_journal_left` + what is under way. Over restarts, a durable request is offered in one
-process, recovered in those after it, and comes to its outcome in the last; what is not durable ends
-with its process.
+`tidegate_journal_left` + live requests. A durable request is offered in one process, recovered in
+later ones, and has its outcome in the last.
 
-`stage` of `tidegate_misses_total` is the one to blame: `retry` where an instance did not finish it,
-`queue` where it was never sent, `route` where the way took longest, `prediction` where its chance
-was {likely:.0%} or more when it was sent, else the longest of `queue`, `prefill` and `decode`.
+`stage` of `tidegate_misses_total` is the one to blame: `retry` if an instance did not finish it,
+`queue` if it was never sent, `route` if the way took longest, `prediction` if its chance was
+{likely:.0%} or more when it was sent, else the longest of `queue`, `prefill` and `decode`.
 
 ## The service
 
@@ -59,8 +57,7 @@ was {likely:.0%} or more when it was sent, else the longest of `queue`, `prefill
 
 ## In OpenTelemetry's names
 
-The metrics `gen_ai.server.…` of the [conventions for generative AI][gen-ai], as Prometheus spells
-them, with the buckets laid down there.
+`gen_ai.server.…` of the [conventions for generative AI][gen-ai], with their buckets.
 
 [gen-ai]: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
 
@@ -75,8 +72,8 @@ has these alone.
 
 ## Each instance
 
-With the label `instance`, the address of its gRPC endpoint. What a worker counts or measures itself
-comes with its heartbeats, and is missing until the first.
+With the label `instance`, its gRPC address. What a worker reports comes with its heartbeats; its
+counters start with the worker.
 
 {instances}
 
@@ -142,13 +139,12 @@ async def declared() -> list[Declared]:
 
 
 def _table(metrics: Iterable[Declared]) -> str:
-    lines = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    lines = ["| name | type | meaning |", "|---|---|---|"]
     for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels if label != "instance")
-        total = "_total" if metric.type == "counter" else ""
-        lines.append(
-            f"| `{metric.name}{total}` | {metric.type} | {metric.unit} | {labels} | {metric.text} |"
-        )
+        labels = ",".join(label for label in metric.labels if label != "instance")
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        name += f"{{{labels}}}" if labels else ""
+        lines.append(f"| `{name}` | {metric.type}, {metric.unit} | {metric.text} |")
     return "\n".join(lines)
 
 

@@ -24,37 +24,32 @@ _PAGE = """\
 Every setting of the orchestrator, of its workers and of the slot model. Written by
 `python -m tools.settings_page > docs/settings.md`; a test fails when it is stale.
 
-- **In the environment** a setting is `TIDEGATE_` and its name in capitals, with two underscores for
-  each dot: `queue.max_waiting` is `TIDEGATE_QUEUE__MAX_WAITING`, `worker.kv.blocks` is
-  `TIDEGATE_WORKER__KV__BLOCKS`.
-- **In `tidegate.toml`** (in the working directory, or where `TIDEGATE_CONFIG` says) the
-  orchestrator's have a table for each section: `[queue]` with `max_waiting = 7`. The environment
-  goes before it, and options of the command line before both.
-- **In `pool.toml`** ([pool.md](pool.md)) `settings` of an instance are the worker's, without
+- **Environment**: `TIDEGATE_` and the name in capitals, two underscores for each dot:
+  `queue.max_waiting` is `TIDEGATE_QUEUE__MAX_WAITING`.
+- **`tidegate.toml`** (in the working directory, or where `TIDEGATE_CONFIG` says) has a table for
+  each section of the orchestrator's: `[queue]` with `max_waiting = 7`. The environment overrides
+  it; the command line overrides both.
+- **`pool.toml`** ([pool.md](pool.md)): an instance's `settings` are a worker's, without
   `worker.`.
 
-A value that does not fit, or a name that no setting has, stops the start with a line that says
-which. Codes in brackets name the promise that a setting belongs to. All of them are there since
-{since}, the first version.
+A bad value or an unknown name stops the start and is named. Codes in brackets name the promise that
+a setting belongs to. Where a setting has choices, the first is its default.
 
 ## The orchestrator
 
-Read by `orchestrator/settings/`; `kill -HUP`, or `tidegate reload`, has some of them read again
-([operating.md](operating.md)).
+`tidegate reload` and SIGHUP read some of them again ([operating.md](operating.md#settings)).
 
 {orchestrator}
 
 ## Workers
 
-Read by each worker when Triton loads the model `llm` (`worker/settings.py`). `tidegate up` hands
-its environment on.
+Read by each worker when Triton loads the model `llm`. `tidegate up` passes its environment on.
 
 {worker}
 
 ## The slot model
 
-Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
-`clips/render/settings.py`).
+Read when Triton loads the model `slot`, which renders clips ([slot.md](slot.md)).
 
 {slot}
 
@@ -62,15 +57,14 @@ Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
 
 | variable | meaning |
 |---|---|
-| `TIDEGATE_CONFIG` | The path of `tidegate.toml` |
-| `TIDEGATE_HOME` | The folder with all that is kept: engines, models, journals, logs |
-| `TIDEGATE_TRITON` | The path of a `tritonserver` to start instead of the one that is downloaded |
-| `TIDEGATE_OWN_ADDRESS` | Set by `--processes`: where one of several at a port is reached |
+| `TIDEGATE_CONFIG` | Path of `tidegate.toml` |
+| `TIDEGATE_HOME` | Folder for engines, models, journals, logs |
+| `TIDEGATE_TRITON` | Path of a `tritonserver` to use instead of the downloaded one |
+| `TIDEGATE_OWN_ADDRESS` | Set by `--processes`: a process's own address |
 | `TIDEGATE_SHARED_BY` | Set by launchers: how many workers share this machine's memory |
 | `TIDEGATE_LEGACY_STUB` | Set by launchers: whether Triton's stub was built for numpy 1 |
-| `TIDEGATE_URL`, `TIDEGATE_TOKEN` | What the commands of `tidegate` talk to, and with which token |
+| `TIDEGATE_URL`, `TIDEGATE_TOKEN` | Service and token of the `tidegate` commands |
 """
-_SINCE: Final = "0.1.0"
 _PAGE_NAME: Final = re.compile(r"docs/([a-z-]+\.md)")
 _UNITS: Final = {
     "_s": "s",
@@ -84,18 +78,16 @@ _UNITS: Final = {
 
 
 class SettingRow(NamedTuple):
-    """One setting: its dotted name, default, unit or choices, and what it is."""
+    """One setting: its dotted name, its default with unit or choices, and what it is."""
 
     name: str
     default: str
-    unit: str
     meaning: str
 
 
 def page() -> str:
     """The whole page in Markdown."""
     return _PAGE.format(
-        since=_SINCE,
         orchestrator=_chapter(whole_settings(), ""),
         worker=_chapter(WorkerSettings, "worker."),
         slot=_chapter(RenderSettings, "slot."),
@@ -112,7 +104,7 @@ def rows_of(kind: type[BaseModel], above: str = "") -> Iterator[SettingRow]:
             yield from rows_of(section, f"{above}{name}.")
         else:
             meaning = said.get(name, "")
-            yield SettingRow(f"{above}{name}", _default(field), _unit(name, field), meaning)
+            yield SettingRow(f"{above}{name}", _default(name, field), meaning)
 
 
 def docstrings(kind: type[BaseModel]) -> dict[str, str]:
@@ -151,10 +143,10 @@ def _chapter(kind: type[BaseSettings], above: str) -> str:
 
 
 def _table(rows: list[SettingRow], above: str) -> str:
-    lines = ["| setting | default | unit or choices | meaning |", "|---|---|---|---|"]
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
     for row in rows:
         meaning = _markdown(row.meaning).replace("|", "\\|")
-        lines.append(f"| `{above}{row.name}` | {row.default} | {row.unit} | {meaning} |")
+        lines.append(f"| `{above}{row.name}` | {row.default} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -167,10 +159,13 @@ def _markdown(text: str) -> str:
     return text.replace("``", "`")
 
 
-def _default(field: FieldInfo) -> str:
+def _default(name: str, field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
+    if choices := _choices(field.annotation):
+        rest = [choice for choice in choices if choice != value]
+        return ", ".join(f"`{choice}`" for choice in [value, *rest])
     if value is None:
         return "unset"
     if value in ("", (), {}):
@@ -182,17 +177,9 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, int) and value >= 2**20 and not value % 2**20:
         unit, size = ("GiB", 2**30) if not value % 2**30 else ("MiB", 2**20)
         return f"`{value}` ({value // size} {unit})"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-def _unit(name: str, field: FieldInfo) -> str:
-    choices = _choices(field.annotation)
-    if choices:
-        return ", ".join(f"`{choice}`" for choice in choices)
-    if field.annotation is bool:
-        return ""
-    found = [unit for suffix, unit in _UNITS.items() if name.endswith(suffix)]
-    return found[0] if found else ""
+    units = [unit for suffix, unit in _UNITS.items() if name.endswith(suffix)]
+    told = f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+    return f"{told} {units[0]}" if units else told
 
 
 def _choices(annotation: Any) -> list[str]:

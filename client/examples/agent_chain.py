@@ -3,13 +3,12 @@
     pip install tidegate-0.1.0-py3-none-any.whl     # make wheel
     python agent_chain.py "a fox who learns to sail" --url http://127.0.0.1:8080 --seconds 10
 
-Every call states the same deadline, that of the whole run, and how many calls are still to come
-(``calls_left``). The service ranks each by its share of what is left, so that the first calls do
-not use up the time of the last, and stops none before the run's own deadline.
-``on_deadline="fit"`` makes each answer as long as its share allows. The session keeps what was
-computed of the conversation while the agent's tools run.
+Every call states the run's deadline and how many calls follow (``calls_left``). The service ranks
+each by its share of what is left, so that the first calls do not use up the time of the last, and
+stops none before the run's own deadline. ``on_deadline="fit"`` makes each answer as long as its
+share allows. The session keeps what was computed of the conversation while the agent's tools run.
 
-A tool has a quarter of what is left at most: the run goes on without one that hangs, as with
+A tool has at most a quarter of what is left: the run continues without one that hangs, as with
 ``--tool-seconds 60``. What a tool does not use is left for the calls.
 """
 

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 
 async def render(args: argparse.Namespace) -> dict[str, Any]:
-    """Writes the clip to ``args.out``; returns what the server says of it."""
+    """Writes the clip to ``args.out``; returns the server's facts about it."""
     recipe = {"schema": "1.0", "text": args.text, "portrait": {"prompt": args.portrait}}
     given = triton.InferInput("recipe", [1], "BYTES")
     given.set_data_from_numpy(np.array([json.dumps(recipe).encode()], dtype=np.object_))

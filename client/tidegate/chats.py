@@ -161,7 +161,7 @@ def chat_call(
         body["deadline_ms"] = round(deadline.in_s * 1000)
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    # Not idempotent: what was answered, and lost on its way, would be computed again.
+    # Not idempotent: an answer that was lost on its way would be computed again.
     return Call(
         "POST",
         _PATH,

@@ -87,7 +87,7 @@ class Client(Work[Submitted, Event]):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Tasks go on as their ``on_disconnect`` says."""
+        """Close the connections. Tasks continue as their ``on_disconnect`` says."""
         await self._transport.close()
 
     @property
@@ -101,7 +101,7 @@ class Client(Work[Submitted, Event]):
         return [model.id for model in await self.model_infos()]
 
     async def model_infos(self) -> tuple[ModelInfo, ...]:
-        """Models that are served, with what is known of them."""
+        """Served models, with their facts."""
         return (await self._get("/v1/models", ModelList)).data
 
     async def instances(self) -> tuple[Instance, ...]:
@@ -127,10 +127,8 @@ class Client(Work[Submitted, Event]):
         idempotency_key: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> Submitted:
-        """Hand in a task and return at once. Raises ``ApiError`` when it is refused.
-
-        However often it has to be sent, it runs once: by ``idempotency_key``, which is made up
-        where none is given.
+        """Submit a task and return at once. Raises ``ApiError`` if it is refused. However often it
+        is sent, it runs once, by ``idempotency_key``, which is drawn if none is given.
         """
         key = idempotency_key or uuid.uuid4().hex
         return await self._submit(_submission(prompt, options, key))
@@ -157,7 +155,7 @@ class Client(Work[Submitted, Event]):
         return await self._transport.call(call, Quote)
 
     async def status(self, task_id: str) -> TaskStatus:
-        """Get a task as it stands. Raises ``NotFound``."""
+        """Get a task's current state. Raises ``NotFound``."""
         return await self._get(self._path_of(task_id), TaskStatus)
 
     # ── a task followed to its end ───────────────────────────────────────────────────────────

@@ -8,8 +8,8 @@
 
 It works in ``async`` code and in plain code, and holds for the tasks and threads that inherit the
 context (``asyncio.create_task``, ``asyncio.to_thread``). Every call states what is left of it to
-the server, and raises ``DeadlineExceeded`` without asking when nothing is. Code of your own is
-not interrupted.
+the server, and raises ``DeadlineExceeded`` without asking when nothing is. Your own code is not
+interrupted.
 """
 
 import math

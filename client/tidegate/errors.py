@@ -10,7 +10,7 @@
         ├── AuthFailed (PermissionError)        token missing or wrong
         ├── NotFound (LookupError)              unknown task or model
         ├── DeadlineExceeded (TimeoutError)     too late, or certain to be
-        ├── TaskCancelled                       somebody cancelled the task
+        ├── TaskCancelled                       the task was cancelled
         └── Unavailable                         no room or not ready: a retry can help
 
 ``ApiError`` itself is raised for codes that have no class of their own (an engine that broke).
@@ -48,14 +48,14 @@ class ProtocolError(TidegateError, ValueError):
 
 
 class ToolTimeout(TidegateError, TimeoutError):
-    """A tool was not done within the limit of ``tool_deadline``; the run's own time may go on."""
+    """A tool was not done within the limit of ``tool_deadline``; the run may have time left."""
 
 
 class ApiError(TidegateError):
     """The server refused or failed a request.
 
     ``status`` is the HTTP status, None when the error arrived as a stream's terminal event.
-    ``retry_after_s`` is the server's own hint. ``details`` holds whatever else it said.
+    ``retry_after_s`` is the server's own hint. ``details`` holds the rest of the error.
     """
 
     def __init__(

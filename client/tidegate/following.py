@@ -51,7 +51,7 @@ class Stream(Generic[_T]):
 
     @property
     def last_event_id(self) -> str:
-        """Id of the last event read here: ``Client.events`` goes on after it, in another program
+        """Id of the last event read here: ``Client.events`` continues after it, in another program
         too. Empty before the first event, and for chats."""
         return self._position.last_event_id
 
@@ -73,7 +73,8 @@ class Stream(Generic[_T]):
 
 
 class Work(Generic[_S, _T]):
-    """Work that a service takes on (as ``_S``), whose events (``_T``) are followed to their end."""
+    """Work that a service accepts (as ``_S``), with events (``_T``) that are followed to their
+    end."""
 
     _kind: str
     _path: str
@@ -125,7 +126,7 @@ class Work(Generic[_S, _T]):
         try:
             id = self._id(await asyncio.shield(submitting))
         except asyncio.CancelledError:
-            await stop()  # the server may have taken it on all the same
+            await stop()  # the server may have accepted it
             raise
         ended = False
         events = self._events(id, submission.ends_at, position, is_known=True)
@@ -193,8 +194,8 @@ class Work(Generic[_S, _T]):
                 if not is_known:
                     raise
                 raise lost(
-                    "the service does not know it any more; one that was restarted goes on with "
-                    "what is durable only"
+                    "the service does not know it any more; a restarted one continues only durable"
+                    " tasks"
                 ) from error
             except ApiError as error:
                 if not error.retryable:

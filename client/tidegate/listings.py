@@ -15,7 +15,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class TaskLine(msgspec.Struct, frozen=True):
-    """One task in a list: how it stands, without its text.
+    """One task in a list, without its text.
 
     ``api`` is the route that it came by (``tasks``, ``chat``, ``messages``, ``slots`` …), and
     ``answer_id`` the id of its answer there (``chatcmpl-…``); either id cancels it. ``left_ms`` is
@@ -67,8 +67,8 @@ class Gate(msgspec.Struct, frozen=True):
 
 class SwapState(msgspec.Struct, frozen=True):
     """Progress or end of a swap of an instance's model: ``phase`` is ``done`` or ``failed`` at its
-    end, and ``ms`` has how long each finished phase took. ``beside``: the new model was loaded
-    while the old one served."""
+    end, and ``ms`` has how long each finished phase took. ``beside``: the new model loaded while
+    the old one served."""
 
     address: str
     model: str
@@ -90,7 +90,7 @@ class InstancePrediction(msgspec.Struct, frozen=True):
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """One Triton behind the service. A field is None where its worker has not told it yet."""
+    """One Triton behind the service. A field is None until its worker has reported it."""
 
     address: str
     state: str
@@ -116,7 +116,7 @@ class Instance(msgspec.Struct, frozen=True):
     lacks: tuple[str, ...] | None = None
     """Features that its engine does not have."""
     abort_ms: float | None = None
-    """Longest time for which a job that was given up may hold its slot."""
+    """Longest time that an aborted job may hold its slot."""
     loadable: tuple[str, ...] = ()
     gates: dict[str, Gate] = {}
     swap: SwapState | None = None

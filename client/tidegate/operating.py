@@ -1,7 +1,7 @@
 """Operating a service: drain it or its instances, swap their models, reload settings.
 
-What changes something needs an operator's token: the service's admin token, or, where it has none,
-the key that it keeps in ``TIDEGATE_HOME/operator`` for the user that runs it.
+Changes need an operator's token: the service's admin token, or, if it has none, the key that it
+keeps in ``TIDEGATE_HOME/operator`` for the user that runs it.
 """
 
 from collections.abc import Callable, Mapping
@@ -75,7 +75,7 @@ class Operating:
         wait: bool = True,
         back: bool = False,
     ) -> SwapState:
-        """Have an instance serve another model: a name that it knows, or a path on its machine,
+        """Make an instance serve another model: a name that it knows, or a path on its machine,
         then called ``name``; or ``back`` to the one before. What runs finishes within ``grace``.
 
         Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model that it has.
@@ -102,8 +102,7 @@ class Operating:
     async def reload_instance(
         self, address: str, *, grace: Deadline | None = None, wait: bool = True
     ) -> SwapState:
-        """Have an instance load the model that it serves anew, from its files. What runs finishes
-        within ``grace``.
+        """Make an instance reload its model from its files. What runs finishes within ``grace``.
 
         Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model as it was.
         """
@@ -121,8 +120,8 @@ class Operating:
         grace: Deadline | None = None,
         on_swap: Callable[[SwapState], None] = lambda state: None,
     ) -> tuple[SwapState, ...]:
-        """Have all instances serve another model, one after the other, each once the one before is
-        ready. Instances without a text model, there for clips, are left out.
+        """Make all instances serve another model, one after the other. Instances without a text
+        model are left out.
 
         The first that fails stops it: those that were swapped get their model back, and the error
         is raised. ``on_swap`` is called with the state of each.
@@ -145,7 +144,8 @@ class Operating:
         return tuple(done)
 
     async def reload(self) -> Reloaded:
-        """Have settings and keys read anew. Raises ``InvalidRequest`` where they do not fit."""
+        """Make the service read settings and keys again. Raises ``InvalidRequest`` if they do not
+        fit."""
         return await self._post("/admin/reload", Reloaded)
 
     async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:

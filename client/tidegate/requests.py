@@ -102,9 +102,9 @@ class TaskOptions(SamplingOptions, total=False):
 
     ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
     conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
-    ``calls_left`` are calls still to come under the same deadline. A ``durable`` task outlives the
-    orchestrator; an ``idempotent`` one may get another text after that. A ``reservation`` of a
-    quote states the deadline that it holds.
+    ``calls_left`` is the number of calls that follow under the same deadline. A ``durable`` task
+    outlives the orchestrator; an ``idempotent`` one may get another text after that. A
+    ``reservation`` of a quote states the deadline that it holds.
     """
 
     model: str
@@ -169,8 +169,8 @@ def quote_body(
     options: TaskOptions,
     due_s: float | None,
 ) -> dict[str, Any]:
-    """Body of ``POST /v2/quote``. Raises ``ValueError`` unless there is one of a prompt and its
-    length."""
+    """Body of ``POST /v2/quote``. Raises ``ValueError`` unless exactly one of a prompt and its
+    length is given."""
     if (prompt is None) is (prompt_tokens is None):
         raise ValueError("a quote needs either a prompt or prompt_tokens, its length alone")
     body = task_body("" if prompt is None else prompt, options, due_s)

@@ -45,12 +45,12 @@ class TaskError(msgspec.Struct, frozen=True):
 
 
 class TaskStatus(msgspec.Struct, frozen=True):
-    """A task as it stands: ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
+    """A task's state: ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
 
-    ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is what there is so far.
-    ``missed_part`` is what was late where the outcome is ``missed``: ``first_token``, ``token_gap``
-    or ``whole``. ``calls_to_come`` is how many further calls of its run its share of the time
-    allows for, as they were stated or on average are to be expected; None where that is none.
+    ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is the text so far.
+    ``missed_part`` is what was late if the outcome is ``missed``: ``first_token``, ``token_gap`` or
+    ``whole``. ``calls_to_come`` is the number of further calls of its run, stated or expected, that
+    its share of the time allows for; None without any.
     """
 
     task_id: str

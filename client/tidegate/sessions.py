@@ -29,7 +29,7 @@ _DELETE_WAIT_S = 2.0
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """A session as it stands. Only ``get`` has what was said, in the field named by ``kind``."""
+    """A session's state. Only ``get`` has what was said, in the field named by ``kind``."""
 
     session_id: str
     status: str
@@ -80,7 +80,7 @@ class Session:
         return await self._client.generate(turn(self.kind, said), **options)
 
     async def info(self) -> SessionInfo:
-        """Get the session as it stands, with all that was said."""
+        """Get the session with its whole conversation."""
         return await self._client.sessions.get(self.id)
 
 

@@ -43,7 +43,7 @@ class SlotOptions(TypedDict, total=False):
 
 class SlotSubmitted(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to a recipe that was accepted. ``predicted_ms`` is the time until it has ended, and
-    ``predicted_given_up`` names what is likely to be given up for that."""
+    ``predicted_given_up`` names what will probably be dropped for that."""
 
     slot_id: str
     status: str
@@ -71,9 +71,9 @@ class SlotCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a clip: sound and picture, where the time went (milliseconds), what was given up.
+    """Facts about a clip: sound and picture, where the time went (milliseconds), what was dropped.
 
-    ``outputs`` maps the name of each file to where it is.
+    ``outputs`` maps file names to their paths.
     """
 
     outcome: str | None = None
@@ -93,8 +93,8 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(SlotFacts, frozen=True, kw_only=True):
-    """A slot as it stands: ``queued``, ``dispatched``, ``running`` or ``ended``. ``stages`` has how
-    much of each stage is done, in percent."""
+    """A slot's state: ``queued``, ``dispatched``, ``running`` or ``ended``. ``stages`` has how much
+    of each stage is done, in percent."""
 
     slot_id: str
     status: str
@@ -110,7 +110,7 @@ class SlotStatus(SlotFacts, frozen=True, kw_only=True):
 
 
 class SlotLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot in a list: how it stands, without its recipe. Times are milliseconds."""
+    """One slot in a list, without its recipe. Times are milliseconds."""
 
     slot_id: str
     status: str
@@ -206,7 +206,7 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         return await self._submit(_submission(recipe, options, key))
 
     async def get(self, slot_id: str) -> SlotStatus:
-        """Get a slot as it stands. Raises ``NotFound``."""
+        """Get a slot's state. Raises ``NotFound``."""
         call = Call("GET", self._path_of(slot_id), ends_at=due().at)
         return await self._transport.call(call, SlotStatus)
 
@@ -220,16 +220,15 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         return await self._transport.call(call, SlotList)
 
     async def download(self, slot_id: str, output: str = "mp4") -> bytes:
-        """Get a file of a slot: ``mp4``, ``wav`` or ``png``, where it was asked for.
-
-        Raises ``NotFound`` where there is none, or none yet.
+        """Get a file of a slot: ``mp4``, ``wav`` or ``png``, if it was requested. Raises
+        ``NotFound`` if it does not exist yet.
         """
         name = FILES.get(output, output)
         path = f"{self._path_of(slot_id)}/outputs/{quote(name, safe='')}"
         return await self._transport.send(Call("GET", path, ends_at=due().at))
 
     def stream(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> Stream[SlotEvent]:
-        """Hand in a recipe and yield its events; a slot that ends badly raises its ``ApiError``,
+        """Submit a recipe and yield its events; a slot that ends badly raises its ``ApiError``,
         whose ``details`` are the ``SlotFailed``'s fields.
 
         Leaving it early cancels the slot, see ``Stream``.

@@ -43,7 +43,7 @@ class SseParser:
 
     ``last_event_id`` is that of the last whole event: the id of an event whose end is still to come
     does not count, or a reconnect would skip that event. An event without an id leaves it as it
-    was. ``retry_ms`` is the reconnect delay that the server stated last, None while it stated none.
+    was. ``retry_ms`` is the reconnect delay that the server stated last, None before that.
     """
 
     def __init__(

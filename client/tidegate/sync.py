@@ -109,7 +109,7 @@ class SyncStream(Generic[_T]):
 
     @property
     def last_event_id(self) -> str:
-        """Id of the last event read; ``events`` goes on after it (``Stream.last_event_id``)."""
+        """Id of the last event read; ``events`` continues after it (``Stream.last_event_id``)."""
         return self._stream.last_event_id
 
     def __iter__(self) -> Self:
@@ -309,7 +309,7 @@ class SyncSlots(SyncPart[Slots]):
 
 
 class SyncOperating(SyncPart[Operating]):
-    """``Operating`` for plain code; what is called back is called on the client's own thread."""
+    """``Operating`` for synchronous code; callbacks run on the client's own thread."""
 
     drain = plain(Operating.drain)
     drain_state = plain(Operating.drain_state)

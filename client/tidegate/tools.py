@@ -7,11 +7,10 @@
         try:
             found = await search("tides")
         except tidegate.ToolTimeout:
-            found = ""                    # the run goes on without it
+            found = ""                    # the run continues without it
 
-A tool runs within a deadline block of its own, so that the calls which it makes itself (as a
-sub-agent, say) state what the tool has left. There is nothing to hand back: the run and its tools
-go by one clock, and what a tool did not use is left for what comes after it.
+A tool runs within its own deadline block, so that its own calls (a sub-agent's, for example) state
+what the tool has left. Run and tools share one clock, so unused time stays with the run.
 
 ``timeout_headers`` and ``timeout_meta`` pass what is left on to others: over HTTP and over MCP.
 """
@@ -102,10 +101,10 @@ def tool_deadline(seconds: float | timedelta | None = None, *, share: float = 1.
     """Limit a tool to ``seconds``, and to ``share`` (0 to 1) of what is left of the block around
     it, whichever is less.
 
-    A decorator for a function, ``async`` or not, or a block for ``async with``. What is not done in
-    time raises ``ToolTimeout``: asynchronous code is cancelled; a plain function, which runs in a
-    thread of its own for this, is left to itself, and sees ``remaining()`` below zero. Raises
-    ``ValueError`` for a limit that is none.
+    A decorator for a function, ``async`` or not, or a block for ``async with``. A late tool raises
+    ``ToolTimeout``: asynchronous code is cancelled; a plain function, which runs in its own thread
+    for this, keeps running and sees ``remaining()`` below zero. Raises ``ValueError`` without a
+    limit.
     """
     limit_s = None if seconds is None else block_seconds(seconds, "a tool's time")
     if limit_s is not None and limit_s <= 0:
@@ -175,7 +174,7 @@ def timeout_meta() -> dict[str, Any]:
 
 def meta_deadline(meta: Mapping[str, Any] | None) -> AbstractContextManager[object]:
     """A block for ``with`` in a tool of an MCP server: its calls share what the request's ``_meta``
-    says is left for it. Raises ``ValueError`` for what is no time."""
+    says is left for it. Raises ``ValueError`` for an invalid time."""
     if not isinstance(meta, Mapping) or TIMEOUT_META_KEY not in meta:
         return nullcontext()
     stated = meta[TIMEOUT_META_KEY]

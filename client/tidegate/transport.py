@@ -42,10 +42,10 @@ _jitter = random.Random()
 class Retries:
     """How often a call is sent again, and how patiently. Times are seconds.
 
-    A call is repeated when nobody answered, or when the server says that another try can help
+    A call is retried if there was no answer, or if the server says that a retry can help
     (``x-should-retry``, else ``retryable`` in the error, else 429 and 503). The pause is what the
     server asks for (``retry-after-ms``), else ``first_s``, doubled each time up to ``most_s``,
-    drawn between its half and its whole. A pause that a deadline cannot hold is never begun.
+    drawn between its half and its whole. A pause never exceeds the deadline.
     """
 
     attempts: int = 3
@@ -56,7 +56,7 @@ class Retries:
     """Longest pause a server may ask for; where it asks for more, the call is not retried."""
 
     def pause_s(self, attempt: int, error: TidegateError) -> float | None:
-        """Seconds before retry number ``attempt`` (from 0); None where there is to be none."""
+        """Seconds before retry number ``attempt`` (from 0); None if there is no more."""
         if attempt >= self.attempts:
             return None
         if isinstance(error, ApiError):
@@ -219,7 +219,7 @@ def _checked(base_url: str) -> str:
     try:
         parts = urlsplit(base_url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         is_one = False
     if not is_one:
         raise ValueError(f"{base_url!r} is not an address of a service: expected http://HOST:PORT")
@@ -243,7 +243,7 @@ def _reason(error: Exception) -> str:
 
 
 class Due(NamedTuple):
-    """Deadline of a call: in how many seconds, and when on our clock; None where it has none."""
+    """Deadline of a call, in seconds and on our clock; None without one."""
 
     in_s: float | None
     at: float | None
@@ -276,7 +276,7 @@ def with_deadline(call: Call) -> tuple[dict[str, str], float]:
 
 
 def api_error(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """Refusal of the server as an exception, whatever wrote it (a proxy's HTML included).
+    """The server's refusal as an exception, also for a proxy's HTML.
 
     ``headers`` are found by names in lower case.
     """

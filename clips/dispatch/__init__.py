@@ -1,7 +1,7 @@
 """Clips that instances' ``slot`` models render against deadlines (docs/slot.md).
 
 - ``job``       what a client asks for; ``task``: one offered clip, which is work as a task is
-- ``forecast``  when each would be done, and what of it: pure
+- ``forecast`` when each would be done, and how much of it: pure
 - ``link``      the state that an instance's slot model tells; ``fleet``: all instances
 - ``attempt``   one clip on one instance; ``wire``: Triton's requests and answers
 - ``admission`` what is refused; ``waiting``: the queue

@@ -43,7 +43,7 @@ from protocol import excerpt
 _MAX_PLACES = 16
 """Places in line that are tried for a feasible deadline before the one behind all others."""
 _RESENT_S = 0.001
-"""Seconds added to a named deadline, because deadlines are told in whole milliseconds."""
+"""Seconds added to a named deadline: it is stated in whole milliseconds."""
 
 
 class _Hindrance(NamedTuple):
@@ -55,7 +55,7 @@ class _Hindrance(NamedTuple):
 
 
 class ClipAdmission:
-    """Lets clips in, or raises the error that says why not."""
+    """Admits clips, or raises the error that says why not."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class ClipAdmission:
         return self._infeasible(clip.needs, _Hindrance(found, is_others=False), others, now)
 
     def tries(self, clip: ClipTask, free: list[ClipInstance], now: float) -> list[ClipInstance]:
-        """The ``free`` instances on which to begin a clip that will hardly be in time anywhere."""
+        """The ``free`` instances for a clip that is unlikely to be in time anywhere."""
         expected = self._waiting.expected(clip)
         if expected is not None and expected.is_in_time:  # where it has to wait
             return []
@@ -179,7 +179,7 @@ class ClipAdmission:
         after = [other.needs for other in others[place_in_line:]]
         found = forecast([*before, needs, *after], self._waiting.lines(now))
         own, behind = found[place_in_line], found[place_in_line + 1 :]
-        assert own is not None, "somebody has its providers"
+        assert own is not None, "some instance has its providers"
         if not own.is_in_time:
             return _Hindrance(own, is_others=False)
         if all(map(_is_in_time, behind)):
@@ -203,9 +203,7 @@ class ClipAdmission:
         finish_at = expected.finish_at + ability.buffer_s
         why = f"it would be done after {finish_at - now:.1f} s at the least"
         if found.is_others:
-            why = (
-                "slots that were let in before could not be in time with it, and behind them " + why
-            )
+            why = "slots that were accepted before would be late with it, and behind them " + why
         feasible_at = self._feasible_at(needs, found, others, now)
         return DeadlineInfeasible(
             f"{max(0.0, needs.deadline_at - now):.1f} s until the deadline are too little: {why}, "
@@ -221,13 +219,13 @@ class ClipAdmission:
     def _feasible_at(
         self, needs: ClipNeeds, found: _Hindrance, others: Sequence[ClipTask], now: float
     ) -> float:
-        """A deadline by which ``needs`` would be let in now, and hardly later than the first such
+        """A deadline with which ``needs`` would be admitted now, close to the earliest such
         (DL-16).
 
         A later deadline makes it wait behind more of ``others``, so its finish at its present place
         is not the answer yet.
         """
-        if place(needs, self._waiting.lines(now)) is None:  # nobody is ready just now
+        if place(needs, self._waiting.lines(now)) is None:  # no instance is ready now
             instance = self._fleet.instances[found.expected.address]
             return found.expected.finish_at + instance.ability.buffer_s
         start_bys = [other.start_by for other in others if not other.refusal_sample]
@@ -249,7 +247,7 @@ class ClipAdmission:
         lines = self._waiting.lines(now)
         forecast((other.needs for other in others), lines)
         last = place(needs, lines)
-        assert last is not None, "somebody has its providers"
+        assert last is not None, "some instance has its providers"
         finish_at = last.finish_at + self._fleet.instances[last.address].ability.buffer_s
         behind_s = max(start_bys, default=now) - self._waiting.start_by(needs.by(now))
         return max(finish_at, now + behind_s) + _RESENT_S

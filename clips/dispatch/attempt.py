@@ -28,12 +28,12 @@ class AttemptSink(Protocol):
         """The worker, or Triton, ended the clip with this error."""
 
     def lost(self, attempt: "ClipAttempt", reason: str) -> None:
-        """The attempt was lost: nothing more will be heard of it."""
+        """The attempt was lost; no more events come."""
 
 
 class ClipAttempt:
-    """A clip that was sent to ``address``; ``begun`` says how far it is there. With ``keep_on``
-    nothing but its deadline stops it there."""
+    """A clip that was sent to ``address``; ``begun`` says how far it is. With ``keep_on`` only its
+    deadline stops it."""
 
     def __init__(
         self,

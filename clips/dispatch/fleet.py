@@ -39,7 +39,7 @@ class ClipInstance:
         self.health = ClipHealth.CONNECTING
         self.reason = "not reached yet"
         self.state: ClipsState | None = None
-        """The last state it told; None while it has told none, or cannot."""
+        """The state last reported; None before the first, or if it cannot report."""
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
         self.state_at = 0.0
@@ -50,7 +50,7 @@ class ClipInstance:
 
     @property
     def is_known(self) -> bool:
-        """Whether what it told still holds, or may."""
+        """Whether its last state may still hold."""
         return self.health in (ClipHealth.UP, ClipHealth.SUSPECT)
 
     @property
@@ -74,7 +74,7 @@ class ClipInstance:
         return InstanceTimeline(self.ability, now, begun, others_s)
 
     def fill(self) -> None:
-        """Count it as full until it tells another state."""
+        """Count it as full until it reports another state."""
         self.others = self.ability.slots
 
     def take_state(self, state: ClipsState | None, now: float) -> bool:
@@ -158,9 +158,8 @@ class ClipFleet:
         return [instance for instance in self if instance.heard_at]
 
     def check_heartbeats(self) -> None:
-        """Judge every instance by its silence; to be called every 250 ms or so.
-
-        When this process itself is late, states wait unread, and their age says nothing.
+        """Judge every instance by its silence; call it about every 250 ms. If this process itself
+        is late, states wait unread and their age is ignored.
         """
         now = self._clock.now()
         is_late = now - self._checked_at > SUSPECT_AFTER_S
@@ -174,7 +173,7 @@ class ClipFleet:
             silent_s = now - instance.heard_at
             reason = f"no state for {silent_s:.1f} s"
             if silent_s >= DOWN_AFTER_S:
-                # Its clips' streams may be open still, with nobody at the other end.
+                # Its clips' streams may still be open without a peer.
                 self._set(instance, ClipHealth.DOWN, reason)
                 self._give_up(instance, reason)
                 if was is not ClipHealth.CONNECTING:
@@ -183,7 +182,7 @@ class ClipFleet:
                 self._set(instance, ClipHealth.SUSPECT, reason)
 
     def gone(self, address: str) -> None:
-        """Note that Triton unloaded the slot model there, though the watch goes on."""
+        """Note that Triton unloaded the slot model there, though the watch continues."""
         instance = self.instances.get(address)
         if instance is not None:
             reason = "the model was unloaded"
@@ -240,7 +239,7 @@ class ClipFleet:
             self._set(instance, ClipHealth.ABSENT, reason)
         elif instance.health is not ClipHealth.DOWN:
             self._set(instance, ClipHealth.CONNECTING, reason)
-        # Its clips have streams of their own, which tell of their ends themselves.
+        # Its clips have their own streams, which report their ends.
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
@@ -265,7 +264,7 @@ class ClipFleet:
 
 
 def _told(state: ClipsState) -> tuple[object, ...]:
-    """The parts of a state that an ability is made of."""
+    """The parts of a state that determine an ability."""
     limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
     return (state.stages, *limits)
 

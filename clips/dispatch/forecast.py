@@ -55,12 +55,12 @@ class Ability:
     buffer_s: float = BUFFER_S
     slots: int = NOMINAL_SLOTS
     fastest: "Ability | None" = None
-    """The ability with the least times of stages, 0 if nothing was rendered of late; None if
+    """The ability with the least times of stages, 0 if nothing was rendered recently; None if
     unknown."""
 
     @classmethod
     def of(cls, state: ClipsState) -> "Ability":
-        """The ability that a worker's state tells."""
+        """The ability by a worker's state."""
         rates, others = dict(NOMINAL_ABILITY.rates), {}
         least, least_others = dict(rates), {}
         for stage in Stage:
@@ -106,7 +106,7 @@ def _nominal() -> Ability:
 
 
 NOMINAL_ABILITY: Final = _nominal()
-"""The ability of an instance that tells none."""
+"""The ability of an instance that reports none."""
 
 
 class ClipNeeds:
@@ -172,7 +172,7 @@ class ClipNeeds:
         return can.missing(self.chosen) is None and now <= self.start_by(can)
 
     def is_known(self, ability: Ability) -> bool:
-        """Whether all stages that the clip needs have rendered something there of late."""
+        """Whether all stages that the clip needs have run there recently."""
         least = ability.at_best.work(self.whole(ability), self.chosen)
         needed = units_of(self.whole(ability))
         return all(least[stage] > 0 for stage in Stage if needed[stage])
@@ -282,8 +282,8 @@ def place(needs: ClipNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected |
 def forecast(
     all_needs: Iterable[ClipNeeds], lines: Mapping[str, InstanceTimeline]
 ) -> list[Expected | None]:
-    """What will become of waiting clips, in their order. A clip that will not be in time takes
-    nobody's place. Leaves ``lines`` as they will be then."""
+    """Forecasts for the waiting clips, in order. A clip that will be late takes no one's place.
+    Advances ``lines``."""
     expected = []
     for needs in all_needs:
         found = place(needs, lines)

@@ -74,8 +74,7 @@ class ClipLedger:
         self.end_ms.observe(1000 * (clip.marks.ended - clip.marks.received))
         for name in TIMES:
             ms = clip.facts.get(f"{name}_ms")
-            # A part that was not rendered, such as a check that was given up, took no time worth
-            # telling.
+            # A part that was not rendered, such as a dropped check, has no time to report.
             if isinstance(ms, int | float) and ms > 0:
                 self.stage_ms.labels(name).observe(ms)
                 self.recent[name].append(ms)
@@ -103,7 +102,7 @@ def _number(value: object) -> float | int | None:
 
 
 def _kind(given_up: str) -> str:
-    """The kind of thing that was given up: one of a few labels."""
+    """A label for what was dropped."""
     for words, kind in (
         ("check", "check"),
         ("frames", "frames"),
@@ -161,7 +160,7 @@ FLEET: tuple[Row[ClipFleet], ...] = (
         "gauge",
         "instance_slot_buffers",
         "slots",
-        "Clips that an instance can have under way, and those that are free",
+        "Clips that an instance can render at once, and how many more it can take now",
         lambda fleet: (sample for one in fleet if one.is_known for sample in _each(one)),
         ("instance", "kind"),
     ),

@@ -1,4 +1,4 @@
-"""A link to one instance's slot model, which tells its state four times a second.
+"""A link to one instance's slot model, which sends its state four times a second.
 
 ::
 
@@ -6,8 +6,8 @@
                   └──▶ an error: a model that cannot tell is asked again and again, as a heartbeat
                   └──▶ no such model here: looked for now and then
 
-Now and then the link connects anew: if Triton has loaded the model anew, the old one still tells
-its states here while clips go to the new one; if it was unloaded, nothing else would tell.
+Now and then the link connects anew: if Triton has reloaded the model, the old one still sends
+states here while clips go to the new one; and nothing else shows that it was unloaded.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ ASK_AGAIN_S: Final = 0.5
 LOOK_AGAIN_S: Final = 5.0
 """Seconds to which pauses between looks at an instance that never had the model may grow."""
 RENEW_S = 5.0
-"""Seconds after which a watch is begun anew."""
+"""Seconds after which a watch is restarted."""
 
 
 class LinkOwner(Protocol):
     """Hears of one link. Called from its reader: must neither wait nor raise."""
 
     def state_came(self, address: str, state: ClipsState | None) -> None:
-        """The model is there and told ``state``; None if it cannot tell one."""
+        """The model is there and sent ``state``; None if it cannot."""
 
     def link_closed(self, address: str, reason: str, *, is_absent: bool) -> None:
         """The link is closed; ``is_absent``: because the instance has no slot model."""
@@ -67,7 +67,7 @@ class ClipLink:
         self._call: GrpcCall | None = None
         self._first: asyncio.Future[None] | None = None
         self._was_there = False
-        """Whether the model is known to have been there: it may be loading anew."""
+        """Whether the model is known to have been there: it may be reloading."""
         self._absence = ""
         """Triton's words if it has no slot model; otherwise empty."""
         self._sessions = Reconnector(
@@ -88,15 +88,14 @@ class ClipLink:
         await self._sessions.close()
 
     def break_off(self, reason: str) -> None:
-        """Give this connection up and connect anew."""
+        """Close this connection and reconnect."""
         self._sessions.break_off(reason)
 
     async def _session_ended(self, end: SessionEnd) -> None:
         self._first = None
         if end.is_closed:
             return
-        # A connection that was broken off says nothing of the model, whatever was heard of it
-        # before.
+        # A closed connection says nothing about the model.
         absence = self._absence if end.error is not None else ""
         looks_seldom = bool(absence) and not self._was_there
         self._sessions.growth = 2.0 if looks_seldom else GROWTH

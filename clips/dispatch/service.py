@@ -134,7 +134,7 @@ class Clips:
         self.ledger.settle(clip, aborted(AbortCause.CANCEL))
 
     def disconnected(self, clip: ClipTask, *, too_slow: bool = False) -> None:
-        """Handle that the clip's client is gone: its job says what becomes of it (WP-1)."""
+        """Handle that the clip's client is gone, as its job says (WP-1)."""
         if clip.client_gone(too_slow=too_slow):
             self.ledger.settle(clip, aborted(AbortCause.DISCONNECT))
 
@@ -156,8 +156,8 @@ class Clips:
         return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
 
     def given_up(self, clip: ClipTask, expected: Expected) -> tuple[str, ...]:
-        """Parts of ``clip`` that will probably not be rendered; empty while no pace is known, for
-        then all of it is begun."""
+        """Parts of ``clip`` that will probably not be rendered; empty while no pace is known,
+        because then all of it starts."""
         instance = self.fleet.instances.get(expected.address)
         if instance is not None and not clip.needs.is_known(instance.ability):
             return ()
@@ -165,7 +165,7 @@ class Clips:
 
     @property
     def refusals(self) -> RefusalStats[ClipTask]:
-        """Counts of refusals, and of what becomes of the sample that is let through (DL-17)."""
+        """Counts of refusals and of the sample's outcomes (DL-17)."""
         return self._admission.stats
 
     # ── for the service ──────────────────────────────────────────────────────────────────────
@@ -262,7 +262,7 @@ class Clips:
                 if why is not None:
                     ending = refused(why) if clip.loss is None else failed(why)
                     self.ledger.settle(clip, ending)
-            # A clip that will hardly be in time gets what no other can use.
+            # A clip that is unlikely to be in time gets what no other can use.
             for in_time in (True, False):
                 for clip in self._waiting:
                     free = [instance for instance in self.fleet.ready() if instance.free]
@@ -312,7 +312,7 @@ class Clips:
             return
         clip.attempts += 1
         clip.failed_on |= {attempt.address}
-        clip.loss = error or InstanceLost("the instance could not go on with this")
+        clip.loss = error or InstanceLost("the instance could not continue this")
         if clip.attempts >= self._config.attempts or clip.deadline.left_ms(now) <= 0:
             self.ledger.settle(clip, failed(clip.loss))
             return
@@ -337,7 +337,7 @@ class Clips:
         self._waiting.remove(clip)
         self.on_end()
 
-    # ── what is to come ──────────────────────────────────────────────────────────────────────
+    # ── upkeep ──────────────────────────────────────────────────────────────────────────────
 
     def _expected_there(self, attempt: ClipAttempt, now: float) -> Expected:
         """What will become of a clip that an instance has: clips given to it earlier come first."""

@@ -63,7 +63,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.events: list[Progress] = []
         """Events for replay: no percent twice, and each stage's last preview."""
         self.facts: Mapping[str, object] = MappingProxyType({})
-        """What the worker says of the clip, or of an unfinished one."""
+        """The worker's facts about the clip, finished or not."""
         self.files: dict[str, bytes] = {}
         """Files by the names in ``OUTPUTS``."""
         self._next_number = 1

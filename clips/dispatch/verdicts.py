@@ -33,7 +33,7 @@ def overdue(clip: ClipTask, now: float) -> Ending:
     if clip.stage is Stage.QUEUED:
         where = "before it began"
         if clip.loss is not None:
-            where = "while it waited for another instance than the one that was lost"
+            where = "while it waited for another instance after its own was lost"
     error = DeadlineExceeded(f"the deadline passed {where}", exceeded_by_ms=late_ms)
     return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
 
@@ -66,7 +66,7 @@ def judged(clip: ClipTask, code: Code | None, message: str, now: float) -> Endin
         case Code.DRAINING:
             return failed(Draining(message))
         case Code.CANCELLED | Code.INSTANCE_LOST | None:
-            return failed(InstanceLost(f"the instance could not go on with this: {message}"))
+            return failed(InstanceLost(f"the instance could not continue this: {message}"))
         case _:
             return failed(EngineError(message))
 

@@ -19,8 +19,8 @@ FORECAST_TTL_S = 0.05
 
 
 class WaitingClips:
-    """Waiting clips, the one with the least slack first. Behind them are clips of the refusal
-    sample: they make nobody late."""
+    """Waiting clips, least slack first. Clips of the refusal sample wait behind them and delay
+    none."""
 
     def __init__(self, fleet: ClipFleet, clock: Clock) -> None:
         self._fleet = fleet

@@ -58,7 +58,7 @@ def request(recipe: bytes, request_id: str, parameters: Mapping[str, str | bool 
 
 
 def watch_request() -> bytes:
-    """A serialized request for the model's state, told again and again."""
+    """A serialized request that subscribes to the model's state."""
     return request(b"", "watch", {"watch": True})
 
 

@@ -48,8 +48,7 @@ _FADING = 0.8
 """Factor to an observation's weight each time that as much work has been done since."""
 _MUCH_FASTER = 1 / 4
 """Share of the expected time below which a run is much faster. Two in a row are not an accident,
-nor is the first after an idle time: earlier observations are then dropped, as of a busier
-machine."""
+nor is the first after an idle time: earlier observations, of a busier machine, are then dropped."""
 _AT_BEST = 0.8
 """Share of the fastest recent rate that no run is expected to fall below."""
 _TIMEOUT_OVER_P95 = 1.5
@@ -108,9 +107,8 @@ class Activity:
 class StageTimes:
     """Observed times of one stage: seconds, and the units of work that they were for.
 
-    Three answers to how long work takes: ``likely_s`` (hardly ever longer) for promises and order,
-    ``least_s`` (never shorter) for refusals, and ``hoped_s`` for choices that can still be changed
-    on the way.
+    Three answers to how long work takes: ``likely_s`` (rarely longer) for promises and order,
+    ``least_s`` (never shorter) for refusals, and ``hoped_s`` for choices that can still be changed.
     """
 
     def __init__(self, budget: StageBudget, units: float, activity: Activity | None = None) -> None:
@@ -164,8 +162,8 @@ class StageTimes:
         self._slow_rate = self._p95_rate()
 
     def end_warm_up(self) -> None:
-        """Forget what was observed, except as an estimate: twice the fastest rate is expected until
-        something was rendered for a client."""
+        """Reduce the observations to an estimate: twice the fastest rate, until a client's clip is
+        rendered."""
         if self._seen:
             self._expected = _OVER_WARM_UP * self._fastest_rate()
             self._least_units = _MIN_OF_WARM_UP * self._seen[-1].units

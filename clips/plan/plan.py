@@ -1,7 +1,6 @@
-"""Plans what a clip renders, and gives up to be in time (SL-2, SL-5): degrade before refuse.
-
-Given up in this order, each only as far as it must be: the check, every second frame, half of the
-pixels of either side, the end of the speech. The result says what was given up.
+"""Plans what a clip renders and drops to be in time (SL-2, SL-5): degrade before refuse. Dropped in
+this order, each only as far as it must be: the check, every second frame, half of the pixels of
+either side, the end of the speech. The result says what was dropped.
 """
 
 import math
@@ -33,7 +32,7 @@ class ClipPlan:
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """What is given up of what was asked for, in words."""
+        """What was dropped, in words."""
         asked = self.asked
         if asked is None:
             return ()
@@ -56,7 +55,7 @@ class ClipPlan:
         size: int | None = None,
         has_check: bool | None = None,
     ) -> "ClipPlan":
-        """A plan with other figures; ``asked`` stays what was asked for at first."""
+        """A plan with other figures; ``asked`` stays the original one."""
         return ClipPlan(
             self.seconds if seconds is None else seconds,
             self.fps if fps is None else fps,
@@ -103,11 +102,11 @@ def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
 
 
 def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
-    """The best reduction of ``plan`` that ``fits``; None when none does."""
+    """The best reduction of ``plan`` that ``fits``; None if none does."""
     found = next((each for each in ladder(plan) if fits(each)), None)
     if found is None or found is plan:
         return found
-    # Some of what was given up may have been in vain, as it was not what took the time.
+    # Restore what was dropped without saving the time.
     while found.size * 2 <= plan.size and fits(larger := found.changed(size=found.size * 2)):
         found = larger
     if fits(smoother := found.changed(fps=plan.fps)):

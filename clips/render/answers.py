@@ -84,7 +84,7 @@ class Previews:
 def say(responder: Responder, stage: Stage, done: float, tensors: Tensors) -> None:
     """Tell the client how far a stage is."""
     event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
-    with suppress(ResponderLost):  # whoever watches it ends the clip
+    with suppress(ResponderLost):  # its watcher ends the clip
         responder.send({"event": strings(msgspec.json.encode(event)), **tensors})
 
 

@@ -94,7 +94,7 @@ def cap_memory(device: torch.device, hard_bytes: int) -> None:
 
 _TEXT = "Good morning."
 _ENOUGH_S = 10.0
-"""Seconds after which no more clips are begun: SL-1 allows a cold start 30 s."""
+"""Seconds after which no more warm-up clips start: SL-1 allows a cold start 30 s."""
 _DEADLINE_S = 60.0
 
 

@@ -23,13 +23,13 @@ class Clip:
     check: CheckResult | None = None
     has_failed_check: bool = False
     spared: bool = False
-    """Whether the clip was once certain to be late, and went on all the same."""
+    """Whether the clip was once certain to be late and continued."""
     stage_ms: dict[Stage, float] = field(default_factory=dict)
     total_ms: float = 0.0
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """What was given up of what was asked for, in words."""
+        """What was dropped, in words."""
         failed = ("the check failed",) if self.has_failed_check else ()
         return (*self.plan.given_up, *failed)
 

@@ -48,8 +48,8 @@ class ResidencyPlan:
 
 
 def clips_within(wanted: int, models_bytes: int, clip_bytes: int, hard_bytes: int) -> int:
-    """How many clips may be under way at once: as many as ``wanted``, or as there is memory for
-    beside the models; at least one. ``hard_bytes``: 0 for no limit."""
+    """How many clips may run at once: ``wanted``, or as many as fit in memory next to the models;
+    at least one. ``hard_bytes``: 0 for no limit."""
     if not hard_bytes:
         return wanted
     slots = max(1, min(wanted, (hard_bytes - models_bytes) // clip_bytes))

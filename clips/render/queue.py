@@ -1,4 +1,4 @@
-"""A queue of clips that wait for buffers, the one with the least slack first."""
+"""A queue of clips that wait for buffers, least slack first."""
 
 import asyncio
 import heapq

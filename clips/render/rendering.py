@@ -1,10 +1,10 @@
-"""Renders one clip: speech and portrait side by side, then video, then the check (SL-1, SL-2).
+"""Renders one clip: speech and portrait in parallel, then video, then the check (SL-1, SL-2).
 
 Before the video and before the check, what is left of the deadline, less a buffer, must be enough
 for the work that is left. If not, less is rendered where the client allows that, and otherwise the
-clip ends there, with what it has. Each choice is made anew from all that was asked for, so that
-what was given up for a stage that was expected to be slow can come back; and a video that would be
-late at its present pace is begun anew with less.
+clip ends there, with what it has. Each choice starts again from the whole request, so that
+something dropped for a stage that turned out fast can come back. A video that would be late at its
+present pace starts over with less.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _WATCHED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked for. ``plan`` is all of it; ``deadline_at`` is on ``time.monotonic``;
+    """A request for a clip. ``plan`` is all of it; ``deadline_at`` is on ``time.monotonic``;
     ``degrade``: less is better than late; ``keep_on``: only the deadline stops it."""
 
     recipe: Recipe
@@ -118,7 +118,7 @@ class Rendering:
             return least(whole) if order.degrade else whole
 
     async def _pace_video(self, whole: ClipPlan) -> None:
-        """Render the video, begun anew with less where its pace demands that."""
+        """Render the video; start over with less if it is too slow."""
         clip = self._clip
         while self._order.degrade:
             try:
@@ -176,7 +176,7 @@ class Rendering:
         return fit(whole, lambda one: prediction.first_s(one, LIKELY) <= left_s) or self._clip.plan
 
     def _spoken_plan(self, *, is_cut: bool) -> ClipPlan:
-        """A plan of all that can be shown of what was spoken and drawn."""
+        """A plan of everything that the finished speech and portrait allow."""
         clip, whole = self._clip, self._order.plan
         seconds = max(clip.samples, 1) / SAMPLE_RATE
         asked = whole.asked or whole
@@ -222,7 +222,7 @@ class Rendering:
             Stage.CHECK, lambda step: self._stages.check.score(prompt, frames, step), 1.0, times
         )
         try:
-            # Behind it comes the encoder, whose time is kept back.
+            # The encoder follows; its time is kept back.
             scores = await self._timed(Stage.CHECK, job, self._until)
         except (ClipError, MemoryLimitExceeded, RequestError) as error:
             media_log.warning("a clip is not checked: %s", error)
@@ -268,7 +268,8 @@ class Rendering:
 
 
 def _pace_watch(until: float, units: float) -> Callable[[float], None]:
-    """A watch that raises ``BehindPace`` if a stage begun now will not be over by ``until``."""
+    """A watch that raises ``BehindPace`` if a stage that starts now will not finish by
+    ``until``."""
     begun = time.monotonic()
     judged_at = begun + _WATCHED * (until - begun)
 

@@ -11,10 +11,10 @@ from worker.service.call import Call
 
 RECIPE: Final = "recipe"
 OUTPUTS: Final = ("mp4", "wav", "png", "video", "audio", "actor")
-"""Outputs that a result can carry: files, and the tensors that they are made of."""
+"""Outputs of a result: files, and the tensors behind them."""
 DEFAULT_OUTPUTS: Final = ("mp4",)
 DEFAULT_DEADLINE_S: Final = 45.0
-"""Seconds from its receipt in which a clip is due whose request states no deadline (SL-1)."""
+"""Default deadline in seconds from receipt (SL-1)."""
 
 
 class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
@@ -25,8 +25,8 @@ class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     preview: bool = False
     """Whether some answers carry a small picture of what there is so far."""
     keep_on: bool = False
-    """Whether only its deadline stops it, even if it is certain to be late: its result then says
-    ``spared``. For a sample of clips, which shows how often an early end is wrong (DL-17)."""
+    """Whether only its deadline stops it, even if it is certain to be late; its result then says
+    ``spared``. Used for a sample, to see how often an early end is wrong (DL-17)."""
     watch: bool = False
     """Whether to send the model's state regularly instead of a clip (``clips.state``)."""
 

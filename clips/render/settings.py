@@ -53,7 +53,7 @@ class RenderSettings(EnvironmentSettings):
     seconds: float = Field(default=20.0, gt=0, le=45)
     """Most seconds of a clip."""
     slots: int = Field(default=2, ge=1, le=64)
-    """Clips under way at once, each with its own buffers: one's speech overlaps another's video."""
+    """Clips rendered at once, each with its own buffers; one's speech overlaps another's video."""
     buffer_s: float = Field(default=BUFFER_S, ge=0)
     """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
 

@@ -34,7 +34,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class StageJob(Generic[T]):
-    """One run of a stage: ``units`` of work, and what is known of how long they take."""
+    """One run of a stage: ``units`` of work and their known times."""
 
     work: Callable[[Step], T]
     units: float
@@ -87,8 +87,8 @@ class StageRunner:
         nice: int = 0,
         check_device: Callable[[], None] | None = None,
     ) -> None:
-        """``check_device`` is called after a failure; raises ``DeviceLost`` where none of what
-        follows would end otherwise."""
+        """``check_device`` is called after a failure; raises ``DeviceLost`` if the device cannot be
+        used any more."""
         self.stage = stage
         self._memory = memory
         self._check_device = check_device
@@ -188,7 +188,7 @@ class StageRunner:
             steps.halted = True
             await asyncio.wait([done])
             if not done.cancelled():
-                done.exception()  # read, so that nobody logs it
+                done.exception()  # read, so that asyncio does not log it
             raise
 
     def _call(self, work: Callable[[Step], T], steps: _Steps) -> T:

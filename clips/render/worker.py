@@ -56,7 +56,7 @@ class _Asked:
     is_sending: bool = False
     """Whether another thread is using its responder."""
     spared: bool = False
-    """Whether it was certain to be late when it came, and goes on all the same."""
+    """Whether it was certain to be late on arrival and continues."""
     stopped: tuple[str, float] | None = None
     """The limit that stopped it, and when; None while none has."""
 
@@ -76,7 +76,7 @@ class ClipWorker:
         reporter: ClipReporter,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
-        """``die`` ends the process, whose device no other part of it can use again either."""
+        """``die`` ends the process, because none of its parts can use the device again."""
         self._die = die
         self._has_lost_device = False
         self._pipeline = pipeline
@@ -164,7 +164,7 @@ class ClipWorker:
         asked.responder.fail(code, message)
 
     def _end_process(self) -> None:
-        """End the process once all that is under way has been answered: other instances go on."""
+        """End the process once all running clips are answered."""
         if self._has_lost_device:
             return
         self._has_lost_device = True
@@ -173,8 +173,8 @@ class ClipWorker:
         self._loop.call_later(LAST_WORDS_S, self._die)
 
     async def _watch(self, asked: _Asked, clip: "asyncio.Task[None] | None") -> None:
-        """Cancel a clip whose client gave up or is gone."""
-        # Triton does not notify anybody of it.
+        """Cancel a clip after its client cancelled or left."""
+        # Triton sends no notification of it.
         while asked.is_sending or not asked.responder.is_cancelled():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         asked.cancelled_at = time.monotonic()
@@ -182,7 +182,7 @@ class ClipWorker:
             clip.cancel()
 
     async def _report(self, responder: Responder) -> None:
-        """Send the model's state regularly, until nobody listens any more."""
+        """Send the model's state regularly, while anyone listens."""
         while True:
             state = self._reporter.state(self._pool, self._queue, self._aborts)
             event = {"event": "state", **msgspec.structs.asdict(state)}
@@ -310,7 +310,7 @@ class ClipWorker:
                 submitted.cancel()  # another's may be long
             await asyncio.wait([running])
             if not running.cancelled():
-                running.exception()  # read, so that nobody logs it
+                running.exception()  # read, so that asyncio does not log it
             raise
 
 

@@ -344,6 +344,6 @@ _TOTALS: tuple[_Total, ...] = (
     ),
 )
 TOTALS: tuple[Row[Registry], ...] = tuple(
-    Row("counter", name, unit, f"{text}, since the worker began", _reported(read), ("instance",))
+    Row("counter", name, unit, text, _reported(read), ("instance",))
     for name, unit, text, read in _TOTALS
 )

@@ -196,7 +196,7 @@ class Times(NamedTuple):
     gap_ms: float
 
     def why(self) -> tuple[str, str]:
-        """Which constraint binds, and the sentence that says so, without what to do about it."""
+        """Name the constraint that binds, with the sentence that says so."""
         this = f"{self.left_ms:.0f} ms remain until the deadline, and this"
         had_ms = self.left_ms + self.waited_ms
         if self.left_ms <= self.least_ms:

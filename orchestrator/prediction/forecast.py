@@ -123,7 +123,7 @@ def lengths(asked: Sequence[Asked]) -> Floats:
 
 
 def _spread(left: Sequence[float]) -> tuple[float, ...]:
-    """As many lengths as there are scenarios, as likely as those of ``left``."""
+    """Spread the lengths of ``left`` over the scenarios."""
     return tuple(left[(i * len(left)) // DRAWS] for i in range(DRAWS))
 
 

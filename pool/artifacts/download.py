@@ -1,9 +1,8 @@
-"""Fetches files over HTTP through ``huggingface_hub``, and goes on after a kill.
+"""Fetches files over HTTP through ``huggingface_hub``, and resumes after a kill.
 
-What has come of a file is kept beside it as ``….part``. That library's own ``hf_hub_download``
-deletes what it has of a file when it ends early, so its transfer alone (``http_get``) is used: it
-is given our file to append to. The caller must check the digest, which shows whether the bytes are
-right.
+The received part of a file is kept as ``….part``. That library's own ``hf_hub_download`` deletes
+what it has of a file when it ends early, so its transfer alone (``http_get``) is used: it is given
+our file to append to. The caller must check the digest, which shows whether the bytes are right.
 """
 
 import os
@@ -19,7 +18,7 @@ PART = ".part"
 
 
 class Stopped(Exception):
-    """The download was given up by its caller."""
+    """The caller stopped the download."""
 
 
 class _Appended:
@@ -41,7 +40,7 @@ class _Appended:
         return len(data)
 
     def truncate(self) -> int:
-        """Drop what is after the present position: the server sends all of it again."""
+        """Drop everything after the present position: the server sends it again."""
         self._on_bytes(self._file.tell() - os.fstat(self._file.fileno()).st_size)
         return self._file.truncate()
 
@@ -56,8 +55,8 @@ def fetch(
 ) -> None:
     """Fetch a file of ``size`` bytes to ``path``, from where an earlier attempt ended.
 
-    ``on_bytes`` is told the bytes of each piece; negative numbers take some back. ``stop`` gives up
-    at the next piece, with ``Stopped``. Raises ``StagingFailed``, and ``OSError`` of the disk.
+    ``on_bytes`` gets the bytes of each piece, negative ones after a step back. ``stop`` ends it at
+    the next piece, with ``Stopped``. Raises ``StagingFailed``, and ``OSError`` of the disk.
     """
     part = path.with_name(path.name + PART)
     part.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

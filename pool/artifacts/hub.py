@@ -53,11 +53,11 @@ def _list(repository: str, revision: str) -> Listing:
         raise StagingFailed(_gated(repository, api.endpoint)) from None
     except RepositoryNotFoundError:
         raise StagingFailed(
-            f"{api.endpoint} has no model {repository}, or shows it to nobody without a token:"
-            " look at the name, or set HF_TOKEN"
+            f"{api.endpoint} has no model {repository}, or requires a token for it: check the name,"
+            " or set HF_TOKEN"
         ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise StagingFailed(f"{api.endpoint} did not tell of {repository}: {error}") from error
+        raise StagingFailed(f"{api.endpoint} did not describe {repository}: {error}") from error
     except Exception as error:  # raised by its HTTP library, which differs by version
         raise StagingFailed(
             f"cannot reach {api.endpoint} for {repository}: {error or type(error).__name__}; look"

@@ -42,7 +42,7 @@ _NO_WEIGHTS: Final = ("training_args.bin", "optimizer.*", "scheduler.*")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file as its source tells of it; digests are in hex, empty if it tells none."""
+    """One file as its source lists it; digests are in hex, empty if unknown."""
 
     path: str
     bytes: int
@@ -79,10 +79,10 @@ class Choice:
 
 
 def choose(listing: Listing, wanted: str = "", *, pickles: bool = False) -> Choice:
-    """The files to fetch: safetensors before all else, GGUF if there is nothing else or if
-    ``wanted`` (a pattern for file names) says so, pickles only if they are allowed.
+    """The files to fetch: safetensors first, GGUF if there is nothing else or if ``wanted`` (a
+    pattern for file names) says so, pickles only if they are allowed.
 
-    Raises ``StagingFailed`` that says what there is.
+    Raises ``StagingFailed`` with a list of the files.
     """
     choice = _chosen(listing, wanted, pickles)
     if len(choice.files) > _MAX_FILES:
@@ -119,7 +119,7 @@ def _safetensors(files: dict[str, SourceFile]) -> tuple[str, ...]:
         return (*[path for path in top if path.startswith("model-")], _INDEX)
     if "model.safetensors" in files:
         return ("model.safetensors",)
-    # what sits beside a model in its author's own layout is the same weights once more
+    # files next to a model in its author's own layout are the same weights again
     return tuple(path for path in top if not path.startswith(("consolidated", "adapter_")))
 
 

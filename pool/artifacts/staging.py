@@ -1,7 +1,7 @@
 """Brings a model here: list, choose, fetch, verify, register.
 
-A model is active when every one of its files has been verified, and not before. If this ends early,
-even by a kill, the model stays in ``staging``: adding it again goes on from there.
+A model is active only when all of its files are verified. If this ends early, even by a kill, the
+model stays in ``staging``, and adding it again resumes.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ class _Staging:
             try:
                 await asyncio.gather(*tasks)
             finally:
-                stop.set()  # those that are under way end at their next piece
+                stop.set()  # running downloads end at their next piece
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _fetch(
@@ -215,7 +215,7 @@ class _Staging:
             if attempt == 2:
                 raise DamagedModel(
                     f"{file.path} came twice with another content than {url} promises: {wrong};"
-                    " the source, or something on the way, changes it"
+                    " the source or a proxy changes it"
                 )
 
     def _register(self) -> ModelEntry:
@@ -288,7 +288,7 @@ def _origin(source: Path, file: SourceFile) -> Path:
 
 
 def _of_the_disk(error: OSError, entry: ModelEntry) -> StagingFailed:
-    again = "what has come is kept: add it again, and it goes on from there"
+    again = "what has come is kept: add it again to resume"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoRoom(
             f"the disk is full before all {size(entry.bytes)} of {entry.name} were there; {again}"

@@ -33,8 +33,8 @@ async def ensure_engine(
     triton: Path | None = None,
     allow_system_packages: bool = False,
 ) -> PreparedEngine:
-    """Have an engine here, found, fetched or built, and registered. ``mode`` None means a GPU if
-    there is one; ``triton`` is the path of a Triton to use.
+    """Make an engine available here: found, fetched or built, and registered. ``mode`` None means a
+    GPU if there is one; ``triton`` is the path of a Triton to use.
 
     Raises ``EngineUnknown``, ``EngineNotFound``, ``MachineUnfit``, ``FetchFailed``,
     ``LogUnusable``, ``CatalogUnusable``.
@@ -58,7 +58,7 @@ async def ensure_triton(
     pip: Sequence[str] = PIP,
 ) -> TritonInstall:
     """The server to run, as ``find_triton`` finds it; the wheel's is fetched if there is none, and
-    ``fetching`` is told of it first. Raises ``ProvisionError``."""
+    ``fetching`` is called first. Raises ``ProvisionError``."""
     try:
         return find_triton(configured, home, ngc_root)
     except NoEngine:

@@ -1,11 +1,11 @@
-"""Makes engines that are Python packages, each in a virtual environment of its own.
+"""Makes engines that are Python packages, each in its own virtual environment.
 
     TIDEGATE_HOME/engines/<id>/            complete, verified by an import
-    TIDEGATE_HOME/engines/<id>.partial/    being made; pip goes on there after a kill
+    TIDEGATE_HOME/engines/<id>.partial/    being made; pip resumes there after a kill
 
 The id has a digest of everything that decides the result, so that other pins or another Python make
-another environment, and running engines keep theirs. Packages that a worker needs beside its engine
-are found in Tidegate's own environment, behind the engine's own packages.
+another environment, and running engines keep theirs. A worker's other packages come from Tidegate's
+own environment, after the engine's.
 """
 
 import asyncio
@@ -191,9 +191,9 @@ def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentV
 def environment_for(variables: Mapping[str, str], home: Path) -> EnvironmentVars:
     """Variables that run a worker's engine in the environment that was made for it.
 
-    ``variables`` are the worker's ``TIDEGATE_WORKER__…``; where they leave the engine open, it is
-    the one that the worker will choose. Empty as for ``environment_if_made``, and where the
-    settings are invalid. Raises ``CatalogUnusable``.
+    ``variables`` are the worker's ``TIDEGATE_WORKER__…``; if they leave the engine open, it is the
+    worker's choice. Empty as for ``environment_if_made``, and if the settings are invalid. Raises
+    ``CatalogUnusable``.
     """
     try:
         settings = with_variables(WorkerSettings, variables)

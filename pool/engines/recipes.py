@@ -38,7 +38,7 @@ class Recipe:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Everything beside the pins that decides the result."""
+        """Everything but the pins that decides the result."""
         return (*self.pip, *(f"{name}={value}" for name, value in sorted(self.build.items())))
 
 
@@ -74,7 +74,7 @@ def recipe_of(
             tools=_BUILT_WITH[mode] if from_source else (),
         )
     what = f"{engine} from source" if from_source else engine
-    raise EngineUnknown(f"there is no way here to get {what}: known are {', '.join(ENGINES)}")
+    raise EngineUnknown(f"cannot get {what}: known are {', '.join(ENGINES)}")
 
 
 def _cmake(mode: ComputeMode, toolchain: Toolchain) -> dict[str, str]:

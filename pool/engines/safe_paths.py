@@ -1,10 +1,9 @@
 """Replaces paths that Triton cannot take by links.
 
 Its Python backend starts a model by ``bash -c "exec STUB MODEL …"`` and quotes nothing: a path with
-a space is two words there, and shell characters in one would be executed. The stub's Python takes
-every name for ASCII, whatever the environment says. So paths that are not plain get links, which
-lie with the server's shared memory and are named like it: removing that, however the server ends,
-removes them too.
+a space is two words there, and shell characters in one would be executed. The stub's Python assumes
+ASCII names. So other paths get links, which are next to the server's shared memory and named like
+it: removing that also removes them.
 """
 
 import os
@@ -25,7 +24,7 @@ def is_plain(path: Path) -> bool:
 
 
 class Links:
-    """Links of one start of a server, each named ``prefix`` and what it stands for."""
+    """Links of one start of a server, named ``prefix`` and their purpose."""
 
     def __init__(self, prefix: str, folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder

@@ -129,19 +129,19 @@ def require_guard(
     lacking = []
     if not lane_token:
         lacking.append(
-            "set TIDEGATE_LANES__TOKEN, to the same value for the orchestrator: whoever opens a "
-            "lane must show it"
+            "set TIDEGATE_LANES__TOKEN, to the same value for the orchestrator: every client that"
+            " opens a lane must show it"
         )
     if not is_open and "slot" in models:
         lacking.append(
-            f"the slot model asks nobody for a token: say with {opened_by} that whoever "
-            "reaches Triton may have clips rendered"
+            f"the slot model asks for no token: {opened_by} lets every client that reaches "
+            "Triton render clips"
         )
     elif not is_open and not plain_token:
         lacking.append(
             f"set {PLAIN_TOKEN}, which clients of Triton's own protocols then "
-            f"state as the request parameter token, or say with {opened_by} that whoever "
-            "reaches Triton may generate"
+            f"state as the request parameter token, or let every client that reaches Triton "
+            f"generate with {opened_by}"
         )
     if lacking:
         raise PortsUnguarded(
@@ -234,7 +234,7 @@ def compile_models(spec: TritonSpec) -> None:
     """Make the models' ``__pycache__`` before the server looks at the repository.
 
     The stub would write it at its first start; Triton then takes the new file for a change of the
-    model, and the next ``load`` of it, which should do nothing, loads it anew.
+    model and reloads it at the next ``load``.
     """
     for name in spec.models:
         for source in (spec.model_repository / name).glob("*/model.py"):
@@ -255,7 +255,7 @@ def _root_of(configured: Path) -> Path:
     if not (root / "bin" / "tritonserver").is_file():
         raise EngineNotFound(
             f"No Triton server at {configured}: expected the tritonserver binary in a bin/ "
-            "directory, or the directory above it, with backends/ beside bin/."
+            "directory, or the directory above it, with backends/ next to bin/."
         )
     return root.resolve()
 
@@ -293,7 +293,7 @@ def _from_wheel(home: Path) -> TritonInstall:
 
 
 def _make_runnable(stub: Path) -> None:
-    """Let everybody read and run the stub, as it was: a Triton that could not start one leaves it
+    """Restore the permission to read and run the stub: a Triton that could not start one leaves it
     ``---x------``. Raises ``EngineNotFound`` if it cannot be used and is not ours to change.
     """
     mode = stat.S_IMODE(stub.stat().st_mode)

@@ -31,7 +31,7 @@ class Gpus:
         now: Callable[[], float],
         on_out: Callable[[str, str], None],
     ) -> None:
-        """``on_out`` is told which GPU is used no more, and why."""
+        """``on_out`` gets each GPU that is taken out, and why."""
         self.hits = self.misses = 0
         """How often a cached answer was still fresh, and was not."""
         self.out: dict[str, str] = {}
@@ -110,7 +110,7 @@ class Gpus:
             self._read_at = None
 
     async def fits_beside(self, spec: InstanceSpec, model: Path) -> bool:
-        """Whether an instance could start while everything else goes on. Nothing is reserved."""
+        """Whether an instance could start next to everything else. Nothing is reserved."""
         if not spec.on_gpu:
             free = memory_free()
             return free is None or need_bytes(spec, model) < free
@@ -140,7 +140,7 @@ class Gpus:
             try:
                 devices = await self.devices()
             except GpuUnavailable:
-                continue  # nobody can tell: heartbeats say whether its instance lives
+                continue  # unknown: heartbeats say whether its instance lives
             for wanted in group:
                 device = _called(wanted, devices)
                 if device is None:
@@ -172,7 +172,7 @@ class Gpus:
             self._changed.notify_all()
 
     def restore(self) -> None:
-        """Use every GPU again, as when an operator says that they are mended."""
+        """Use every GPU again, when an operator says that they work."""
         self.out.clear()
         self._read_at = None
 

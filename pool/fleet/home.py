@@ -1,4 +1,4 @@
-"""The pool's folder: one manager at a time, and what the next one has to know.
+"""The pool's folder: one manager at a time, and the state for the next one.
 
     HOME/lock          held by the manager
     HOME/state.json    ports, process ids and the lane token; for its owner only
@@ -6,7 +6,7 @@
                        speaks to the manager, one JSON object on a line each way
     HOME/run/          of each run (``process.detached``)
     HOME/logs/         one log for each instance
-    HOME/instances     addresses of what is ready, for an orchestrator beside
+    HOME/instances     addresses of ready instances, for the pool's orchestrator
 
 The state is a help, not the truth: running processes are found in ``/proc``. Without the state only
 chosen ports and counts are lost.

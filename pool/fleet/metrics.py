@@ -50,7 +50,7 @@ POOL: tuple[Row[Read], ...] = (
         "gauge",
         "pool_targets_failing",
         "targets",
-        "Orchestrators and files that cannot be told which instances are ready",
+        "Orchestrators and files that cannot be updated with the ready instances",
         lambda read: len(read()["targets_failing"]),
     ),
     Row(

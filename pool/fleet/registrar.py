@@ -1,8 +1,8 @@
 """Tells orchestrators which instances are ready, and keeps telling them.
 
-A list in a file is rewritten in one step when something changes. An orchestrator behind HTTP is
-told of each instance with a time to live, again and again: one that was restarted hears of all of
-them within that time, and one that cannot be reached is asked again without holding up the others.
+A file is replaced in one step after a change. An orchestrator behind HTTP gets each instance with a
+time to live, repeatedly: a restarted one knows all of them within that time, and an unreachable one
+is retried without delaying the others.
 """
 
 import asyncio
@@ -29,16 +29,15 @@ _ERROR_CHARS = 200
 
 
 class CannotTell(Exception):
-    """An orchestrator refuses what it is told; the message says why."""
+    """An orchestrator refuses an update; the message says why."""
 
 
 class AddressList:
     """A file with one address per line (``discovery.WatchedFile``).
 
     An orchestrator that follows it keeps the last list while there is no address in it, so no
-    instance that may be back in a moment is forgotten. The file has one writer at a time, which
-    holds the lock beside it from its first write on: two would take each other's instances out
-    again.
+    instance that may be back in a moment is forgotten. One writer at a time holds the lock next to
+    it from its first write: two would remove each other's instances.
     """
 
     renew_s: float | None = None
@@ -145,10 +144,10 @@ def _printable(body: bytes) -> str:
 
 
 class Registrar:
-    """All targets, each told by a task of its own."""
+    """All targets, each updated by its own task."""
 
     def __init__(self, warn: Callable[[str, str], None]) -> None:
-        """``warn`` is told of a target that cannot be told, and why: once until it can."""
+        """``warn`` gets a target that cannot be updated, and why, once until it can."""
         self.errors: dict[str, str] = {}
         """Present errors, by target."""
         self._warn = warn
@@ -171,7 +170,7 @@ class Registrar:
                 await target.close()
             else:
                 self._followers[name] = _Follower(target, self._error)
-                if self._ready:  # a manager that has just begun tells nobody "none"
+                if self._ready:  # a new manager reports no empty list
                     self._followers[name].set(self._ready)
 
     def set_ready(self, addresses: frozenset[str]) -> None:
@@ -236,7 +235,7 @@ class _Follower:
                 self._said(self._target.name, str(error))
                 pause_s = _RETRY_S
             except Exception as error:  # a mistake of ours must not leave one that nobody tells
-                pool_log.exception("an orchestrator could not be told; it is tried again")
+                pool_log.exception("an orchestrator could not be updated; it is retried")
                 self._said(self._target.name, f"{type(error).__name__}: {error}")
                 pause_s = _RETRY_S
             else:

@@ -37,7 +37,7 @@ Emit = Callable[[PoolEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a manager ends. With ``drain_s`` None its instances go on without it."""
+    """How a manager ends. With ``drain_s`` None its instances keep running."""
 
     drain_s: float | None
 
@@ -63,7 +63,7 @@ class PoolService:
 
     async def run(self) -> None:
         """Keep the pool until ``end`` is called. Raises ``ProvisionError`` if it cannot begin;
-        running instances go on then."""
+        running instances keep running."""
         self.home.claim()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -87,7 +87,7 @@ class PoolService:
             self.manager.kill()
 
     def reload(self) -> Answer:
-        """Read the file anew and bring the pool in line with it, without waiting for that.
+        """Read the file again and start to apply it.
 
         Raises ``PoolFileInvalid``, with nothing changed, and emits an event that says so.
         """
@@ -111,7 +111,7 @@ class PoolService:
         old, new = self._specs, specs_of(file)
         self.file, self._specs = file, new
         if self._gpus is not None:
-            self._gpus.restore()  # reading this anew declares them mended
+            self._gpus.restore()  # a reload declares them usable
         before = self._applying
         self._applying = asyncio.create_task(self._apply(before), name="apply")
         return {
@@ -223,7 +223,7 @@ class PoolService:
             pool_log.exception("the pool could not be brought in line; the next reload tries again")
 
     async def _follow_file(self) -> None:
-        """Read a new version once nobody has written it between two looks."""
+        """Read a new version once it is unchanged between two looks."""
         pending = self._seen
         while True:
             await asyncio.sleep(LOOK_S)
@@ -271,8 +271,8 @@ class PoolService:
             if entry.startswith("file:") or is_loopback(urlsplit(entry).hostname or ""):
                 continue
             self._warn(
-                f"{entry} will be told of instances on {told}, which only this machine reaches: if"
-                " it is another one, give host in [pool], or advertise"
+                f"{entry} gets instances on {told}, which only this machine reaches: if it is"
+                " another machine, give host in [pool], or advertise"
             )
 
     def _guard(self, file: PoolFile, lane_token: str) -> None:
@@ -286,7 +286,7 @@ class PoolService:
         )
 
     def _targets(self) -> dict[str, Target]:
-        """Every target that must be told, by name."""
+        """Every target to update, by name."""
         told = self.file.orchestrators
         key = os.environ.get(told.key_env, "")
         found: list[Target] = []

@@ -1,4 +1,4 @@
-"""What is to run: instances, orchestrators, a store; and all that a pool's file asks for."""
+"""What should run: instances, orchestrators, a store; everything that a pool's file asks for."""
 
 import hashlib
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ CHOSEN = TritonPorts(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """What an instance is to be. Two specs that differ in ``digest`` are not the same instance."""
+    """The wanted configuration of an instance. Another ``digest`` is another instance."""
 
     name: str
     model: str
@@ -47,7 +47,7 @@ class InstanceSpec:
 
     @property
     def has_own_ports(self) -> bool:
-        """Whether it can run beside the instance that it replaces."""
+        """Whether it can run next to the instance that it replaces."""
         return not any(self.ports)
 
     @property

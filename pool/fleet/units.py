@@ -55,7 +55,7 @@ class Host:
     home: Path | None = None
     """Folder of a pool whose processes outlive us; None: they end with us."""
     gpus: Gpus | None = None
-    """Room on GPUs; None: whoever named the GPUs answers for it."""
+    """Room on GPUs; None: the user who named the GPUs is responsible."""
     sharing: Callable[[], int] = lambda: 1
     """How many instances share the CPU's memory."""
     heartbeat_s: float | None = None
@@ -105,7 +105,7 @@ class Tenancy:
                 host.gpus.settle(who)
 
     async def visible(self) -> dict[str, str]:
-        """Variables by which a process sees these GPUs and no others. Raises ``StartFailed``."""
+        """Variables that show a process only these GPUs. Raises ``StartFailed``."""
         if not self.group:
             return {}
         if self.host.gpus is None:
@@ -333,7 +333,7 @@ class PoolMachine:
         return PoolTriton(tenancy, TritonPorts(0, 0, 0))
 
     async def fits_beside(self, spec: AnySpec) -> bool:
-        """Whether an instance could start while everything else goes on running."""
+        """Whether an instance could start next to everything else."""
         if not isinstance(spec, InstanceSpec) or self.host.gpus is None:
             return False
         try:
@@ -343,8 +343,8 @@ class PoolMachine:
         return await self.host.gpus.fits_beside(spec, model)
 
     def _gguf_of(self, spec: InstanceSpec) -> Path | None:
-        """The model of an instance that llama.cpp's server is to run; None for a Triton, whose
-        start says what is wrong with a model that is not there."""
+        """The model of an instance that llama.cpp's server is to run; None for a Triton, which
+        reports a missing model itself."""
         model = Path(spec.settings.get(_MODEL_PATH, ""))
         with suppress(ProvisionError):
             if spec.model:

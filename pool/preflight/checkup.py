@@ -48,7 +48,7 @@ OK, WARN, FAIL = Verdict
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. ``advice`` says what to do, empty if there is nothing to be done."""
+    """The result of one check. ``advice`` says what to do, if anything."""
 
     check: str
     verdict: Verdict
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class WantedService:
-    """The service that is to run here. ``device`` None means a GPU if there is one."""
+    """The service that should run here. ``device`` None means a GPU if there is one."""
 
     home: Path
     device: str | None = None
@@ -68,7 +68,7 @@ class WantedService:
 
 
 _Result = tuple[Verdict, str] | tuple[Verdict, str, str]
-"""Verdict, what was found, and advice."""
+"""Verdict, finding and advice."""
 
 
 def examine(wanted: WantedService) -> Iterator[Finding]:
@@ -120,7 +120,7 @@ def _torch(wanted: WantedService) -> _Result:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return FAIL, "not installed", "make setup in a checkout, or install the wheel anew"
+        return FAIL, "not installed", "make setup in a checkout, or install the wheel again"
     built_for, seen = gpu.torch_cuda(), gpu.look()
     if wanted.device == "cpu" or seen.problem:
         return OK, version

@@ -1,4 +1,4 @@
-"""Reads this machine's CPU and memory, as Linux tells of them. Standard library only."""
+"""Reads this machine's CPU and memory from Linux. Standard library only."""
 
 import os
 import re

@@ -36,8 +36,10 @@ def look() -> UsableGpus:
     if status != 0:
         return UsableGpus(
             problem=f"NVIDIA's driver does not start (cuInit says {status})",
-            advice="nvidia-smi says more; after an update of the driver the machine must be "
-            "started anew, and in a container the toolkit must fit",
+            advice=(
+                "nvidia-smi says more; after a driver update restart the machine; in a container"
+                " the toolkit must match"
+            ),
         )
     version, number = ctypes.c_int(), ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
@@ -53,7 +55,7 @@ def look() -> UsableGpus:
         return UsableGpus(
             cuda=cuda,
             problem="the driver is there, and no device is",
-            advice="CUDA_VISIBLE_DEVICES may hide them; tidegate up --device cpu does without",
+            advice="CUDA_VISIBLE_DEVICES may hide them; tidegate up --device cpu needs none",
         )
     return UsableGpus(tuple(names), cuda)
 
@@ -80,5 +82,5 @@ def _without_driver() -> UsableGpus:
         )
     return UsableGpus(
         problem="no NVIDIA driver",
-        advice="tidegate up --device cpu does without; else install the driver",
+        advice="tidegate up --device cpu needs none; else install the driver",
     )

@@ -115,7 +115,7 @@ class Nvml:
             no_more = (nvml.NVML_ERROR_TIMEOUT, nvml.NVML_ERROR_NOT_SUPPORTED)
             if faults or error.value in no_more:
                 return faults
-            raise GpuUnavailable(f"NVIDIA's driver tells of no events ({error})") from None
+            raise GpuUnavailable(f"NVIDIA's driver reports no events ({error})") from None
 
     def _register(self) -> None:
         """Register for events of every GPU, including those that came later."""

@@ -105,8 +105,8 @@ def find_detached(home: Path) -> list[Found]:
 
 
 def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
-    """End what is left of runs whose guardian is gone, as after its SIGKILL; returns their names.
-    Other entries of their folder are left alone."""
+    """End the remains of runs after their guardian was killed; returns their names. Other entries
+    of their folder are left alone."""
     live = {one.label.mark for one in running}
     with contextlib.suppress(FileNotFoundError):
         folders = [each for each in (home / "run").iterdir() if _MARKED.fullmatch(each.name)]
@@ -118,7 +118,7 @@ def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
 
 
 class DetachedProcess(UnitProcess):
-    """One command under a guardian that goes on without us."""
+    """One command under a guardian that outlives us."""
 
     def __init__(self, name: str, found: Found, pid: int, log: Path | None) -> None:
         self.found = found
@@ -126,7 +126,7 @@ class DetachedProcess(UnitProcess):
 
     @classmethod
     async def adopt(cls, name: str, found: Found, log: Path | None) -> "DetachedProcess":
-        """Take over a process started before. Raises ``StartFailed`` if it ends meanwhile."""
+        """Take over a process started before. Raises ``StartFailed`` if it has ended."""
         started, ended = (found.label.run_dir / n for n in (guardian.STARTED, guardian.ENDED))
         async with asyncio.timeout(_UP_S):
             while (pid := _number_in(started)) is None:
@@ -161,8 +161,8 @@ class DetachedProcess(UnitProcess):
 
 
 class DetachedStarter:
-    """Starts the processes of one unit (``StartProcess``). ``facts`` tells, at each start, what
-    later managers are to know.
+    """Starts the processes of one unit (``StartProcess``). ``facts`` returns, at each start, what
+    later managers must know.
 
     ``on_step`` is called before (``prepared``) and after the start (``spawned``).
     """

@@ -1,13 +1,13 @@
-"""Runs one command in a session of its own and guarantees that nothing of it outlives us.
+"""Runs one command in its own session and guarantees that none of its processes outlive us.
 
     launcher ──(stdin: a pipe)──▶ guardian ──▶ command ──▶ its children (Triton's Python stubs)
 
-The guardian ends the command when it is told to (a line ``<grace seconds>`` on stdin), when the
-launcher dies however it dies (end of file on stdin), or when it gets SIGTERM. Ending means SIGTERM
-to the command, SIGKILL to its process group after the grace, wait for every descendant, remove
-shared memory of the given prefix. When the command ends by itself the same cleaning follows, so
-the guardian's own exit says that everything is gone. Its exit status is the command's, or
-128 + signal as a shell has it.
+The guardian ends the command on request (a line ``<grace seconds>`` on stdin), when the launcher
+dies however it dies (end of file on stdin), or when it gets SIGTERM. Ending means SIGTERM to the
+command, SIGKILL to its process group after the grace, wait for every descendant, remove shared
+memory of the given prefix. The same cleanup follows when the command ends by itself, so the
+guardian's exit says that everything is gone. Its exit status is the command's, or 128 + signal as a
+shell has it.
 
 It leaves the launcher's session so that Ctrl-C in a terminal never reaches it or the command, and
 it collects orphans (PR_SET_CHILD_SUBREAPER), so that a stub whose server crashed is waited for
@@ -160,8 +160,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run a command; leave nothing of it behind.")
     parser.add_argument("--shm-prefix", default="", help="shared memory to remove at the end")
     parser.add_argument("--grace", type=float, default=2.0, help="seconds from SIGTERM to SIGKILL")
-    parser.add_argument("--detached", type=Path, metavar="DIR", help="outlive whoever started it")
-    parser.add_argument("--label", default="", help="for whoever looks for it later; not read here")
+    parser.add_argument("--detached", type=Path, metavar="DIR", help="outlive its starter")
+    parser.add_argument("--label", default="", help="identifies the process later; not read here")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     run_dir: Path | None = args.detached

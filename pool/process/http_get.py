@@ -10,7 +10,7 @@ _STATUS = re.compile(rb"\S+\s+(\d{3})\b")
 
 
 async def http_status(host: str, port: int, path: str, within_s: float = ASK_S) -> int | None:
-    """Status code of one GET; None if nobody answers."""
+    """Status code of one GET; None without an answer."""
     status, _ = await get(host, port, path, with_body=False, within_s=within_s)
     return status
 
@@ -18,7 +18,7 @@ async def http_status(host: str, port: int, path: str, within_s: float = ASK_S) 
 async def get(
     host: str, port: int, path: str, *, with_body: bool = True, within_s: float = ASK_S
 ) -> tuple[int | None, bytes]:
-    """Status and, if asked for, body of one GET; no status if nobody answers in HTTP."""
+    """Status and, if asked for, body of one GET; no status without an HTTP answer."""
     try:
         async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,9 +1,9 @@
-"""Log files of supervised processes, bounded in size, and the part of one that a person needs.
+"""Log files of supervised processes, bounded in size, and their last lines.
 
 Only their owner may read them. The processes write by themselves, so that none waits for the
-launcher; a log that grows beyond ``LOG_BYTES`` is copied to ``….1`` and cut to nothing, as
-logrotate's ``copytruncate`` does it: they append, so they go on at the new beginning. A line
-written between copy and cut is lost.
+launcher; a log that grows beyond ``LOG_BYTES`` is copied to ``….1`` and truncated, as by
+logrotate's ``copytruncate``: they append, so they continue at the new beginning. A line written
+between copy and cut is lost.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from catalog.errors import LogUnusable
 
 LOG_BYTES = 16 * 2**20
 KEPT_LOGS = 3
-"""Number of earlier logs kept beside the present one: ``….1`` is the latest of them."""
+"""Number of earlier logs kept next to the present one: ``….1`` is the latest of them."""
 LOOK_S = 1.0
 
 _LOAD_FAILED = re.compile(r"failed to load '([^']+)' version \d+: [^:]+: (.*?)\"?$", re.MULTILINE)
@@ -57,7 +57,7 @@ def require_writable(directory: Path) -> None:
 
 
 def usable_log(path: Path | None, warn: Callable[[str], None]) -> Path | None:
-    """``path`` with a fresh log in it; None, for stderr, if that fails, and ``warn`` is told."""
+    """``path`` with a fresh log in it; None (stderr) and a call of ``warn`` if that fails."""
     if path is None:
         return None
     try:
@@ -78,18 +78,18 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def ignore(warning: str) -> None:
-    """Do nothing: a ``warn`` for callers who have nobody to tell."""
+    """A ``warn`` that does nothing."""
 
 
 async def keep_bounded(path: Path) -> None:
-    """Keep a log that somebody writes within its bound, until cancelled."""
+    """Keep a growing log within its bound, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(bound_log, path)
 
 
 def bound_log(path: Path) -> None:
-    """Begin ``path`` anew if it has more than ``LOG_BYTES``. Never raises: if nothing can be kept,
+    """Restart ``path`` if it has more than ``LOG_BYTES``. Never raises: if nothing can be kept,
     such as on a full disk, the bound still holds."""
     with suppress(OSError):
         if path.stat().st_size <= LOG_BYTES:

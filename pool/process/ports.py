@@ -1,4 +1,4 @@
-"""Finds ports that nobody listens on, and spells a host and its port together."""
+"""Finds free ports, and formats a host with its port."""
 
 import errno
 import random
@@ -18,18 +18,18 @@ _SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
 def host_port(host: str, port: int) -> str:
-    """``host:port`` as it stands in a URL: an IPv6 address has brackets."""
+    """``host:port`` as in a URL: an IPv6 address has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def free_ports(count: int, host: str = "127.0.0.1", but: Collection[int] = ()) -> list[int]:
-    """``count`` different ports that nobody listens on right now, none of them in ``but``.
+    """``count`` different free ports, none of them in ``but``.
 
     The ports lie below those that the kernel gives to outgoing connections, and are drawn at
     random: a server may take seconds until it listens, and neither a connection nor another start
-    in the same seconds is then likely to be in its way. Callers still try again with fresh ports if
-    a server says that its port is taken. Raises ``PortInUse`` if there are fewer than ``count``, or
-    ``host`` is not one of this machine's.
+    is then likely to take it. Callers still try again with fresh ports if a server says that its
+    port is taken. Raises ``PortInUse`` if there are fewer than ``count``, or ``host`` is not one of
+    this machine's.
     """
     family, address = _resolve(host, 0)
     below = range(FIRST_PORT, _first_outgoing_port())

@@ -24,7 +24,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """The identity of the process that has this id now; None if there is none."""
+        """The identity of the process with this id; None if there is none."""
         fields = stat_of(pid)
         return None if fields is None else cls(pid, int(fields[19]))
 

@@ -1,8 +1,8 @@
-"""The units that are kept up, each a ``supervise.ProcessUnit``.
+"""Supervised units, each a ``supervise.ProcessUnit``.
 
 - ``triton``          one Triton: start, ready, lost, stop
 - ``triton_control``  asks one over gRPC: is it up, is its model ready, will it drain
-- ``llamacpp``        one llama.cpp server, in the place of a Triton for a GGUF file
+- ``llamacpp``        one llama.cpp server, instead of a Triton for a GGUF file
 - ``orchestrator``    the orchestrator as a child process
 - ``store``           the Redis or Valkey that several orchestrators share
 """

@@ -1,7 +1,6 @@
-"""Runs one llama.cpp server on loopback, in the place of a Triton whose worker reads no GGUF.
-
-The server has an environment of its own (``tidegate engines ensure llamacpp``). Orchestrators
-encode prompts themselves, so the file's vocabulary is written for them while it loads.
+"""Runs one llama.cpp server on loopback, instead of a Triton, for GGUF files. The server has its
+own environment (``tidegate engines ensure llamacpp``). Orchestrators encode prompts themselves, so
+the file's vocabulary is written for them while it loads.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _HEEDED: Final = frozenset({"device", "engine_args", "max_running", "model_name"
 _SLOTS: Final = 4
 """Jobs at once where nothing else is stated: as many as llama.cpp has by itself."""
 _CONTEXT: Final = 8192
-"""Most tokens of a slot where nothing else is stated: KV is taken for all of them at the start."""
+"""Default context of a slot in tokens: its KV is allocated at start."""
 _BATCH: Final = {"cpu": "128", "cuda": "512"}
 """Tokens of prompts in one step: a cancel takes effect at its end."""
 _POLL_S: Final = 0.03
@@ -49,7 +48,7 @@ def is_asked_for(variables: Mapping[str, str], model: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppSpec:
-    """What one server is to be."""
+    """The configuration of one server."""
 
     variables: Mapping[str, str]
     """``TIDEGATE_WORKER__…``, as a worker would have them; its model among them."""
@@ -95,7 +94,7 @@ class LlamaCppServer(ProcessUnit):
 
     @property
     def address(self) -> str:
-        """The instance as orchestrators are told of it."""
+        """The instance's address for orchestrators."""
         settings, file = _settings(self._spec.variables)
         folder, _ = self._vocabulary(settings, file)
         told = {"tokenizer": str(folder), "alias": settings.model_name or gguf_name(file)}
@@ -137,7 +136,7 @@ class LlamaCppServer(ProcessUnit):
         return await http_status(HOST, self.port, "/health") == 200
 
     async def _idle(self) -> None:
-        """Wait until it says that no slot is busy, or nothing at all."""
+        """Wait until no slot is busy, or it stops answering."""
         while True:
             _, body = await get(HOST, self.port, "/slots")
             if b'"is_processing":true' not in body:

@@ -113,8 +113,8 @@ class OrchestratorProcess(ProcessUnit):
     async def wait_ready(self, timeout_s: float) -> list[str]:
         """Wait until it can take work: its instances are connected. Raises ``StartFailed``.
 
-        Returns, in sentences, what cannot be served although it is ready. A model that can never be
-        served is not waited for.
+        Returns, in sentences, what cannot be served although it is ready. It does not wait for a
+        model that can never be served.
         """
         body = await self._wait_for("/health/ready", timeout_s)
         return sorted({i["chat_fault"] for i in _instances(body) if i.get("chat_fault")})
@@ -126,7 +126,7 @@ class OrchestratorProcess(ProcessUnit):
         await super().stop(drain_s)
 
     def reload(self) -> None:
-        """Have it read its settings anew, if it runs."""
+        """Make it read its settings again, if it runs."""
         if self._process is not None and self._process.running:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGHUP)
@@ -137,8 +137,8 @@ class OrchestratorProcess(ProcessUnit):
         return Address(connect_host(self.host), self.port)
 
     async def _heartbeats(self) -> str:
-        """One that shares its port holds others' connections while it stands still: it is given up
-        before they would take it for dead (OR-27)."""
+        """A stalled process at a shared port holds connections, so it is replaced before the others
+        would take it for dead (OR-27)."""
         if self.asked_at == self._public:
             return await super()._heartbeats()
         while True:

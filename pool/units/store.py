@@ -1,8 +1,7 @@
 """Runs the Redis or Valkey that the orchestrators of one launch share, for them alone.
 
-It listens on a Unix socket that only this user may open, and on no port. What it is told is on the
-disk before it answers, so that durable tasks outlive all processes and are there at the next
-launch.
+It listens on a Unix socket that only this user may open, and on no port. Writes are on disk before
+it answers, so that durable tasks outlive all processes and are there at the next launch.
 """
 
 import asyncio
@@ -35,10 +34,10 @@ def find_store() -> str:
 
 
 class StoreProcess(ProcessUnit):
-    """One store under supervision. It is started again with what it had, at the same socket."""
+    """One store under supervision. It restarts with its data, at the same socket."""
 
     start_s = 60.0
-    """Longest time that it may take to read what it had before, in seconds."""
+    """Seconds that it may take to load its data."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class StoreProcess(ProcessUnit):
         await self.resume()
 
     def forget(self) -> None:
-        """Remove the data of a store that has ended, and that nobody comes back to."""
+        """Remove the data of a store that has ended and is not used again."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _command(self) -> list[str]:

@@ -138,7 +138,7 @@ class TritonInstance(ProcessUnit):
     async def start(self) -> None:
         """Start the server and wait for its models. Raises ``StartFailed`` with the reason.
 
-        A server that crashes meanwhile is started once more: Triton 24.10 aborts with a
+        A server that crashes during the start is started once more: Triton 24.10 aborts with a
         ``lock_exception`` if a busy machine gives a model's new process no processor.
         """
         try:
@@ -156,7 +156,7 @@ class TritonInstance(ProcessUnit):
         try:
             await self._launch(server_id)
         except BaseException:
-            remove_shared_memory(server_id)  # nobody else is there to do it
+            remove_shared_memory(server_id)  # no other process does it
             raise
         assert self._process is not None
         await self._loaded(self._process, server_id)
@@ -283,7 +283,7 @@ class TritonInstance(ProcessUnit):
             known, now = len(self._stubs), children_of(self._process.pid)
             if len(now) < known:
                 return "a model's Python process ended"
-            self._stubs = now  # a model was loaded anew: its new process came before this
+            self._stubs = now  # a model was reloaded: its new process came before this
 
     async def _unloading(self, control: "TritonControl") -> str:
         before: set[str] = set()
@@ -296,5 +296,5 @@ class TritonInstance(ProcessUnit):
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody would set an event: it is /proc that we ask
+    while not condition():  # noqa: ASYNC110 - there is no event: /proc is polled
         await asyncio.sleep(_STUB_POLL_S)

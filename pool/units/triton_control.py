@@ -69,7 +69,7 @@ class TritonControl:
         ``token`` is the secret that its worker requires. A model that knows nothing of lanes
         refuses, which is no reason not to stop it.
         """
-        # Imported here: a start needs none of it, and has other uses for the processor.
+        # Imported here: a start does not need it, and the processor is busy.
         from orchestrator.lanes.wire import to_answered_request
 
         request = to_answered_request(Drain(grace_ms=grace_s * 1000, token=token), model)

@@ -78,7 +78,7 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
         )
         assert process.stderr is not None
         said: dict[str, dict[str, object]] = {}
-        while not {"listening", "a pod tells its load"} <= said.keys():
+        while not {"listening", "a pod reports its load"} <= said.keys():
             entry = json.loads(await process.stderr.readline())
             said[entry["message"]] = entry
         port = said["listening"]["port"]

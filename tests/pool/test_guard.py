@@ -58,7 +58,7 @@ def test_what_is_guarded_may_start(given: dict[str, Any]) -> None:
 
 def test_the_slot_model_asks_for_no_token_and_so_must_be_opened_by_name() -> None:
     models = ("llm", "slot")
-    with pytest.raises(PortsUnguarded, match="the slot model asks nobody for a token: say with"):
+    with pytest.raises(PortsUnguarded, match="the slot model asks for no token"):
         launcher(triton_host="0.0.0.0", worker_env=PLAIN, models=models)._require_guard()
     launcher(triton_host="0.0.0.0", triton_open=True, models=models)._require_guard()
 

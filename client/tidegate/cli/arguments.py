@@ -1,6 +1,5 @@
-"""What the commands' arguments share: types whose errors say what was expected, options, completion
-of names that only a service knows; and decorators that make a command of what is done with a
-service, or with this machine's catalog."""
+"""Shared parts of the commands' arguments: types with helpful errors, options, completion of a
+service's names, and decorators for commands that use a service or this machine's catalog."""
 
 import math
 import os
@@ -39,8 +38,8 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Number(click.ParamType[float | int]):
-    """A number between two bounds, whole unless told otherwise; ``complaint`` for one outside, else
-    the bound that it is beyond."""
+    """A number between two bounds, whole by default; ``complaint`` is the error for one outside,
+    else the bound itself."""
 
     def __init__(
         self, name: str, least: float, most: float, complaint: str = "", *, is_whole: bool = True
@@ -173,8 +172,8 @@ class Group(_KeepsLines, click.Group):
 
 
 class GroupWithDefault(Group):
-    """A command that does something by itself, and has sub-commands; ``ctx.invoked_subcommand``
-    says which was given."""
+    """A command with an action of its own and sub-commands; ``ctx.invoked_subcommand`` says which
+    was given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return click.Group.parse_args(self, ctx, args)
@@ -309,7 +308,7 @@ def _known(
     incomplete: str,
     names: "Callable[[SyncClient], list[tuple[str, str]]]",
 ) -> list[CompletionItem]:
-    """Names that a service knows, each with a word on it; none where it is not quick."""
+    """A service's names, each with a short description; none if it is slow."""
     from tidegate import SyncClient, TidegateError, deadline
     from tidegate.transport import NO_RETRIES
 
@@ -324,7 +323,7 @@ def _known(
 
 
 def _offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """The known names that begin like what was typed, each with a word on it."""
+    """Known names that begin with what was typed, each with a short description."""
     return [
         CompletionItem(name, help=about or None)
         for name, about in known

@@ -2,7 +2,7 @@
 
 The call of a command that asks once goes over a socket, with the standard library's parser: the
 library of ``Transport`` takes a quarter of a second to import on a small machine, which is longer
-than such a command takes otherwise. Whatever is beyond the plain case is left to it.
+than such a command takes otherwise. All but the plain case use it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tidegate.transport import (
 
 FAILED = 1
 _KEPT = "/?&=:;,+@!$'()*~%"
-"""What stands in a path and its query as it is."""
+"""Characters that are not escaped in a path and its query."""
 
 
 def ask(
@@ -52,7 +52,7 @@ def ask(
         url, token = found.url, found.key or token
 
     async def run() -> int:
-        # Whoever sits here sees what is wrong, and tries again by hand.
+        # An interactive user sees the error and retries by hand.
         kind = Client if streams else QuickClient
         async with kind(url, token=token, retries=NO_RETRIES) as client:
             return await action(client)
@@ -61,7 +61,7 @@ def ask(
         return asyncio.run(run())
     except TidegateError as error:
         print(f"{command}: {advice(error)}", file=sys.stderr)
-    except ValueError as error:  # a URL that is none
+    except ValueError as error:  # an invalid URL
         print(f"{command}: {error}; see --url", file=sys.stderr)
     return FAILED
 
@@ -124,7 +124,7 @@ class QuickClient(Client):
 
 
 class _Socket(io.BytesIO):
-    """What was received, in the shape that the standard library's parser reads from."""
+    """Received bytes, in the shape that the standard library's parser reads."""
 
     def makefile(self, mode: str) -> io.BytesIO:
         return self

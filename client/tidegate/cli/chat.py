@@ -47,7 +47,7 @@ Talk to a model; the answer appears as it is generated.
 ReadLine = Callable[[], str]
 """Reads the next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
 
-GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over, /help says more."
+GREETING = "Ctrl-C stops an answer, twice quits; /new starts over, /help says more."
 HELP = """\
 /new   forget what was said, and start over
 /help  this
@@ -75,7 +75,7 @@ def chat(
     stated = {name: value for name, value in given.items() if value is not None}
     try:
         return asyncio.run(talk(url, cast("TaskOptions", stated), token, read))
-    except ValueError as error:  # a URL that is none
+    except ValueError as error:  # an invalid URL
         raise click.ClickException(f"{error}; see --url") from error
 
 
@@ -93,7 +93,7 @@ async def run(
     from tidegate.transport import NO_RETRIES
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    # Whoever sits here sees what is wrong, and tries again by hand.
+    # An interactive user sees the error and retries by hand.
     async with Client(base_url, token=token, retries=NO_RETRIES) as client:
         try:
             models = await client.models()
@@ -119,7 +119,7 @@ def _failed(why: str) -> int:
 
 
 def _one_line(question: str) -> ReadLine:
-    """Reads one question, and then there is none."""
+    """Reads one question, then ends."""
     lines = iter([question])
 
     def read() -> str:
@@ -240,7 +240,7 @@ class Chat:
                 elif line == "/help":
                     self._say(HELP)
                 elif line.startswith("/") and not line.startswith("//"):
-                    self._say(f"There is no {line.split()[0]}; /help says what there is.")
+                    self._say(f"There is no {line.split()[0]}; /help lists the commands.")
                 elif line:
                     await self._turn(line.removeprefix("/"))
         except EOFError:

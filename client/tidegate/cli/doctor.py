@@ -1,5 +1,4 @@
-"""``tidegate doctor``: this machine, and whether the service that runs on it should have more
-instances, or fewer.
+"""``tidegate doctor``: this machine, and whether its service needs more or fewer instances.
 
 The rules for that are those of the alerts (docker/observability/alerts.yaml, group
 ``tidegate-advice`` and PF-4's warnings), over all that the service counted since it started: alerts
@@ -95,7 +94,7 @@ def _print(finding: "Finding") -> None:
 
 
 def look(host: str, port: int) -> "Finding | None":
-    """Judge the service that listens there; None where none does, or none of ours."""
+    """Judge the service that listens there; None if there is none, or not ours."""
     import urllib.request
 
     from pool.process.ports import host_port
@@ -117,7 +116,7 @@ def judge(samples: Samples) -> "Finding":
 
     answers = samples.total("tidegate_http_responses_total") or 0.0
     instances = len(samples.by("tidegate_instance_slots", "instance"))
-    # Several processes at one port each tell of all instances.
+    # Each of several processes at one port reports all instances.
     needed = sum(max(1, round(most)) for most in samples.most(_NEEDED, "model").values())
     found = f"the present load needs {needed} of {instances}"
     reasons = _reasons_to_add(samples, answers)

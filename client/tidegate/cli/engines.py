@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from catalog.engines import EngineCatalog
 
 DESCRIPTION = """\
-Engines on this machine: Triton, and others' engines in environments of their own.
+Engines on this machine: Triton, and other engines in their own environments.
 
   tidegate engines ensure vllm           make it, unless it is there
   tidegate engines ensure llamacpp --from-source
@@ -27,8 +27,8 @@ They lie in TIDEGATE_HOME/engines; docs/models.md says how.
 """
 
 ENSURE_DESCRIPTION = """\
-Have an engine on this machine: found, fetched, or built, and verified by an import. What breaks off
-goes on when the command is given again.
+Make sure that this machine has an engine: found, fetched or built, and verified by an import. An
+interrupted command resumes when it is repeated.
 
   tidegate engines ensure triton --triton /opt/tritonserver
   tidegate engines ensure vllm --device cuda
@@ -96,7 +96,7 @@ def list_engines(catalog: "EngineCatalog", as_json: bool) -> int:
     return show_list(entries, columns, rows, numbers=("AGE",), as_json=as_json)
 
 
-@engines.command("show", help="All that is known of an engine.", short_help="one of them")
+@engines.command("show", help="Everything known about an engine.", short_help="one of them")
 @click.argument("engine", shell_complete=entries_here("engines"))
 @on_catalog("engines")
 def show_engine(catalog: "EngineCatalog", engine: str, as_json: bool) -> int:

@@ -97,8 +97,8 @@ def _failed(error: Exception) -> int:
 
 
 def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
-    """Reason why a named model cannot be served, found before anything is started; or variables
-    that the worker does not have; empty if there is none."""
+    """Reason why a named model cannot be served, or unknown worker variables, found before anything
+    starts; empty if there is none."""
     if lines := unknown_variables(WorkerSettings):
         return "\n".join(lines)
     path = Path(worker_env[_MODEL_PATH])
@@ -193,7 +193,7 @@ def _worker_env(given: Mapping[str, Any]) -> dict[str, str]:
         _TENSOR_PARALLEL: given["tensor_parallel"],
     }
     env |= {key: str(value) for key, value in asked.items() if value}
-    if model and not model.exists():  # what there is counts before what is registered
+    if model and not model.exists():  # an existing path counts before a registered name
         registered = ModelCatalog(state_dir()).find(str(model))
         if registered is not None:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
@@ -238,7 +238,7 @@ def serve(
     processes: int,
 ) -> int:
     """Launch several orchestrators at one port, for Tritons that run elsewhere; returns the exit
-    status. What is None is as the settings have it."""
+    status. None leaves a value to the settings."""
     if cors_origins is not None:
         os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrators inherit it
     settings = _settings(host=host, port=port, instances=instances_at)
@@ -259,8 +259,8 @@ def serve(
 
 
 def _settings(**stated: str | int | None) -> "Settings":
-    """The orchestrator's settings; what is stated and not None goes before them. Raises
-    ``SystemExit`` for settings that do not fit, which it prints."""
+    """The orchestrator's settings; stated values override them. Raises ``SystemExit`` for settings
+    that do not fit, which it prints."""
     # Here, since it takes a third of a second.
     from orchestrator.settings import InvalidSettings, load_settings
 
@@ -276,9 +276,8 @@ def _sharing_of(host: str, port: int) -> dict[str, Any]:
 
 
 def _sharing(settings: "Settings") -> dict[str, Any]:
-    """The store that several processes share, the one of the settings or else one of their own, as
-    fields of ``LaunchSpec``.
-    Raises ``MachineUnfit`` where there can be none."""
+    """The store that several processes share, from the settings or started for them, as fields of
+    ``LaunchSpec``. Raises ``MachineUnfit`` if there can be none."""
     from orchestrator.state.section import StateSection
 
     state = settings.section(StateSection)

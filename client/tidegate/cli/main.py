@@ -1,4 +1,4 @@
-"""The command ``tidegate``: its first moments, and what it says when something is wrong."""
+"""The command ``tidegate``: its start and its errors."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read this has enough (`| head`). What is still buffered has nowhere to go.
+        # The reader has closed the pipe (`| head`); drop what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return status

@@ -50,8 +50,8 @@ Models lie in TIDEGATE_HOME/models; docs/models.md says how.
 """
 
 ADD_DESCRIPTION = """\
-Bring a model to this machine: only the files that it needs, every one verified. What breaks off
-goes on when the command is given again, and is not served before all of it is here.
+Bring a model to this machine: only the files that it needs, every one verified. An interrupted
+command resumes when it is repeated; nothing incomplete is served.
 
   tidegate models add Qwen/Qwen3-0.6B --load
   tidegate models add org/model-GGUF --file '*Q4_K_M*'
@@ -186,7 +186,7 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
     return show_list(told, columns, rows, numbers=("SIZE", "USED"), as_json=as_json)
 
 
-@models.command("show", help="All that is known of a model.", short_help="one of them")
+@models.command("show", help="Everything known about a model.", short_help="one of them")
 @click.argument("model", shell_complete=entries_here("models"))
 @on_catalog("models")
 def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:

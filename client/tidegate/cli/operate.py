@@ -18,17 +18,17 @@ _SLACK_S = 2.0
 _POLL_S = 0.1
 
 DRAIN_DESCRIPTION = """\
-Take a service, or one of its instances, out of use without losing what it works on.
+Take a service, or one of its instances, out of use without losing work.
 
   tidegate drain                             the orchestrator: before it is stopped (preStop)
   tidegate drain --instance 10.0.0.7:8001    an instance: what will not end in time moves elsewhere
   tidegate drain --undo                      take new work again
 
-Returns once nothing runs there any more, or the grace is over.
+Returns when nothing runs there any more, or the grace is over.
 """
 
 SWAP_DESCRIPTION = """\
-Have an instance serve another model, in the process that it is, while others go on.
+Have an instance serve another model, in its running process, while others keep serving.
 
   tidegate swap 10.0.0.7:8001 qwen           a model that it knows (TIDEGATE_WORKER__MODELS)
   tidegate swap 10.0.0.7:8001 /models/qwen   a folder on its machine
@@ -36,11 +36,11 @@ Have an instance serve another model, in the process that it is, while others go
   tidegate swap 10.0.0.7:8001 --back         the model that it had before
 
 What runs there finishes first, or is moved. A model that cannot be loaded leaves the old one; with
---all, the first that fails has those before it go back.
+--all, the first failure reverts the earlier ones.
 """
 
 RELOAD_DESCRIPTION = """\
-Have a service read its settings and keys anew, as SIGHUP does; streams go on.
+Make a service read its settings and keys again, as SIGHUP does; streams continue.
 
 What needs a restart is named. Settings that do not fit change nothing.
 """
@@ -85,7 +85,7 @@ async def drain(
 async def _drained(
     client: "Client", instance: str | None, grace_s: float, wait_s: float
 ) -> "tuple[DrainState | Instance, int]":
-    """Drain, and wait for what runs; what is drained as it then is, and how much still runs."""
+    """Drain and wait; returns the final state and how much still runs."""
     import asyncio
 
     from tidegate.listings import Instance
@@ -163,7 +163,7 @@ def _line(state: "SwapState") -> str:
     return f"{state.address} serves {state.model} after {state.total_ms / 1000:.2f} s ({phases})"
 
 
-@click.command(cls=Command, help=RELOAD_DESCRIPTION, short_help="read its settings anew")
+@click.command(cls=Command, help=RELOAD_DESCRIPTION, short_help="read its settings again")
 @asks(operates=True)
 async def reload(client: "Client", as_json: bool) -> int:
     done = await client.operating.reload()

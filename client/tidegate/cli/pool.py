@@ -10,10 +10,10 @@ from tidegate.cli.runtime import importing
 DESCRIPTION = """\
 Keep the Triton instances of a machine as a file asks for them.
 
-  tidegate pool check pool.toml      what would be started, and what stands against it
+  tidegate pool check pool.toml      what would be started, and what prevents it
   tidegate pool run pool.toml        start it and keep it up
   tidegate pool status               how each instance is
-  tidegate pool reload               the file anew (it is watched, too)
+  tidegate pool reload               read the file again (it is also watched)
   tidegate pool stop                 drain and end everything
 
 docs/pool.md has an example of the file, and what each of its keys means.
@@ -23,17 +23,17 @@ RUN_DESCRIPTION = """\
 Start the instances of a file and keep them up, until SIGINT or SIGTERM: then running work gets
 drain_s, and everything ends. A second signal hurries it.
 
-An instance that is lost is started again on its ports; one that keeps failing, once a minute, while
-the others go on. When this command is killed its instances go on serving, and the next one finds
-them. The file is watched, and SIGHUP reads it anew: what is new starts, what is gone is drained and
-ends, what has changed is replaced. A file that does not fit changes nothing.
+An instance that is lost is started again on its ports; one that keeps failing, once a minute. If
+this command is killed its instances keep serving, and the next one finds them. The file is watched,
+and SIGHUP reads it again: what is new starts, what is gone is drained and ends, what has changed is
+replaced. A file that does not fit changes nothing.
 """
 
 STOP_DESCRIPTION = """\
 End every instance and the manager, drained; also when the manager is gone.
 
   tidegate pool stop --now      running work is cut
-  tidegate pool stop --leave    the manager only: its instances go on, for the next one to find
+  tidegate pool stop --leave    the manager only: its instances keep serving for the next one
 """
 
 _FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
@@ -74,7 +74,7 @@ def check(file: Path, as_json: bool) -> int:
 
 @pool.command(
     "status",
-    help="How each instance is. FILE says whose, where that has a home of its own.",
+    help="Show each instance. FILE names the pool if it has its own home.",
     short_help="how each instance is",
 )
 @_MAYBE_FILE
@@ -85,8 +85,8 @@ def status(file: Path | None, as_json: bool) -> int:
 
 @pool.command(
     "reload",
-    help="Have the manager read its file anew; GPUs that were taken out are tried again.",
-    short_help="read the file anew",
+    help="Make the manager read its file again; GPUs that were taken out are tried again.",
+    short_help="read the file again",
 )
 @_MAYBE_FILE
 def reload(file: Path | None) -> int:

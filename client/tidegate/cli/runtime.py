@@ -1,5 +1,5 @@
-"""Imports while Ctrl-C may come; and where the code that serves is: ``orchestrator``, ``worker``,
-``model_repository``.
+"""Imports that tolerate Ctrl-C, and the location of the code that serves: ``orchestrator``,
+``worker``, ``model_repository``.
 
 In a wheel they are in ``tidegate/_runtime``, in a checkout at its top. Names as general as these
 must not meet a user's own packages, so they are importable only in processes that serve: this
@@ -59,7 +59,7 @@ def environment() -> dict[str, str]:
 
 def become(module: str, given: Mapping[str, object]) -> NoReturn:
     """Replace this process by ``python -m module``, whose exit status becomes its own. ``given``
-    are its options, None for those that are not stated."""
+    are its options, None if unstated."""
     options = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]

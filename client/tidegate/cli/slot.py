@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidegate.slots import Output, SlotFacts, SlotOptions, SlotQueued, SlotStage
 
 DESCRIPTION = """\
-Have a short talking clip rendered against a deadline, watch it being made, and save it.
+Render a short talking clip by a deadline, watch its progress, and save it.
 
   tidegate slot "A friendly host says good morning." --out clip.mp4
   tidegate slot "Good morning." --deadline 20 --on-deadline degrade
@@ -75,9 +75,7 @@ def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
     type=Choice(["error", "degrade"]),
     help="degrade: render less rather than be late (error)",
 )
-@option(
-    "--preview", type=_FILE, metavar="JPEG", help="keep the latest picture of it there meanwhile"
-)
+@option("--preview", type=_FILE, metavar="JPEG", help="keep its latest preview in this file")
 @asks(streams=True)
 async def slot(
     client: "Client",
@@ -137,7 +135,7 @@ def _recipe(
     for part, fields in changes.items():
         given = {name: value for name, value in fields.items() if value is not None}
         known = recipe.get(part, {})
-        if given and isinstance(known, dict):  # else the service says what is wrong with it
+        if given and isinstance(known, dict):  # otherwise the service says what is wrong
             recipe[part] = known | given
     return recipe
 
@@ -207,7 +205,7 @@ async def _render(
     except ApiError as error:
         if error.code == "not_ready":
             raise Unavailable(_NOBODY, code=error.code, status=error.status) from None
-        # What there was by then, with the reason behind it.
+        # The partial result, with its reason.
         outputs = error.details.get("outputs") or {}
         with suppress(TidegateError):  # the reason counts
             for name, path in (await _download(client, out, slot_id, outputs)).items():
@@ -223,7 +221,7 @@ async def _render(
 async def _download(
     client: "Client", out: Sequence[Path], slot_id: str, outputs: Mapping[str, str]
 ) -> dict[str, Path]:
-    """Save those of the wished outputs that there are; returns the path of each."""
+    """Save the requested outputs that exist; returns their paths."""
     saved: dict[str, Path] = {}
     for path in out:
         name = _output(path)
@@ -234,7 +232,7 @@ async def _download(
 
 
 async def _say_cancelled(client: "Client", slot_id: str) -> None:
-    """Tell what became of the slot: leaving its stream cancels it if the service can be reached."""
+    """Report how the slot ended: leaving its stream cancels it if the service can be reached."""
     import asyncio
 
     said = "cancelled"
@@ -244,7 +242,7 @@ async def _say_cancelled(client: "Client", slot_id: str) -> None:
             async with asyncio.timeout(_MAKE_SURE_S):
                 standing = await client.slots.get(slot_id)
                 if standing.outcome in ("met", "partial"):
-                    said = f"interrupted; slot {slot_id} was rendered all the same"
+                    said = f"interrupted; slot {slot_id} finished anyway"
                 elif standing.ended:
                     said = f"cancelled slot {slot_id}"
     print(f"tidegate slot: {said}", file=sys.stderr)

@@ -48,7 +48,7 @@ A reserved deadline is held for one request of the same key that is no larger, a
 """
 
 TASKS_DESCRIPTION = """\
-What a service works on, and what it has done: without a word of what was asked or answered.
+Running and recent tasks of a service, without their text.
 
   tidegate tasks list --status running
   tidegate tasks show TASK

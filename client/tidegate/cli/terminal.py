@@ -58,7 +58,7 @@ def show_list(
     numbers: Sequence[str],
     as_json: bool,
 ) -> int:
-    """Print what was found, as JSON or as a table of ``rows``; the exit status."""
+    """Print a result as JSON or as a table of ``rows``; returns the exit status."""
     if as_json:
         print_json(found)
     else:
@@ -67,7 +67,7 @@ def show_list(
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
-    """Print those facts that there are, one a line."""
+    """Print the known facts, one per line."""
     out = console()
     for name, value in facts.items():
         if value:

@@ -103,7 +103,7 @@ class Samples:
                 value = float(found["value"])
             except ValueError:
                 continue
-            if math.isnan(value):  # nothing to tell of yet
+            if math.isnan(value):  # nothing to show yet
                 continue
             values.setdefault(found["name"], []).append((labels, value))
         return cls(at, values)
@@ -131,13 +131,13 @@ class Samples:
 
     def mean(self, name: str, **labels: str) -> float | None:
         """Mean of all series with these labels; None where there is none. For a share that several
-        processes at one port tell, each of its own requests."""
+        processes at one port report, each for its own requests."""
         found = [value for _, value in self._of(name, labels)]
         return sum(found) / len(found) if found else None
 
     @property
     def processes(self) -> int:
-        """How many processes at one port the scrape tells of."""
+        """How many processes at one port the scrape covers."""
         return max(1, len(self.values.get("tidegate_attainment", ())))
 
     def rate(self, name: str, before: "Samples | None", **labels: str) -> float | None:
@@ -204,7 +204,7 @@ class Picture:
             "tokens_per_s": samples.rate("tidegate_tokens_generated_total", self.before),
             "ttft_p50_ms": samples.quantile("tidegate_ttft_ms", 0.5),
             "ttft_p99_ms": samples.quantile("tidegate_ttft_ms", 0.99),
-            # Each process tells of all blocks.
+            # Each process reports all blocks.
             "kv_blocks": {
                 kind: blocks / samples.processes
                 for kind, blocks in samples.by("tidegate_kv_blocks", "kind").items()

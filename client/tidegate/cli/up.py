@@ -35,11 +35,11 @@ front of it. Prints the address and a curl line once it serves.
 
 What happens:
   1. A Triton server is found: --triton, else /opt/tritonserver (the NGC image), else the one of a
-     wheel, which is fetched where it was not yet.
-  2. Triton and the orchestrator start together, each in a process group of its own, with their
+     wheel, which is fetched if needed.
+  2. Triton and the orchestrator start together, each in its own process group, with their
      output in TIDEGATE_HOME/logs/HOST-PORT/ (16 MiB each and three earlier ones, for their owner
      only).
-  3. Whatever dies is started again on the same ports. A Triton that keeps dying is given up; the
+  3. A process that dies is restarted on the same ports. A Triton that keeps dying is given up; the
      run ends when none is left, or when the orchestrator keeps dying.
   4. Ctrl-C or SIGTERM: running work gets --drain seconds, then everything ends; no process and no
      shared memory is left, not even when this command is killed. A second Ctrl-C hurries it.
@@ -72,7 +72,7 @@ exit status: 0 ended as asked, 1 it could not go on (the reason is on stderr), 2
 """
 
 WORKER_DESCRIPTION = """\
-Start Triton with the model, without an orchestrator: for a machine or container of its own.
+Start Triton with the model, without an orchestrator: for a separate machine or container.
 Connect one to it with `tidegate serve --instances-at HOST:8001`.
 Ends as `tidegate up` does: drain, SIGTERM, SIGKILL of what is left.
 """
@@ -160,7 +160,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
         _of_triton(
             "--triton-open",
             is_flag=True,
-            help="off loopback, let whoever reaches Triton's ports generate without a token",
+            help="off loopback, let every client of Triton's ports generate without a token",
         ),
         *(
             _of_triton(
@@ -235,7 +235,7 @@ def _launch(given: dict[str, Any]) -> int:
     if given["no_llm"] and not given["slot"]:
         raise click.UsageError("--no-llm leaves nothing to serve without --slot")
     with importing(serving=True):
-        from tidegate.cli import launch  # imports the launcher, which other commands do without
+        from tidegate.cli import launch  # imports the launcher, which other commands do not need
     return launch.run(**given)
 
 

@@ -1,7 +1,5 @@
-"""The interface of a stage's provider: plain code on a thread of its own that asks, in every step,
-whether to go on.
-
-A provider loads its model when it is made, keeps it, and renders into views that it is given. It
+"""The interface of a stage's provider: plain code on its own thread that asks in every step whether
+to continue. A provider loads its model at construction, keeps it, and renders into given views. It
 serves one clip at a time.
 """
 

@@ -81,7 +81,7 @@ def resident(name: str, modules: Iterable[Any], precision: str) -> Resident:
 
 
 def _scales(tensor: Any) -> list[torch.Tensor]:
-    """Tensors that bitsandbytes keeps beside a weight of four bits."""
+    """Tensors that bitsandbytes stores with a four-bit weight."""
     found, state = [], getattr(tensor, "quant_state", None)
     while state is not None:
         found += [state.absmax, state.code]

@@ -1,9 +1,9 @@
 """Checks clips by two CLIP models (arXiv 2103.00020), from local folders, through transformers.
 
 A score is CLIPScore (arXiv 2104.08718): 2.5 times the cosine between picture and words, limited to
-0 to 1. CLIP's cosines are small (about 0.3 where a picture shows what is said of it,
-0.15 where it does not); on this scale SL-7's thresholds 0.70 and 0.72 are cosines of 0.28 and
-0.288, and its outlier of 0.15 is one of 0.06.
+0 to 1. CLIP's cosines are small (about 0.3 if a picture matches its words, 0.15 if not); on this
+scale SL-7's thresholds 0.70 and 0.72 are cosines of 0.28 and 0.288, and its outlier of 0.15 is one
+of 0.06.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Speech by eSpeak NG: formant synthesis, no weights, some hundred times faster than real time.
 
 ``espeakng-loader`` contains the library (GPL-3.0, like its data: installed only on request). It is
-C code that reads what strangers write, so it runs in a process of its own (``espeak_child``),
-which is killed when a stage must stop and started anew.
+C code that reads untrusted text, so it runs in its own process (``espeak_child``), which is killed
+when a stage must stop, and restarted.
 """
 
 import json
@@ -35,7 +35,7 @@ _DEFAULT_VOICE = "en"
 _NORMAL_PEAK = 0.9
 _START_S = 10.0
 _LOOK_MS = 20
-"""Milliseconds between checks whether a stage must stop, whatever eSpeak does."""
+"""Milliseconds between checks whether a stage must stop, even while eSpeak computes."""
 _MAX_CHARACTERS = 100
 """Most characters that eSpeak gets at once: it writes beyond its buffers where a clause has too
 many parts ("U.S." 250 times)."""
@@ -185,7 +185,7 @@ class _Espeak:
             part = os.read(self._out.fileno(), count - len(taken))
             if not part:
                 status = self._process.wait()
-                media_log.warning("eSpeak NG ended with status %d; it is started anew", status)
+                media_log.warning("eSpeak NG ended with status %d; it is restarted", status)
                 raise OSError(f"eSpeak NG ended with status {status}")
             taken += part
         return bytes(taken)
@@ -210,7 +210,7 @@ def _python() -> str:
     for path in (sys.executable, shutil.which("python3"), shutil.which("python")):
         if path and Path(path).name.startswith("python"):
             return path
-    raise LoadError("eSpeak NG runs in a process of its own, and there is no python3 on the PATH")
+    raise LoadError("eSpeak NG needs its own process, and there is no python3 on the PATH")
 
 
 def _until(end: float) -> Look:

@@ -1,8 +1,8 @@
-"""Runs eSpeak NG in a process of its own, so that what hangs or breaks can be killed.
+"""Runs eSpeak NG in its own process, so that it can be killed when it hangs.
 
 Started as ``python -I -S espeak_child.py LIBRARY DATA``, so that it is ready in some 20 ms: it
-needs the standard library only. It writes its sample rate, then answers one request after the
-other, and ends when its standard input does, whatever the library is doing.
+needs the standard library only. It writes its sample rate, then answers requests in order, and ends
+with its standard input, even while the library computes.
 
 ::
 
@@ -49,7 +49,7 @@ def main(library_path: str, data_path: str) -> None:
 def _read(requests: "queue.SimpleQueue[bytes]") -> None:
     for line in sys.stdin.buffer:
         requests.put(line)
-    os._exit(0)  # whoever asked is gone
+    os._exit(0)  # the parent is gone
 
 
 def _write(head: int, samples: bytes = b"") -> None:

@@ -36,8 +36,8 @@ _MAX_TOKENS = 256
 _KEPT_PROMPTS = 16
 """Prompts whose encodings are kept, about 2 MB each."""
 _MIN_SIZE = 256
-"""Least pixels of either side that are drawn, as the model has learnt none smaller; smaller
-portraits are scaled down."""
+"""Smallest side in pixels that is drawn: the model has learned none smaller; smaller portraits are
+scaled down."""
 _MULTIPLE = 16
 """Pixels of either side that one of the model's tokens stands for."""
 _TILE = 512
@@ -77,7 +77,7 @@ class FluxPortrait:
         """``pictures`` is a ``FluxPipeline`` of scheduler, transformer and decoder, ``texts`` one
         of tokenizers and text encoders; all on the CPU, the transformer in ``options.dtype``.
 
-        Raises ``LoadError`` where ``options.precision`` needs what is not installed."""
+        Raises ``LoadError`` if ``options.precision`` needs a missing package."""
         from diffusers.utils import logging
 
         # diffusers would log the text of prompts that are too long for one of the encoders.

@@ -48,15 +48,15 @@ class ClipSettings(Section):
     """The check of that name."""
 
     folders: DistinctNames = ()
-    """Folders with the weights of two models, separated by a comma: the one that weighs 0.4, then
-    the one that weighs 0.6."""
+    """Folders with the weights of two models, with a comma between: first the one of weight 0.4,
+    then the one of weight 0.6."""
     precision: Precision = "fp16"
     """Precision of both models."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What every provider with weights is told about them."""
+    """Options of every provider with weights."""
 
     kokoro: KokoroSettings = field(default_factory=KokoroSettings)
     flux: FluxSettings = field(default_factory=FluxSettings)

@@ -1,14 +1,13 @@
-"""Keeps a stage's steps in line with what the device has done, not what it was told to do."""
+"""Keeps a stage's steps in line with what the device has done, not with what is queued."""
 
 import torch
 
 
 class Pace:
-    """Called in each step: waits until the device has done what came before the last one.
-
-    CUDA queues work. Without this a stage would reach its last step when the device has hardly
-    begun, and after a cancel the device would still do all of it; with it, at most one step is
-    queued while the next is being launched.
+    """Called in each step: waits until the device has done the step before the last one. CUDA
+    queues work: without this a stage would reach its last step while the device has barely started,
+    and a cancel would not stop the queued work. With it, at most one step is queued while the next
+    is being launched.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -55,8 +55,7 @@ CHECK: Mapping[str, Callable[[torch.device, ModelOptions], CheckProvider]] = {
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """Every provider that is loaded, by stage and name; a stage's first serves recipes that name
-    none."""
+    """Loaded providers by stage and name; a stage's first serves recipes that name none."""
 
     speech: Mapping[str, SpeechProvider]
     portrait: Mapping[str, PortraitProvider]

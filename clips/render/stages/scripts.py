@@ -63,7 +63,7 @@ def require_sayable(text: str, language: str, voice: str) -> None:
     unsaid = list(_unsaid(text, language))
     if not unsaid:
         return
-    # Chinese characters may be Japanese: kana beside them tell, and so does the voice.
+    # Chinese characters may be Japanese: kana next to them tell, and so does the voice.
     script, word = min(unsaid, key=lambda each: each[0] == "CJK")
     known = () if language == "ja" else _LANGUAGES.get(script, ())
     other = f"name one that says it (voice.name: {' or '.join(known[:3])}), or " if known else ""

@@ -1,4 +1,4 @@
-"""Makes a talking face of a portrait and its sound: bends the picture frame by frame, no weights.
+"""Animates a portrait by its sound: bends the picture frame by frame, no weights.
 
 Every frame samples the portrait through a grid (``grid_sample``) that moves the head as a whole,
 opens the jaw by how loud the sound is at that time, and closes the eyes now and then. The inside of
@@ -110,12 +110,12 @@ class _Bend:
         angle = (0.035 * torch.sin(0.9 * t) + 0.012 * torch.sin(2.3 * t))[:, None, None]
         shift_x = (0.018 * torch.sin(0.7 * t + 1))[:, None, None]
         shift_y = (0.012 * torch.sin(1.3 * t) + 0.010 * opening)[:, None, None]
-        # What is far from the face does not move with it.
+        # Pixels far from the face do not move with it.
         near = torch.sigmoid(8 * (1.05 - (x**2 + y**2).sqrt()))
         cos, sin = torch.cos(angle), torch.sin(angle)
         head_x = near * (cos * x + sin * y - shift_x - x)
         head_y = near * (cos * y - sin * x - shift_y - y)
-        # What is below the lips is taken from further up.
+        # Pixels below the lips are sampled from further up.
         mouth_x, mouth_y = face.MOUTH
         below = y + head_y - mouth_y
         jaw = torch.sigmoid(40 * below) * _bump(x + head_x - mouth_x, 0.42)
