@@ -15,7 +15,8 @@ from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.images import image_of_url, refuse_file
 from orchestrator.api.http.tools import read_call
-from orchestrator.api.openai.responses.tools import INPUT, known_as
+from orchestrator.api.openai.responses.tools import known_as
+from orchestrator.api.openai.tools import INPUT
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Message, said_by

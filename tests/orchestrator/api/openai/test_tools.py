@@ -237,7 +237,14 @@ async def test_markers_that_are_special_tokens(
 @for_each(
     ("change", "param"),
     [
-        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.custom"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls[0]",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
@@ -277,6 +284,74 @@ async def test_what_is_wrong_with_tools_is_told(
     error = (await answer_of(service, PATH, ASK | change, status=400))["error"]
     assert error["param"].startswith(param), error
     assert not worker.submits
+
+
+PATCH: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {
+            "type": "grammar",
+            "grammar": {"syntax": "lark", "definition": 'start: "*** Begin"'},
+        },
+    },
+}
+
+
+async def test_a_tool_of_free_text(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """The model knows a function with one argument; the client gets and sends the text."""
+    asked = ASK | {"tools": [PATCH, TOOL]}
+    text = '*** Begin "Patch"\n+é'
+    written = json.dumps({"name": "apply_patch", "arguments": {"input": text}})
+    worker.plan = lambda submit: says(f"<tool_call>\n{written}\n</tool_call>{CALL}")
+    (choice,) = (await sdk.chat.completions.create(**asked)).choices
+    assert "*** Begin" in prompt_of(service, worker)  # the grammar, since nothing else tells it
+    own, plain = choice.message.tool_calls or ()
+    assert own.type == "custom" and (own.custom.name, own.custom.input) == ("apply_patch", text)
+    assert plain.type == "function" and choice.finish_reason == "tool_calls"
+
+    stream = await sdk.chat.completions.create(**asked, stream=True)
+    deltas = [call.to_dict() async for c in stream for call in c.choices[0].delta.tool_calls or ()]
+    first, *more = [delta for delta in deltas if delta["index"] == 0]
+    assert first["type"] == "custom" and first["custom"] == {"name": "apply_patch", "input": ""}
+    assert more == [{"index": 0, "custom": {"input": text}}]
+
+    result = {"role": "tool", "tool_call_id": own.id, "content": "ok"}
+    messages = [*asked["messages"], {"role": "assistant", "tool_calls": [own.to_dict()]}, result]
+    await answer_of(service, PATH, asked | {"messages": messages})
+    prompt = prompt_of(service, worker)
+    assert '"apply_patch", "arguments": {"input"' in prompt
+    assert f"[apply_patch {own.id}] ok" in prompt
+    chosen = {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "apply_patch"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": chosen}
+    await answer_of(service, PATH, asked | {"tool_choice": choice})
+    assert "get_weather" not in prompt_of(service, worker)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_free_text_that_is_cut_or_is_none(
+    service: Service, worker: FakeWorker, stream: bool
+) -> None:
+    asked = ASK | {"tools": [PATCH], "stream": stream}
+    for arguments, end, reason, given in (
+        ('{"patch": "x"}', "}", FinishReason.STOP, '{"patch": "x"}'),
+        ('{"input": "abc', "", FinishReason.LENGTH, '{"input": "abc'),
+        ('{"input": "abc"}', "]", FinishReason.STOP, None),
+    ):
+        text = f'<tool_call>{{"name": "apply_patch", "arguments": {arguments}{end}'
+        worker.plan = lambda submit, text=text, reason=reason: says(text, reason=reason)  # type: ignore[misc]
+        async with service.http.post(PATH, json=asked) as response:
+            said = await response.text()
+        events = [line[6:] for line in said.split("\n\n")[:-2]] if stream else [said]
+        key = "delta" if stream else "message"
+        told = [c[key] for e in events for c in json.loads(e)["choices"]]
+        inputs = [call["custom"]["input"] for one in told for call in one.get("tool_calls", ())]
+        content = "".join(one.get("content") or "" for one in told)
+        assert "".join(inputs) == (given or "")
+        assert content == ("" if given else text)
 
 
 async def test_a_template_without_tools(make_service: MakeService, make_worker: MakeWorker) -> None:
