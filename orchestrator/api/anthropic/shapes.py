@@ -31,12 +31,7 @@ def blocks_of(output: Output) -> list[object]:
     if output.content:
         blocks.append({"type": "text", "text": output.content})
     blocks += [
-        {
-            "type": "tool_use",
-            "id": new_call_id(),
-            "name": call.name,
-            "input": _input(call),
-        }
+        {"type": "tool_use", "id": new_call_id(), "name": call.name, "input": _input(call)}
         for call in output.calls
     ]
     return blocks

@@ -82,12 +82,7 @@ class Shape:
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def message(
-        self,
-        index: int,
-        output: Output,
-        logprobs: object,
-        finish_reason: str,
-        free_texts: Set[str],
+        self, index: int, output: Output, logprobs: object, finish_reason: str, free_texts: Set[str]
     ) -> dict[str, object]:
         """A choice of a chat in one piece, from parsed output."""
         message: dict[str, object] = {

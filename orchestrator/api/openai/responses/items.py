@@ -33,12 +33,7 @@ _WITHOUT_CONTENT = (
 )
 """Items for what another service's server did; the message after it states the result."""
 Role = Literal["system", "developer", "user", "assistant"]
-_OF_CALLS = (
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-)
+_OF_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 _SERVED = ", ".join(("message", *_OF_CALLS, "reasoning", "item_reference"))
 
 

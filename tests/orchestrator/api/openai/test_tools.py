@@ -483,6 +483,7 @@ async def test_schemas_that_no_grammar_takes(
 _ROLES = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.tool_calls %}"
 _NAME = "{{ c.function.name }}"
 _TEXT = "{{ c.function.arguments|tojson }}"
+_EACH = "{% for k, v in c.function.arguments.items() %}"
 
 
 def writing(call: str, *, hint: str = "") -> dict[str, str]:
@@ -495,14 +496,14 @@ def writing(call: str, *, hint: str = "") -> dict[str, str]:
 @for_each(
     "card",
     [
-        # as MiniMax-M3, Apriel-1.5 and functionary-v3.1 write them
+        # as functionary-v3.1 writes them, and others with a mark that is known
         writing(
             f']<]x[>[<tool_call>\n]<]x[>[<invoke name="{_NAME}">'
             "{% for k, v in c.function.arguments.items() %}]<]x[>[<{{ k }}>{{ v }}]<]x[>[</{{ k }}>"
             "{% endfor %}]<]x[>[</invoke>\n]<]x[>[</tool_call>"
         ),
         writing(
-            f'<tool_calls>[{{"name": "{_NAME}", "arguments": {_TEXT}}}]</tool_calls>',
+            f'<tool_calls>{{"calls": [{{"name": "{_NAME}", "arguments": {_TEXT}}}]}}</tool_calls>',
             hint="<tool_call></tool_call>",
         ),
         writing(f"<function={_NAME}>{_TEXT}</function>", hint="<|python_tag|>"),
@@ -523,27 +524,37 @@ async def test_a_format_that_only_looks_known_is_refused(
             writing(f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_TEXT}}}\n</tool_call>'),
             "hermes",
         ),
-        (
-            writing(f'{{"name": "{_NAME}", "parameters": {_TEXT}}}', hint="<|python_tag|>"),
-            "llama3",
-        ),
-        (
-            writing(f"[TOOL_CALLS]{_NAME}[ARGS]{_TEXT}"),
-            "mistral",
-        ),
+        (writing(f'{{"name": "{_NAME}", "parameters": {_TEXT}}}', hint="<|python_tag|>"), "llama3"),
+        (writing(f"[TOOL_CALLS]{_NAME}[ARGS]{_TEXT}"), "mistral"),
         (
             writing(
-                f"<tool_call>\n<function={_NAME}>{{% for k, v in c.function.arguments.items() %}}\n"
+                f"<tool_call>\n<function={_NAME}>{_EACH}\n"
                 "<parameter={{ k }}>\n{{ v }}\n</parameter>{% endfor %}\n</function>\n</tool_call>"
             ),
             "qwen3_coder",
         ),
         (
             writing(
-                f"<tool_call>{_NAME}{{% for k, v in c.function.arguments.items() %}}"
+                f"<tool_call>{_NAME}{_EACH}"
                 "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"
             ),
             "glm45",
+        ),
+        (
+            writing(
+                f"<|tool_call>call:{_NAME}{{{{ '{{' }}}}{_EACH}"
+                "{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}{{ '}' }}<tool_call|>"
+            ),
+            "gemma4",
+        ),
+        (
+            writing(
+                "]<]minimax[>[<tool_call>"
+                f']<]minimax[>[<invoke name="{_NAME}">{_EACH}'
+                "]<]minimax[>[<{{ k }}>{{ v }}]<]minimax[>[</{{ k }}>{% endfor %}"
+                "]<]minimax[>[</invoke>]<]minimax[>[</tool_call>"
+            ),
+            "minimax_m3",
         ),
         # It takes arguments as text alone, so that it tells nothing.
         (writing("<tool_call>{{ c.function.arguments + '' }}</tool_call>"), "hermes"),
