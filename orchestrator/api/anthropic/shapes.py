@@ -80,8 +80,8 @@ def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | 
 
 
 def usage(task: Task) -> dict[str, int]:
-    """Token counts. Each prompt token is in one of three fields. Until the end the prefix cache had
-    what its instance had told of it when the task was placed; nothing is ever cached for a fee."""
+    """Token counts. Each prompt token is in one of three fields. From the first token on the worker
+    has said what its prefix cache had; nothing is ever cached for a fee."""
     told = min(task.likely_cached, task.prompt_tokens)
     cached = told if task.ending is None else task.cached_tokens
     return {
