@@ -53,9 +53,7 @@ def test_certain_work_is_what_the_context_allows() -> None:
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 20)
 
 
-def test_a_failing_runner_ends_its_jobs_and_leaks_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failing_runner_ends_its_jobs_and_leaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(max_step_tokens=6)
 
     def fail(plan: Plan) -> None:
