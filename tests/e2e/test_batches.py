@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.usefixtures("idle_afterwards")
-async def test_no_line_is_lost_or_doubled_though_the_orchestrator_is_killed(
-    paced: Stack,
-) -> None:
+async def test_no_line_is_lost_or_doubled_though_the_orchestrator_is_killed(paced: Stack) -> None:
     found = BatchFindings(200)
     async with (
         orchestrating([[paced.triton.grpc]], {"TIDEGATE_KEYS": keys()}) as ((process,), _),

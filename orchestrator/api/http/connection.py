@@ -53,11 +53,7 @@ class Connection(RequestHandler):
     of what is sent is read for as long as an idle connection may stand. A client that only ends its
     side behind a whole request still gets its answer; see ``hang_ups``."""
 
-    def __init__(
-        self,
-        server: "_Server",
-        **options: Any,
-    ) -> None:
+    def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
         self._settings = server.settings
         self._limit = server.limit

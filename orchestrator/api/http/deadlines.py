@@ -224,11 +224,7 @@ def _budgets(headers: Headers, arrival: Instant) -> Iterator[_Limit]:
 
 
 def _limits_of_others(
-    headers: Headers,
-    name: str,
-    read: _Read,
-    ignored: MutableSequence[str],
-    unit_s: float = 1.0,
+    headers: Headers, name: str, read: _Read, ignored: MutableSequence[str], unit_s: float = 1.0
 ) -> Iterator[_Limit]:
     """Limits from a header that others add. No limit for 0, by which they mean none."""
     for value in headers.getall(name, ()):
