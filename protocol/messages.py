@@ -446,7 +446,7 @@ class Frame(msgspec.Struct, array_like=True):
     Order within: ``started``, then ``prompts``, ``cached``, ``deltas``, ``paused``, ``resumed``,
     then ``ends``. ``cached`` has, with a job's first tokens, what the prefix cache had of its
     prompt. A job that starts and ends within one frame is in ``started``, ``deltas`` and ``ends``.
-    One that is in ``paused`` and ``resumed`` was paused in between and runs again. ``prompts`` are by
+    One that is in ``paused`` and ``resumed`` was paused in between. ``prompts`` are by
     handle, each job's in the order of its prompt, over as many frames as needed.
     """
 

@@ -79,7 +79,7 @@ EngineName = Literal[
     "synthetic-scripted",
 ]
 GONE: Final[Mapping[str, str]] = {
-    "llamacpp": "llama.cpp is a server now, which tidegate up --model FILE.gguf and tidegate pool"
+    "llamacpp": "llama.cpp is a server now, which tidegate up --engine llamacpp and tidegate pool"
     " start: there is none inside of a worker",
     "transformers": "this engine is gone: take vllm, or a server over HTTP (docs/engines.md)",
 }
