@@ -98,7 +98,7 @@ def test_dl16_partial_is_at_its_client_in_time(overload: Reported) -> None:
 
 def test_dl16_starts_are_foretold(overload: Reported) -> None:
     assert len(overload.starts) > 100
-    # DL-16 asks for 1 / 1.5: 0.656 measured, for some start sooner, by a row that is freed for them.
+    # DL-16 asks for 1 / 1.5: 0.656 measured: a row is freed for some, which start sooner.
     assert 0.6 <= median_ratio(overload.starts) <= 1.5
     # Single starts behind few jobs of unknown length are a matter of luck: of a wait that is
     # exponential, the best that can be told is off by 2.1 at the median.
