@@ -18,7 +18,7 @@ COST = StepCost(2.5e-3, 0.22e-3, 0.2e-3)
 """About that of the demo model on a busy CPU: a prompt of 1,500 tokens takes 0.3 s."""
 FLEET = Fleet(WorkerSpec(COST, 64, kv_tokens=64 * 2048, noise=0.1, way_back_s=0.003), count=1)
 SHORTS, SECONDS, WARM_S = 94, 20.0, 4.0
-SEED = 1
+SEEDS = (1, 2, 3, 4)
 
 
 def short(at_s: float, deadline_ms: float, rng: random.Random) -> SimArrival:
@@ -47,10 +47,15 @@ def met(seed: int) -> tuple[int, int]:
 def test_a_long_prompt_a_second_makes_few_short_requests_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some 90 of the 94 are met where there is no long one, 55 where prompts stall rows freely."""
-    shorts, long = met(SEED)
-    assert long >= 0.75 * SECONDS  # the others are refused: short ones would be late for them
-    assert shorts >= 0.75 * SHORTS
+    """Over four seeds, since one decides little: 297 of 376 were met, 280 where prompts stall rows
+    freely."""
+
+    def all_met() -> tuple[int, int]:
+        shorts, long = zip(*(met(seed) for seed in SEEDS), strict=True)
+        return sum(shorts), sum(long)
+
+    shorts, long = all_met()
+    assert long >= 0.75 * SECONDS * len(SEEDS)  # the others are refused: short ones would be late
+    assert shorts >= 0.75 * SHORTS * len(SEEDS)
     monkeypatch.setattr(Stalls, "prompt_tokens", lambda self, decoding, prompts, most, now: most)
-    freely, _ = met(SEED)
-    assert freely < min(shorts, 0.75 * SHORTS)
+    assert all_met()[0] < shorts
