@@ -183,7 +183,9 @@ async def test_connections_that_read_nothing_make_room_too(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.setblocking(False)
         await loop.sock_connect(client, service.runner.addresses[0][:2])
-        await loop.sock_sendall(client, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60)
+        await loop.sock_sendall(
+            client, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60
+        )
         clients.append(client)
     probe = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(service, probe)).startswith(b"HTTP/1.1 200")
