@@ -32,7 +32,6 @@ _BESIDE = "|".join(
         r"^\s*(from|import) .*transformers",
         r'importorskip\("transformers"',
         r"^from tests\.support\.engines import",
-        r"^from perf\.engine import __main__",
     )
 )
 """Files that have one of these import transformers, which takes four seconds of a processor."""
@@ -46,7 +45,6 @@ FIRST = (
     "tests/perf/test_sim.py",
     "tests/e2e/test_launch.py",
     "tests/perf/test_sim_conservation.py",
-    "tests/e2e/test_attack.py",
     "tests/worker/test_interpreted.py",
     "tests/worker/engine/test_deterministic.py",
     "tests/perf/test_gpu.py",

@@ -116,15 +116,3 @@ async def test_another_program_reads_on(service: Service, worker: FakeWorker) ->
     tokens = [event.index for event in first + rest if isinstance(event, tidegate.Token)]
     assert tokens == list(range(9))
     assert len(worker.submits) == 1
-
-
-async def test_leaving_a_stream_frees_the_worker(service: Service, worker: FakeWorker) -> None:
-    """WP-2."""
-    worker.plan = lambda submit: Plan(stall_at=2)
-    async with Client(service.url) as client:
-        async with client.stream("hi", max_tokens=50) as events:
-            async for event in events:
-                if isinstance(event, tidegate.Token):
-                    break
-        await worker.until(lambda: len(worker.cancels) == 1)
-    assert service.outcomes() == ["aborted"]

@@ -194,59 +194,6 @@ async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
     assert after - before == sum(counts)
 
 
-COLOURS = ["red", "green", "blue"]
-PAINT: dict[str, Any] = {
-    "name": "paint",
-    "description": "Paint a house.",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "colour": {"type": "string", "enum": COLOURS},
-            "coats": {"type": "integer", "minimum": 1, "maximum": 3},
-        },
-        "required": ["colour", "coats"],
-    },
-}
-
-
-async def test_a_forced_call_with_the_openai_sdk(demo: Stack) -> None:
-    """OR-3: by grammar, so that a model which has never seen a tool calls it as its schema says."""
-    chat: Any = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "Paint my house."}],
-        "tools": [{"type": "function", "function": PAINT}],
-        "tool_choice": {"type": "function", "function": {"name": "paint"}},
-        "max_tokens": 200,
-        "seed": 1,
-    }
-    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
-        answer = await client.chat.completions.create(**chat)
-        stream = await client.chat.completions.create(**chat, stream=True)
-        chunks = [chunk.choices[0] async for chunk in stream]
-        message = answer.choices[0].message
-        assert answer.choices[0].finish_reason == "tool_calls" and message.tool_calls
-        (call,) = message.tool_calls
-        assert call.type == "function" and call.function.name == "paint"
-        arguments = json.loads(call.function.arguments)
-        assert arguments["colour"] in COLOURS and 1 <= arguments["coats"] <= 3
-        assert set(arguments) == {"colour", "coats"}
-
-        parts = [part for chunk in chunks for part in chunk.delta.tool_calls or () if part.function]
-        assert parts[0].function is not None and parts[0].function.name == "paint"
-        streamed = "".join(part.function.arguments or "" for part in parts if part.function)
-        assert json.loads(streamed)["colour"] in COLOURS
-        assert chunks[-1].finish_reason == "tool_calls"
-
-        told = [
-            message.model_dump(exclude_none=True),
-            {"role": "tool", "tool_call_id": call.id, "content": "Painted."},
-        ]
-        after = await client.chat.completions.create(
-            **chat | {"messages": [*chat["messages"], *told], "tool_choice": "none"}
-        )
-        assert after.choices[0].message.content
-
-
 async def test_a_schema_holds_with_the_openai_sdk(demo: Stack) -> None:
     """The demo model has never seen JSON: what ends by itself parses and matches all the same."""
     schema = {

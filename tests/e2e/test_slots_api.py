@@ -165,20 +165,6 @@ def test_a_cancel_reaches_the_worker_and_frees_its_buffers(front: Orchestrator) 
     assert front.metric("tidegate_slot_abort_to_freed_ms", quantile="0.5") > 0
 
 
-def test_a_stream_that_broke_is_resumed_and_a_repeat_is_the_same_slot(front: Orchestrator) -> None:
-    async def test(client: Client) -> None:
-        slot = await client.submit(LONG, key="a-name")
-        first = await client.follow(slot, until="video")
-        again = await client.submit(LONG, key="a-name")
-        assert again["slot_id"] == slot["slot_id"]
-        rest = await client.follow(slot, after=str(first[-1][0]))
-        numbers = [number for number, *_ in (*first, *rest)]
-        assert numbers == list(range(len(numbers))) and rest[-1][1] == "result"
-        assert (await client.submit(SHORT, key="a-name"))["http"] == 422
-
-    run(front, test)
-
-
 def test_a_hundred_at_once_each_come_to_one_outcome(front: Orchestrator) -> None:
     before = front.metric("tidegate_slots_offered_total")
 

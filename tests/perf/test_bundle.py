@@ -132,6 +132,13 @@ def test_a_gate_that_was_not_measured_fails() -> None:
     assert not verdict.passed
 
 
+def test_a_benchmark_that_left_is_asked_for_no_more() -> None:
+    left = BenchResult("left", "what", 1.0, [ratio("gone", 1.0)])
+    recorded = bundle(ratio("r", 1.0))
+    both = msgspec.structs.replace(recorded, results=[*recorded.results, left])
+    assert gate.of_today(both) == recorded
+
+
 def test_figures_without_tolerance_are_no_gates() -> None:
     recorded = bundle(ratio("r", 1.0), ratio("plain", 1.0, tolerance=None))
     verdicts = gate.compare(recorded, bundle(ratio("r", 1.0), ratio("plain", 99.0)))

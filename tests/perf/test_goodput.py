@@ -14,7 +14,6 @@ from perf.goodput.load import (
     LOG_NORMAL,
     at_once,
     drawn_load,
-    log_normal,
     source_of,
 )
 from perf.goodput.policies import COMPARED, OURS
@@ -116,18 +115,6 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
         assert same.body["max_tokens"] in lengths and same.body["ignore_eos"]
     flood = at_once(load, 5, 1)
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
-
-
-@pytest.mark.parametrize("manner", Manner)
-def test_deadlines_are_of_the_manner_that_was_chosen(manner: Manner) -> None:
-    source = log_normal(1)
-    asks = drawn_load(source, SPEED, manner, "m", 500, is_poisson=True).asks(50.0, 4.0, 1)
-    assert len(asks) == 200
-    has_parts = manner is Manner.PARTS
-    assert all((ask.deadline_ms == NEVER_MS) == has_parts for ask in asks)
-    assert all((max(ask.first_token_ms, ask.token_gap_ms) < 1e4) == has_parts for ask in asks)
-    if manner is Manner.CONSTANT:
-        assert len({ask.deadline_ms for ask in asks}) == 2
 
 
 def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
@@ -273,13 +260,6 @@ async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> N
 
 async def test_the_service_s_own_counts_are_read(port: int) -> None:
     assert (await scrape("127.0.0.1", port)).total("a") == 1.0
-
-
-def test_what_was_counted_in_between() -> None:
-    key = ("x_total", frozenset({("outcome", "met")}))
-    told = Scrape.between(Scrape({key: 2.0}), Scrape({key: 5.0, ("y", frozenset()): 1.0}))
-    assert told.total("x_total", outcome="met") == 3.0 and told.total("x_total") == 3.0
-    assert told.total("x_total", outcome="failed") == 0.0
 
 
 @pytest.mark.slow

@@ -38,11 +38,6 @@ class Manner:
     """Time for which the slot of a client that is gone stays taken."""
     works_for_nobody: bool = False
     """Does the work of clients that left while they waited."""
-    retry_after: str | None = "1"
-    closed_s: float = 0.0
-    """Time after a refusal during which it refuses everybody."""
-    bad_status: int = 400
-    error_is_object: bool = True
     takes_ignore_eos: bool = True
 
 
@@ -56,7 +51,6 @@ class DeadlineServer:
         self._slots = asyncio.Semaphore(manner.slots)
         self._left: dict[asyncio.Task[None], int] = {}
         self._begun: set[asyncio.Task[None]] = set()
-        self._closed_until = -math.inf
 
     @property
     def url(self) -> str:
@@ -67,9 +61,6 @@ class DeadlineServer:
             job.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
 
-    async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
     async def chat(self, request: web.Request) -> web.StreamResponse:
         try:
             body = json.loads(await request.read())
@@ -78,7 +69,7 @@ class DeadlineServer:
             assert self.manner.takes_ignore_eos or "ignore_eos" not in body
             until = self._until(request)
         except (ValueError, AssertionError) as error:
-            return self._error(self.manner.bad_status, f"it cannot be read: {error}")
+            return self._error(400, f"it cannot be read: {error}")
         if refusal := self._refusal(tokens, until):
             return refusal
         return await self._served(request, body, tokens, until)
@@ -98,23 +89,16 @@ class DeadlineServer:
         now, manner = asyncio.get_running_loop().time(), self.manner
         if until - now < 2 * manner.step_s:
             return self._error(504, "its deadline is over")
-        if now < self._closed_until or len(self._left) >= manner.slots + manner.waiting:
-            if now >= self._closed_until:
-                self._closed_until = now + manner.closed_s
-            return self._error(429, "it is full", retry=True)
+        if len(self._left) >= manner.slots + manner.waiting:
+            return self._error(429, "it is full")
         wait_s = manner.step_s * sum(self._left.values()) / manner.slots
         if self.manner.predicts and wait_s and now + wait_s + 1.3 * tokens * manner.step_s > until:
             return self._error(504, "it would miss its deadline")
         return None
 
-    def _error(self, status: int, message: str, *, retry: bool = False) -> web.Response:
-        headers = {}
-        if retry and self.manner.retry_after is not None:
-            headers["Retry-After"] = self.manner.retry_after
-        if not self.manner.error_is_object:
-            return web.Response(status=status, text=message, headers=headers)
+    def _error(self, status: int, message: str) -> web.Response:
         error = {"error": {"message": message, "type": "an_error", "code": status}}
-        return web.json_response(error, status=status, headers=headers)
+        return web.json_response(error, status=status)
 
     async def _served(
         self, request: web.Request, body: Json, tokens: int, until: float
@@ -206,7 +190,6 @@ async def serving(manner: Manner | None = None) -> AsyncIterator[DeadlineServer]
     """A server during the body."""
     server = DeadlineServer(manner or Manner())
     app = web.Application()
-    app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/chat/completions", server.chat)
     async with running_app(app) as port:
         server.port = port

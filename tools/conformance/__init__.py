@@ -5,5 +5,5 @@ what a group of them measures. Imports are relative, so that the package can be 
 (``pyproject.toml`` beside this), as ``deadline_conformance``.
 """
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 """Version of rules and tolerances: results compare only within one."""

@@ -45,7 +45,6 @@ async def _held(server: Server, begun_s: float | None = None) -> AsyncIterator[N
     begun at least; their clients hang up at its end. With ``begun_s`` they are not streamed, and
     as many are sure to have begun after so many seconds."""
     count, is_stream = _HELD * server.streams, begun_s is None
-    server.need(count)
     tokens, limit_s = min(server.longest, _LONG * server.short), server.patience_s
     running = [server.begin(tokens, limit_s, stream=is_stream) for _ in range(count)]
     try:

@@ -19,17 +19,9 @@ _NO_OVERLOAD: Final = 0.9
 
 
 async def check(server: Server) -> list[Finding]:
-    """Offer twice the capacity, then see how long the service takes to recover."""
+    """Offer twice the capacity, and judge what becomes of it."""
     deadline_s = max(server.effort.least_deadline_s, _PATIENCE * server.answer_s)
-    answers = await _offered(server, deadline_s)
-    took_s = await server.settle(deadline_s + server.busy_tolerance_s)
-    after_s = deadline_s if math.isinf(took_s) else took_s
-    said = (
-        f"{'not ' * math.isinf(took_s)}as before {after_s:.2f} s after the last request had ended"
-    )
-    figures = {} if math.isinf(took_s) else {"recovered_s": took_s}
-    recovered = judged("overload.recovers", took_s <= deadline_s, said, **figures)
-    return [*_findings(server, answers, deadline_s), recovered]
+    return _findings(server, await _offered(server, deadline_s), deadline_s)
 
 
 async def _offered(server: Server, deadline_s: float) -> list[Answer]:
@@ -38,7 +30,6 @@ async def _offered(server: Server, deadline_s: float) -> list[Answer]:
     limit_s = deadline_s + (server.busy_tolerance_s if is_told else 0.0)
     every_s = server.short / (_TIMES * server.tokens_per_s)
     count = max(8, round(_LENGTH * deadline_s / every_s))
-    server.need(count)
     began, running = server.clock(), list[Answer]()
     try:
         for number in range(count):
@@ -64,8 +55,7 @@ def _findings(server: Server, answers: list[Answer], deadline_s: float) -> list[
     findings = [judged("overload.met", met >= _MET, said, **figures)]
     if met >= _NO_OVERLOAD:
         said += ": twice the measured capacity was no overload"
-        if 2 * server.streams > server.effort.streams:
-            said += f"; it may be larger with more than {server.streams} streams (--streams)"
+        said += " (it may be larger with more --streams)"
         return findings + [unmeasured(f"overload.{n}", said) for n in ("early", "waste", "ends")]
     said = f"{waste:.0%} of the tokens were for requests that were not met"
     findings.append(judged("overload.waste", waste <= _WASTE, said, waste=waste))

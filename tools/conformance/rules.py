@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Final
 
 NOT_TOLD: Final = "the server is told of no deadline: its clients hang up"
-_TIMED: Final = (
-    "expiry.stream",
-    "expiry.whole",
-    "partial.",
-    "hangup.",
-    "overload.",
-)
+_TIMED: Final = ("expiry.stream", "expiry.whole", "partial.", "hangup.", "overload.")
 
 
 class Verdict(StrEnum):
@@ -70,14 +64,10 @@ RULES: Final = tuple(
 GROUPS: Final = tuple(dict.fromkeys(rule.group for rule in RULES))
 
 
-class UnknownRule(ValueError):
-    """No rule and no group has this name; the message lists what there is."""
-
-
 def chosen(names: Sequence[str]) -> tuple[Rule, ...]:
-    """Rules by ids or names of groups; all of them without any. Raises ``UnknownRule``."""
+    """Rules by ids or names of groups; all of them without any. Raises ``ValueError``."""
     for name in set(names).difference(GROUPS, (rule.id for rule in RULES)):
-        raise UnknownRule(
+        raise ValueError(
             f"there is no rule {name!r}: groups are {', '.join(GROUPS)}; --rules lists all"
         )
     return tuple(rule for rule in RULES if not names or {rule.id, rule.group} & set(names))

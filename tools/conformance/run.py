@@ -11,18 +11,16 @@ from typing import Any, Final
 
 import aiohttp
 
-from . import VERSION, errors, expiry, hangup, overload, partial, retry
+from . import VERSION, expiry, hangup, overload, partial
 from .rules import RULES, Finding, Rule, Verdict, chosen, unmeasured
-from .server import Effort, Server, Spent, Unusable
+from .server import Effort, Server, Unusable
 from .target import Target
 
 CHECKS: Final[dict[str, Callable[[Server], Awaitable[list[Finding]]]]] = {
-    "errors": errors.check,
     "expiry": expiry.check,
     "partial": partial.check,
     "hangup": hangup.check,
     "overload": overload.check,
-    "retry": retry.check,
 }
 """Measurement of each group."""
 PASSED, FAILED, NO_TEST, UNKNOWN = 0, 1, 2, 3
@@ -59,16 +57,11 @@ class Report:
 
     def json(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        sentences, found = {rule.id: rule.sentence for rule in RULES}, []
+        found = []
         for each in self.findings:
             figures = {name: value for name, value in each.figures.items() if isfinite(value)}
-            found.append(asdict(each) | {"sentence": sentences[each.rule], "figures": figures})
-        return {"schema": 1, **asdict(self), "findings": found, "counts": self.counts()}
-
-    def counts(self) -> dict[str, int]:
-        """Number of rules by verdict."""
-        counted = Counter(finding.verdict for finding in self.findings)
-        return {verdict.value: counted[verdict] for verdict in Verdict}
+            found.append(asdict(each) | {"figures": figures})
+        return {"schema": 2, **asdict(self), "findings": found}
 
     def text(self) -> str:
         """Table for a terminal."""
@@ -82,7 +75,8 @@ class Report:
         for each in self.findings:
             lines.append(f"{each.verdict.upper():<21} {each.rule:<18} {sentences[each.rule]}")
             lines.append(textwrap.indent(textwrap.fill(each.said, 69), " " * 41))
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
+        counted = Counter(finding.verdict for finding in self.findings)
+        counts = ", ".join(f"{counted[verdict]} {verdict}" for verdict in Verdict)
         return "\n".join(
             [*lines, "", f"{counts}; {self.requests} requests in {self.seconds:.0f} s"]
         )
@@ -105,7 +99,7 @@ class Stillness:
 async def examine(target: Target, effort: Effort | None = None, only: Sequence[str] = ()) -> Report:
     """Test a server by the rules named in ``only``, or by all.
 
-    Raises ``Unusable`` where it cannot be tested at all, ``UnknownRule``.
+    Raises ``Unusable`` where it cannot be tested at all, ``ValueError``.
     """
     rules = chosen(only)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S)
@@ -126,12 +120,9 @@ async def examine(target: Target, effort: Effort | None = None, only: Sequence[s
 async def _measure(server: Server) -> None:
     try:
         async with asyncio.timeout(server.left_s):
-            return await server.measure()
+            await server.measure()
     except TimeoutError:
-        reason = server.out_of_time
-    except Spent as spent:
-        reason = str(spent)
-    raise Unusable(f"{reason}, and its pace was not measured yet")
+        raise Unusable(f"{server.out_of_time}, and its pace was not measured yet") from None
 
 
 async def _checked(
@@ -147,7 +138,7 @@ async def _checked(
         return [_fair(rule, found[rule.id], stillness.worst_s, server) for rule in rules]
     except TimeoutError:
         reason = server.out_of_time
-    except (Spent, Unusable) as error:
+    except Unusable as error:
         reason = str(error)
     finally:
         watching.cancel()

@@ -31,20 +31,11 @@ class Unusable(Exception):
     """The server cannot be tested at all; the message says why and what to do."""
 
 
-class Gone(Unusable):
-    """Nobody listens at the server's address."""
-
-
-class Spent(Exception):
-    """A bound of the run was reached; the message says which, and how to have a wider one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured at most: ``streams`` at once, a ``burst`` of requests of which a part is
-    to be refused, ``longest`` tokens of an answer, ``patience`` in seconds with a silent server,
-    ``requests`` and ``seconds`` of a run. Times adapt to the server's pace above a short answer's
-    (``wave_s``, about) and ``least_deadline_s``."""
+    """How much is measured at most: ``streams`` at once, ``longest`` tokens of an answer,
+    ``patience`` in seconds with a silent server, ``seconds`` of a run. Times adapt to the server's
+    pace above a short answer's (``wave_s``, about) and ``least_deadline_s``."""
 
     rounds: int = 3
     wave_s: float = 0.5
@@ -52,8 +43,6 @@ class Effort:
     longest: int = 1000
     patience: float = 30.0
     streams: int = 64
-    burst: int = 256
-    requests: int = 4000
     seconds: float = 600.0
 
 
@@ -177,8 +166,6 @@ class Server:
         self.began = self.clock()
         self._http = http
 
-    # ── requests ─────────────────────────────────────────────────────────────────────────────────
-
     @property
     def left_s(self) -> float:
         """Seconds left of the run, 0 at least."""
@@ -187,12 +174,6 @@ class Server:
     @property
     def out_of_time(self) -> str:
         return f"the run's bound of {self.effort.seconds:g} s was reached; --seconds widens it"
-
-    def need(self, requests: int) -> None:
-        """Raise ``Spent`` unless so many requests are left."""
-        if self.used + requests > (most := self.effort.requests):
-            room = f"leaves no room for {requests} more; --requests widens it"
-            raise Spent(f"the run's bound of {most} requests {room}")
 
     def begin(
         self,
@@ -209,35 +190,25 @@ class Server:
         body: dict[str, Any] = {"model": self.target.model, "messages": [_STORY], "stream": stream}
         body |= {"max_tokens": tokens, "temperature": 1.0}
         body |= {"stream_options": {"include_usage": True}} if stream else {}
-        body |= self.fields | dict(self.target.fields) | dict(more or {})
+        body |= self.fields | dict(more or {})
         if told is not None:
             told[0].put(told[1], headers, body)
-        return self.send(CHAT, limit_s, json.dumps(body).encode(), headers)
-
-    async def chat(self, tokens: int, limit_s: float, **asked: Any) -> Answer:
-        """Ask as ``begin`` does, and wait. Raises ``Gone``."""
-        return (await together([self.begin(tokens, limit_s, **asked)]))[0]
-
-    async def get(self, path: str) -> Answer:
-        return (await together([self.send(path, self.patience_s)]))[0]
-
-    def send(
-        self, path: str, limit_s: float, body: bytes | None = None, headers: Any = None
-    ) -> Answer:
-        """Post ``body`` as it is to a path below the base URL, or get what is there."""
-        answer, sent = Answer(), {"Content-Type": "application/json", **(headers or {})}
         if self.target.key:
-            sent["Authorization"] = f"Bearer {self.target.key}"
-        asked: dict[str, Any] = {"method": "GET" if body is None else "POST", "headers": sent}
-        asked |= {"url": self.target.path(path), "data": body}
+            headers["Authorization"] = f"Bearer {self.target.key}"
+        asked = {"url": self.target.url.rstrip("/") + CHAT, "json": body, "headers": headers}
         self.used += 1
+        answer = Answer()
         answer.task = asyncio.ensure_future(self._ask(answer, limit_s, asked))
         return answer
+
+    async def chat(self, tokens: int, limit_s: float, **asked: Any) -> Answer:
+        """Ask as ``begin`` does, and wait. Raises ``Unusable``."""
+        return (await together([self.begin(tokens, limit_s, **asked)]))[0]
 
     async def _ask(self, answer: Answer, limit_s: float, asked: dict[str, Any]) -> None:
         began, limit = self.clock(), asyncio.timeout(limit_s)
         try:
-            async with limit, self._http.request(**asked) as response:
+            async with limit, self._http.post(**asked) as response:
                 try:
                     await self._read(response, answer, began)
                 finally:
@@ -246,7 +217,7 @@ class Server:
         except aiohttp.ClientConnectorError as error:
             where = f"{self.target.url}: {error.os_error.strerror or error}"
             hint = "is the server running, and is this its base URL?"
-            raise Gone(f"nobody answers at {where}; {hint}") from error
+            raise Unusable(f"nobody answers at {where}; {hint}") from error
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -278,8 +249,6 @@ class Server:
         elif not answer.error:
             answer.broken = "its event stream has no [DONE]"
 
-    # ── pace ─────────────────────────────────────────────────────────────────────────────────────
-
     @property
     def tolerance_s(self) -> float:
         return _SLACK_S + 3 * self.longest_gap_s
@@ -287,11 +256,6 @@ class Server:
     @property
     def busy_tolerance_s(self) -> float:
         return _SLACK_S + 3 * max(self.longest_gap_s, self.busy_gap_s)
-
-    @property
-    def longest_s(self) -> float:
-        """Time of the longest answer, alone."""
-        return self.first_s + self.longest * self.gap_s
 
     def pace(self) -> dict[str, float]:
         names = ("first_s", "gap_s", "longest_gap_s", "busy_gap_s", "short", "longest", "streams")
@@ -301,9 +265,10 @@ class Server:
         """A deadline that cuts the longest answer: long enough for some text. Raises ``Unusable``
         where no answer is long enough."""
         wanted_s = max(self.effort.least_deadline_s, 3 * self.first_s + 20 * self.gap_s)
-        if (cut_s := min(wanted_s, self.longest_s / 3)) < self.first_s + 2 * self.gap_s:
+        longest_s = self.first_s + self.longest * self.gap_s
+        if (cut_s := min(wanted_s, longest_s / 3)) < self.first_s + 2 * self.gap_s:
             why = "too little to be cut by a deadline"
-            raise Unusable(f"its longest answer takes {self.longest_s:.3g} s, {why}")
+            raise Unusable(f"its longest answer takes {longest_s:.3g} s, {why}")
         return round(cut_s, 3)  # what headers can say
 
     def told(self, left_s: float) -> tuple[Saying, str]:
@@ -322,7 +287,6 @@ class Server:
         return (self.clock() - began) * self.streams / whole if whole else self.patience_s
 
     async def _wave(self, count: int) -> list[Answer]:
-        self.need(count)
         return await together(self.begin(self.short, self.patience_s) for _ in range(count))
 
     async def settle(self, limit_s: float) -> float:
@@ -349,37 +313,23 @@ class Server:
         await self._see_capacity()
 
     async def _look(self) -> None:
-        self._check_models(await self.get("/models"))
         answer = await self.chat(8, self.patience_s, stream=False)
+        self.name = answer.headers.get("Server", "")
         if answer.status in (400, 422) and self.fields:
             self.fields = {}  # it refuses what it does not know: its answers end by themselves
             answer = await self.chat(8, self.patience_s, stream=False)
-        _check_key(answer)
+        if answer.status in (401, 403):
+            raise Unusable(f"the server wants another key: {answer.outcome()}")
         if not answer.is_whole:
+            hint = "; is the base URL that of an OpenAI API, with /v1?" if answer.broken else ""
             model = f"model {self.target.model!r}"
-            raise Unusable(f"a chat of 8 tokens with {model}: {answer.outcome()}")
+            raise Unusable(f"a chat of 8 tokens with {model}: {answer.outcome()}{hint}")
         if self.target.deadline.is_told:
             answer = await self.chat(8, self.patience_s, stream=False, told=self.told(FAR_S))
             if not answer.is_whole:
                 said = f"said by '{self.target.deadline}': {answer.outcome()}"
                 said += "; is it said as this server expects?"
                 raise Unusable(f"a chat of 8 tokens with a deadline of {FAR_S:g} s, {said}")
-
-    def _check_models(self, listed: Answer) -> None:
-        where, self.name = f"GET {self.target.path('/models')}", listed.headers.get("Server", "")
-        if listed.is_hung_up:
-            raise Unusable(f"{where}: {listed.outcome()}; the server hangs")
-        _check_key(listed)
-        if listed.broken:
-            hint = "is the base URL that of an OpenAI API, with /v1?"
-            raise Unusable(f"{where}: {listed.broken}; {hint}")
-        try:
-            names = [str(model["id"]) for model in json.loads(listed.body)["data"]]
-        except (ValueError, KeyError, TypeError):
-            return  # not every gateway lists its models
-        if names and self.target.model not in names:
-            shown = ", ".join(sorted(names)[:10])
-            raise Unusable(f"the server has no model {self.target.model!r}; it lists {shown}")
 
     async def _lone(self) -> Answer:
         answer = await self.chat(_LONE, self.patience_s)
@@ -416,14 +366,9 @@ class Server:
             count *= 2
 
 
-def _check_key(answer: Answer) -> None:
-    if answer.status in (401, 403):
-        raise Unusable(f"the server wants another key: {answer.outcome()}")
-
-
 async def together(answers: Iterable[Answer]) -> list[Answer]:
-    """Answers of requests that run at once. Raises ``Gone`` when one could not be sent, and hangs
-    up on the others."""
+    """Answers of requests that run at once. Raises ``Unusable`` when one could not be sent, and
+    hangs up on the others."""
     listed = list(answers)
     try:
         for answer in listed:

@@ -98,14 +98,13 @@ def _plain(text: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Target:
     """``url`` is the API's base, with ``/v1``; ``partial`` what asks for a partial answer, where a
-    server knows that; ``fields`` are in every request. Raises ``BadTarget``."""
+    server knows that. Raises ``BadTarget``."""
 
     url: str
     model: str
     deadline: Saying
     key: str = field(default="", repr=False)
     partial: Mapping[str, Any] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -116,6 +115,3 @@ class Target:
             raise BadTarget("the URL has a user or password in it; give the key by itself")
         if not self.model:
             raise BadTarget("no model is named; GET /models of the server lists those it has")
-
-    def path(self, path: str) -> str:
-        return self.url.rstrip("/") + path

@@ -97,6 +97,7 @@ async def status_of(url: str, key: str, call: str = "undrain") -> int:
         return response.status
 
 
+@pytest.mark.slow
 async def test_a_process_keeps_its_key_while_it_listens_and_needs_one(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

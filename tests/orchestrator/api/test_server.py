@@ -94,6 +94,7 @@ async def test_metrics_tell_of_instances_and_outcomes(service: Service) -> None:
     }
 
 
+@pytest.mark.slow
 async def test_or14_the_process_ends_and_leaves_no_work(
     worker: FakeWorker, environment: dict[str, str], tmp_path: Path
 ) -> None:

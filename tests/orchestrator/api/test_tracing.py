@@ -164,6 +164,7 @@ async def test_without_opentelemetry_the_service_goes_on(
     assert "opentelemetry-sdk" in caplog.text
 
 
+@pytest.mark.slow
 async def test_nothing_of_it_is_loaded_unless_asked_for() -> None:
     code = (
         "import sys, orchestrator.build, orchestrator.api.server\n"

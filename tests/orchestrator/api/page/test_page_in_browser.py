@@ -144,6 +144,7 @@ async def test_a_try_is_sent_at_once(devtools: str, service: Service, worker: Fa
     assert worker.submits[1].on_deadline is OnDeadline.PARTIAL
 
 
+@pytest.mark.slow
 async def test_ones_requests_survive_a_reload_and_what_is_dropped_is_said(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
@@ -392,6 +393,7 @@ async def test_it_says_that_the_service_drains(devtools: str, service: Service) 
         tab.console = [line for line in tab.console if "503" not in line]
 
 
+@pytest.mark.slow
 async def test_the_board_shows_what_goes_on(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
@@ -419,6 +421,7 @@ async def test_the_board_shows_what_goes_on(
             assert await tab.js("document.documentElement.scrollWidth <= innerWidth"), name
 
 
+@pytest.mark.slow
 async def test_it_comes_back_by_itself_after_a_restart(
     devtools: str, worker: FakeWorker, make_service: MakeService
 ) -> None:
