@@ -85,8 +85,8 @@ def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | 
 
 
 def usage(task: Task) -> dict[str, int]:
-    """Token counts. Each prompt token is in one of three fields. Until the end the prefix cache had
-    what its instance had told of it when the task was placed; nothing is ever cached for a fee."""
+    """Token counts. Each prompt token is in one of three fields. Until the end the cached part is
+    the instance's report at placement; caching costs no fee."""
     told = min(task.likely_cached, task.prompt_tokens)
     cached = told if task.ending is None else task.cached_tokens
     return {
@@ -115,8 +115,8 @@ class ThreadUnsupported(InvalidRequest):
 
 
 def status_of(error: TidegateError) -> int:
-    """HTTP status of an error: the one of every dialect, except that 529 stands for whatever
-    another time or place would serve."""
+    """HTTP status of an error: the one of every dialect, except that 529 means that another time or
+    place could serve it."""
     if isinstance(error, Unavailable) and not isinstance(error, RateLimited):
         return OVERLOADED
     return error.status

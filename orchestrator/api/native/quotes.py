@@ -25,7 +25,7 @@ class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only
 
     prompt_tokens: int | None = None
     accept: float | None = None
-    """Chance with which a deadline is to be reserved; None reserves nothing."""
+    """Chance of the deadline to reserve; None reserves nothing."""
     hold_ms: float = 5000.0
     """How long a reservation is held for the request that uses it, in ms."""
 

@@ -37,7 +37,7 @@ _LARGE = ("content", "top_logprobs")
 _encode = msgspec.json.Encoder().encode
 
 TokenOf = Callable[[int], Token]
-"""Finds what one token id stands for on its own."""
+"""Finds the text of a single token id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ _CALLED: Final = ("function", "custom")
 
 
 class FreeTextFormat(msgspec.Struct, frozen=True):
-    """How a tool's free text is to be written."""
+    """The form of a tool's free text."""
 
     type: str = "text"
     syntax: str = ""
@@ -145,8 +145,8 @@ def _use_of(known: tuple[Tool, ...], tool_choice: msgspec.Raw, is_parallel: bool
 
 
 def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]]:
-    """Every tool that can be called, with where it stands. The model is not told of others, so that
-    it answers without them."""
+    """Every tool that can be called, with where it stands. Others are hidden from the model, so
+    that it answers without them."""
     for at, tool in enumerate(stated):
         where = f"tools[{at}]"
         if tool.type != "namespace":
@@ -159,7 +159,7 @@ def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]
 
 
 def _described(tool: CallableTool) -> str:
-    """A description that tells the form of the text, which nothing else enforces."""
+    """A description of the text's form, which nothing else enforces."""
     text = tool.description or ""
     if tool.format is None or not tool.format.definition:
         return text
