@@ -33,8 +33,8 @@ class Server(Protocol):
     def entry(
         self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
     ) -> bytes:
-        """A line's result for the batch's client: JSON with a newline behind it. Without an
-        ``answer`` the line was not served."""
+        """A line's result for the batch's client: JSON and a newline. Without an ``answer`` the
+        line was not served."""
 
     def most_at_once(self, owner: str) -> int:
         """How many lines of an owner may be in progress."""
