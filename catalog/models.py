@@ -63,7 +63,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     state: ModelState
     format: ModelFormat
     source: str
-    """``hub:org/name``, or the path that it was made from."""
+    """``hub:org/name``, ``pypi:package``, or the path that it was made from."""
     created_ms: int
     revision: str = ""
     """The commit, for a model from a hub."""
@@ -82,11 +82,9 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     @property
     def gguf(self) -> PurePosixPath | None:
-        """The file of a GGUF model that an engine is given: the first if there are several. None
-        for other formats."""
-        if self.format is not ModelFormat.GGUF:
-            return None
-        return PurePosixPath(min(f.path for f in self.files if f.path.endswith(".gguf")))
+        """The GGUF file that the model is, or was made from: the first if there are several."""
+        first = min((f.path for f in self.files if f.path.endswith(".gguf")), default=None)
+        return None if first is None else PurePosixPath(first)
 
 
 MANIFEST = ".tidegate.json"
@@ -157,8 +155,8 @@ class ModelCatalog:
         return self.folder / kind / entry.id
 
     def servable_path(self, entry: ModelEntry) -> Path:
-        """The path that an engine is given: the folder, or the GGUF file."""
-        gguf = entry.gguf
+        """The path that an engine is given: the folder, or a GGUF file that stayed one."""
+        gguf = entry.gguf if entry.format is ModelFormat.GGUF else None
         return self.path_of(entry) if gguf is None else self.path_of(entry) / gguf
 
     @contextlib.contextmanager

@@ -68,7 +68,7 @@ from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.tracing import open_tracing
-from orchestrator.telemetry.metrics import KEPT, Metrics
+from orchestrator.telemetry.metrics import KEPT, Kept, Metrics
 
 KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
 """Bounds on ended tasks that are kept for replay. A token takes 104 bytes; with the 20 most likely
@@ -226,6 +226,8 @@ def build(
     metrics.watch(metrics.holders, KEPT)
     metrics.keeps("tasks", kept_tasks.kept)
     metrics.keeps("recording", recorder.kept)
+    lengths = foresight.forecaster.lengths
+    metrics.keeps("lengths", lambda: Kept(len(lengths), lengths.total_bytes))
     metrics.watch(queue, QUEUE)
     metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
     need = Need(registry, queue, clock)

@@ -29,6 +29,7 @@
     │   ├── Draining                     503 draining
     │   ├── JournalUnavailable           503 journal_unavailable
     │   └── InstanceLost                 503 instance_lost
+    │       └── Gone                     410 instance_lost
     ├── SwapFailed                       409 swap_failed
     └── EngineError                      502 engine_error
         ├── NotFinite                    502 not_finite
@@ -346,6 +347,16 @@ class InstanceLost(Unavailable):
     """The instance that was working on the request went away."""
 
     code = Code.INSTANCE_LOST
+
+
+class Gone(InstanceLost):
+    """The orchestrator that had the work is gone, and the work with it. It may be submitted anew;
+    to ask for it again is no use."""
+
+    status = 410
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
 
 
 class EngineError(TidegateError):

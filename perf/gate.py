@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from perf.report.bundle import Bundle, Figure, Tier, read
@@ -65,6 +66,12 @@ def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
     return verdicts
 
 
+def of_today(recorded: Bundle) -> Bundle:
+    """A recorded bundle without the benchmarks that have left since."""
+    names = {bench.name for bench in BENCHES}
+    return replace(recorded, results=[each for each in recorded.results if each.name in names])
+
+
 def why_not_compared(there: Tier | None, here: Tier | None) -> str:
     """Reason why figures of machines of two tiers are not compared (PF-8); empty where they are of
     one, or a bundle is older than tiers."""
@@ -107,7 +114,7 @@ def main() -> int:
     parser.add_argument("--current", type=Path, metavar="PATH")
     args = parser.parse_args()
     console = new_console()
-    recorded = read(args.recorded)
+    recorded = of_today(read(args.recorded))
     current = read(args.current) if args.current else None
     here = current.machine.tier if current is not None else tier()
     why = why_not_compared(recorded.machine.tier, here)

@@ -66,27 +66,14 @@ TABLE: Final = (
     Entry("quick", "perf.service --quick"),
     Entry(
         "full-cpu",
-        "perf.service --only deadline placement parsing ttft relay relay-single paced cancel"
-        " admission",
+        "perf.service --only deadline ttft relay relay-single paced cancel admission",
     ),
     Entry("starts", "perf.service --only starts"),
-    *(
-        entry
-        for cpu in CPUS
-        for entry in (
-            Entry(f"engine-{cpu}", "perf.engine --only decode prefill mixed prefix resume", on=cpu),
-            Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu),
-        )
-    ),
+    *(Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu) for cpu in CPUS),
     Entry("slot", "perf.clips"),
     Entry(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
-    ),
-    Entry(
-        "goodput-timed",
-        "perf.goodput.rows --timed --cells capacity twice tight flood batch long-prompts --seeds 3"
-        " --seconds 5",
     ),
     Entry(
         "sim-traces",
@@ -109,7 +96,6 @@ TABLE: Final = (
     Entry("slot-soak", "perf.clips --soak 600"),
     # As long as all of its sections may take; a lease of half an hour has room for that.
     Entry("gpu-h100", "perf.engine.gpu --budget-s 1700", on="gpu"),
-    Entry("gpu-h100-more", "perf.engine.gpu --budget-s 400 --only engine lost", on="gpu"),
     Entry("goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"),
     Entry(
         "goodput-h100-conversation",

@@ -42,7 +42,7 @@ class Prospect:
 
     candidate: Candidate
     pace: StepModel | None = None
-    """Its step times; None while they are unknown."""
+    """Step times; None while they are unknown."""
     load: Load = IDLE
     fastest_token_ms: float = 0.0
     """Least ms per token of an answer ever seen there; 0 while too few were seen."""

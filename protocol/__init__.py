@@ -20,7 +20,16 @@ from protocol.blocks import (
     prefix_salt,
     root_hash,
 )
-from protocol.card import Adapter, Feature, Loadable, ModelCard, Pooling, context_note, features_of
+from protocol.card import (
+    Adapter,
+    Feature,
+    Loadable,
+    ModelCard,
+    Pooling,
+    StepCosts,
+    context_note,
+    features_of,
+)
 from protocol.excerpt import brief, excerpt
 from protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from protocol.messages import (

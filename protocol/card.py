@@ -64,6 +64,26 @@ class Adapter(msgspec.Struct, frozen=True):
     digest: str
 
 
+class StepCosts(msgspec.Struct, frozen=True):
+    """What steps took when the engine was loaded, in ms; nothing else ran."""
+
+    rows: tuple[int, ...]
+    """Numbers of rows, rising from 1 to the most that a step can carry."""
+    step_ms: tuple[float, ...]
+    """Time of a step that decodes so many rows."""
+    prompt_token_ms: float
+    """Time that each token of a prompt adds to a step that is full of it."""
+    prompt_step_ms: float = 0.0
+    """The part of that which a step takes however few tokens of a prompt it has."""
+    further_token_ms: float = 0.0
+    """What each further token adds to it."""
+
+    def up_to(self, most: int) -> "StepCosts":
+        """The costs of steps of no more than ``most`` rows, which is one of ``rows``."""
+        count = self.rows.index(most) + 1
+        return msgspec.structs.replace(self, rows=self.rows[:count], step_ms=self.step_ms[:count])
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """A worker's facts about its model, sent in the first frame of a lane and on ``Describe``.
 
@@ -139,6 +159,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """GPUs over which its weights are split."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters that it serves with the model; ``Submit.adapter`` names one."""
+    step_costs: StepCosts | None = None
+    """What its steps took at load; None where that was not measured."""
 
     @property
     def all_lacks(self) -> tuple[Feature, ...]:

@@ -6,8 +6,10 @@ descriptions, then the tensors' data from the next multiple of the alignment. It
 the file.
 """
 
+import math
 import re
 import struct
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -43,6 +45,19 @@ _BLOCKS: Final = {
 """Elements and bytes of a block, by ggml type. Types that are not here are newer than this."""
 
 
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor: ``shape`` as PyTorch has it, ``kind`` as ggml numbers types. ``row_bytes`` is 0
+    where the type is newer than this."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    row_bytes: int
+
+
 def read_gguf(path: Path) -> dict[str, object]:
     """The metadata of a GGUF file by key; arrays are lists. Bytes of a text that are not UTF-8 are
     kept as surrogates (``as_text``).
@@ -50,13 +65,22 @@ def read_gguf(path: Path) -> dict[str, object]:
     Raises ``OSError``, and ``ValueError`` for a file that is not a GGUF, is truncated, or whose
     tensors do not fit into it.
     """
+    return _read(path)[0]
+
+
+def read_tensors(path: Path) -> list[GgufTensor]:
+    """The tensors of one file. Raises as ``read_gguf``."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[dict[str, object], list[GgufTensor]]:
     size = path.stat().st_size
     if size == 0:
         raise ValueError("it is empty")
     # Read and not mapped: the kernel would end the process if a mapped file were cut while it is
     # read.
     with path.open("rb") as file:
-        return _Header(file, size).read()
+        return _Header(path, file, size).read()
 
 
 def as_text(piece: str) -> str:
@@ -124,12 +148,13 @@ def _first_part(file: Path) -> Path:
 class _Header:
     """Reads a header front to back, little-endian."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self._path = path
         self._file = file
         self._size = size
         self._at = 0
 
-    def read(self) -> dict[str, object]:
+    def read(self) -> tuple[dict[str, object], list[GgufTensor]]:
         if self._take(4) != _MAGIC:
             raise ValueError("it does not begin with GGUF, so it is not a GGUF file")
         version = self._scalar("I")
@@ -141,16 +166,17 @@ class _Header:
                 f"its header states {pairs} pairs and {tensors} tensors, more than models have"
             )
         values = {self._text(): self._value(self._scalar("I")) for _ in range(pairs)}
-        end = max((self._tensor_end() for _ in range(tensors)), default=0)
+        found = [self._tensor() for _ in range(tensors)]
         alignment = values.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"its alignment is {alignment!r}")
-        needed = -(-self._at // alignment) * alignment + end
+        start = -(-self._at // alignment) * alignment
+        needed = start + max((end for _, end in found), default=0)
         if tensors and needed > self._size:
             raise ValueError(
                 f"its tensors need {needed} bytes and it has {self._size}: the file is cut"
             )
-        return values
+        return values, [replace(each, offset=start + each.offset) for each, _ in found]
 
     def _value(self, kind: int) -> object:
         if kind == _STRING:
@@ -172,16 +198,17 @@ class _Header:
             return list(struct.unpack(layout, self._take(struct.calcsize(layout))))
         return [self._value(kind) for _ in range(count)]
 
-    def _tensor_end(self) -> int:
-        """The end of a tensor's data, counted from the start of all tensors' data."""
+    def _tensor(self) -> tuple[GgufTensor, int]:
+        """A tensor and the end of its data, both counted from the start of all tensors' data."""
         name, dims = self._text(), self._scalar("I")
         if dims > _MAX_DIMS:
             raise ValueError(f"its tensor {name} has {dims} dimensions")
-        elements = 1
-        for _ in range(dims):
-            elements *= self._scalar("Q")
-        per_block, block_bytes = _BLOCKS.get(self._scalar("I"), (1, 0))
-        return self._scalar("Q") + -(-elements // per_block) * block_bytes
+        shape = tuple(self._scalar("Q") for _ in range(dims))[::-1]
+        kind, offset = self._scalar("I"), self._scalar("Q")
+        per_block, block_bytes = _BLOCKS.get(kind, (1, 0))
+        end = offset + -(-math.prod(shape) // per_block) * block_bytes
+        row_bytes = -(-shape[-1] // per_block) * block_bytes if shape else 0
+        return GgufTensor(self._path, name, shape, kind, offset, row_bytes), end
 
     def _scalar(self, code: str) -> int:
         layout = f"<{code}"

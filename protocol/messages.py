@@ -443,9 +443,10 @@ class SwapReport(msgspec.Struct, array_like=True, frozen=True):
 class Frame(msgspec.Struct, array_like=True):
     """Everything that happened for one lane since its last frame.
 
-    Order within: ``started``, then ``prompts``, ``deltas``, ``paused``, ``resumed``, then ``ends``.
-    A job that starts and ends within one frame is in ``started``, ``deltas`` and ``ends``. One that
-    is in ``paused`` and ``resumed`` was paused in between and runs again. ``prompts`` are by
+    Order within: ``started``, then ``prompts``, ``cached``, ``deltas``, ``paused``, ``resumed``,
+    then ``ends``. ``cached`` has, with a job's first tokens, what the prefix cache had of its
+    prompt. A job that starts and ends within one frame is in ``started``, ``deltas`` and ``ends``.
+    One that is in ``paused`` and ``resumed`` was paused in between. ``prompts`` are by
     handle, each job's in the order of its prompt, over as many frames as needed.
     """
 
@@ -462,6 +463,7 @@ class Frame(msgspec.Struct, array_like=True):
     resumed: list[int] = []
     prompts: list[tuple[int, PromptLogprobs]] = []
     swap: SwapReport | None = None
+    cached: list[tuple[int, int]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -90,6 +90,8 @@ class JobTokens(msgspec.Struct, frozen=True, gc=False):
     job: Job
     ids: list[int]
     logprobs: list[TokenLogprob] | None
+    cached_tokens: int | None = None
+    """With a job's first tokens: how many of its prompt the prefix cache had."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -79,7 +79,7 @@ EngineName = Literal[
     "synthetic-scripted",
 ]
 GONE: Final[Mapping[str, str]] = {
-    "llamacpp": "llama.cpp is a server now, which tidegate up --model FILE.gguf and tidegate pool"
+    "llamacpp": "llama.cpp is a server now, which tidegate up --engine llamacpp and tidegate pool"
     " start: there is none inside a worker",
     "transformers": "this engine is gone: take vllm, or a server over HTTP (docs/engines.md)",
 }
@@ -168,9 +168,11 @@ class WorkerSettings(EnvironmentSettings):
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
     max_running: int = Field(default=64, ge=1)
-    """Most jobs that one step can carry."""
+    """Most jobs that one step can carry. On CUDA, unless it is set: as many, up to 256, as still
+    make more tokens a second by the steps measured at load; with vLLM its own number."""
     max_step_tokens: int = Field(default=512, ge=1)
-    """Token budget of one step, prompts and decodes together."""
+    """Token budget of one step, prompts and decodes together. On CUDA, unless it is set: 512 to
+    2048, so many that what each step costs however small it is takes at most 15 % of it."""
     overlap: bool = True
     """Whether to launch a step before the previous one is read, where the runner can (CUDA, and
     ``synthetic-paced``)."""

@@ -39,7 +39,7 @@ class ClipInstance:
         self.health = ClipHealth.CONNECTING
         self.reason = "not reached yet"
         self.state: ClipsState | None = None
-        """Its last reported state; None before the first, or if it cannot report."""
+        """The state last reported; None before the first, or if it cannot report."""
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
         self.state_at = 0.0

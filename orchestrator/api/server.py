@@ -55,12 +55,7 @@ from orchestrator.api.operator import (
 )
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.operator.neighbours import VLLM, VLLM_PREFIX
-from orchestrator.errors import (
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    TidegateError,
-)
+from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.service import Orchestrator

@@ -102,6 +102,10 @@ class Attempt:
         except Exception:
             self._owner.listener_failed(self)
 
+    def on_cached(self, tokens: int) -> None:
+        if self.task.attempt is self or self.task.hedge is self:
+            self.task.likely_cached = min(tokens, self.task.prompt_tokens)
+
     def on_prompt(self, logprobs: PromptLogprobs) -> None:
         task = self.task
         if task.hedge is not None and (task.attempt is self or task.hedge is self):

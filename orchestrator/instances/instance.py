@@ -344,7 +344,9 @@ class Instance:
             self._candidate = None  # it may be of another model
         self.concurrency.set_max_running(encoder.card.max_running)
         if self.step_learner is None:
-            self.step_learner = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+            self.step_learner = StepLearner(
+                encoder.card.max_running, encoder.card.max_step_tokens, encoder.card.step_costs
+            )
             if self.stats is not None:  # came with the card
                 self.step_learner.observe(self.stats)
         return is_new

@@ -32,6 +32,9 @@ class JobSink(Protocol):
     def on_started(self, wait_ms: float) -> None:
         """The worker began with the job, which had waited there for ``wait_ms``."""
 
+    def on_cached(self, tokens: int) -> None:
+        """The prefix cache had that many tokens of the prompt, whose answer begins now."""
+
     def on_prompt(self, logprobs: PromptLogprobs) -> None:
         """Log-probabilities of the prompt's next tokens came, for a job that asks for them."""
 

@@ -257,6 +257,9 @@ class StreamLane(Lane):
         for handle, prompt in frame.prompts:
             if (sink := jobs.get(handle)) is not None:
                 sink.on_prompt(prompt)
+        for handle, cached in frame.cached:
+            if (sink := jobs.get(handle)) is not None:
+                sink.on_cached(cached)
         tokens = 0
         for delta in frame.deltas:
             tokens += len(delta.ids)

@@ -13,13 +13,23 @@ from orchestrator.parsing.calls import (
     DeepSeekCall,
     DeepSeekReader,
     HermesReader,
+    KimiCall,
+    KimiReader,
     MiniMaxReader,
     MistralReader,
+    SeedReader,
 )
-from orchestrator.parsing.formats import CallFormat, OutputFormat
+from orchestrator.parsing.formats import READERS, CallFormat, OutputFormat
 from orchestrator.parsing.parser import ToolUse
 from orchestrator.parsing.rules import Rules, quoted, without_notes
-from orchestrator.parsing.tagged_call import GLM45, MINIMAX_M2, QWEN3_CODER, TagSyntax, types_of
+from orchestrator.parsing.tagged_call import (
+    GLM45,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED_OSS,
+    TagSyntax,
+    types_of,
+)
 from orchestrator.parsing.thinking import AnswerGrammars, beginnings
 from orchestrator.tasks.tools import JsonObject, Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
@@ -115,6 +125,8 @@ def _require_free_text(tool: Tool, key: str, schema: JsonObject | object) -> Non
                 )
 
 
+_UNFORCED = (CallFormat.GEMMA4, CallFormat.FUNCTIONGEMMA, CallFormat.MINIMAX_M3)
+"""Formats whose arguments are neither JSON nor flat, so that no grammar of a schema fits them."""
 MAX_CALLS = 16
 """Most calls in one answer that must have some: a weak model would not stop by itself."""
 
@@ -123,6 +135,10 @@ def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> AnswerGram
     """The grammars that only calls match: one, or several where request and format allow that. The
     model may think before them, if its format has tags for that; ``rules`` are those of a new
     grammar. Raises ``InvalidGrammar`` for a strict tool whose schema cannot be enforced."""
+    if format.calls in _UNFORCED:
+        raise InvalidGrammar(
+            f"calls in the format {format.calls} cannot be forced; tool_choice must be auto or none"
+        )
     calls = _Calls(use, format, rules).rule()
     beginning = beginnings(format, rules)
 
@@ -161,7 +177,7 @@ def calls_or_json(
     """
     if answer.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
         return None
-    if format.calls in (CallFormat.LLAMA3, CallFormat.HARMONY):
+    if format.calls in (CallFormat.LLAMA3, CallFormat.HARMONY, *_UNFORCED):
         return None
     calls = _Calls(use, format, rules).rule()
     try:
@@ -195,8 +211,17 @@ class _Calls:
             case CallFormat.MINIMAX_M2:
                 # The line break goes with the call before it: the lexer does not go back.
                 calls = self._several((), self._tagged(MINIMAX_M2), ("\n",))
-                head, tail = spelled(MiniMaxReader.OPEN, "\n"), spelled(MiniMaxReader.CLOSE)
+                head, tail = spelled(MiniMaxReader.OPEN, "\n"), spelled(*MiniMaxReader.behind)
                 return f"{head} {calls} {tail}"
+            case CallFormat.SEED_OSS:
+                begin, end = (SeedReader.marks[0], "\n"), ("\n", *SeedReader.behind)
+                return self._several(begin, self._tagged(SEED_OSS), end, "\n")
+            case CallFormat.KIMI_K2:
+                named = self._named(
+                    (KimiCall.CALL, "functions."), (KimiCall.SEPARATOR,), "/:[0-9]{1,2}/"
+                )
+                calls = self._several((), named, (KimiReader.CLOSE,))
+                return f"{spelled(KimiReader.BEGIN)} {calls} {spelled(KimiReader.END)}"
             case CallFormat.DEEPSEEK:
                 return self._deepseek()
             case CallFormat.HARMONY:  # only one: with its end the output ends
@@ -205,9 +230,11 @@ class _Calls:
                 return self._named((harmony.CHANNEL, to), behind)
             case CallFormat.MISTRAL if self._format.names_first:
                 return self._several((), self._named((MistralReader.MARK,), (MistralReader.ARGS,)))
-            case _:
+            case listed:
+                assert listed is not None  # or there would be no calls to force
                 calls = self._several((), self._objects("arguments"), (), ", ")
-                return f'{spelled(MistralReader.MARK, "[")} {calls} "]"'
+                reader = READERS[listed]
+                return f"{spelled(reader.marks[0], '[')} {calls} {spelled(']', *reader.behind)}"
 
     def _deepseek(self) -> str:
         before, behind = [DeepSeekCall.CALL], [DeepSeekCall.SEPARATOR]
@@ -226,10 +253,12 @@ class _Calls:
             f'{quoted(head)} {self._arguments(n)} "}}"' for n, head in enumerate(heads)
         )
 
-    def _named(self, before: Sequence[str], behind: Sequence[str]) -> str:
-        """A name between ``before`` and ``behind``, and then the arguments."""
+    def _named(self, before: Sequence[str], behind: Sequence[str], number: str = "") -> str:
+        """A name between ``before`` and ``behind``, with a ``number`` at its end where the format
+        has one, and then the arguments."""
+        tail = self._rules.spelled(*behind)
         return self._any_of(
-            f"{self._rules.spelled(*before, tool.name, *behind)} {self._arguments(n)}"
+            f"{self._rules.spelled(*before, tool.name)} {number} {tail} {self._arguments(n)}"
             for n, tool in enumerate(self._tools)
         )
 

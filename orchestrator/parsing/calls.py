@@ -4,10 +4,12 @@ Text that begins like a call and turns out not to be one becomes content again, 
 written. White space around calls is left out, so that an answer of nothing else has no content.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
+from orchestrator.parsing.bare_call import BareCall
 from orchestrator.parsing.json_call import WHITESPACE, JsonCall, MarkedCall, NamedCall, Wrong
 from orchestrator.parsing.markers import certain, first_of, has_too_much_space, without_space
 from orchestrator.parsing.pieces import (
@@ -18,7 +20,16 @@ from orchestrator.parsing.pieces import (
     Content,
     Piece,
 )
-from orchestrator.parsing.tagged_call import GLM45, MINIMAX_M2, QWEN3_CODER, TaggedCall
+from orchestrator.parsing.tagged_call import (
+    GLM45,
+    MINIMAX_M2,
+    MINIMAX_M3,
+    NAMESPACE,
+    QWEN3_CODER,
+    SEED_OSS,
+    TaggedCall,
+    TagSyntax,
+)
 from orchestrator.tasks.tools import JsonObject
 
 Schemas = Mapping[str, JsonObject | None]
@@ -45,8 +56,12 @@ class WrittenCall(Protocol):
 class CallReader(ABC):
     """Splits the calls off the text of an answer."""
 
+    marks: ClassVar[tuple[str, ...]] = ()
+    """Marks that a call begins with."""
     behind: ClassVar[tuple[str, ...]] = ()
     """Marks that may stand behind a call."""
+    inside: ClassVar[tuple[str, ...]] = ()
+    """Marks that may stand within a call."""
 
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
         """``only_one``: everything after a call is left out."""
@@ -200,8 +215,6 @@ class CallReader(ABC):
 
 
 class MarkReader(CallReader):
-    marks: ClassVar[tuple[str, ...]]
-
     @abstractmethod
     def _found(self, raw: str) -> str:
         """Begin a call at ``raw``, its mark; returns the part to read again."""
@@ -255,13 +268,11 @@ class Llama3Reader(MarkReader):
         return not text.strip(self._BETWEEN)
 
 
-class MistralReader(MarkReader):
-    """``[TOOL_CALLS]`` and ``[{"name": …, "arguments": {…}}, …]``; newer models: ``name{…}``."""
+class ListReader(MarkReader):
+    """Reads ``[{"name": …, "arguments": {…}}, …]`` behind a mark, or one such object."""
 
-    MARK = "[TOOL_CALLS]"
-    ARGS = "[ARGS]"
-    marks = (MARK,)
-
+    one: ClassVar[type[JsonCall] | type[NamedCall]] = JsonCall
+    """What a call without brackets around it is read as."""
     _is_list = False
 
     def _found(self, raw: str) -> str:
@@ -270,7 +281,7 @@ class MistralReader(MarkReader):
         return ""
 
     def _form(self, text: str) -> str:
-        """Tell whether a list, an object or a name follows."""
+        """Tell whether a list, an object or something else follows."""
         start = text.lstrip(WHITESPACE)
         if not start:
             self._held += text
@@ -281,7 +292,7 @@ class MistralReader(MarkReader):
         if self._is_list:
             raw, start = raw + "[", start[1:]
         is_object = self._is_list or start[0] == "{"
-        self._begin_call(JsonCall() if is_object else NamedCall(), raw)
+        self._begin_call(JsonCall() if is_object else self.one(), raw)
         return start
 
     def _behind_call(self, text: str) -> str:
@@ -296,49 +307,119 @@ class MistralReader(MarkReader):
                 self._begin_call(JsonCall(), text[: len(text) - len(start) + 1])
                 return start[1:]
             text = start[1:] if start[0] == "]" else text
-        self._read = self._begin
+        self._read = super()._behind_call
         return text
 
 
-class QwenCoderReader(MarkReader):
-    """Reads ``<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>``:
-    Qwen3-Coder, which now and then leaves out the outer tags."""
+class MistralReader(ListReader):
+    """``[TOOL_CALLS]`` and ``[{"name": …, "arguments": {…}}, …]``; newer models: ``name{…}``."""
 
-    FUNCTION = QWEN3_CODER.name[0]
-    marks = (HermesReader.OPEN, FUNCTION)
-    behind = (HermesReader.CLOSE,)
+    MARK = "[TOOL_CALLS]"
+    ARGS = "[ARGS]"
+    marks = (MARK,)
+    inside = ("[CALL_ID]", ARGS)
+    one = NamedCall
+
+
+class GraniteReader(ListReader):
+    """``<|tool_call|>`` and a list: Granite 3."""
+
+    marks = ("<|tool_call|>",)
+
+
+class PhiReader(ListReader):
+    """``functools`` and a list: Phi-4-mini."""
+
+    marks = ("functools",)
+
+
+class AprielReader(ListReader):
+    """``<tool_calls>[…]</tool_calls>``: Apriel 1.5 and 1.6."""
+
+    marks = ("<tool_calls>",)
+    behind = ("</tool_calls>",)
+
+
+class TaggedReader(MarkReader):
+    """Reads calls with each argument in tags, behind a mark that models now and then leave out."""
+
+    syntax: ClassVar[TagSyntax]
 
     def _found(self, raw: str) -> str:
-        before = raw.removesuffix(self.FUNCTION)
-        self._begin_call(TaggedCall(QWEN3_CODER, self._tools), before)
+        before = raw.removesuffix(self.syntax.name[0])
+        self._begin_call(TaggedCall(self.syntax, self._tools), before)
         return raw[len(before) :]
 
 
-class GlmReader(MarkReader):
-    """Reads ``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>``: GLM 4.5 to
+class QwenCoderReader(TaggedReader):
+    """``<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>``:
+    Qwen3-Coder."""
+
+    syntax = QWEN3_CODER
+    marks = (HermesReader.OPEN, syntax.name[0])
+    behind = (HermesReader.CLOSE,)
+
+
+class SeedReader(TaggedReader):
+    """``<seed:tool_call>`` and Qwen3-Coder's tags, with values on the tags' lines: Seed-OSS."""
+
+    syntax = SEED_OSS
+    marks = ("<seed:tool_call>", syntax.name[0])
+    behind = ("</seed:tool_call>",)
+
+
+class GlmReader(TaggedReader):
+    """``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>``: GLM 4.5 to
     4.7."""
 
+    syntax = GLM45
     marks = (HermesReader.OPEN,)
+    inside = (syntax.end, *syntax.key, *syntax.value)
+
+
+class MiniMaxReader(TaggedReader):
+    """``<invoke name="NAME"><parameter name="KEY">…</parameter></invoke>``, one or several between
+    marks: MiniMax M2."""
+
+    syntax = MINIMAX_M2
+    OPEN = "<minimax:tool_call>"
+    marks = (OPEN, syntax.name[0])
+    behind = ("</minimax:tool_call>",)
+
+
+class MiniMax3Reader(TaggedReader):
+    """``<invoke name="NAME">`` with elements for arguments and their parts: MiniMax M3."""
+
+    syntax = MINIMAX_M3
+    marks = (f"{NAMESPACE}{HermesReader.OPEN}", syntax.name[0])
+    behind = (f"{NAMESPACE}{HermesReader.CLOSE}",)
+    inside = (NAMESPACE,)
+
+
+class GemmaReader(MarkReader):
+    """``<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>,KEY:1}<tool_call|>``: Gemma 4."""
+
+    quote: ClassVar = '<|"|>'
+    marks = ("<|tool_call>",)
+    behind = ("<tool_call|>",)
+    inside = (quote,)
 
     def _found(self, raw: str) -> str:
-        self._begin_call(TaggedCall(GLM45, self._tools), raw)
+        self._begin_call(BareCall(self.quote), raw)
         return ""
 
 
-class MiniMaxReader(MarkReader):
-    """Reads calls of MiniMax M2: ``<invoke name="NAME"><parameter name="KEY">…</parameter>
-    </invoke>``, one or several between marks."""
+class FunctionGemmaReader(GemmaReader):
+    """``<start_function_call>call:NAME{KEY:<escape>TEXT<escape>}``: FunctionGemma."""
 
-    OPEN = "<minimax:tool_call>"
-    CLOSE = "</minimax:tool_call>"
-    INVOKE = MINIMAX_M2.name[0]
-    marks = (OPEN, INVOKE)
-    behind = (CLOSE,)
+    quote = "<escape>"
+    marks = ("<start_function_call>",)
+    behind = ("<end_function_call>",)
+    inside = (quote,)
 
-    def _found(self, raw: str) -> str:
-        before = raw.removesuffix(self.INVOKE)
-        self._begin_call(TaggedCall(MINIMAX_M2, self._tools), before)
-        return raw[len(before) :]
+
+KIMI_ID = re.compile(r"^functions\.|:\d+$", re.ASCII)
+"""What an id of Kimi K2 has around the tool's name."""
 
 
 class DeepSeekCall(MarkedCall):
@@ -404,9 +485,35 @@ class DeepSeekReader(MarkReader):
     BEGIN = "<｜tool▁calls▁begin｜>"
     CLOSE = "<｜tool▁call▁end｜>"
     END = "<｜tool▁calls▁end｜>"
-    marks = (BEGIN, DeepSeekCall.CALL)
-    behind = ("```", CLOSE, END)
+    marks: ClassVar[tuple[str, ...]] = (BEGIN, DeepSeekCall.CALL)
+    behind: ClassVar[tuple[str, ...]] = ("```", CLOSE, END)
+    inside = (DeepSeekCall.SEPARATOR,)
+    call: ClassVar = DeepSeekCall
 
     def _found(self, raw: str) -> str:
-        self._begin_call(DeepSeekCall(is_open=raw.endswith(DeepSeekCall.CALL)), raw)
+        self._begin_call(self.call(is_open=raw.endswith(self.call.CALL)), raw)
         return ""
+
+
+class KimiCall(DeepSeekCall):
+    """One call: ``functions.NAME:0<|tool_call_argument_begin|>{…}``."""
+
+    CALL = "<|tool_call_begin|>"
+    SEPARATOR = "<|tool_call_argument_begin|>"
+
+    def _form(self, text: str, at: int) -> int:
+        self.name = self._checked(KIMI_ID.sub("", self._type), at)
+        self._read = self._object
+        return at
+
+
+class KimiReader(DeepSeekReader):
+    """Reads calls of Kimi K2, whose names are parts of ids."""
+
+    BEGIN = "<|tool_calls_section_begin|>"
+    CLOSE = "<|tool_call_end|>"
+    END = "<|tool_calls_section_end|>"
+    marks = (BEGIN, KimiCall.CALL)
+    behind = (CLOSE, END)
+    inside = (KimiCall.SEPARATOR,)
+    call = KimiCall

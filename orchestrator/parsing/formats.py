@@ -1,24 +1,33 @@
 """The formats that a model uses, derived from its chat template unless the operator states them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
 from orchestrator.parsing import harmony
 from orchestrator.parsing.calls import (
+    AprielReader,
     CallReader,
     DeepSeekCall,
     DeepSeekReader,
+    FunctionGemmaReader,
+    GemmaReader,
     GlmReader,
+    GraniteReader,
     HermesReader,
+    KimiCall,
+    KimiReader,
     Llama3Reader,
+    MiniMax3Reader,
     MiniMaxReader,
     MistralReader,
+    PhiReader,
     QwenCoderReader,
+    SeedReader,
 )
 from orchestrator.parsing.reasoning import Tags
-from orchestrator.parsing.tagged_call import GLM45
+from orchestrator.parsing.tagged_call import GLM45, NAMESPACE
 
 
 class CallFormat(StrEnum):
@@ -30,34 +39,43 @@ class CallFormat(StrEnum):
     MINIMAX_M2 = "minimax_m2"
     DEEPSEEK = "deepseek"
     HARMONY = "harmony"
+    KIMI_K2 = "kimi_k2"
+    MINIMAX_M3 = "minimax_m3"
+    SEED_OSS = "seed_oss"
+    GEMMA4 = "gemma4"
+    FUNCTIONGEMMA = "functiongemma"
+    GRANITE = "granite"
+    PHI4_MINI = "phi4_mini"
+    APRIEL = "apriel"
 
 
-READERS: Mapping[CallFormat, type[CallReader]] = {
-    CallFormat.HERMES: HermesReader,
-    CallFormat.LLAMA3: Llama3Reader,
-    CallFormat.MISTRAL: MistralReader,
-    CallFormat.QWEN3_CODER: QwenCoderReader,
-    CallFormat.GLM45: GlmReader,
-    CallFormat.MINIMAX_M2: MiniMaxReader,
-    CallFormat.DEEPSEEK: DeepSeekReader,
-    CallFormat.HARMONY: harmony.HarmonyReader,
-}
-_CALL_MARKERS: Mapping[CallFormat, tuple[str, ...]] = {
-    CallFormat.HERMES: (HermesReader.OPEN, HermesReader.CLOSE),
-    CallFormat.LLAMA3: (Llama3Reader.TAG,),
-    CallFormat.MISTRAL: (MistralReader.MARK, "[CALL_ID]", MistralReader.ARGS),
-    CallFormat.QWEN3_CODER: (HermesReader.OPEN, HermesReader.CLOSE),
-    CallFormat.GLM45: (HermesReader.OPEN, HermesReader.CLOSE, *GLM45.key, *GLM45.value),
-    CallFormat.MINIMAX_M2: (MiniMaxReader.OPEN, MiniMaxReader.CLOSE),
-    CallFormat.DEEPSEEK: (
-        *(DeepSeekReader.BEGIN, DeepSeekCall.CALL, DeepSeekCall.SEPARATOR),
-        *(DeepSeekReader.CLOSE, DeepSeekReader.END),
-    ),
-    CallFormat.HARMONY: harmony.MARKS,
-}
+_FORMATS: Sequence[tuple[CallFormat, type[CallReader], tuple[str, ...]]] = (
+    (CallFormat.HARMONY, harmony.HarmonyReader, (harmony.CHANNEL, harmony.MESSAGE)),
+    (CallFormat.DEEPSEEK, DeepSeekReader, (DeepSeekReader.BEGIN,)),
+    (CallFormat.KIMI_K2, KimiReader, (KimiCall.SEPARATOR,)),
+    (CallFormat.MISTRAL, MistralReader, (MistralReader.MARK,)),
+    (CallFormat.MINIMAX_M3, MiniMax3Reader, (NAMESPACE,)),
+    (CallFormat.MINIMAX_M2, MiniMaxReader, (MiniMaxReader.OPEN,)),
+    (CallFormat.SEED_OSS, SeedReader, SeedReader.marks),
+    (CallFormat.GEMMA4, GemmaReader, GemmaReader.marks),
+    (CallFormat.FUNCTIONGEMMA, FunctionGemmaReader, FunctionGemmaReader.marks),
+    (CallFormat.APRIEL, AprielReader, AprielReader.marks),
+    (CallFormat.QWEN3_CODER, QwenCoderReader, QwenCoderReader.marks),
+    (CallFormat.GLM45, GlmReader, (HermesReader.OPEN, GLM45.key[0])),
+    (CallFormat.HERMES, HermesReader, (HermesReader.OPEN,)),
+    (CallFormat.GRANITE, GraniteReader, GraniteReader.marks),
+    (CallFormat.PHI4_MINI, PhiReader, PhiReader.marks),
+    (CallFormat.LLAMA3, Llama3Reader, (Llama3Reader.TAG,)),
+    (CallFormat.LLAMA3, Llama3Reader, ("<|start_header_id|>", '"parameters"')),
+)
+"""What reads each format, and what a template has for it, all of it; the first that fits is the
+likeliest."""
+READERS: Mapping[CallFormat, type[CallReader]] = {calls: reader for calls, reader, _ in _FORMATS}
 TAGS: Mapping[str, Tags] = {
     "think": Tags("<think>", "</think>"),
     "think_brackets": Tags("[THINK]", "[/THINK]"),
+    "seed_think": Tags("<seed:think>", "</seed:think>"),
+    "minimax_think": Tags("<mm:think>", "</mm:think>"),
     "harmony": Tags(harmony.ANALYSIS, harmony.END),
 }
 """Tags that models think in, by name."""
@@ -83,10 +101,10 @@ class OutputFormat:
     def markers(self) -> tuple[str, ...]:
         """The markers that separate the parts of the model's output. Some models have special
         tokens for them, which no text shows."""
-        calls = () if self.calls is None else _CALL_MARKERS[self.calls]
         if self.calls is CallFormat.HARMONY:
-            return calls
-        return (*calls, *(self.reasoning or ()))
+            return harmony.MARKS
+        reader = READERS[self.calls] if self.calls else CallReader
+        return (*reader.marks, *reader.behind, *reader.inside, *(self.reasoning or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +145,11 @@ def format_of(chat_template: str) -> OutputFormat:
 
 
 def _calls_in(template: str) -> CallFormat | None:
-    if harmony.CHANNEL in template and harmony.MESSAGE in template:
-        return CallFormat.HARMONY
-    if DeepSeekReader.BEGIN in template:
-        return CallFormat.DEEPSEEK
-    if MistralReader.MARK in template:
-        return CallFormat.MISTRAL
-    if MiniMaxReader.OPEN in template:
-        return CallFormat.MINIMAX_M2
-    if HermesReader.OPEN in template:
-        if QwenCoderReader.FUNCTION in template:
-            return CallFormat.QWEN3_CODER
-        return CallFormat.GLM45 if GLM45.key[0] in template else CallFormat.HERMES
-    if Llama3Reader.TAG in template:
-        return CallFormat.LLAMA3
-    if "<|start_header_id|>" in template and '"parameters"' in template:
-        return CallFormat.LLAMA3
-    return None
+    return next(
+        (calls for calls, _, signs in _FORMATS if all(sign in template for sign in signs)), None
+    )
 
 
 def _tags_in(template: str) -> Tags | None:
-    for name in ("think", "think_brackets"):
-        if TAGS[name].close in template:
-            return TAGS[name]
-    return None
+    tags = (tags for name, tags in TAGS.items() if name != "harmony")
+    return next((tags for tags in tags if tags.close in template), None)

@@ -34,6 +34,11 @@ class ToolUse:
         return {tool.name: tool.parameters for tool in self.callable}
 
     @property
+    def free_texts(self) -> frozenset[str]:
+        """Names of the tools of free text."""
+        return frozenset(tool.name for tool in self.tools if tool.is_free_text)
+
+    @property
     def forced(self) -> str:
         """Name of the only tool that a call can mean, where one must be made; else empty."""
         names = self.schemas

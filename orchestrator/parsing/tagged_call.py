@@ -12,12 +12,13 @@ that is neither is passed on as text.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.parsing.json_call import WHITESPACE, MarkedCall
+from orchestrator.parsing.json_call import MAX_SHORT, WHITESPACE, MarkedCall
 from orchestrator.parsing.markers import begun
 from orchestrator.tasks.tools import JsonObject
 from protocol.closed_schema import resolved
@@ -36,7 +37,8 @@ class TagSyntax(NamedTuple):
     key: tuple[str, str]
     """Tags around an argument's name."""
     value: tuple[str, str]
-    """Tags around an argument's value; the first is empty if the value follows the key."""
+    """Tags around an argument's value; the first is empty if the value follows the key, whose name
+    the last one may have, at ``{}``."""
     end: str
     on_lines: bool
     """Whether a value has lines of its own: a line break at each of its ends is not part of it."""
@@ -46,15 +48,26 @@ QWEN3_CODER = TagSyntax(
     ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", True
 )
 GLM45 = TagSyntax(
-    ("", ""),
-    ("<arg_key>", "</arg_key>"),
-    ("<arg_value>", "</arg_value>"),
-    "</tool_call>",
-    False,
+    ("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>", False
 )
+SEED_OSS = QWEN3_CODER._replace(on_lines=False)
 MINIMAX_M2 = TagSyntax(
     ('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>"), "</invoke>", False
 )
+NAMESPACE = "]<]minimax[>["
+MINIMAX_M3 = TagSyntax(
+    (f'{NAMESPACE}<invoke name="', '">'),
+    (f"{NAMESPACE}<", ">"),
+    ("", f"{NAMESPACE}</{{}}>"),
+    f"{NAMESPACE}</invoke>",
+    False,
+)
+_ELEMENT = re.compile(
+    rf"\s*{re.escape(NAMESPACE)}<(?P<key>[^<>/]{{1,{MAX_SHORT}}})>(?P<value>.*?)"
+    rf"{re.escape(NAMESPACE)}</(?P=key)>\s*",
+    re.DOTALL,
+)
+"""A part of a value of MiniMax M3. Where one of the same name is within it, it is text."""
 
 
 class TaggedCall(MarkedCall):
@@ -100,15 +113,26 @@ class TaggedCall(MarkedCall):
     def _before_key(self, text: str, at: int) -> int:
         at, mark = self._tag(text, at, (self._syntax.key[0], self._syntax.end))
         if mark == self._syntax.end:
-            self._untold += "}" if self._count else "{}"
-            self.is_over = True
+            self._end()
         elif mark:
             self._read = self._in_key
         return at
 
+    def _at_end(self, text: str, at: int) -> int:
+        """Read the rest of an end that begins as a key does."""
+        self._end()
+        return at + len(self._syntax.key[1])
+
+    def _end(self) -> None:
+        self._untold += "}" if self._count else "{}"
+        self.is_over = True
+
     def _in_key(self, text: str, at: int) -> int:
-        at, key = self._word_up_to(text, at, self._syntax.key[1][0])
-        if key is not None:
+        before, behind = self._syntax.key
+        at, key = self._word_up_to(text, at, behind[0])
+        if key is not None and f"{before}{key}{behind}" == self._syntax.end:
+            self._read = self._at_end
+        elif key is not None:
             self._key = key
             self._read = self._behind_key
         return at
@@ -131,7 +155,8 @@ class TaggedCall(MarkedCall):
         self._value = ""
         self._has_value = False
         types = types_of(self._tools.get(self.name), self._key)
-        self._is_text = types <= {"string"}
+        is_nested = "{}" in self._syntax.value[1]
+        self._is_text = types == {"string"} if is_nested else types <= {"string"}
         self._untold += "{" if not self._count else ", "
         self._untold += f"{json.dumps(self._key, ensure_ascii=False)}: "
         if self._is_text:
@@ -140,7 +165,7 @@ class TaggedCall(MarkedCall):
         self._read = self._in_value
 
     def _in_value(self, text: str, at: int) -> int:
-        close = self._syntax.value[1]
+        close = self._syntax.value[1].format(self._key)
         value = self._value + text[at:]
         end = value.find(close)
         if end < 0:
@@ -163,7 +188,9 @@ class TaggedCall(MarkedCall):
         else:
             if self._syntax.on_lines:
                 whole = whole.removeprefix("\n")
-            self._untold += as_json(whole, types_of(self._tools.get(self.name), self._key))
+            schema = self._tools.get(self.name)
+            parts = _of_elements(whole, property_of(schema, self._key))
+            self._untold += parts or as_json(whole, types_of(schema, self._key))
         self._read = self._before_key
         return at + end + len(close) - len(self._value)
 
@@ -174,11 +201,41 @@ class TaggedCall(MarkedCall):
         self._untold += json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def types_of(schema: JsonObject | None, key: str) -> set[str]:
-    """JSON types that a schema allows the argument ``key``; empty where it does not say."""
+def _of_elements(written: str, schema: JsonObject | None, left: int = 64) -> str:
+    """A value made of elements as JSON, a list where its schema or their names say so; empty where
+    it is not made of them."""
+    parts, at = [], 0
+    while at < len(written) and left:
+        element = _ELEMENT.match(written, at)
+        if element is None:
+            return ""
+        parts.append(element)
+        at = element.end()
+    is_list = _types_in(schema, schema or {}, _MAX_REFERENCES) == {"array"} or all(
+        part["key"] == "item" for part in parts
+    )
+    values = []
+    for part in parts:
+        inner = (schema or {}).get("items") if is_list else property_of(schema, part["key"])
+        stated = inner if isinstance(inner, Mapping) else None
+        types = _types_in(stated, stated or {}, _MAX_REFERENCES)
+        value = _of_elements(part["value"], stated, left - 1) or as_json(part["value"], types)
+        key = "" if is_list else f"{json.dumps(part['key'], ensure_ascii=False)}: "
+        values.append(f"{key}{value}")
+    around = "[{}]" if is_list else "{{{}}}"
+    return around.format(", ".join(values)) if parts else ""
+
+
+def property_of(schema: JsonObject | None, key: str) -> JsonObject | None:
+    """The schema of one argument or field; None where it is not stated."""
     properties = (schema or {}).get("properties")
     stated = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types_in(stated, schema or {}, _MAX_REFERENCES)
+    return stated if isinstance(stated, Mapping) else None
+
+
+def types_of(schema: JsonObject | None, key: str) -> set[str]:
+    """JSON types that a schema allows the argument ``key``; empty where it does not say."""
+    return _types_in(property_of(schema, key), schema or {}, _MAX_REFERENCES)
 
 
 def _types_in(stated: object, root: JsonObject, left: int) -> set[str]:

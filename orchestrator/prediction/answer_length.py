@@ -27,6 +27,7 @@ mean nothing to another process, and stay here.
 """
 
 import math
+import sys
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
@@ -59,10 +60,15 @@ _SURPRISE = 0.22
 was learnt is about other answers, and counts little from then on."""
 _KEPT_OF_OLD = 0.05
 _MAX_NODES = 4096
+_MAX_KEYS = 512
+"""Keys whose chains and curves are at hand. A plan asks for those of all that waits and runs: a
+queue of 100 by default, and what 16 instances of 16 rows run; any more are made anew."""
 _MAX_CURVES = 1024
 _MAX_KNOWN = 512
 _NEWS_SHARE = 16
 """A curve is made anew once answers have grown by one part in this many."""
+_NODE_BYTES = 1024
+"""Memory of a node besides its rows, its name among it, as ``tracemalloc`` counts it."""
 _LEAK = 0.01
 _MIN_CHANCE = 1e-6
 """Least chance that a chain may give a length: one surprise does not silence it for long."""
@@ -83,7 +89,7 @@ class LengthKey(NamedTuple):
     prompt_tokens: int = 0
     kind: PromptKind = ANY_KIND
 
-    @lru_cache(maxsize=_MAX_NODES)  # noqa: B019 - a key is no more than what it is cached by
+    @lru_cache(maxsize=_MAX_KEYS)  # noqa: B019 - a key is no more than what it is cached by
     def chains(self) -> list[list[Link]]:
         """Names of the nodes, the widest first; always ``CHAINS`` chains, in the same order. A
         chain without data of its own is short."""
@@ -119,7 +125,8 @@ class LengthCurve:
     def __init__(self, lasting: Sequence[float]) -> None:
         """``lasting`` are the shares of answers that are longer than each edge."""
         self._lasting = lasting
-        self._log_ended = [-math.log(max(share, _MIN_LASTING)) for share in lasting]
+        logs = (-math.log(max(share, _MIN_LASTING)) for share in lasting)
+        self._log_ended = array("d", logs)
         """−log of the share of answers that are longer than each edge, rising; the first is 0."""
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
@@ -136,6 +143,11 @@ class LengthCurve:
                 self._known.clear()
             known = self._known[made, cap] = self._left(made, cap)
         return known
+
+    @property
+    def known_bytes(self) -> int:
+        """Memory of the quantiles at hand: a float takes 24 bytes and its place 8."""
+        return len(self._known) * 32 * QUANTILES
 
     def _left(self, made: int, cap: int) -> tuple[float, ...]:
         ended, last = self._log_ended, len(_EDGES)
@@ -173,12 +185,15 @@ class LengthCurve:
         return left[min(QUANTILES - 1, int(share * QUANTILES))]
 
 
+_NOTHING = (0.0,) * len(_EDGES)
+
+
 class _Node:
     """Answers of one kind, counted by bin."""
 
     def __init__(self) -> None:
-        self.ended = [0.0] * len(_EDGES)
-        self.reached = [0.0] * len(_EDGES)
+        self.ended = array("d", _NOTHING)
+        self.reached = array("d", _NOTHING)
         self.answers = 0
         self.tally: LengthTally | None = None
         """Answers that other orchestrators were not told of; None for a kind that is not shared."""
@@ -221,7 +236,7 @@ class _Node:
         if not others:
             return
         self.answers += others
-        self.ended, self.reached = [0.0] * len(_EDGES), [0.0] * len(_EDGES)
+        self.ended, self.reached = array("d", _NOTHING), array("d", _NOTHING)
         for finished, found in ((True, counts.ended), (False, counts.cut)):
             for last, count in found.items():
                 self._count(last, count * self.tally.kept, finished=finished)
@@ -262,8 +277,8 @@ class _Node:
             self._mean_rank = 0.5
 
     def _scale(self, factor: float) -> None:
-        self.ended = [count * factor for count in self.ended]
-        self.reached = [count * factor for count in self.reached]
+        self.ended = array("d", [count * factor for count in self.ended])
+        self.reached = array("d", [count * factor for count in self.reached])
         if self.tally is not None:
             self.tally.scale(factor)
 
@@ -274,10 +289,10 @@ class _Node:
         ``prior`` is another one.
         """
         if prior is not self._prior or self.is_news(self._answers_then):
-            self._hazards = [
-                (ended + _PRIOR * expected) / (reached + _PRIOR)
-                for ended, reached, expected in zip(self.ended, self.reached, prior, strict=True)
-            ]
+            counts = zip(self.ended, self.reached, prior, strict=True)
+            self._hazards = array(
+                "d", [(e + _PRIOR * expected) / (r + _PRIOR) for e, r, expected in counts]
+            )
             self._prior, self._answers_then = prior, self.answers
         return self._hazards
 
@@ -319,6 +334,17 @@ class AnswerLengths:
         self._asked: dict[LengthKey, LengthCurve] = {}
         """Curves by key, kept until the next answer: every plan asks for them."""
 
+    def __len__(self) -> int:
+        """How many kinds of answers it knows."""
+        return len(self._nodes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of what it knows, approximately: counts and hazards of each kind, and curves."""
+        row = 8 * len(_EDGES) + sys.getsizeof(array("d"))
+        curves = sum((CHAINS + 2) * row + mixed.curve.known_bytes for mixed in self._mixed.values())
+        return len(self) * (3 * row + _NODE_BYTES) + curves
+
     def answered(self, key: LengthKey, tokens: int, *, finished: bool) -> None:
         """Learn from an answer that ended after ``tokens``, or was cut there if not ``finished``.
 
@@ -339,7 +365,7 @@ class AnswerLengths:
     def curve(self, key: LengthKey) -> LengthCurve:
         curve = self._asked.get(key)
         if curve is None:
-            if len(self._asked) >= _MAX_NODES:
+            if len(self._asked) >= _MAX_KEYS:
                 self._asked.clear()
             curve = self._asked[key] = self._mix(key.chains()).curve
         return curve

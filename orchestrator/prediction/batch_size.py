@@ -198,7 +198,10 @@ def outlook(
     decoding = 1 - np.minimum(prompt_share, _MAX_PROMPT_SHARE)
 
     def step_ms(count: Floats) -> Floats:
-        return pace.base_ms + pace.row_ms * (count + others)
+        together = count + others
+        if pace.bends:
+            together = np.interp(together, np.arange(len(pace.bends)), pace.bends)
+        return pace.base_ms + pace.row_ms * together
 
     token_cost_ms = (step_ms(own) / (own + others))[:, None]
     room_ms = demand.span_ms * own / (own + others)

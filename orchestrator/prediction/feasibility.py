@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
@@ -179,6 +179,46 @@ class RefusalStats(RefusalCounts, Generic[T]):
         self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
 
 
+class Times(NamedTuple):
+    """What is left of a request's deadlines, and what it is predicted to take. Ms from now."""
+
+    left_ms: float
+    waited_ms: float
+    """How long it has waited so far."""
+    least_ms: float
+    """Less than that nothing that is known could do."""
+    route_ms: float
+    """What a worker wants to be left to start a job (DL-3)."""
+    start_ms: float
+    first_ms: float
+    first_left_ms: float
+    finish_ms: float
+    gap_ms: float
+
+    def why(self) -> tuple[str, str]:
+        """Name the constraint that binds, with the sentence that says so."""
+        this = f"{self.left_ms:.0f} ms remain until the deadline, and this"
+        had_ms = self.left_ms + self.waited_ms
+        if self.left_ms <= self.least_ms:
+            binding = "route" if self.least_ms <= self.route_ms else "decode"
+            if self.least_ms < had_ms:  # it would have had enough: waiting took it
+                binding = "queue"
+            return binding, f"{this} cannot do with less than {self.least_ms:.0f} ms"
+        if self.first_left_ms < min(self.first_ms, self.left_ms):
+            return "first_token", (
+                f"{self.first_left_ms:.0f} ms remain until the first token is due, and it will take"
+                f" about {self.first_ms:.0f} ms"
+            )
+        if self.finish_ms > self.left_ms:
+            alone_ms = self.finish_ms - self.start_ms
+            binding = "queue" if alone_ms < had_ms else "decode"
+            return binding, f"{this} will take about {self.finish_ms:.0f} ms"
+        if self.gap_ms < math.inf:
+            return "token_gap", f"no token will come {self.gap_ms:.0f} ms after another"
+        would = f"{this} would take {self.finish_ms:.0f} ms, for which others would be late"
+        return "queue", would
+
+
 class Feasibility:
     """Decides on work that is certain to miss, and says why."""
 
@@ -268,48 +308,33 @@ class Feasibility:
         """Why a task cannot make its deadline from here, and which one it most likely would."""
         now = self._clock.now()
         self._forecaster.plan(task, now)
-        left_ms, least_ms = task.deadline.left_ms(now), self._forecaster.least_ms(task)
+        least_ms = self._forecaster.least_ms(task)
         prospect = self._schedule.of(task)
         start_ms = middle(prospect.start_ms)
         # Promises get a share of the capacity, and this one comes after all earlier ones.
         promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
         more_ms = max(0.0, promised_ms - start_ms) if start_ms else 0.0
-        finish_ms = max(least_ms, middle(prospect.end_ms) + more_ms)
         sure_ms = prospect.end_ms[int(SURE_SHARE * len(prospect.end_ms))] + more_ms
         # A moment more than the service needs, for a request that has to come first.
         enough_ms = max(least_ms, sure_ms * self._promises.stretch(task.model)) + RESUBMIT_MS
         earliest_unix_ms = math.ceil(1000 * self._clock.unix() + enough_ms)
         self._promises.make(earliest_unix_ms, task)
-        first_left_ms = 1000 * (task.parts.first_token_at - now)
-        first_ms = middle(prospect.first_ms) + more_ms
-        waited_ms = 1000 * (now - task.marks.received) if task.marks.queued else 0.0
-        told = f"{left_ms:.0f} ms remain until the deadline, and this "
-        if left_ms <= least_ms:
-            is_route = least_ms <= self._forecaster.capacity_of(task.model).min_start_ms
-            binding = "route" if is_route else "decode"
-            if least_ms < left_ms + waited_ms:  # it would have had enough: waiting took it
-                binding = "queue"
-            told += f"cannot do with less than {least_ms:.0f} ms"
-        elif first_left_ms < min(first_ms, left_ms):
-            binding = "first_token"
-            told = (
-                f"{first_left_ms:.0f} ms remain until the first token is due, and it will take"
-                f" about {first_ms:.0f} ms"
-            )
-        elif finish_ms <= left_ms and task.parts.token_gap_s < math.inf:
-            binding = "token_gap"
-            told = f"no token will come {1000 * task.parts.token_gap_s:.0f} ms after another"
-        elif finish_ms <= left_ms:
-            binding = "queue"
-            told += f"would take {finish_ms:.0f} ms, for which others would be late"
-        else:
-            alone_ms = middle(prospect.end_ms) - start_ms
-            binding = "queue" if alone_ms < left_ms + waited_ms else "decode"
-            told += f"will take about {finish_ms:.0f} ms"
+        times = Times(
+            left_ms=task.deadline.left_ms(now),
+            waited_ms=1000 * (now - task.marks.received) if task.marks.queued else 0.0,
+            least_ms=least_ms,
+            route_ms=self._forecaster.capacity_of(task.model).min_start_ms,
+            start_ms=start_ms,
+            first_ms=middle(prospect.first_ms) + more_ms,
+            first_left_ms=1000 * (task.parts.first_token_at - now),
+            finish_ms=max(least_ms, middle(prospect.end_ms) + more_ms),
+            gap_ms=1000 * task.parts.token_gap_s,
+        )
+        binding, why = times.why()
         return DeadlineInfeasible(
-            f"{told}: come again with a deadline {enough_ms:.0f} ms from now, which will most"
+            f"{why}: come again with a deadline {enough_ms:.0f} ms from now, which will most"
             " likely be kept, or ask for less",
-            predicted_finish_ms=finish_ms,
+            predicted_finish_ms=times.finish_ms,
             earliest_feasible_unix_ms=earliest_unix_ms,
             binding_constraint=binding,
             part=binding if binding in (Part.FIRST_TOKEN, Part.TOKEN_GAP) else "",

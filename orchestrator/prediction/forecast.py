@@ -65,6 +65,16 @@ class Machine(NamedTuple):
     instances: int = 1
     spread: float = 0.0
     """Standard deviation of the logarithm of its speed."""
+    bends: tuple[float, ...] = ()
+    """See ``StepModel``; by the rows of one instance."""
+
+    def steps_ms(self, running: Floats) -> Floats:
+        """What a step takes where so many rows run on all instances together."""
+        each = np.maximum(running / self.instances, 1.0)
+        if self.bends:
+            each = np.interp(each, np.arange(len(self.bends)), self.bends)
+        times: Floats = self.base_ms + self.row_ms * each
+        return times
 
 
 class Played(NamedTuple):
@@ -104,15 +114,17 @@ _NORMAL: Final = np.concatenate([_SIGMAS, -_SIGMAS[::-1]])[_PLACES[0]]
 
 def lengths(asked: Sequence[Asked]) -> Floats:
     """Tokens to come, by scenario and request."""
-    count = len(asked)
-    found = np.empty((DRAWS, count))
-    for at, one in enumerate(asked):
-        left = one.left
-        if len(left) == DRAWS:
-            found[_PLACES[one.key % _SHUFFLES], at] = left
-        else:
-            found[:, at] = [left[(i * len(left)) // DRAWS] for i in _PLACES[one.key % _SHUFFLES]]
-    return found
+    if not asked:
+        return np.empty((DRAWS, 0))
+    lefts = np.array([one.left if len(one.left) == DRAWS else _spread(one.left) for one in asked])
+    found = np.empty_like(lefts)
+    np.put_along_axis(found, _PLACES[[one.key % _SHUFFLES for one in asked]], lefts, axis=1)
+    return found.T
+
+
+def _spread(left: Sequence[float]) -> tuple[float, ...]:
+    """Spread the lengths of ``left`` over the scenarios."""
+    return tuple(left[(i * len(left)) // DRAWS] for i in range(DRAWS))
 
 
 def play(asked: Sequence[Asked], machine: Machine) -> Played:
@@ -128,20 +140,24 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
             *((a.prompt_ms, max(0, a.prompt_steps - 1), a.stop_ms) for a in asked), strict=True
         )
     )
-    busy_ms = machine.base_ms + machine.row_ms * share * min(count, rows)
+    busy_ms = float(machine.steps_ms(np.array(float(min(count, rows)))))
     # What does not end by its deadline is stopped there, and leaves its row to others.
     most = np.maximum(1.0, (stop - prompts) / busy_ms)
     steps = np.minimum(tokens, most) + extra
     starts = np.zeros((DRAWS, count))
     if count > rows:
         for scenario, own in enumerate(steps.tolist()):
-            free = own[:rows]
+            free, begun = own[:rows], []
             heapify(free)
-            starts[scenario, rows:] = [_next(free, length) for length in own[rows:]]
+            for length in own[rows:]:
+                start = free[0]
+                begun.append(start)
+                heapreplace(free, start + length)
+            starts[scenario, rows:] = begun
     at = np.concatenate([starts, starts + steps], axis=1)
     order = np.argsort(at, axis=1, kind="stable")
     running = np.cumsum(np.repeat((1.0, -1.0), count)[order], axis=1)
-    step_ms = machine.base_ms + machine.row_ms * share * np.maximum(running, 1 / share)
+    step_ms = machine.steps_ms(running)
     wall = np.cumsum(np.concatenate([prompts * share, np.zeros(count)])[order], axis=1)
     passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
     wall[:, 1:] += np.cumsum(passed, axis=1)
@@ -155,9 +171,3 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
     return Played(
         tokens, (begun - prompts * share) * pace, first * pace, np.maximum(first, end) * pace
     )
-
-
-def _next(free: list[float], length: float) -> float:
-    start = free[0]
-    heapreplace(free, start + length)
-    return start

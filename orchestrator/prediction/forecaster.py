@@ -92,11 +92,52 @@ class AfterLoad(NamedTuple):
 
 
 class _Serving(NamedTuple):
-    """The capacity that serves a model, and what work costs there; None until measured."""
+    """The capacity that serves a model, and what work costs there; None until measured.
+
+    Work goes to the fastest instances first: ``machine`` and what follows it stand for those,
+    without the ones that take ``MUCH_SLOWER`` times as long.
+    """
 
     capacity: Capacity
     costs: Costs | None
+    machine: Machine | None
+    names: frozenset[str]
+    """Addresses of the instances that ``machine`` stands for."""
+    prompt_token_ms: float
+    step_tokens: int
     until: float
+
+    @classmethod
+    def of(cls, capacity: Capacity, until: float) -> "_Serving":
+        rows, models = capacity.rows, capacity.models
+        fastest = min(models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
+        if fastest is None:
+            return cls(capacity, None, None, frozenset(), 0.0, 1, until)
+        token_ms = fastest.step_ms(rows) * fastest.mid
+        # Without prompts: those are the work of the jobs that bring them.
+        share_ms = fastest.plain_step_ms(rows) * fastest.mid / min(rows, fastest.slots)
+        costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
+        least_ms = min(pace.step_ms(1) for pace in models)
+        each = zip(models, capacity.names or ("",) * len(models), strict=True)
+        fast = [(p, name) for p, name in each if p.step_ms(1) < MUCH_SLOWER * least_ms]
+        count, paces = len(fast), [pace for pace, _ in fast]
+        machine = Machine(
+            sum(pace.base_ms for pace in paces) / count,
+            sum(pace.careful_row_ms for pace in paces) / count,
+            max(1, sum(pace.slots for pace in paces)),
+            count,
+            sum(pace.spread for pace in paces) / count,
+            paces[0].bends,
+        )
+        return cls(
+            capacity,
+            costs,
+            machine,
+            frozenset(name for _, name in fast),
+            sum(pace.prompt_token_ms for pace in paces) / count,
+            min(pace.step_tokens for pace in paces),
+            until,
+        )
 
 
 class Forecaster:
@@ -217,16 +258,11 @@ class Forecaster:
         known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
-            rows = capacity.rows
-            fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
-            costs = None
-            if fastest is not None:
+            known = self._serving[model] = _Serving.of(capacity, now + _SERVING_TTL_S)
+            if capacity.models:
+                rows = capacity.rows
+                fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid)
                 self.known_speed[model] = fastest
-                token_ms = fastest.step_ms(rows) * fastest.mid
-                # Without prompts: those are the work of the jobs that bring them.
-                share_ms = fastest.plain_step_ms(rows) * fastest.mid / min(rows, fastest.slots)
-                costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
-            known = self._serving[model] = _Serving(capacity, costs, now + _SERVING_TTL_S)
         return known
 
     def look_anew(self) -> None:
@@ -236,51 +272,34 @@ class Forecaster:
     # ── what a forecast is made of ───────────────────────────────────────────────────────────
 
     def machine(self, model: str, now: float) -> Machine | None:
-        """What serves ``model``; None where nothing does.
+        """What serves ``model``; None where nothing does."""
+        return self._serving_of(model, now).machine
 
-        Work goes to the fastest instances first: those that take ``MUCH_SLOWER`` times as long are
-        left out.
-        """
-        paces = [pace for pace, _ in self._fast(model, now)]
-        if not paces:
-            return None
-        count = len(paces)
-        base, row, spread = (
-            sum(each) / count
-            for each in zip(*((p.base_ms, p.careful_row_ms, p.spread) for p in paces), strict=True)
-        )
-        rows = sum(pace.slots for pace in paces)
-        return Machine(base, row, max(1, rows), count, spread)
-
-    def fast_instances(self, model: str, now: float) -> set[str]:
+    def fast_instances(self, model: str, now: float) -> frozenset[str]:
         """Addresses of the instances that ``machine`` stands for."""
-        return {name for _, name in self._fast(model, now)}
-
-    def _fast(self, model: str, now: float) -> list[tuple[StepModel, str]]:
-        capacity = self._serving_of(model, now).capacity
-        names = capacity.names or ("",) * len(capacity.models)
-        least_ms = min((pace.step_ms(1) for pace in capacity.models), default=0.0)
-        each = zip(capacity.models, names, strict=True)
-        return [(pace, name) for pace, name in each if pace.step_ms(1) < MUCH_SLOWER * least_ms]
+        return self._serving_of(model, now).names
 
     def knows(self, model: str, now: float) -> bool:
         """Whether enough steps of ``model`` were measured to refuse by them."""
         return any(pace.known for pace in self._serving_of(model, now).capacity.models)
 
+    def foresees(self, model: str, now: float) -> bool:
+        """Whether steps were measured when an engine of ``model`` was loaded."""
+        return any(pace.is_foreseen for pace in self._serving_of(model, now).capacity.models)
+
     def asked(self, task: Task, now: float) -> Asked:
         """``task`` as a forecast sees it; something serves its model."""
         serving = self._serving_of(task.model, now)
-        costs, paces = serving.costs, serving.capacity.models
         made, parts = task.completion_tokens, task.parts
-        new = 0.0 if made or costs is None else self._prompt_left(task, costs, now)
+        new = self._prompt_left(task, serving.costs, now) if serving.costs and not made else 0.0
         left_ms = task.share_ms(now)
         ends_cleanly = task.job.on_deadline is not OnDeadline.ERROR
         first_ms = 1000 * (parts.due_at(made + 1, task.marks.first_token) - now)
         return Asked(
             key=crc32(task.id.encode()),
             left=self._left(task),
-            prompt_ms=new * sum(p.prompt_token_ms for p in paces) / len(paces),
-            prompt_steps=0 if made else math.ceil(new / min(p.step_tokens for p in paces)),
+            prompt_ms=new * serving.prompt_token_ms,
+            prompt_steps=0 if made else math.ceil(new / serving.step_tokens),
             stop_ms=max(0.0, task.deadline.left_ms(now)),
             whole_ms=math.inf if ends_cleanly else left_ms,
             first_ms=min(first_ms, left_ms) if ends_cleanly and not made else first_ms,

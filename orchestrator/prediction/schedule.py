@@ -4,10 +4,12 @@ What runs comes first, then what waits, in the order of the queue. From this fol
 request, what others would lose by it, and when it will start and end.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from functools import cached_property
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,10 @@ simulator 0, 0.5 and 1 met 0.995, 1.030 and 1.029 of what was met without; with 
 with deadlines for parts met 0.85 at twice the capacity, with 0.5 no cell met less than 0.99."""
 ALL_MET: Final = 0.95
 """Mean chance from which all are taken to be met."""
+FRESH_S: Final = 0.01
+"""Seconds for which a line that was looked at is good, as long as the same requests are in it."""
+KEPT: Final = 4
+"""Lines kept of a model: as they are, and as they become with or without the request at hand."""
 _FIRST_GUESS_MS: Final = 1000.0
 
 
@@ -57,11 +63,6 @@ class Prospect:
     end_ms: tuple[float, ...]
     """When its answer is complete, at its own length, whatever its deadline is."""
 
-    @classmethod
-    def of(cls, played: Played, place: int, chance: float, lost: float) -> "Prospect":
-        own = (each[:, place] for each in (played.start_ms, played.first_ms, played.end_ms))
-        return cls(chance, chance - LOSS_WEIGHT * lost, *(tuple(sorted(ms.tolist())) for ms in own))
-
 
 UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
 """The prospect where too few steps were measured yet: ignorance refuses nobody."""
@@ -71,25 +72,36 @@ def middle(times: Sequence[float]) -> float:
     return times[len(times) // 2]
 
 
-class _Present(NamedTuple):
-    """What runs and what waits for a model, in order."""
+class _Line:
+    """What runs for a model and what waits for it, in order, and what became of it when played."""
 
-    machine: Machine
-    running: list[Task]
-    waiting: list[Task]
+    def __init__(self, machine: Machine, tasks: list[Task], asked: list[Asked], at: float) -> None:
+        self.machine = machine
+        self.tasks = tasks
+        self.asked = asked
+        self.at = at
+        """When the requests were looked at, in seconds of the clock."""
+        self.prospects: dict[Hashable, Prospect] = {}
+        """What one more request would come to here, by what it asks for and by its place."""
 
+    @cached_property
+    def played(self) -> Played:
+        return play(self.asked, self.machine)
 
-class _Line(NamedTuple):
-    """A request in the line of all others; ``place`` is how many of them are before it."""
+    @cached_property
+    def chances(self) -> NDArray[np.float64]:
+        return self.played.chances(self.asked)
 
-    machine: Machine
-    others: list[Task]
-    asked: list[Asked]
-    own: Asked
-    place: int
+    def with_one(self, place: int, task: Task, asked: Asked) -> "_Line":
+        tasks = [*self.tasks[:place], task, *self.tasks[place:]]
+        return _Line(
+            self.machine, tasks, [*self.asked[:place], asked, *self.asked[place:]], self.at
+        )
 
-    def with_own(self, place: int) -> list[Asked]:
-        return [*self.asked[:place], self.own, *self.asked[place:]]
+    def without(self, place: int) -> "_Line":
+        tasks, asked = self.tasks.copy(), self.asked.copy()
+        del tasks[place], asked[place]
+        return _Line(self.machine, tasks, asked, self.at)
 
 
 class Schedule:
@@ -107,6 +119,7 @@ class Schedule:
         self._forecaster = forecaster
         self._running = running
         self._clock = clock
+        self._lines: dict[str, deque[_Line]] = {}
 
     def of(self, task: Task, enough: float = 0.0) -> Prospect:
         """The prospect of ``task``, which waits, or would come now.
@@ -115,100 +128,110 @@ class Schedule:
         taken, it is that of a row which it gets at once, from a job that is paused for it, if that
         is better.
         """
-        line = self._line(task)
-        if line is None or not self._knows(task.model):
+        line = self._line(task.model)
+        if line is None or not self._knows(task.model, line):
             return UNKNOWN
-        alone = play(line.asked, line.machine).chances(line.asked)
-        weights = _weights(task, line.others)
-
-        def at(place: int) -> Prospect:
-            every = line.with_own(place)
-            played = play(every, line.machine)
-            chances = played.chances(every)
-            lost = float(((alone - np.delete(chances, place)) * weights).sum())
-            return Prospect.of(played, place, float(chances[place]), lost)
-
-        found = at(line.place)
-        if found.gain >= enough or line.place < line.machine.rows:
+        others, place = line, self._place(task, line)
+        if self._waits_in(line, task):
+            others = self._keep(task.model, line.without(place))
+            found = _prospect(task, line, place, others)
+        else:
+            found = self._at(place, task, others)
+        if found.gain >= enough or place < line.machine.rows:
             return found
-        return max(found, at(0), key=lambda prospect: prospect.gain)
+        return max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
 
     def start_ms(self, task: Task) -> tuple[float, ...]:
         """Equally likely times in ms from now until ``task`` starts, rising."""
-        line = self._line(task)
-        if line is None or line.place < line.machine.rows:
+        line = self._line(task.model)
+        if line is None:
             return (0.0,)
-        played = play(line.with_own(line.place), line.machine)
-        return tuple(sorted(played.start_ms[:, line.place].tolist()))
+        place = self._place(task, line)
+        if place < line.machine.rows:
+            return (0.0,)
+        if self._waits_in(line, task):
+            return _sorted(line.played.start_ms[:, place])
+        return self._at(place, task, line).start_ms
 
     def room_ms(self, model: str) -> float:
         """Ms from now until the queue has room for one more task: one starts, or gives up."""
         now = self._clock.now()
         leaves_at = self._queue.next_expiry
         room_ms = _FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
-        line = self._present(model)
-        if line is not None and (asked := self._asked(line)):
-            played = play(asked, line.machine)
+        line = self._line(model)
+        if line is not None and line.tasks:
             # The first that starts makes room in the queue, or the first that ends beyond it.
-            soon = played.start_ms[:, len(line.running) :] if line.waiting else played.end_ms
+            waiting = [at for at, task in enumerate(line.tasks) if task in self._queue]
+            soon = line.played.start_ms[:, waiting] if waiting else line.played.end_ms
             room_ms = min(room_ms, line.machine.base_ms + float(np.median(soon.min(axis=1))))
         return max(1.0, room_ms)
 
     def chances(self, model: str) -> dict[Task, float]:
         """The chance of each task of ``model`` that waits, up to ``MOST`` of them."""
-        line = self._present(model)
-        if line is None or not line.waiting or not self._knows(model):
+        line = self._line(model)
+        if line is None or not self._queue or not self._knows(model, line):
             return {}
-        asked = self._asked(line)
-        found = play(asked, line.machine).chances(asked)[len(line.running) :]
-        return dict(zip(line.waiting, found.tolist(), strict=True))
+        found = zip(line.tasks, line.chances.tolist(), strict=True)
+        return {task: chance for task, chance in found if task in self._queue}
 
     def meets_all(self, model: str, rows: int) -> bool:
         """Whether all that runs or waits would be met with so many rows an instance."""
-        line = self._present(model)
-        if line is None or not self._knows(model):
+        line = self._line(model)
+        if line is None or not line.tasks or not self._knows(model, line):
             return True
-        asked = self._asked(line)
         machine = line.machine._replace(rows=rows * line.machine.instances)
-        return not asked or float(play(asked, machine).chances(asked).mean()) >= ALL_MET
+        return float(play(line.asked, machine).chances(line.asked).mean()) >= ALL_MET
 
-    def _knows(self, model: str) -> bool:
-        return self._forecaster.knows(model, self._clock.now())
+    def _knows(self, model: str, line: _Line) -> bool:
+        """Whether enough is known of steps to refuse by it. What was measured at load, perhaps
+        beside others' work, counts only while something runs, which shows how fast steps are now:
+        were all refused by it, it could never be corrected."""
+        now = self._clock.now()
+        return self._forecaster.knows(model, now) or (
+            bool(line.tasks) and self._forecaster.foresees(model, now)
+        )
 
-    def _present(self, model: str) -> _Present | None:
+    def _at(self, place: int, task: Task, others: _Line) -> Prospect:
+        """The prospect of ``task`` behind ``place`` of ``others``. Equal requests that come at the
+        same time have the same one."""
+        asked = self._forecaster.asked(task, self._clock.now())
+        key = (place, task.tenant, task.priority, task.job.on_deadline, *_about(asked))
+        found = others.prospects.get(key)
+        if found is None:
+            line = self._keep(task.model, others.with_one(place, task, asked))
+            found = others.prospects[key] = _prospect(task, line, place, others)
+        return found
+
+    def _line(self, model: str) -> _Line | None:
         """All that runs or waits for ``model``; None where nothing serves it."""
         now = self._clock.now()
         machine = self._forecaster.machine(model, now)
         if machine is None:
             return None
-        return _Present(machine, *self._tasks(model))
+        tasks = self._tasks(model)
+        for line in self._lines.get(model, ()):
+            if now - line.at < FRESH_S and line.tasks == tasks and line.machine == machine:
+                return line
+        asked = [self._forecaster.asked(task, now) for task in tasks]
+        return self._keep(model, _Line(machine, tasks, asked, now))
 
-    def _asked(self, line: _Present) -> list[Asked]:
-        now = self._clock.now()
-        return [self._forecaster.asked(task, now) for task in line.running + line.waiting]
+    def _keep(self, model: str, line: _Line) -> _Line:
+        """Keep ``line``: what is let in or given up next makes the line that was played for it."""
+        self._lines.setdefault(model, deque(maxlen=KEPT)).append(line)
+        return line
 
-    def _line(self, task: Task) -> _Line | None:
-        """The line with ``task`` at its place; None where nothing serves its model."""
-        now, asked = self._clock.now(), self._forecaster.asked
-        machine = self._forecaster.machine(task.model, now)
-        if machine is None:
-            return None
-        running, waiting = self._tasks(task.model)
-        at = self._queue.place_of(task)
-        before = [other for other in waiting[:at] if other is not task]
-        behind = [other for other in waiting[at:] if other is not task]
-        others = running + before + behind
-        own = asked(task, now)
-        return _Line(
-            machine,
-            others,
-            [asked(other, now) for other in others],
-            own,
-            len(running) + len(before),
-        )
+    def _waits_in(self, line: _Line, task: Task) -> bool:
+        return task in self._queue and task in line.tasks
 
-    def _tasks(self, model: str) -> tuple[list[Task], list[Task]]:
-        """Tasks that run and tasks that wait, in order, at most ``MOST`` together."""
+    def _place(self, task: Task, line: _Line) -> int:
+        """How many requests of ``line`` are before ``task``."""
+        if self._waits_in(line, task):
+            return line.tasks.index(task)
+        waiting = sum(other in self._queue for other in line.tasks)
+        return len(line.tasks) - waiting + min(waiting, self._queue.place_of(task))
+
+    def _tasks(self, model: str) -> list[Task]:
+        """Tasks that run, then tasks that wait, in order, at most ``MOST`` together."""
         jobs = (job.task for job in self._running if not job.is_paused)
         running = list(dict.fromkeys(task for task in jobs if task.model == model))
         fast = self._forecaster.fast_instances(model, self._clock.now())
@@ -216,7 +239,26 @@ class Schedule:
         # Rows that decode make their next token before anybody's prompt is done.
         running.sort(key=lambda task: not task.completion_tokens)
         most = max(0, MOST - len(running))
-        return running, [task for task in self._queue.first(most) if task.model == model]
+        return running + [task for task in self._queue.first(most) if task.model == model]
+
+
+def _prospect(task: Task, line: _Line, place: int, others: _Line) -> Prospect:
+    """The prospect of ``task`` at its ``place`` in ``line``; ``others`` is that line without it."""
+    lost = (others.chances - np.delete(line.chances, place)) * _weights(task, others.tasks)
+    chance, played = float(line.chances[place]), line.played
+    own = (_sorted(each[:, place]) for each in (played.start_ms, played.first_ms, played.end_ms))
+    return Prospect(chance, chance - LOSS_WEIGHT * float(lost.sum()), *own)
+
+
+def _sorted(times: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(sorted(times.tolist()))
+
+
+def _about(asked: Asked) -> tuple[Hashable, ...]:
+    """What ``asked`` asks for, without whose it is; times to ``FRESH_S``."""
+    times = (asked.stop_ms, asked.whole_ms, asked.first_ms)
+    near = (ms if ms == math.inf else round(ms / (1000 * FRESH_S)) for ms in times)
+    return asked.left, asked.prompt_ms, asked.gap_ms, *near
 
 
 def _weights(task: Task, others: Sequence[Task]) -> NDArray[np.float64]:

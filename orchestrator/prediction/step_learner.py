@@ -11,14 +11,15 @@ not added up: a new one begins with what another has learnt from more of them (`
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_filter import CalmFilter, NoisyFilter, StepFilter
 from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
-from protocol import WorkerStats
+from protocol import StepCosts, WorkerStats
 
 MID, HIGH = 0.5, 0.98
 """Quantiles of the ratio of actual to predicted time: usual, and seldom slower."""
@@ -40,6 +41,11 @@ LEAST_SPREAD = 0.09
 """How far off a straight line through step times is at least: the demo model on an AMD EPYC took
 4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line misses by 9 % (root mean
 square)."""
+_AT_LOAD: Final = 0.4
+"""Standard deviation of the logarithms of what was measured at load. Of three demo models that were
+loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
+_MIN_SHARE: Final = 1e-3
+"""Least of a coefficient, as a share of a step."""
 _TOLD_RATES, _TOLD_RATIOS = 16, 64
 """How many of the latest rates and ratios another orchestrator is told of."""
 
@@ -69,20 +75,27 @@ class StepsLearnt(msgspec.Struct, frozen=True, array_like=True):
 class StepLearner:
     """Learns one instance's step times from its statistics and from jobs that finished on it."""
 
-    def __init__(self, slots: int, step_tokens: int) -> None:
+    def __init__(self, slots: int, step_tokens: int, costs: StepCosts | None = None) -> None:
+        """``costs``: what steps took when the engine was loaded, where that was measured."""
         self._slots = max(1, slots)
         self._step_tokens = max(1, step_tokens)
+        self._bends: tuple[float, ...] = ()
         guess = (
             0.7 * _FIRST_GUESS_MS,
             0.3 * _FIRST_GUESS_MS / self._slots,
             _FIRST_GUESS_MS / self._step_tokens,
         )
+        if costs is not None:
+            guess, self._bends = _line_of(costs, self._slots)
         self._filters: list[StepFilter] = [NoisyFilter(guess), CalmFilter(guess)]
+        if costs is not None:
+            for each in self._filters:
+                each.begin_with(guess, (_AT_LOAD**2,) * 3)
         self._best = self._filters[0]
         self._last: _Totals | None = None
         self._last_step_ms = 0.0
         self._prompts_per_step = 0.0
-        self._fitted = False
+        self._fitted = costs is not None
         self.windows = 0
         self._epoch = 0
         self._fastest_ms = math.inf
@@ -129,8 +142,10 @@ class StepLearner:
                 tokens_per_s=max(self._rates, default=0.0),
                 steps=self._steps_at_pace,
                 jobs=self._jobs,
-                spread=max(LEAST_SPREAD, math.sqrt(self._square)),
+                spread=max(0.0 if self._bends else LEAST_SPREAD, math.sqrt(self._square)),
                 doubt=min(1.0, self._best.doubt((1.0, float(self._slots), 0.0))),
+                bends=self._bends,
+                is_foreseen=bool(self._bends),
             )
         return self._model
 
@@ -152,7 +167,7 @@ class StepLearner:
         if not now.steps:  # a worker that does not count its steps reports their mean only
             if stats.step_ms > 0 and stats.step_ms != self._last_step_ms:
                 self._last_step_ms = stats.step_ms
-                self._fit([1.0, float(stats.running), 0.0], stats.step_ms)
+                self._fit([1.0, self._bent(stats.running), 0.0], stats.step_ms)
                 self._count(1, stats.running, stats.step_ms)
             return
         is_past = last is None or now.steps < last.steps  # the first word of a process
@@ -175,13 +190,21 @@ class StepLearner:
         if is_past:
             if self._fitted:  # by what was seen of the process before
                 return
-            self._guess_from([1.0, rows, prompts], busy_ms / steps)
+            self._guess_from([1.0, self._bent(rows), prompts], busy_ms / steps)
             return
         self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
-        features = [1.0, rows, prompts]
+        features = [1.0, self._bent(rows), prompts]
         self._judge(features, steps, busy_ms)
         self._fit(features, busy_ms / steps)
         self._count(steps, made, busy_ms)
+
+    def _bent(self, rows: float) -> float:
+        """What ``rows`` on average are worth on the straight line (``StepModel.bends``)."""
+        if not self._bends:
+            return rows
+        low = min(int(rows), self._slots - 1)
+        first, second = self._bends[low : low + 2]
+        return first + (rows - low) * (second - first)
 
     def _judge(self, features: list[float], steps: int, busy_ms: float) -> None:
         """Learn how far off half a second of steps is from what was known at its beginning."""
@@ -275,6 +298,18 @@ class StepLearner:
             self._epoch += 1
             self._steps_at_pace = 0
             self._rates.clear()
+
+
+def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, float, float], tuple[float, ...]]:
+    """The straight line through the steps of one row and of ``slots``, as a filter's coefficients,
+    and what each number of rows from 0 on is worth on it."""
+    times = np.interp(np.arange(slots + 1), costs.rows, costs.step_ms)
+    first_ms, last_ms = costs.step_ms[0], float(times[-1])
+    row_ms = max((last_ms - first_ms) / max(1, slots - 1), _MIN_SHARE * first_ms)
+    base_ms = max(first_ms - row_ms, _MIN_SHARE * first_ms)
+    bends = np.maximum.accumulate((times - base_ms) / row_ms).clip(0.0)
+    guess = (base_ms, row_ms, max(costs.prompt_token_ms, _MIN_SHARE * first_ms))
+    return guess, tuple(bends.tolist())
 
 
 def _three(values: Sequence[float]) -> tuple[float, float, float]:

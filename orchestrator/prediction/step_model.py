@@ -116,6 +116,12 @@ class StepModel:
     doubt: float = 0.0
     """How little is known (0 to 1) of steps with every row taken."""
 
+    bends: tuple[float, ...] = ()
+    """How many rows of a straight line each number of rows is worth, from 0 on: a step's time is
+    no straight line over them. Empty where only a line is known."""
+    is_foreseen: bool = False
+    """Whether steps of all sizes were measured when the engine was loaded."""
+
     @property
     def careful_row_ms(self) -> float:
         """What a row costs; where many rows were never seen, no less than on a slow machine."""
@@ -138,7 +144,8 @@ class StepModel:
 
     def plain_step_ms(self, rows: int) -> float:
         """Ms of a step of that many rows in which no prompt is computed."""
-        return self.base_ms + self.row_ms * min(rows, self.slots)
+        rows = min(rows, self.slots)
+        return self.base_ms + self.row_ms * (self.bends[rows] if self.bends else rows)
 
     def finish_ms(self, work: Work, load: Load) -> float:
         """Ms from now until the usual finish: ``estimate`` without the parts."""

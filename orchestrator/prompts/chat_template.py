@@ -181,11 +181,7 @@ def _to_json(
 ) -> str:
     """JSON without the escapes for HTML of Jinja's own filter."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

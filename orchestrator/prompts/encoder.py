@@ -24,6 +24,7 @@ from orchestrator.prompts.stage import Steps
 from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.prompts.turns import (
     MESSAGE_CHARS,
+    OWN_IDS,
     BadTemplate,
     Refused,
     Text,
@@ -35,7 +36,7 @@ from orchestrator.prompts.turns import (
     turns_of,
     uses_tools,
     with_end,
-    with_short_ids,
+    with_own_ids,
     without_later_systems,
 )
 from orchestrator.tasks.image import Image
@@ -126,7 +127,8 @@ class PromptEncoder:
         # Role marks that a model does not call special; in an assistant's turn they may belong.
         marks = [t.content for t in added if not t.special and t.content in card.chat_template]
         self._special_or_mark = Lookalikes([*special, *marks])
-        self._has_short_ids = "[TOOL_CALLS]" in card.chat_template
+        marks = [mark for mark in OWN_IDS if mark in card.chat_template]
+        self._own_ids = OWN_IDS[marks[0]] if marks else None
         self._template, self.chat_fault = _template_of(card)
         """Why chats are refused though the model has a template; plain prompts need none."""
         self._takes_parts_only = self._template is not None and self._leaves_out_strings()
@@ -346,8 +348,8 @@ class PromptEncoder:
                 "served with it",
                 field="tools" if chat.tools else "messages",
             )
-        if self._has_short_ids:
-            chat = with_short_ids(chat)
+        if self._own_ids is not None:
+            chat = with_own_ids(chat, self._own_ids)
         messages = chat.messages
         is_open = messages[-1].is_open
         if is_open:

@@ -36,6 +36,8 @@ class Text(NamedTuple):
 
 
 Change = Callable[[Text], str]
+OwnId = Callable[[str, str, int], str]
+"""Makes the id that a model knows of a client's, the tool's name, and how many calls precede it."""
 
 
 def texts_of(chat: Chat) -> Iterator[Text]:
@@ -91,27 +93,35 @@ def with_end(message: Message, end: str) -> Message:
     return msgspec.structs.replace(message, content=message.content + end, parts=parts)
 
 
-def with_short_ids(chat: Chat) -> Chat:
-    """A copy with short ids of calls: Mistral's templates only take nine letters and digits."""
+def with_own_ids(chat: Chat, own_id: OwnId) -> Chat:
+    """A copy with the ids of calls that the model knows."""
     if not any(message.calls or message.call_id for message in chat.messages):
         return chat
-    messages = tuple(
-        msgspec.structs.replace(
-            message,
-            call_id=message.call_id and _short_id(message.call_id),
-            calls=tuple(
-                msgspec.structs.replace(call, id=_short_id(call.id)) for call in message.calls
-            ),
-        )
-        for message in chat.messages
-    )
-    return replace(chat, messages=messages)
+    ids: dict[str, str] = {}
+    messages = []
+    for message in chat.messages:
+        calls = []
+        for call in message.calls:
+            ids[call.id] = own_id(call.id, call.name, len(ids))
+            calls.append(msgspec.structs.replace(call, id=ids[call.id]))
+        told = message.call_id
+        told = told and (ids.get(told) or own_id(told, message.name, len(ids)))
+        messages.append(msgspec.structs.replace(message, call_id=told, calls=tuple(calls)))
+    return replace(chat, messages=tuple(messages))
 
 
-def _short_id(call_id: str) -> str:
+def _short_id(call_id: str, name: str, at: int) -> str:
     if len(call_id) == _SHORT and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT]
+
+
+OWN_IDS: Mapping[str, OwnId] = {
+    "[TOOL_CALLS]": _short_id,
+    "<|tool_call_argument_begin|>": lambda call_id, name, at: f"functions.{name}:{at}",
+}
+"""How models name calls, by what their templates have: Mistral's take only nine letters and digits,
+Kimi K2 reads the tool's name in the id."""
 
 
 def without_later_systems(chat: Chat) -> Chat:
@@ -206,10 +216,7 @@ def _rewritten(message: Message, change: Change) -> Message:
 def _call(call: ToolCall, change: Change, own: bool) -> ToolCall:
     arguments: JsonObject = _changed(call.arguments, change, own)  # type: ignore[assignment]
     return msgspec.structs.replace(
-        call,
-        id=change(Text(call.id, own)),
-        name=change(Text(call.name, own)),
-        arguments=arguments,
+        call, id=change(Text(call.id, own)), name=change(Text(call.name, own)), arguments=arguments
     )
 
 

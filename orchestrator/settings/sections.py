@@ -161,10 +161,20 @@ class ModelSettings(Section):
         "minimax_m2",
         "deepseek",
         "harmony",
+        "kimi_k2",
+        "minimax_m3",
+        "seed_oss",
+        "gemma4",
+        "functiongemma",
+        "granite",
+        "phi4_mini",
+        "apriel",
     ] = "auto"
     """How the models write tool calls; ``auto`` derives it from each model's chat template."""
-    reasoning_format: Literal["auto", "none", "think", "think_brackets"] = "auto"
-    """The tags of the models' thinking, ``<think>`` or ``[THINK]``; ``none``: all is content."""
+    reasoning_format: Literal[
+        "auto", "none", "think", "think_brackets", "seed_think", "minimax_think"
+    ] = "auto"
+    """The tags of the models' thinking, such as ``<think>``; ``none``: all is content."""
 
     @field_validator("aliases", mode="before")
     @classmethod

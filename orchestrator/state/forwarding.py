@@ -4,6 +4,7 @@ hang-up there. A stalled holder must not stall the request (OR-27)::
 
     before its answer begins ─▶ the request's deadline passes ─▶ 504
                              ─▶ its lease ends ─▶ who has it now is asked; this one, perhaps
+                             ─▶ an event stream has its headers within a second from here (OR-23)
     within its answer        ─▶ keep-alives of an event stream are sent from here
                              ─▶ the deadline passes ─▶ the stream ends with an error
                              ─▶ its lease ends ─▶ the answer is cut: its client may resume it
@@ -16,6 +17,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import aiohttp
 import msgspec
@@ -26,9 +28,15 @@ from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import keep_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline, stated_deadline
-from orchestrator.api.http.event_stream import KEEP_ALIVE
+from orchestrator.api.http.event_stream import HEADERS_WITHIN_S, KEEP_ALIVE, SSE_HEADERS
 from orchestrator.api.http.finding import Elsewhere, SiblingAnswer
-from orchestrator.errors import DeadlineExceeded, InvalidRequest, NotReady, TidegateError
+from orchestrator.errors import (
+    DeadlineExceeded,
+    Gone,
+    InvalidRequest,
+    NotReady,
+    TidegateError,
+)
 from orchestrator.state.members import Holder
 from orchestrator.state.shared_state import SharedState
 from orchestrator.tasks.deadline import Deadline
@@ -96,13 +104,25 @@ class Forwarding(Elsewhere):
                     "another orchestrator has this now, or takes it on: ask again in a moment"
                 )
             return None
-        state = self._shared_state
-        answer = await self._answer_of(request, lambda: state.holder_of(error.item_id))
-        if answer is None and state.is_of_dead(error.item_id):
-            error.message += (
-                "; the orchestrator that made this id is gone, and nothing was kept of it: start"
-                " again"
-            )
+        state, front = self._shared_state, _Front(request)
+        try:
+            find = partial(state.holder_of, error.item_id)
+            answer = await self._answer_of(request, find, front=front)
+            if answer is None and state.is_of_dead(error.item_id):
+                error.message += (
+                    "; the orchestrator that made this id is gone, and nothing was kept of it: "
+                    "start again"
+                )
+                if "task_id" in request.match_info:
+                    raise Gone(error.message)
+            if answer is None and front.has_begun:
+                raise error
+        except TidegateError as failure:
+            if not front.has_begun:
+                raise
+            return await front.fail(failure)
+        finally:
+            await front.stop()
         return answer
 
     async def of_one(self, request: web.Request) -> web.StreamResponse | None:
@@ -162,6 +182,7 @@ class Forwarding(Elsewhere):
         find: Callable[[], Awaitable[Holder | None]],
         *,
         has_died_with_it: bool = False,
+        front: "_Front | None" = None,
     ) -> web.StreamResponse | None:
         """The answer of the process that ``find`` names; if that is lost, of the next one that it
         names. None without one, or if the state ``has_died_with_it``. Raises what ``find`` does,
@@ -178,7 +199,7 @@ class Forwarding(Elsewhere):
                 holder = await find()
                 if holder is None:
                     return None
-                return await self._forward(request, holder, is_first=not look_until)
+                return await self._forward(request, holder, front, is_first=not look_until)
             except NotReady as not_ready:
                 if isinstance(not_ready, _Lost):
                     is_gone = isinstance(not_ready.__cause__, aiohttp.ClientConnectorError)
@@ -196,7 +217,7 @@ class Forwarding(Elsewhere):
         return MOST_LEASES * self._shared_state.config.lease_s
 
     async def _forward(
-        self, request: web.Request, holder: Holder, *, is_first: bool
+        self, request: web.Request, holder: Holder, front: "_Front | None", *, is_first: bool
     ) -> web.StreamResponse:
         """The answer of another orchestrator. Raises ``_Lost``, ``NotReady`` and
         ``DeadlineExceeded``."""
@@ -228,7 +249,7 @@ class Forwarding(Elsewhere):
                     )
                     async with reply:
                         limit.reschedule(None)
-                        return await self._relay(request, reply)
+                        return await self._relay(request, reply, front)
         except aiohttp.ClientConnectionError as failure:
             if context.is_forwarded:  # the client's own connection
                 raise
@@ -241,16 +262,22 @@ class Forwarding(Elsewhere):
             raise (_Lost if is_over and not is_passed_on else NotReady)(_NO_ANSWER) from None
 
     async def _relay(
-        self, request: web.Request, reply: aiohttp.ClientResponse
+        self, request: web.Request, reply: aiohttp.ClientResponse, front: "_Front | None"
     ) -> web.StreamResponse:
         """Write another orchestrator's answer as it comes. Raises ``ConnectionResetError`` where it
         breaks off."""
         context, now = request[CONTEXT], asyncio.get_running_loop().time
         is_stream = reply.content_type == "text/event-stream"
         keepalive_s = request.app[CONFIG].keepalive_s if is_stream else 0.0
-        response = web.StreamResponse(status=reply.status, headers=_end_to_end(reply.headers))
+        begun = None if front is None else await front.stop()
         context.is_forwarded = True
-        await response.prepare(request)
+        if begun is not None and not (is_stream and reply.status == 200):
+            return await _end_with(begun, await reply.read())
+        response = begun or web.StreamResponse(
+            status=reply.status, headers=_end_to_end(reply.headers)
+        )
+        if begun is None:
+            await response.prepare(request)
         deadline = context.deadline if request.method == "POST" else None
         rest = b""
         """The beginning of an event. They are written whole, so that something can be said between
@@ -271,8 +298,7 @@ class Forwarding(Elsewhere):
                 if deadline is None or not is_stream:
                     raise ConnectionResetError(_BROKEN_OFF) from None
                 error = context.dialect.error_body(_late(deadline), context.answer_id)
-                await response.write(b"event: error\ndata: %b\n\n" % msgspec.json.encode(error))
-                piece = rest = b""
+                return await _end_with(response, msgspec.json.encode(error))
             if not piece:
                 await response.write(rest)
                 await response.write_eof()
@@ -292,6 +318,53 @@ class Forwarding(Elsewhere):
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+async def _end_with(response: web.StreamResponse, error: bytes) -> web.StreamResponse:
+    """End an event stream with an error's body."""
+    await response.write(b"event: error\ndata: %b\n\n" % error.replace(b"\n", b" "))
+    await response.write_eof()
+    return response
+
+
+class _Front:
+    """The client's side of an event stream whose holder has not answered yet: after a second it has
+    headers, and from then on keep-alives (OR-23)."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response: web.StreamResponse | None = None
+        self._waiting: asyncio.Task[None] | None = None
+        follows = request.path.endswith("/events") or request.query.get("stream") == "true"
+        if request.method == "GET" and follows:
+            self._waiting = asyncio.create_task(self._wait())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether headers have left, so that an error can only be an event."""
+        return self._response is not None
+
+    async def stop(self) -> web.StreamResponse | None:
+        """Leave the stream to its holder; returns it if it has begun."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.wait([self._waiting])
+        return self._response
+
+    async def fail(self, error: TidegateError) -> web.StreamResponse:
+        response, context = await self.stop(), self._request[CONTEXT]
+        assert response is not None
+        body = context.dialect.error_body(error, context.answer_id)
+        return await _end_with(response, msgspec.json.encode(body))
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(HEADERS_WITHIN_S)
+        self._response = response = web.StreamResponse(headers=SSE_HEADERS)
+        with suppress(ConnectionError):  # the client is gone, as its handler hears too
+            await response.prepare(self._request)
+            while True:
+                await response.write(KEEP_ALIVE)
+                await asyncio.sleep(self._request.app[CONFIG].keepalive_s or math.inf)
 
 
 class _Lost(NotReady):

@@ -175,7 +175,8 @@ class Task(WorkItem[Job, Listener]):
         self.cached_tokens = 0
         """Prompt tokens that its worker found in the prefix cache; known at the end."""
         self.likely_cached = 0
-        """Prompt tokens that an instance's prefix cache held when the task came or was sent."""
+        """Prompt tokens that an instance's prefix cache held when the task came or was sent, or as
+        its worker said with the first token."""
         self.prefix_hashes: Sequence[bytes] = ()
         """Hashes of the prompt's full KV blocks, of ``block_tokens`` each; empty if no instance
         caches."""

@@ -17,6 +17,8 @@ class Tool(msgspec.Struct, frozen=True):
     """Whether a grammar makes its arguments match the schema."""
     chars: int = 0
     """Approximate length of the tool as JSON, in characters."""
+    is_free_text: bool = False
+    """Whether clients get the text of its only argument in the place of arguments."""
 
     def stated(self) -> JsonObject:
         """The tool in the form that templates take."""

@@ -1,5 +1,4 @@
-"""``make chaos``: each process in turn is killed, stopped, restarted, cut off from the network or
-its disk, under load.
+"""``make chaos``: each process in turn is killed, stopped and restarted under load.
 
 Exits with 1 when what must hold afterwards does not. What happens, and when, follows the seed.
 """
@@ -9,24 +8,18 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from perf.chaos import checks, network, soak
+from perf.chaos import checks, soak
 from perf.chaos.clients import KINDS, Ledger, SteadyClients
-from perf.chaos.disk import NoDisk, small_disk
 from perf.chaos.faults import (
     ROLLING_RESTART,
     Fault,
     device_faults,
-    disk_faults,
     kills,
-    network_faults,
     orchestrator_faults,
     stops,
     triton_faults,
@@ -40,9 +33,6 @@ from perf.report.table import new_table
 from perf.stack.stack import StackSpec
 
 SETTLE_S = 0.5
-_SMALL_DISK = 1
-"""Number of the orchestrator whose journal is on a small disk; the other's is on the machine's
-own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +50,11 @@ class FaultRow:
     """Seconds from a device's fault until its worker was out of service."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Faults that this machine lets a run have. ``skipped``: why not, in words."""
-
-    has_network: bool
-    disks: Mapping[int, Path]
-    skipped: list[str]
-
-
-@contextmanager
-def allowed(folder: Path) -> Iterator[Allowed]:
-    """Give the run a network and a disk of its own, where that is allowed; before any thread
-    starts."""
-    skipped = []
-    if no_network := network.enter():
-        skipped.append(f"half-open connections: {no_network}")
-    with ExitStack() as stack:
-        disks = {_SMALL_DISK: folder}
-        try:
-            stack.enter_context(small_disk(folder))
-        except NoDisk as error:
-            disks = {}
-            skipped.append(f"full disk: {error}")
-        yield Allowed(not no_network, disks, skipped)
-
-
-def plan_of(rng: random.Random, only: str, can: Allowed, engine: str) -> list[Fault]:
+def plan_of(rng: random.Random, only: str, engine: str) -> list[Fault]:
     """Every fault once, in any order, with the rolling restart last."""
     every = [f for i in (0, 1) for f in (*orchestrator_faults(i), *triton_faults(i))]
     if engine == "synthetic-paced":
         every += [fault for i in (0, 1) for fault in device_faults(i)]
-    every += [fault for i in can.disks for fault in disk_faults(i)]
-    if can.has_network:
-        every += [fault for i in (0, 1) for fault in network_faults(i)]
     every = [fault for fault in every if only in fault.name]
     rng.shuffle(every)
     if only in ROLLING_RESTART.name:
@@ -235,7 +196,6 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
     console.print(table)
     outcomes = {f"{k} {what}": n for (k, what), n in ledger.outcomes.get("soak", {}).items()}
     console.print(f"{found.looks.seconds:.0f} s, {ledger.offered} requests: {outcomes}")
-    console.print(f"MiB kept at the beginning, after a tenth, and at the end: {found.kept}")
     for fault in ledger.faults:
         console.print(fault, markup=False, style="red")
     recording.save(
@@ -244,8 +204,6 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
             "engine": soak.SPEC.engine,
             "seconds": round(found.looks.seconds, 1),
             "parts": rows,
-            "kept_mib": found.kept,
-            "journal_mib": [round(found.journal_bytes[i] / 2**20, 2) for i in (0, -1)],
             "offered": ledger.offered,
             "outcomes": outcomes,
             "durable": len(ledger.durable_ids),
@@ -257,7 +215,7 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
     return int(bool(ledger.faults))
 
 
-async def _main(can: Allowed) -> int:
+async def _main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=0.0, help="so long; else each fault once")
     parser.add_argument("--kills", type=int, default=0, help="so many of orchestrators, and only")
@@ -276,12 +234,10 @@ async def _main(can: Allowed) -> int:
     if args.kills:
         plan = plan_of_kills(rng, args.kills, args.kills if args.stops is None else args.stops)
     else:
-        plan = plan_of(rng, args.only, can, args.engine)
+        plan = plan_of(rng, args.only, args.engine)
     if not plan:
         parser.error(f"--only: no fault has {args.only!r} in its name")
-    for what in can.skipped:
-        console.print(f"skipped: {what}", markup=False, style="yellow")
-    async with running(StackSpec(args.engine, deterministic=True), can.disks) as world:
+    async with running(StackSpec(args.engine, deterministic=True)) as world:
         polls = Polls(world, ledger)
         rows = await play(
             world,
@@ -311,7 +267,6 @@ async def _main(can: Allowed) -> int:
             "orchestrator_kills": sum(fault.kills for fault in played),
             "orchestrator_stops": sum(fault.stops for fault in played),
             "polls": polls.polled,
-            "skipped": can.skipped,
             "journal": asdict(journal),
         }
         | found
@@ -320,6 +275,4 @@ async def _main(can: Allowed) -> int:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory(prefix="tidegate-chaos-disk-") as folder, allowed(Path(folder)) as can:
-        status = status_of(_main(can))
-    sys.exit(status)
+    sys.exit(status_of(_main()))

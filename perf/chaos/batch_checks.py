@@ -14,8 +14,6 @@ _URL: Final = "/v1/completions"
 _PROMPT: Final = "Once upon a time"
 _MAX_TOKENS: Final = 4
 _RETRY_S: Final = 0.1
-_UNSERVED: Final = {"batch_expired": "expired", "batch_cancelled": "canceled"}
-"""Kinds of entries by the error code of OpenAI's API."""
 AWAY: Final = (aiohttp.ClientError, TimeoutError)
 """Errors that a client sees of a service that is down."""
 
@@ -32,11 +30,8 @@ class BatchOrder:
     name: str
     lines: int
     key: str
-    window: str = "24h"
     refused_every: int = 50
     """Each line whose number is a multiple of this is one that the service always refuses."""
-    may_end: frozenset[str] = frozenset()
-    """Kinds of entries that lines may have which were not served: ``expired``, ``canceled``."""
 
     def ids(self) -> dict[str, str]:
         """Custom ids of all lines, with the kind of entry that each must have once served."""
@@ -55,7 +50,7 @@ class Sent:
     state: dict[str, Any] = field(default_factory=dict)
     """The batch as the service told it last."""
     entries: Counter[str] = field(default_factory=Counter)
-    """Number of entries by kind: succeeded, errored, expired, canceled."""
+    """Number of entries by kind: succeeded, errored."""
     missing: int = 0
     doubled: int = 0
     faults: list[str] = field(default_factory=list)
@@ -84,7 +79,7 @@ class Sent:
         for custom_id, kind in entries:
             seen[custom_id] += 1
             self.entries[kind] += 1
-            if kind not in (kinds.get(custom_id), *self.order.may_end):
+            if kind != kinds.get(custom_id):
                 self._fault(f"the line {custom_id!r} is {kind}, not {kinds.get(custom_id)}")
         self.missing = len(kinds.keys() - seen.keys())
         self.doubled = sum(count - 1 for count in seen.values())
@@ -94,19 +89,13 @@ class Sent:
         told, counted = self.state["request_counts"], self._counts()
         if told != counted:
             self._fault(f"its counts are {told}, and its entries {counted}")
-        if self.status not in self._ends():
+        if self.status != "completed":
             self._fault(f"it ended as {self.status}: {self.state.get('errors')}")
 
     def _counts(self) -> dict[str, int]:
         succeeded = self.entries["succeeded"]
         failed = self.entries.total() - succeeded
         return {"total": self.order.lines, "completed": succeeded, "failed": failed}
-
-    def _ends(self) -> set[str]:
-        if "canceled" in self.order.may_end:
-            # The cancellation may come once the last line is done.
-            return {"cancelled"} if self.entries["canceled"] else {"cancelled", "completed"}
-        return {"expired" if self.entries["expired"] else "completed"}
 
     def _fault(self, what: str) -> None:
         self.faults.append(f"{self.order.name}: {what}")
@@ -131,21 +120,13 @@ class BatchClient:
             return form
 
         file = await self.ask(order.key, "POST", "/v1/files", form=form)
-        body = {"input_file_id": file["id"], "endpoint": _URL, "completion_window": order.window}
+        body = {"input_file_id": file["id"], "endpoint": _URL, "completion_window": "24h"}
         told = await self.ask(order.key, "POST", "/v1/batches", json=body)
         return Sent(order, told["id"], file["id"], told)
 
     async def look(self, sent: Sent) -> None:
         """Ask how far the batch is."""
         sent.state = await self.ask(sent.order.key, "GET", sent.path)
-
-    async def cancel(self, sent: Sent) -> None:
-        """Cancel the batch; one that is over stays as it is."""
-        try:
-            sent.state = await self.ask(sent.order.key, "POST", f"{sent.path}/cancel")
-        except aiohttp.ClientResponseError as error:
-            if error.status != 400:
-                raise
 
     async def read(self, sent: Sent) -> str:
         """Judge the entries of a batch that is over; returns a digest of what the service tells of
@@ -208,7 +189,7 @@ class BatchClient:
 
 def _kind(entry: dict[str, Any]) -> str:
     if entry["response"] is None:
-        return _UNSERVED.get(entry["error"]["code"], str(entry["error"]))
+        return str(entry["error"])
     status = entry["response"]["status_code"]
     return {200: "succeeded", 400: "errored"}.get(status, str(status))
 

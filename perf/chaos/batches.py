@@ -1,8 +1,7 @@
 """``python -m perf.chaos.batches``: one batch of many lines on the real stack, whose orchestrator
 is killed again and again: while it checks the lines, serves them, starts, and closes the batch's
-files (OR-20). Meanwhile somebody else sends small batches, which are cancelled as an orchestrator
-comes back, or expire. Then a batch of a fifth as many lines is served by one process, whose memory
-must not grow.
+files (OR-20). Then a batch of a fifth as many lines is served by one process, whose memory must
+not grow.
 
 Exits with 1 unless every line of every batch has exactly one entry, of the right kind and in the
 right file, what is told of a batch is what its files hold, and both outlive one more kill.
@@ -31,8 +30,7 @@ from perf.report.command import begin, new_console, new_parser, status_of
 from perf.stack.stack import StackSpec, tritons
 from pool.units.orchestrator import OrchestratorProcess
 
-MANY, FEW = "many", "few"
-"""Keys: of the large batch, and of the small ones."""
+KEY = "many"
 MAX_GROWTH: Final = 0.05
 """Largest growth of resident memory, as a share, from the second tenth of the lines to the last
 that one process serves."""
@@ -43,16 +41,6 @@ _CALM_SHARE: Final = 0.2
 _START_S: Final = 2.5
 """Seconds after a start within which the process may be killed again: it has read what there was
 and goes on by then."""
-_NEXT_KILL_S: Final = 30.0
-"""Seconds for which a batch waits at most to be cancelled as the orchestrator comes back from a
-kill."""
-_KINDS: Final = (
-    ("cancelled", frozenset({"canceled"}), "24h"),
-    ("expired", frozenset({"expired"}), "6s"),
-    ("plain", frozenset[str](), "24h"),
-)
-"""Kinds of small batches: name, entries that they may have of lines that were not served,
-window."""
 
 
 @dataclass(slots=True)
@@ -107,8 +95,6 @@ class Killer:
     def __init__(self, process: OrchestratorProcess, found: BatchFindings) -> None:
         self._process = process
         self._found = found
-        self.is_back = asyncio.Event()
-        """Set for a moment by each start that follows a kill."""
 
     async def strike(self, moment: str, again_s: Sequence[float] = ()) -> None:
         """Kill the orchestrator, and once more that many seconds after each start."""
@@ -119,8 +105,6 @@ class Killer:
         # A crowded machine may take longer to start it; where it has died the wait below says so.
         with suppress(StartFailed):
             await self._process.start()
-        self.is_back.set()
-        self.is_back.clear()
         await self._process.wait_ready(READY_S)
 
     async def _start_and_kill(self, seconds: float) -> None:
@@ -154,18 +138,13 @@ class BatchRun:
         self._rng = rng
         self._killer = Killer(process, found)
 
-    async def play(self, kills: int, others: int) -> None:
-        """Have a batch served under ``kills`` and among ``others``, then one without either."""
+    async def play(self, kills: int) -> None:
+        """Have a batch served under ``kills``, then one without any."""
         found, begun = self._found, time.monotonic()
-        beside = asyncio.create_task(self._send_others(others))
-        try:
-            await self._under_kills(kills)
-            await beside
-        finally:
-            beside.cancel()
+        await self._under_kills(kills)
         found.killed_s = time.monotonic() - begun
         begun = time.monotonic()
-        calm = await self._send(BatchOrder("calm", found.calm_lines, MANY))
+        calm = await self._send(BatchOrder("calm", found.calm_lines, KEY))
         await self._until_over(calm, found.calm)
         found.calm_s = time.monotonic() - begun
         await self._read_twice()
@@ -173,7 +152,7 @@ class BatchRun:
 
     async def _under_kills(self, kills: int) -> None:
         rng, killer = self._rng, self._killer
-        sent = await self._send(BatchOrder("killed", self._found.lines, MANY))
+        sent = await self._send(BatchOrder("killed", self._found.lines, KEY))
         first, last = -(-kills // 20), -(-kills // 10)
         due = list(strikes(rng, kills - first - last, sent.order.lines))
         if first:
@@ -187,21 +166,6 @@ class BatchRun:
             await self._until_over(sent, self._found.killed, sent.order.lines - 1)
             await killer.strike("closing its files", again(rng, last - 1))
         await self._until_over(sent, self._found.killed)
-
-    async def _send_others(self, count: int) -> None:
-        """Send small batches one after the other, of each kind in turn."""
-        size = max(100, self._found.lines // 100)
-        for number in range(count):
-            kind, ends, window = _KINDS[number % len(_KINDS)]
-            name = f"other-{number}-{kind}"
-            order = BatchOrder(name, size, FEW, window, refused_every=10, may_end=ends)
-            sent = await self._send(order)
-            if kind == "cancelled":
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_NEXT_KILL_S):
-                        await self._killer.is_back.wait()
-                await self._client.cancel(sent)
-            await self._until_over(sent)
 
     async def _send(self, order: BatchOrder) -> Sent:
         sent = await self._client.send(order)
@@ -247,7 +211,7 @@ def strikes(rng: random.Random, kills: int, lines: int) -> Iterator[tuple[int, l
 
 def keys() -> str:
     """``TIDEGATE_KEYS`` for the clients of a run."""
-    return json.dumps({name: {"token": name} for name in (MANY, FEW)})
+    return json.dumps({KEY: {"token": KEY}})
 
 
 def facts_of(found: BatchFindings) -> dict[str, Any]:
@@ -275,7 +239,6 @@ async def _main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--others", type=int, default=12, help="small batches meanwhile")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos.batches", *sys.argv[1:])
@@ -286,7 +249,7 @@ async def _main() -> int:
         aiohttp.ClientSession() as http,
     ):
         run = BatchRun(process, http, found, random.Random(args.seed))
-        await run.play(args.kills, args.others)
+        await run.play(args.kills)
     facts = facts_of(found)
     for what, value in facts.items():
         console.print(f"{what}: {value}", markup=False)

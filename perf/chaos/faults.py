@@ -1,5 +1,4 @@
-"""Faults that can happen to a ``World``: its processes, their disks and the network between
-them."""
+"""Faults that can happen to the processes of a ``World``."""
 
 import asyncio
 import math
@@ -7,14 +6,13 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import aiohttp
 
 from catalog.errors import StartFailed
-from perf.chaos import disk, network
 from perf.chaos.world import GRACE_S, READY_S, World, alive, server_of, stubs_of
 from pool.process.process import is_running
 from pool.units.orchestrator import OrchestratorProcess
@@ -31,15 +29,9 @@ RECOVERS_S = 1.0
 """Seconds that a process has, once it goes on, for what has come meanwhile."""
 SHORT_S = 0.7
 """Seconds for which a process stands still so that its peers do not give it up."""
-CUT_S = 5.0
-"""Seconds for which the network loses everything, so that the other side is given up."""
-FULL_S = 3.0
 LEAVES_S = 20.0
 """Seconds within which a worker whose device has failed must be out of service: the two that it has
 by itself, and what a machine takes that is busy with all the rest."""
-FLAPS = 2
-"""How often lanes open and are shut again while tasks are being taken on: less often than a task is
-sent to an instance that does not finish it (``orchestrator.dispatch.retry.ATTEMPTS``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +62,6 @@ _DEVICE_FAULTS = {
 _NOBODY_NOTICES = frozenset[str]()
 DIES = frozenset({"broken", "gone"})
 """Outcomes when an orchestrator dies: its responses break off, and its tasks are gone."""
-_LOSES_LANES = DIES | {"instance_lost"}
-"""Outcomes when it also loses its lanes: tasks taken on since have no other way to an instance."""
 
 
 def kills(number: int, seed: int = 1) -> list[Fault]:
@@ -95,50 +85,23 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
         await process.stop(0.0)
         await start_process(process)
 
-    async def start_shut(world: World) -> None:
-        """Start the orchestrator with its lanes shut for as long as clients need to come back."""
-        world.gates[number].shut()
-        await world.orchestrators[number].start()
-        await asyncio.sleep(rng.uniform(0.5, 1.0))
-
-    @asynccontextmanager
-    async def back_but_shut(world: World) -> AsyncIterator[OrchestratorProcess]:
-        """Kill the orchestrator and start it shut; its lanes open behind the body."""
-        process = world.orchestrators[number]
-        await kill_process(process)
-        try:
-            await start_shut(world)
-            yield process
-        finally:
-            world.gates[number].open()
-        await process.wait_ready(READY_S)
-
     async def kill_shut(world: World) -> None:
-        async with back_but_shut(world):
-            pass
-
-    async def kill_shut_again(world: World) -> None:
-        async with back_but_shut(world) as process:
-            await kill_process(process)
-            await start_shut(world)
-
-    async def kill_flapping(world: World) -> None:
-        gate = world.gates[number]
-        async with back_but_shut(world) as process:
-            for _ in range(FLAPS):
-                gate.open()
-                await process.wait_ready(READY_S)
-                await asyncio.sleep(rng.uniform(0.0, 0.3))
-                gate.shut()
-                await asyncio.sleep(rng.uniform(0.1, 0.5))
+        """Start it again with its lanes shut for as long as clients need to come back."""
+        process, gate = world.orchestrators[number], world.gates[number]
+        await kill_process(process)
+        gate.shut()
+        try:
+            await process.start()
+            await asyncio.sleep(rng.uniform(0.5, 1.0))
+        finally:
+            gate.open()
+        await process.wait_ready(READY_S)
 
     name = f"kill -9 orchestrator {number}"
     return [
         Fault(name, DIES, kill, 1),
         Fault(f"{name}, and as it starts", DIES, kill_again, 2),
         Fault(f"{name}, its lanes shut", DIES, kill_shut, 1),
-        Fault(f"{name} twice, its lanes shut", DIES, kill_shut_again, 2),
-        Fault(f"{name}, its lanes open and shut", _LOSES_LANES, kill_flapping, 1),
     ]
 
 
@@ -170,7 +133,6 @@ def stops(number: int, seed: int = 1) -> list[Fault]:
         Fault(f"{name}, {SHORT_S:g} s twice", _NOBODY_NOTICES, pause(SHORT_S, 2), stops=2),
         Fault(f"{name}, {LONG_S:g} s", _NOBODY_NOTICES, pause(LONG_S), stops=1),
         Fault(f"{name}, {STALLED_S:g} s", _NOBODY_NOTICES, pause(STALLED_S), stops=1),
-        Fault(f"{name}, {LONG_S:g} s twice", _NOBODY_NOTICES, pause(LONG_S, 2), stops=2),
         Fault(f"{name}, killed, as it starts", DIES, pause_start, kills=1, stops=1),
     ]
 
@@ -247,60 +209,6 @@ def device_faults(number: int) -> list[Fault]:
     return [of(fault) for fault in DeviceFault]
 
 
-def disk_faults(number: int) -> list[Fault]:
-    """Faults of the disk that an orchestrator's journal is on."""
-
-    async def fill(world: World) -> None:
-        folder = world.disks[number]
-        await asyncio.to_thread(disk.fill, folder)
-        try:
-            await asyncio.sleep(FULL_S)
-        finally:
-            await asyncio.to_thread(disk.free, folder)
-        await _healed(world.orchestrators[number])
-
-    return [Fault(f"full disk under journal {number}, {FULL_S:g} s", _NOBODY_NOTICES, fill)]
-
-
-def network_faults(number: int) -> list[Fault]:
-    """Faults of the network before one Triton or one orchestrator: nobody is told that it is
-    gone."""
-
-    async def lose_triton(world: World) -> None:
-        async with network.lost(_grpc_port(world.tritons[number])):
-            await asyncio.sleep(CUT_S)
-
-    async def lose_triton_for_good(world: World) -> None:
-        triton = world.tritons[number]
-        async with network.lost(_grpc_port(triton)):
-            await triton.stop(0.0)
-            await asyncio.sleep(CUT_S)
-        await triton.start()
-
-    async def lose_clients(world: World) -> None:
-        async with network.lost(world.orchestrators[number].port):
-            await asyncio.sleep(CUT_S)
-
-    async def lose_orchestrator_for_good(world: World) -> None:
-        process = world.orchestrators[number]
-        async with network.lost(_grpc_port(world.tritons[number])):
-            await kill_process(process)
-            await asyncio.sleep(CUT_S)
-        await start_process(process)
-
-    return [
-        Fault(f"nothing reaches Triton {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_triton),
-        Fault(
-            f"Triton {number} is gone without a FIN",
-            _NOBODY_NOTICES,
-            lose_triton_for_good,
-            ends_worker=True,
-        ),
-        Fault(f"nothing reaches orchestrator {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_clients),
-        Fault(f"orchestrator {number} is gone without a FIN", DIES, lose_orchestrator_for_good, 1),
-    ]
-
-
 async def until_whole(world: World) -> None:
     """Wait until every orchestrator reaches every Triton, so that the next fault is one alone.
     Raises ``TimeoutError``."""
@@ -352,20 +260,6 @@ async def kill_process(process: OrchestratorProcess) -> None:
 async def start_process(process: OrchestratorProcess) -> None:
     await process.start()
     await process.wait_ready(READY_S)
-
-
-async def _healed(process: OrchestratorProcess) -> None:
-    """Wait until an orchestrator accepts durable tasks again by itself."""
-    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
-        while True:
-            async with http.get(f"{process.url}/health/ready") as response:
-                if (await response.json())["journal"]["status"] == "ok":
-                    return
-            await asyncio.sleep(0.1)
-
-
-def _grpc_port(triton: TritonInstance) -> int:
-    return int(triton.grpc_address.rpartition(":")[2])
 
 
 async def _replace(triton: TritonInstance, victim: int) -> None:

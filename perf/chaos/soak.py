@@ -1,6 +1,5 @@
-"""``make soak``: every kind of request for an hour, paced: text and durable tasks among cancels,
-dropped connections, mistakes and short deadlines, and each route of each dialect in turn. Does
-anything grow, and is every answer the right one to its end?
+"""``make soak``: text and durable tasks for an hour, paced, among cancels, dropped connections,
+mistakes and short deadlines. Does anything grow, and is every answer the right one to its end?
 
 The bounds of what an orchestrator keeps of ended tasks, of what a lane carries before it is
 renewed, and the worker's KV pool, are small, and in the first tenth clients ask without a pause, so
@@ -10,7 +9,6 @@ tasks); growth is counted from the second tenth on.
 
 import asyncio
 import random
-import re
 import time
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +18,6 @@ import aiohttp
 from perf.chaos import checks
 from perf.chaos.bad_clients import BadClient
 from perf.chaos.clients import Ledger, SteadyClients
-from perf.chaos.every_kind import EveryKind
 from perf.chaos.world import World, orchestrating
 from perf.load.usage import PARTS, Looks, Usage
 from perf.report.stats import median
@@ -48,7 +45,6 @@ _CONSTANTS: Final = {
     "orchestrator.lanes.config.SUSPECT_AFTER_S": 10.0,
     "orchestrator.lanes.config.DOWN_AFTER_S": 30.0,
 }
-_KEPT: Final = re.compile(r'^tidegate_kept_bytes\{holder="(\w+)"\} (\S+)$', re.M)
 _COUNTS: Final = {"fds": 2, "threads": 2}
 """Growth allowed: more than this from the quietest moment of the second tenth to that of the last
 is a fault."""
@@ -60,12 +56,7 @@ class Soak:
 
     ledger: Ledger
     looks: Looks = field(default_factory=Looks)
-    journal_bytes: list[int] = field(default_factory=list)
-    """Size of the journal at each look."""
     journal: checks.JournalFacts | None = None
-    kept: list[dict[str, float]] = field(default_factory=list)
-    """MiB that the orchestrator says that it keeps, by holder, at the beginning, after the first
-    tenth, and at the end."""
 
 
 async def run(seconds: float, seed: int) -> Soak:
@@ -87,18 +78,14 @@ async def run(seconds: float, seed: int) -> Soak:
         await load.start(1)
 
         def look() -> dict[str, Usage]:
-            found.journal_bytes.append(journals[0].stat().st_size)
             return {part: Usage.of_each(pids) for part, pids in world.parts().items()}
 
         begun, rng = time.monotonic(), random.Random(f"bad clients {seed}")
         async with found.looks.looking(look):
-            found.kept.append(await _kept(world))
             await _more(world, ledger, rng, BUSY_BAD_EVERY_S, begun + seconds / PARTS)
-            found.kept.append(await _kept(world))
             load.pause_s = PAUSE_S
             await _more(world, ledger, rng, BAD_EVERY_S, begun + seconds)
             await load.stop()
-            found.kept.append(await _kept(world))
         await checks.close(world, ledger)
         if pids != world.pids():
             ledger.faults.append("a process was replaced while nothing was done to any")
@@ -115,24 +102,13 @@ async def run(seconds: float, seed: int) -> Soak:
 async def _more(
     world: World, ledger: Ledger, rng: random.Random, every_s: float, until: float
 ) -> None:
-    """Send what is wrong every so many seconds, and each kind in turn eight times as often."""
+    """Send what is wrong every so many seconds."""
     url, timeout = world.orchestrators[0].url, aiohttp.ClientTimeout(total=60.0)
     async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
-
-        async def visit_on(client: BadClient | EveryKind, pause_s: float) -> None:
-            while (left := until - time.monotonic()) > 0:
-                group.create_task(client.visit())
-                await asyncio.sleep(min(left, rng.uniform(0.0, 2 * pause_s)))
-
-        group.create_task(visit_on(BadClient(http, url, ledger, rng), every_s))
-        group.create_task(visit_on(EveryKind(http, url, ledger, rng), every_s / 8))
-
-
-async def _kept(world: World) -> dict[str, float]:
-    url = f"{world.orchestrators[0].url}/metrics"
-    async with aiohttp.ClientSession() as http, http.get(url) as answer:
-        samples = _KEPT.findall(await answer.text())
-    return {holder: round(float(size) / 2**20, 2) for holder, size in samples}
+        client = BadClient(http, url, ledger, rng)
+        while (left := until - time.monotonic()) > 0:
+            group.create_task(client.visit())
+            await asyncio.sleep(min(left, rng.uniform(0.0, 2 * every_s)))
 
 
 def judge_answers(ledger: Ledger) -> None:

@@ -36,8 +36,6 @@ class World:
     gates: Sequence[Gate] = ()
     """Gate of each orchestrator, which its lanes go through; none where they go straight to the
     Tritons."""
-    disks: Mapping[int, Path] = field(default_factory=dict)
-    """Small disk that an orchestrator's journal is on, by orchestrator, where it is on one."""
     still: dict[int, float] = field(default_factory=dict)
     """Process ids of those that were stopped, and when they went on: inf while they stand still."""
     fault_file: Path = Path("/nonexistent")
@@ -73,18 +71,13 @@ class World:
 async def orchestrating(
     addresses: Sequence[Sequence[str]],
     env: Mapping[str, str] | None = None,
-    disks: Mapping[int, Path] | None = None,
     constants: Mapping[str, object] | None = None,
 ) -> AsyncIterator[tuple[list[OrchestratorProcess], list[Path]]]:
     """Start an orchestrator in front of each of ``addresses``, ready, with a journal of its own;
-    ``env`` are more ``TIDEGATE_…``, ``disks`` say where journals lie by orchestrator, ``constants``
-    are set in the processes (``perf.stack.constants``)."""
+    ``env`` are more ``TIDEGATE_…``; ``constants`` are set there (``perf.stack.constants``)."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-chaos-")))
-        journals = [
-            (disks or {}).get(number, folder) / f"journal-{number}.sqlite"
-            for number in range(len(addresses))
-        ]
+        journals = [folder / f"journal-{number}.sqlite" for number in range(len(addresses))]
         started = []
         for number, journal in enumerate(journals):
             process = OrchestratorProcess(
@@ -110,7 +103,7 @@ async def orchestrating(
 
 
 @asynccontextmanager
-async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> AsyncIterator[World]:
+async def running(spec: StackSpec) -> AsyncIterator[World]:
     """Run two of each. Raises ``ProvisionError`` when one cannot be started."""
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         file = Path(folder) / "fault"
@@ -122,14 +115,13 @@ async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> A
             async with (
                 Gate(targets) as first,
                 Gate(targets) as second,
-                orchestrating([first.addresses, second.addresses], disks=disks) as (
+                orchestrating([first.addresses, second.addresses]) as (
                     orchestrators,
                     journals,
                 ),
             ):
                 gates = [first, second]
-                disks = disks or {}
-                yield World(instances, orchestrators, journals, gates, disks, fault_file=file)
+                yield World(instances, orchestrators, journals, gates, fault_file=file)
 
 
 def stood_still(world: World, pids: Collection[int | None], since: float) -> bool:

@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from perf.clips.client import ClipRequest, Reply, render, render_all
@@ -71,7 +71,7 @@ class SlotSoak:
 
 
 def visits(draw: random.Random) -> Iterator[Visit]:
-    """Arrivals without end: seven of ten are clips, the others are wrong or hang up."""
+    """Arrivals without end: seven of ten are clips, the others are wrong, late or hang up."""
     while True:
         recipe = {
             "schema": "1.0",
@@ -80,29 +80,22 @@ def visits(draw: random.Random) -> Iterator[Visit]:
             "video": {"fps": draw.choice((6, 12, 24)), "size": draw.choice((64, 96))},
         }
         outputs = draw.choice(("mp4", "mp4,wav,png", "video,audio,actor"))
-        kind = draw.choices(
-            ("clip", "cancelled", "dropped", "bad recipe", "short deadline", "may give less"),
-            (70, 10, 4, 6, 5, 5),
-        )[0]
+        whole = ClipRequest(recipe, _PATIENCE_S, outputs=outputs)
         stage = draw.choice(("audio", "image", "video", "clip"))
-        ended = frozenset({"result", "cancelled"})
-        late = frozenset({"result", "deadline_exceeded"})
-        match kind:
-            case "clip":
-                yield Visit(
-                    kind, ClipRequest(recipe, _PATIENCE_S, outputs=outputs), frozenset({"result"})
-                )
-            case "cancelled" | "dropped":
-                drop = kind == "dropped"
-                ask = ClipRequest(recipe, _PATIENCE_S, outputs=outputs, cancel_in=stage, drop=drop)
-                yield Visit(kind, ask, ended)
-            case "bad recipe":
-                bad = draw.choice(_BAD)
-                yield Visit(kind, ClipRequest(bad), frozenset({"invalid_request"}))
-            case _:
-                deadline_s = draw.uniform(0.32, 2.0)
-                degrade = kind == "may give less"
-                yield Visit(kind, ClipRequest(recipe, deadline_s, degrade, outputs), late)
+        kinds = {
+            "clip": (70, whole, {"result"}),
+            "cancelled": (10, replace(whole, cancel_in=stage), {"result", "cancelled"}),
+            "dropped": (4, replace(whole, cancel_in=stage, drop=True), {"result", "cancelled"}),
+            "bad recipe": (6, ClipRequest(draw.choice(_BAD)), {"invalid_request"}),
+            "short deadline": (
+                10,
+                replace(whole, deadline_s=draw.uniform(0.32, 2.0), degrade=draw.random() < 0.5),
+                {"result", "deadline_exceeded"},
+            ),
+        }
+        (kind,) = draw.choices(list(kinds), [share for share, _, _ in kinds.values()])
+        _, ask, right = kinds[kind]
+        yield Visit(kind, ask, frozenset(right))
 
 
 async def soak(server: SlotServer, seconds: float, seed: int = 1) -> SlotSoak:
@@ -170,16 +163,9 @@ def judge_growth(found: SlotSoak) -> None:
 
 def figures(found: SlotSoak) -> list[Figure]:
     """Figures of the run."""
-    labels = {
-        "rss_mib": ("resident memory", "MiB"),
-        "shm_mib": ("of it in /dev/shm", "MiB"),
-        "fds": ("open files", ""),
-        "threads": ("threads", ""),
-        "processes": ("processes", ""),
-    }
     of, made = Figure.of, []
     for name, (before, after) in growth(found).items():
-        label, unit = labels[name]
+        label, unit = (name, "MiB" if name.endswith("mib") else "")
         label = f"{label}: growth from the second tenth to the last"
         made.append(of(f"soak.{name}.growth", label, unit, [after - before]))
     made.append(of("soak.seconds", "length", "s", [found.looks.seconds]))

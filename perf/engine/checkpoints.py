@@ -5,12 +5,12 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final
 
 import torch
 
@@ -42,13 +42,6 @@ class ModelShape:
     torch_dtype: str = "bfloat16"
     max_position_embeddings: int = 4096
 
-    @classmethod
-    def of(cls, checkpoint: Path) -> Self:
-        """Shape of a checkpoint that ``make_checkpoint`` has written."""
-        config = json.loads((checkpoint / "config.json").read_text())
-        values = {field.name: config[field.name] for field in fields(cls)}
-        return cls(**values | {"architectures": tuple(config["architectures"])})
-
     @property
     def itemsize(self) -> int:
         return int(getattr(torch, self.torch_dtype).itemsize)
@@ -57,28 +50,13 @@ class ModelShape:
     def file_bytes(self) -> int:
         return sum(map(prod, tensors_of(self).values())) * self.itemsize
 
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that a decode reads: of a table that is only looked up, it takes a few
-        rows."""
-        unread = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        return self.file_bytes - unread * self.itemsize
 
-    @property
-    def kv_token_bytes(self) -> int:
-        head_dim = self.hidden_size // self.num_attention_heads
-        return self.num_hidden_layers * 2 * self.num_key_value_heads * head_dim * self.itemsize
-
-
-LLAMA: Final = (("LlamaForCausalLM",), "llama")
+_LLAMA: Final = (("LlamaForCausalLM",), "llama")
 _QWEN: Final = (("Qwen2ForCausalLM",), "qwen2")
-LLAMA_8B: Final = ModelShape(
-    *LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072
-)
 SHAPES: Final = {
     "0.5b": ModelShape(*_QWEN, 151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
     "1.5b": ModelShape(*_QWEN, 151936, 1536, 8960, 28, 12, 2, tie_word_embeddings=True),
-    "8b": LLAMA_8B,
+    "8b": ModelShape(*_LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072),
     "small": ModelShape(*_QWEN, 8192, 384, 1024, 6, 6, 2, tie_word_embeddings=True),
     "tiny": ModelShape(*_QWEN, 2048, 64, 128, 2, 2, 1, True, max_position_embeddings=1024),
 }
@@ -145,17 +123,6 @@ def tensors_of(shape: ModelShape) -> dict[str, Dims]:
         for parameter in Decoder.parameters(config).values()
         for part in (*parameter.parts, *parameter.bias)
     }
-
-
-def drop_page_cache(checkpoint: Path) -> None:
-    """Have the kernel forget the weight files."""
-    for file in checkpoint.glob("*.safetensors"):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _noise(shape: ModelShape, seed: int) -> memoryview:

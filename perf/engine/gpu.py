@@ -1,16 +1,15 @@
-"""Every check and measurement of the worker that needs a GPU, in one go.
+"""Every check and measurement of the worker's engine, in one go (``make bench-engine``).
 
-    python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--tiny]
+    python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--shape NAME]
 
 Needs torch (2.11 or later), numpy, safetensors and msgspec; no Triton server, no settings, no
 network. Each section runs in a process of its own with a time limit: one that crashes the device
 or hangs costs its own rows only. Ends with a table; ``--json`` also writes a bundle (PF-6).
 
-``--device cpu --tiny`` runs the same logic on toy sizes anywhere; its figures mean nothing.
+``--device cpu --shape 0.5b`` measures a CPU; with ``--shape tiny`` its logic runs anywhere.
 """
 
 import argparse
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -19,16 +18,20 @@ import time
 from pathlib import Path
 from typing import Final
 
-from perf.report.rows import Report, Row, line, read_rows, table
+import torch
+
+from perf.engine import gpu_parts
+from perf.engine.checkpoints import SHAPES, roomy_folder
+from perf.report.machine import versions
+from perf.report.recording import DirtyTree, Recording
+from perf.report.rows import Report, Row, line, read_rows
 
 SECTIONS: Final = {
     "engine": 200.0,
     "loader": 130.0,
-    "lost": 60.0,
+    "resume": 60.0,
 }
-"""Sections with the most seconds that each may take, when all of the budget is left. The time of
-the last one, which breaks the device under itself, is kept for it."""
-_LAST: Final = "lost"
+"""Sections with the most seconds that each may take, when all of the budget is left."""
 BUDGET_S: Final = 390.0
 _GRACE_S: Final = 5.0
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -42,20 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.section:
         _run_section(options)
         return 0
-    missing = [
-        name
-        for name in ("torch", "numpy", "safetensors", "msgspec")
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        print(f"missing: {', '.join(missing)}; pip install {' '.join(missing)}", file=sys.stderr)
-        if missing != ["safetensors"]:  # without it, a section or two go on
-            return 1
-    # Not before: these need msgspec and torch.
-    from perf.engine.checkpoints import roomy_folder
-    from perf.report.machine import versions
-    from perf.report.recording import DirtyTree, Recording
-
     try:
         recording = Recording.begin(
             ["perf.engine.gpu", *given], options.json, allow_dirty=options.allow_dirty
@@ -71,8 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = options.only or list(SECTIONS)
         for name in chosen:
             left_s = started + options.budget_s - time.monotonic()
-            if _LAST in chosen and name != _LAST:
-                left_s -= SECTIONS[_LAST]
             found, whole = _section_in_child(name, options, scratch, left_s)
             rows += found
             complete = complete and whole
@@ -84,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         "seconds": round(time.monotonic() - started, 1),
     }
     print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()))
-    print(table(rows))
+    print("\n".join(map(line, rows)))
     recording.save(facts | {"complete": complete, "rows": rows})
     return 0 if complete else 1
 
@@ -92,7 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="perf.engine.gpu", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: tries the script itself")
+    parser.add_argument(
+        "--shape", choices=tuple(SHAPES), default="8b", help="of the model; tiny: tries"
+    )
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), help="these sections")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="for all of it")
     parser.add_argument("--json", type=Path, help="save a bundle there")
@@ -122,7 +111,7 @@ def _section_in_child(
     command = [sys.executable, "-m", "perf.engine.gpu", "--section", name]
     command += ["--device", options.device]
     command += ["--rows", str(file), "--scratch", str(scratch), "--limit-s", str(limit_s)]
-    command += ["--tiny"] if options.tiny else []
+    command += ["--shape", options.shape]
     started = time.monotonic()
     problem = ""
     try:
@@ -140,22 +129,17 @@ def _section_in_child(
 
 def _run_section(options: argparse.Namespace) -> None:
     """Run one section, within the child process."""
-    import torch
-
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(f"torch {torch.__version__} sees no usable GPU; --device cpu --tiny")
+        raise SystemExit(f"torch {torch.__version__} sees no usable GPU; --device cpu --shape 0.5b")
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
     scratch = Path(options.scratch)
-    # Not before: these need torch.
-    from perf.engine import gpu_lost, gpu_parts
-
     run = {
-        "lost": gpu_lost.lost,
         "loader": gpu_parts.loader,
         "engine": gpu_parts.engine,
+        "resume": gpu_parts.resume,
     }[options.section]
-    run(report, device, scratch, tiny=options.tiny)
+    run(report, device, scratch, options.shape)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,31 @@
-"""Sections ``loader`` and ``engine``: the worker's engine without Triton around it."""
+"""Sections ``loader``, ``engine`` and ``resume``: the worker's engine without Triton around it."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from perf.engine.bare_engine import Built, build, load
-from perf.engine.checkpoints import (
-    LLAMA,
-    LLAMA_8B,
-    ModelShape,
-    make_checkpoint,
-)
+from perf.engine.checkpoints import SHAPES, make_checkpoint
 from perf.engine.runs import NEVER, Prompts, Runs, Stepping, greedy
-from perf.engine.timing import copy_gb_per_s, timed_ms
 from perf.report.rows import Report
 from perf.report.stats import median
 from protocol import AbortCause, Sampling
 from worker.core import Job
 from worker.engine.engine import Engine
+from worker.models.config import read_config
 from worker.runner.cuda_runner import CudaRunner
-
-_TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_embeddings=256)
-
 
 # ── loader ───────────────────────────────────────────────────────────────────────────────────
 
 
-def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Write the large checkpoint, then load it as a worker does."""
-    path = scratch / "large"
+def loader(report: Report, device: torch.device, scratch: Path, name: str) -> None:
+    """Write the checkpoint, then load it as a worker does."""
+    path, shape = scratch / "model", SHAPES[name]
     started = time.monotonic()
-    shape = make_large(path, tiny=tiny)
+    make_checkpoint(path, shape, seed=0)
     seconds = time.monotonic() - started
     size_gb = shape.file_bytes / 1e9
     note = f"{size_gb:.1f} GB, {shape.num_hidden_layers} layers"
@@ -69,11 +59,37 @@ def _as_a_worker(report: Report, path: Path) -> None:
     engine.stop()
 
 
-def make_large(path: Path, *, tiny: bool) -> ModelShape:
-    """Write the large checkpoint."""
-    shape = _TINY if tiny else LLAMA_8B
-    make_checkpoint(path, shape, seed=0)
-    return shape
+def _made(scratch: Path, name: str) -> Path:
+    """The checkpoint, made unless it is there."""
+    path = scratch / "model"
+    if not (path / "config.json").exists():
+        make_checkpoint(path, SHAPES[name], seed=0)
+    return path
+
+
+def resume(report: Report, device: torch.device, scratch: Path, name: str) -> None:
+    """First token of a conversation after a restart: from disk, and computed again (WK-6)."""
+    from worker.engine.build import build_engine
+    from worker.settings import KvSettings, WorkerSettings
+
+    path = _made(scratch, name)
+    config = read_config(path)
+    tokens = min(8192, config.context_tokens - 16)
+    prompt = Prompts(config.vocab_size, seed=13).draw(tokens)
+    disk = KvSettings(disk_path=scratch / "kv")
+    for what, ids in (("computed", prompt), ("from disk", [*prompt, 11, 12, 13])):
+        settings = WorkerSettings(model_path=path, device=device.type, kv=disk)
+        built = build_engine(settings).engine
+        assert isinstance(built, Engine)
+        runs = Runs(built)
+        runs.submit(greedy(Prompts(config.vocab_size, seed=14).draw(64), 2))
+        runs.step_until_idle()
+        run = runs.submit(greedy(ids, 1, session="s"))
+        runs.step_until_idle()
+        assert run.finished is not None
+        cached = f"{run.finished.cached_tokens} of {len(ids)} tokens were cached"
+        report.add(f"conversation {what}: first token", 1000 * run.ttft_s, "ms", cached)
+        built.stop()
 
 
 # ── engine ───────────────────────────────────────────────────────────────────────────────────
@@ -87,14 +103,11 @@ class _Sizes:
     cancels: int
 
 
-def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Measure the large model: recording, decodes, prompts, cancels."""
-    path = scratch / "large"
-    if not (path / "config.json").exists():
-        make_large(path, tiny=tiny)
+def engine(report: Report, device: torch.device, scratch: Path, name: str) -> None:
+    """Measure the model: recording, decodes, prompts, cancels."""
+    path, tiny = _made(scratch, name), name == "tiny"
     sizes = _Sizes((1, 2, 4), 40, 10, 3) if tiny else _Sizes((1, 8, 32, 64), 1024, 96, 25)
     model, config = load(path, device)
-    shape = ModelShape.of(path)
     most = max(sizes.batches)
     blocks = most * -(-(sizes.keys + sizes.answer) // 16) + 16
     built = build(model, config, device, max_running=most, blocks=blocks, max_step_tokens=2048)
@@ -112,13 +125,6 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     if graphs is not None:
         report.add("graphs recorded in", graphs.seconds, "s", f"{len(graphs._recorded)} sizes")
         report.add("graphs take", graphs.bytes / 2**20, "MiB")
-    copy = copy_gb_per_s(device, 2**20 if tiny else 2 * 2**30)
-    report.add("copy on the device", copy, "GB/s", "read plus written; the bound below")
-    for batch in sizes.batches:
-        report.attempt(
-            f"decode {batch}",
-            lambda b=batch: _decode(report, built, shape, b, sizes.keys, copy),  # type: ignore[misc]
-        )
     for batch in sizes.batches:
         report.attempt(
             f"engine {batch}",
@@ -127,60 +133,6 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     report.attempt("prefill", lambda: _prefill(report, built, sizes, vocab=config.vocab_size))
     report.attempt("cancel", lambda: _cancel(report, built, sizes, config.vocab_size))
     report.attempt("stop", built.engine.stop)
-
-
-def _decode(
-    report: Report, built: Built, shape: ModelShape, batch: int, keys: int, copy_gb_s: float
-) -> None:
-    """Time the recorded step by the device's clock: how the memory is used, without the engine."""
-    zeros, ones = np.zeros(batch), np.ones(batch)
-    draws = np.random.default_rng(6).random(batch)
-    chances = np.stack((0.8 * ones, zeros, draws, zeros, ones)).astype(np.float32)
-    ms = recorded_ms(built, [keys] * batch)
-    drawn_ms = recorded_ms(built, [keys] * batch, chances)
-    if ms is None or drawn_ms is None:
-        report.add(f"decode {batch} x {keys}", "left out", note="nothing is recorded here")
-        return
-    nbytes = shape.step_bytes + batch * keys * shape.kv_token_bytes
-    share = nbytes / ms / 1e6 / copy_gb_s
-    report.add(
-        f"decode {batch} x {keys}, device",
-        batch / ms * 1e3,
-        "tokens/s",
-        f"{ms:.2f} ms, {nbytes / ms / 1e6:.0f} GB/s = {share:.0%} of the copy bandwidth",
-    )
-    report.add(
-        f"decode {batch} x {keys}, drawn, device",
-        batch / drawn_ms * 1e3,
-        "tokens/s",
-        f"{drawn_ms:.2f} ms: with a temperature, from the whole vocabulary",
-    )
-
-
-def recorded_ms(
-    built: Built, contexts: Sequence[int], chances: NDArray[np.float32] | None = None
-) -> float | None:
-    """Milliseconds, by the device's clock, of a recorded decode of rows with ``contexts`` keys
-    each, in blocks drawn at random; None where decodes are not recorded. ``chances`` [5, rows]:
-    see ``Sampler.plain_chances``. The engine's own requests then begin their slots anew.
-    """
-    runner = built.runner
-    assert isinstance(runner, CudaRunner)
-    graphs, state = runner._graphs, runner._state
-    if graphs is None or state is None:
-        return None
-    order = np.random.default_rng(4).permutation(built.engine.scheduler.pool.total)
-    taken = 0
-    for slot, keys in enumerate(contexts):
-        row = np.zeros(state.blocks.shape[1], np.int64)
-        count = -(-keys // 16)
-        row[:count] = order[taken : taken + count]
-        taken += count
-        state.begin(slot, row)
-    ids = np.random.default_rng(5).integers(2, runner._sampler.vocab_size, len(contexts))
-    positions, slots = np.array(contexts) - 1, np.arange(len(contexts))
-    with torch.inference_mode():
-        return timed_ms(lambda: graphs.replay(ids, positions, slots, chances), built.pool.device)
 
 
 def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab: int) -> None:

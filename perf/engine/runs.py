@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -16,7 +15,6 @@ from worker.engine.engine import Engine
 
 NEVER: Final = 1e12
 """Deadline that no job lasts until."""
-_PATIENCE_S: Final = 300.0
 
 
 class Prompts:
@@ -50,10 +48,6 @@ class EngineRun:
     @property
     def ttft_s(self) -> float:
         return self.token_times[0] - self.submitted_at
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return [b - a for a, b in pairwise(self.token_times)]
 
 
 class Runs:
@@ -95,11 +89,6 @@ class Runs:
     def wait(self, runs: Sequence[EngineRun], within_s: float) -> bool:
         """Wait until each run has ended; False when time is up."""
         return self.wait_for(lambda: all(run.finished is not None for run in runs), within_s)
-
-    def wait_ended(self, *runs: EngineRun, within_s: float = _PATIENCE_S) -> None:
-        """Wait until each run has ended, well or badly. Raises ``TimeoutError``."""
-        if not self.wait(runs, within_s):
-            raise TimeoutError(f"no answer from the engine within {within_s:g} s")
 
     def step(self) -> None:
         """Step the engine once on this thread."""

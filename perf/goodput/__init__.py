@@ -3,5 +3,4 @@
 - ``load``      the requests: sizes, arrivals, deadlines
 - ``policies``  what is compared: settings of one orchestrator
 - ``front``     an orchestrator of a policy, and a load through it
-- ``rows``      a command of its own: how many rows run at once
 """

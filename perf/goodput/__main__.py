@@ -13,8 +13,7 @@ alike.
 Prompts, answers and arrivals are those of a trace (``perf.load.trace``), scaled to the engine;
 without one they are log-normal and Poisson. Answers are *open*: every request states the same
 generous cap and ends by itself, where only the engine knows. Beside it, as a ceiling, stands what
-Tidegate would do if every client knew and stated its length. ``perf.goodput.rows`` has the real
-engine and its chats, which end with the model's own end tokens.
+Tidegate would do if every client knew and stated its length.
 
 With ``--model`` it is one Triton with our engine and that checkpoint, on a GPU unless ``--device``
 says otherwise. Prompts and deadlines are then as long as the trace has them, and answers end where

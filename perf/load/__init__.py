@@ -7,8 +7,7 @@
 - ``lane``         a bare lane to a worker, without the orchestrator
 - ``workload``     sizes of requests, drawn
 - ``trace``        requests as a real service got them
-- ``chats``        stories and facts for the demo model, which ends them itself
-- ``words``        what these are about
+- ``chats``        stories for the demo model, which ends them itself
 - ``cells``        mixed requests on which the best number of rows depends
 - ``askers``       clients that are refused here and go there, and hear every part of a text
 - ``outcomes``     what became of requests, as clients judge it: turns and cells

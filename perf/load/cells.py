@@ -1,6 +1,5 @@
 """Mixed requests under deadlines, drawn from a seed, on which the best number of rows depends.
 
-The cells are the same for the simulator (``perf.sim``) and the real engine (``perf.goodput.rows``).
 Half of the requests ask for a short fact, half for a story of some 170 tokens, and nobody says how
 long the answer will be. Rates are multiples of the capacity: the rate at which first come, first
 served still meets 95 % of such requests within 2 s.
@@ -9,7 +8,7 @@ served still meets 95 % of such requests within 2 s.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from orchestrator.tasks.job import Priority
 from perf.load.workload import Sizes
@@ -17,15 +16,9 @@ from worker.runner.synthetic import StepCost
 
 CAP_TOKENS = 512
 """Value of ``max_tokens`` that every request states."""
-FACT_TOKENS = 50
-"""Length that tells facts from stories: a shorter answer is a fact, a longer one a story."""
-
-
-TOKEN_MS: Final = 2.8
-"""Time of a token of one row alone on the machine that these deadlines were chosen for."""
 DEMO_COST: Final = StepCost(2.5e-3, 0.219e-3, 0.15e-3)
-"""Step cost of the demo engine there, fitted to its steps under load: 6 ms with 16 rows, 16.5 ms
-with 64."""
+"""Step cost of the demo engine on the machine that these deadlines were chosen for: 6 ms with 16
+rows, 16.5 ms with 64."""
 
 
 class CellRequest(NamedTuple):
@@ -92,25 +85,9 @@ class Mix:
             for request in stream.requests(seconds, random.Random(1000 * seed + number))
         )
 
-    def stretched(self, times: float) -> Self:
-        """A mix of the same requests for a machine that takes ``times`` as long for everything."""
-        return replace(
-            self,
-            streams=tuple(
-                replace(
-                    each,
-                    per_s=each.per_s / times,
-                    deadlines_ms=tuple(float(round(times * ms)) for ms in each.deadlines_ms),
-                    on_s=times * each.on_s,
-                    every_s=times * each.every_s,
-                )
-                for each in self.streams
-            ),
-        )
-
 
 _PROMPTS = Sizes(median=28, sigma=0.25, least=12, most=60)
-_FACTS = Sizes(median=18, sigma=0.4, least=4, most=FACT_TOKENS - 1)
+_FACTS = Sizes(median=18, sigma=0.4, least=4, most=49)
 _STORIES = Sizes(median=170, sigma=0.22, least=60, most=320)
 _ANY = Sizes(median=60, sigma=0.6, least=10, most=200)
 _PAGES = Sizes(median=1500, sigma=0.01, least=1400, most=1600)

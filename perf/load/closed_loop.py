@@ -11,7 +11,6 @@ loop). After a warm-up, rates, CPU time and gaps are taken over fixed windows; t
 are running when the last window closes are read to their end.
 """
 
-import re
 import selectors
 import socket
 import sys
@@ -25,10 +24,6 @@ from perf.load.cpu import process_cpu_s
 from perf.report.stats import percentile
 
 _DRAIN_S = 30.0
-_MAX_UNSEEN = 0.05
-"""Largest share of a reframed stream's events that may go unseen."""
-_CUT = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
-"""Pattern of what lies between two chunks of a body."""
 
 
 class LoadError(RuntimeError):
@@ -41,8 +36,6 @@ class ClosedLoopPlan(msgspec.Struct, frozen=True):
     ``overhead_events`` are the events of a stream that carry no token (``[DONE]`` among them).
     ``poll_ms`` 0 reads every byte as it comes, which gaps need; above 0 the sockets are read in
     rounds that far apart, which throughput wants. ``watch`` are process ids whose CPU time is read.
-    ``reframed`` says that a relay may cut an event in two, where it is not seen to begin: a few may
-    then be missing from a stream, whose own report alone says that all of its tokens came.
     """
 
     host: str
@@ -56,7 +49,6 @@ class ClosedLoopPlan(msgspec.Struct, frozen=True):
     windows: int = 3
     poll_ms: float = 0.0
     watch: dict[str, int] = {}
-    reframed: bool = False
 
 
 class MeasuredWindow(msgspec.Struct, frozen=True):
@@ -120,7 +112,7 @@ class SseClient:
                 gaps.extend([0.0] * (count - 1))
             self._last_at = now
         if self._tail.endswith(LAST_BYTES):
-            count += self._finish()
+            self._finish()
         return count
 
     def _check_status(self, data: bytes) -> None:
@@ -128,22 +120,17 @@ class SseClient:
         if len(head) >= 12 and head[9:12] != b"200":
             raise LoadError(f"the server answered {head[:600].decode(errors='replace')!r}")
 
-    def _finish(self) -> int:
-        """Account for every token of the response that just ended; returns how many were not seen.
-        Raises ``LoadError``."""
-        tail = _CUT.sub(b"", self._tail) if self._plan.reframed else self._tail
-        usage = USAGE.findall(tail)
+    def _finish(self) -> None:
+        """Account for every token of the response that just ended. Raises ``LoadError``."""
+        usage = USAGE.findall(self._tail)
         generated = int(usage[-1]) if usage else None
         expected = self._max_tokens + self._plan.overhead_events
-        unseen = expected - self._events
-        most = int(_MAX_UNSEEN * expected) if self._plan.reframed else 0
-        if generated != self._max_tokens or not 0 <= unseen <= most:
+        if generated != self._max_tokens or self._events != expected:
             raise LoadError(
                 f"a stream of {self._max_tokens} tokens reported {generated} and had "
                 f"{self._events} events instead of {expected}: {self._tail[-300:]!r}"
             )
         self.busy = False
-        return unseen
 
 
 def run(plan: ClosedLoopPlan) -> LoadResult:

@@ -131,7 +131,6 @@ async def stream(
     *,
     watch: Mapping[str, int] | None = None,
     poll_ms: float = 0.0,
-    reframed: bool = False,
 ) -> LoadResult:
     """Load a server with ``clients`` that stream ``body`` again and again; see ``ClosedLoopPlan``.
 
@@ -151,7 +150,6 @@ async def stream(
             windows=number,
             poll_ms=poll_ms,
             watch=dict(watch or {}),
-            reframed=reframed,
         )
     )
 

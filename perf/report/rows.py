@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,7 +59,3 @@ def line(row: Row) -> str:
     value = row.value if isinstance(row.value, str) else f"{row.value:,.4g}"
     note = f"   {row.note}" if row.note else ""
     return f"{row.section:<10} {row.what:<58} {value:>12} {row.unit:<9}{note}".rstrip()
-
-
-def table(rows: Iterable[Row]) -> str:
-    return "\n".join(line(row) for row in rows)

@@ -7,22 +7,16 @@ from perf.service import (
     emitter,
     health,
     paced,
-    parsing,
-    placement,
     promises,
     relay,
     starts,
-    step,
     ttft,
 )
 from perf.stack.context import Bench
 
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
-    placement.BENCH,
     emitter.BENCH,
-    parsing.BENCH,
-    step.BENCH,
     ttft.BENCH,
     relay.BENCH,
     health.BENCH,

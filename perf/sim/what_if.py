@@ -17,14 +17,13 @@ from typing import Final
 import msgspec
 
 from orchestrator.api.http.finding import task_id_of
-from perf.sim.replay.recording import Recorded, RecordedLoad, RecordedRequest
+from perf.sim.replay.again import Recorded, RecordedLoad, RecordedRequest
 from perf.sim.replay.verdict import Alone, Findings, Tried, find
 
 TRUSTED: Final = 0.95
 """Share of outcomes that a replay must come to again to be relied on."""
 _CHANGES: Final = {
     Alone.LET_IN: "to be let in and not given up before its deadline",
-    Alone.NOT_PAUSED: "not to be paused",
     Alone.ONE_MORE_INSTANCE: "one more instance",
     Alone.NOBODY_ELSE: "nobody else beside it",
 }
@@ -44,10 +43,10 @@ def told(recording: RecordedLoad, found: Findings) -> Iterator[str]:
             yield f"This would not: {'; '.join(not_met)}."
     else:
         yield "Replayed, it is met: what kept it from that is not in what is recorded."
-    if recording.request.length is None:
+    if recording.request.was_cut:
         yield (
-            f"Its answer was cut: it is taken to be {found.answer_tokens} tokens long, as half of "
-            "such answers are."
+            f"Its answer was cut: it is taken to be {recording.request.length} tokens long, as "
+            "half of such answers are."
         )
     yield _trust(found)
     if recording.is_cut:

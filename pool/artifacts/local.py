@@ -12,7 +12,7 @@ from typing import Final
 from catalog.checks import check_gguf
 from catalog.errors import StagingFailed
 from pool.artifacts.source import Listing, SourceFile
-from protocol.gguf import as_text
+from protocol.gguf import as_text, gguf_name, parts_of
 
 _FICLONE: Final = 0x40049409
 """ioctl of Linux: let a file share another one's blocks until either is written."""
@@ -23,11 +23,14 @@ _LICENCE: Final = re.compile(r"^licen[sc]e(_name)?: *[\"']?([^\"'\n]+)", re.MULT
 
 
 def list_local(path: Path) -> Listing:
-    """The files that lie at ``path``; a file's listing has that file alone. Raises
+    """The files that lie at ``path``; a file's listing has that file and its further parts. Raises
     ``StagingFailed``."""
     path = path.expanduser().absolute()
     if path.is_file():
-        files = [path]
+        try:
+            files = parts_of(path)
+        except ValueError as error:
+            raise StagingFailed(str(error)) from None
     elif path.is_dir():
         files = [each for each in path.rglob("*") if each.is_file() and ".git" not in each.parts]
     else:
@@ -48,7 +51,7 @@ def _name(path: Path) -> str:
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith(_CACHE_PREFIX):
         return repository.removeprefix(_CACHE_PREFIX).replace("--", "/")
-    return path.stem if path.is_file() else path.name
+    return gguf_name(path) if path.is_file() else path.name
 
 
 def _licence(path: Path) -> str:

@@ -55,7 +55,7 @@ class Listing:
     """All files that a source has of one revision."""
 
     source: str
-    """``hub:org/name``, or a path."""
+    """``hub:org/name``, ``pypi:package``, or a path."""
     name: str
     files: tuple[SourceFile, ...]
     revision: str = ""

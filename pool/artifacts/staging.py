@@ -17,13 +17,22 @@ from pathlib import Path
 import msgspec
 from rich.filesize import decimal as size
 
-from catalog.checks import Digests, check_formats, digests_of
+from catalog.checks import Digests, check_formats, check_gguf, digests_of
 from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
-from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelState, require_free
+from catalog.models import (
+    ModelCatalog,
+    ModelEntry,
+    ModelFile,
+    ModelFormat,
+    ModelState,
+    require_free,
+)
 from catalog.shared_file import now_ms
+from pool.artifacts.convert import MADE, read_weights
 from pool.artifacts.download import Stopped, fetch
 from pool.artifacts.hub import is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take
+from pool.artifacts.packaged import fetch_wheel, list_packaged
 from pool.artifacts.resolve import DEMO
 from pool.artifacts.room import KEEP_FREE, require_room
 from pool.artifacts.source import Choice, Listing, SourceFile, choose
@@ -41,14 +50,22 @@ class Progress:
     def came(self, count: int) -> None:
         """``count`` more bytes are there; fewer if it is negative."""
 
+    def converts(self, size: int) -> None:
+        """All files are there; ``size`` bytes of weights will be made of them, and ``came``."""
+
+    def kept(self, why: str) -> None:
+        """A GGUF file stays as it is, for llama.cpp's server."""
+
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
     """The request of ``tidegate models add``."""
 
     what: str
-    """``org/name`` of a hub, a folder, or a ``.gguf`` file."""
+    """``org/name`` of a hub, a folder, a ``.gguf`` file, or a model of ``packaged``."""
     name: str = ""
+    any_name: bool = False
+    """Whether the model is called by its id where its own name is taken."""
     revision: str = ""
     file: str = ""
     """A pattern for GGUF files, if a source has several."""
@@ -70,7 +87,10 @@ async def add_model(
     """
     progress = progress or Progress()
     path = _on_this_machine(request.what)
-    if path is not None:
+    packaged = list_packaged(request.what) if path is None else None
+    if packaged is not None:
+        listing = packaged
+    elif path is not None:
         if request.revision:
             raise StagingFailed(f"{path} is on this machine and has no revisions")
         listing = await asyncio.to_thread(list_local, path)
@@ -82,9 +102,12 @@ async def add_model(
             " folder, a .gguf file, or org/name"
         )
     choice = choose(listing, request.file, pickles=request.pickles)
+    id, name = _id_of(listing, choice), _name_of(request, listing)
+    if request.any_name and any(name == each.name for each in catalog.entries() if each.id != id):
+        name = id
     entry = ModelEntry(
-        id=_id_of(listing, choice),
-        name=_name_of(request, listing),
+        id=id,
+        name=name,
         state=ModelState.STAGING,
         format=choice.format,
         source=listing.source,
@@ -100,6 +123,8 @@ async def add_model(
             return known
         try:
             staging = _Staging(catalog, entry, choice, request, progress)
+            if packaged is not None:
+                return await staging.unpack(packaged)
             return await (staging.fetch(listing) if path is None else staging.take(path))
         except ProvisionError:
             raise
@@ -128,17 +153,34 @@ class _Staging:
         self._progress = progress
         self._folder = catalog.path_of(entry)
         self._checked: dict[str, Digests] = {}
+        self._made: tuple[str, ...] = ()
 
     async def fetch(self, hub: Listing) -> ModelEntry:
         """Fetch the model from a hub, verify and register it."""
         await asyncio.to_thread(self._begin, self._choice.bytes - self._here())
         await self._download(hub)
+        await self._convert()
+        return await asyncio.to_thread(self._register)
+
+    async def unpack(self, wheel: Listing) -> ModelEntry:
+        """Fetch the model in a wheel, verify and register it."""
+        await asyncio.to_thread(self._begin, 2 * self._choice.bytes)
+        (file,) = self._choice.files
+        target = self._folder / file.path
+        await fetch_wheel(wheel, target)
+        self._checked[file.path] = await asyncio.to_thread(digests_of, target)
+        if wrong := _difference(file, self._checked[file.path]):
+            target.unlink()
+            raise DamagedModel(f"{wheel.source} has another {file.path} than it had: {wrong}")
+        self._progress.came(file.bytes)
+        await self._convert()
         return await asyncio.to_thread(self._register)
 
     async def take(self, path: Path) -> ModelEntry:
         """Take the model from this machine, verify and register it."""
         await asyncio.to_thread(lambda: self._begin(self._copied(path) - self._here()))
         await asyncio.to_thread(self._take, path)
+        await self._convert()
         return await asyncio.to_thread(self._register)
 
     def _begin(self, needed: int) -> None:
@@ -171,6 +213,24 @@ class _Staging:
             if target.stat().st_size != file.bytes:
                 raise DamagedModel(f"{origin} changed while it was taken: add it again")
             self._checked[file.path] = digests_of(target)
+
+    async def _convert(self) -> None:
+        """Make a checkpoint of a GGUF file, if our engine runs such a model."""
+        if self._entry.gguf is None:
+            return
+
+        def begins(size: int) -> None:
+            require_room(self._catalog, size, self._request.keep_free)
+            self._progress.converts(size)
+
+        file = self._folder / self._entry.gguf
+        check_gguf(file)
+        why = await read_weights(file, self._folder, begins, self._progress.came)
+        if why:
+            self._progress.kept(why)
+            return
+        self._made = MADE
+        self._entry = msgspec.structs.replace(self._entry, format=ModelFormat.SAFETENSORS)
 
     async def _download(self, hub: Listing) -> None:
         loop, stop = asyncio.get_running_loop(), threading.Event()
@@ -220,11 +280,15 @@ class _Staging:
 
     def _register(self) -> ModelEntry:
         """Check the whole model, and make it active."""
-        names = [file.path for file in self._choice.files]
+        names = [*(file.path for file in self._choice.files), *self._made]
         check_formats(self._folder, names)
         files = tuple(
-            ModelFile(file.path, file.bytes, self._checked[file.path].sha256)
-            for file in self._choice.files
+            ModelFile(
+                name,
+                (self._folder / name).stat().st_size,
+                (self._checked.get(name) or digests_of(self._folder / name)).sha256,
+            )
+            for name in names
         )
         entry = msgspec.structs.replace(self._entry, files=files, verified_ms=now_ms())
         digest = self._catalog.digest_of(entry)
@@ -267,8 +331,7 @@ def _id_of(listing: Listing, choice: Choice) -> str:
     for file in choice.files:
         told.update(f"{file.path}\0{file.bytes}\0".encode())
         if not listing.revision:
-            origin = Path(listing.source)
-            stat = (origin if origin.is_file() else origin / file.path).stat()
+            stat = _origin(Path(listing.source), file).stat()
             told.update(f"{stat.st_mtime_ns}\0".encode())
     name = _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-").lower() or "model"
     return f"{name[:48]}-{told.hexdigest()[:8]}"
@@ -284,7 +347,7 @@ def _difference(file: SourceFile, digests: Digests) -> str:
 
 
 def _origin(source: Path, file: SourceFile) -> Path:
-    return source if source.is_file() else source / file.path
+    return (source.parent if source.is_file() else source) / file.path
 
 
 def _of_the_disk(error: OSError, entry: ModelEntry) -> StagingFailed:

@@ -61,10 +61,21 @@ def check_stub_python(stub: Path) -> None:
     """Raise ``MachineUnfit`` if a Python stub was built for another Python than this one."""
     built_for = re.search(rb"libpython(3\.\d+)\.so", stub.read_bytes())
     if built_for and built_for[1].decode() != python_version():
+        wanted = built_for[1].decode()
         raise MachineUnfit(
-            f"The Python stub of that Triton ({stub}) runs Python {built_for[1].decode()}, and "
-            f"this is {python_version()}: make clean && make PYTHON=python{built_for[1].decode()}"
+            f"The Python stub of that Triton ({stub}) runs Python {wanted}, and "
+            f"this is {python_version()}: {_set_up_with(wanted)}"
         )
+
+
+def _set_up_with(python: str) -> str:
+    """What to do to run on another Python: in a checkout, or in an image without a Makefile."""
+    if (Path(__file__).parents[2] / "Makefile").exists():
+        return f"make clean && make PYTHON=python{python}"
+    return (
+        f"install Tidegate with python{python}, in an image by a TRITON_IMAGE whose Python that is "
+        "(docker/README.md)"
+    )
 
 
 def libpython_name() -> str:

@@ -72,8 +72,7 @@ def test_the_address_may_be_spelled_as_clients_do(
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["http://10.0.0.7:8080", "http://[::1]:8080", "http://127.0.0.1:81", "http://x:y", "no"],
+    "url", ["http://10.0.0.7:8080", "http://[::1]:8080", "http://127.0.0.1:81", "http://x:y", "no"]
 )
 def test_no_other_address_is_sent_it(tmp_path: Path, path: Path, url: str) -> None:
     keep_key(path)

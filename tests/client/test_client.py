@@ -248,10 +248,7 @@ async def test_status_and_unknown_task() -> None:
 
 
 async def test_token_is_sent_as_bearer() -> None:
-    async with (
-        FakeOrchestrator().serve() as fake,
-        Client(fake.base_url, token="s3cret") as client,
-    ):
+    async with FakeOrchestrator().serve() as fake, Client(fake.base_url, token="s3cret") as client:
         assert await client.models() == ["demo"]
     assert fake.headers[0]["Authorization"] == "Bearer s3cret"
 

@@ -40,7 +40,4 @@ def test_the_toolchain_is_shown(
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["engines", "toolchain"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
-        "gpus",
-        "driver",
-    ]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["gpus", "driver"]

@@ -11,6 +11,7 @@ from pool.spec import LaunchSpec
 from tests.pool.artifacts.test_staging_local import make_folder
 from tests.support import fake_llamacpp
 from tests.support.model_files import checkpoint, gguf
+from tests.support.to_gguf import convert
 from tidegate.cli.main import main
 
 
@@ -105,6 +106,7 @@ def test_up_runs_a_gguf_model_by_the_server_that_reads_it(
 ) -> None:
     make_folder(tmp_path, {"tiny.gguf": gguf()})
     assert run("add", str(tmp_path / "tiny.gguf"), "--keep-free", "0") == 0
+    assert "only models of llama, qwen2, qwen3" in capsys.readouterr().err
     assert main(["up", "--model", "tiny"]) == 1
     assert "not installed here: tidegate engines ensure llamacpp" in capsys.readouterr().err
     fake_llamacpp.install(home)
@@ -115,6 +117,27 @@ def test_up_runs_a_gguf_model_by_the_server_that_reads_it(
     for spec in launched:
         assert spec.runs_gguf
         assert spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"].endswith("tiny.gguf")
+    assert main(["up", "--model", str(tmp_path / "tiny.gguf"), "--engine", "torch"]) == 1
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_up_reads_a_gguf_model_into_our_own_engine(
+    home: Path, tmp_path: Path, launched: list[LaunchSpec], added: bool
+) -> None:
+    file = tmp_path / "demo-q8.gguf"
+    convert(DEMO_CHECKPOINT, file, "q8_0")
+    if added:
+        assert run("add", str(file), "--keep-free", "0", "--name", "mine") == 0
+    model = "mine" if added else str(file)
+    fake_llamacpp.install(home)
+    for more in ([], [], ["--engine", "llamacpp"]):
+        assert main(["up", "--model", model, *more]) == 0
+    (entry,) = ModelCatalog(home).entries()
+    paths = [Path(spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"]) for spec in launched]
+    assert paths[:2] == [ModelCatalog(home).servable_path(entry)] * 2
+    assert [spec.runs_gguf for spec in launched] == [False, False, True]
+    assert paths[2].suffix == ".gguf" and paths[2].is_file()
+    assert launched[0].worker_env["TIDEGATE_WORKER__MODEL_NAME"] == ("mine" if added else file.stem)
 
 
 def test_up_deals_out_gpus_by_groups(

@@ -34,8 +34,7 @@ class Grudging(FakeOrchestrator):
 
 async def test_the_servers_pause_is_kept_and_its_word_counts(fake_time: FakeTime) -> None:
     fake = Grudging(
-        (429, {"retry-after-ms": "250"}),
-        (500, {"x-should-retry": "true", "Retry-After": "2"}),
+        (429, {"retry-after-ms": "250"}), (500, {"x-should-retry": "true", "Retry-After": "2"})
     )
     async with fake.serve(), Client(fake.base_url) as client:
         await client.generate("hi")

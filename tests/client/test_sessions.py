@@ -31,10 +31,7 @@ async def test_a_turn_sends_only_what_is_new(service: Service, worker: FakeWorke
         with pytest.raises(LookupError):
             await session.info()
     assert (info.turns, info.status, info.idle_keep_s) == (2, "idle", 5)
-    assert [message["role"] for message in info.messages] == [
-        "system",
-        *["user", "assistant"] * 2,
-    ]
+    assert [message["role"] for message in info.messages] == ["system", *["user", "assistant"] * 2]
     assert info.messages[2]["content"] == answer.text
     assert len(worker.submits[1].token_ids) > len(worker.submits[0].token_ids)
 

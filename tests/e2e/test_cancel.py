@@ -21,9 +21,7 @@ def stack(paced: Stack) -> Stack:
     return paced
 
 
-async def test_wp2_cancel_stops_the_stream_and_is_idempotent(
-    http: aiohttp.ClientSession,
-) -> None:
+async def test_wp2_cancel_stops_the_stream_and_is_idempotent(http: aiohttp.ClientSession) -> None:
     """WP-2: 202, no token after the acknowledgement reaches the stream, one terminal event."""
     async with http.post("/v2/tasks", json=ENDLESS) as response:
         task = await response.json()

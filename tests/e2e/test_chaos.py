@@ -46,11 +46,7 @@ async def test_or17_a_fleet_ends_each_durable_task_once_whoever_is_killed() -> N
         pytest.skip("needs redis-server or valkey-server (Debian: apt install redis-server)")
     ledger = Ledger()
     async with fleet.running(StackSpec("synthetic-paced", step_ms=10.0), program) as running:
-        plan = [
-            fleet.faults_of(running, 0)[0],
-            triton_kills(1)[0],
-            fleet.store_faults(running)[0],
-        ]
+        plan = [fleet.faults_of(running, 0)[0], triton_kills(1)[0], fleet.store_faults(running)[0]]
         rows = await play(
             running.world, plan, ledger, seed=1, per_kind=1, roams=True, settle=fleet.settled
         )

@@ -49,8 +49,7 @@ async def test_plain_code_shares_a_deadline_over_a_network_that_breaks(demo: Sta
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "shown"),
-    [("stream_grpc.py", ""), ("cancel_grpc.py", "[cancelled after 8 responses]")],
+    ("name", "shown"), [("stream_grpc.py", ""), ("cancel_grpc.py", "[cancelled after 8 responses]")]
 )
 async def test_examples_run_with_tritonclient_alone(demo: Stack, name: str, shown: str) -> None:
     """WK-1: the plain contract, from scripts that import nothing of ours."""

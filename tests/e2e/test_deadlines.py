@@ -25,9 +25,7 @@ def outcomes(stack: Stack) -> dict[Outcome, float]:
     return {outcome: metric("tidegate_outcomes_total", outcome=outcome) for outcome in Outcome}
 
 
-async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
-    http: aiohttp.ClientSession,
-) -> None:
+async def test_dl5_missed_mid_stream_is_a_terminal_error_event(http: aiohttp.ClientSession) -> None:
     body = LONG | {"ignore_eos": False, "deadline_ms": 1500}
     async with http.post("/v2/tasks", json=body) as response:
         task = await response.json()

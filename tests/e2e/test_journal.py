@@ -24,9 +24,7 @@ async def test_or5_what_was_promised_survives_kill_9(paced: Stack, tmp_path: Pat
     """One runs, one has ended, some wait: all of them end, once, with events that follow on."""
     journal = tmp_path / "journal.db"
     orchestrator = Orchestrator(
-        paced.triton.grpc,
-        journal__path=journal,
-        limits__each_key__requests_per_min=12,
+        paced.triton.grpc, journal__path=journal, limits__each_key__requests_per_min=12
     )
     body = {"model": "demo", "prompt": "hi", "ignore_eos": True, "durable": True, "seed": 3}
     with running(orchestrator):

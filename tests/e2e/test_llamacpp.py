@@ -1,4 +1,4 @@
-"""``tidegate up --model FILE.gguf``: llama.cpp's server, kept up, behind our orchestrator."""
+"""``tidegate up --engine llamacpp``: llama.cpp's server, kept up, behind our orchestrator."""
 
 import os
 import signal
@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_gguf_file_is_served_through_crashes_and_nothing_is_left(tmp_path: Path) -> None:
-    up = Up(tmp_path, "--model", str(demo_gguf(tmp_path)), "--instances", "2")
+    up = Up(
+        tmp_path, "--model", str(demo_gguf(tmp_path)), "--engine", "llamacpp", "--instances", "2"
+    )
     try:
         assert up.generates()
         names = [each["name"] for each in up.state["instances"]]

@@ -24,9 +24,7 @@ STORY = {"model": "demo", "prompt": "Once upon a time", "temperature": 0}
 
 
 @pytest.fixture(scope="module", params=OTHERS, ids=str)
-def stack(
-    request: pytest.FixtureRequest,
-) -> Iterator[Stack]:
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     case: EngineCase = request.param
     environment = environment_if_made(case.name, state_dir(), "cpu")
     if case.missing and not environment:

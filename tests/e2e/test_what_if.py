@@ -12,11 +12,7 @@ from catalog.operator_key import access
 from tests.e2e.conftest import Stack
 from tidegate import Client, Failed
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.usefixtures("idle_afterwards"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("idle_afterwards")]
 
 
 async def test_a_miss_on_a_real_stack_is_replayed(paced: Stack, tmp_path: Path) -> None:

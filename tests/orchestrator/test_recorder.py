@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from orchestrator import recorder
-from perf.sim.replay.recording import Recorded, RecordedRequest
+from perf.sim.replay.again import Recorded, RecordedRequest
 from protocol import Outcome
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_pausing import scene
@@ -40,7 +40,9 @@ async def test_what_is_recorded_holds_no_content(service: Service) -> None:
     assert b"secret" not in text and b"w0" not in text
     recording = (await recording_of(service)).around(request)
     assert recording.request == request and recording.requests == [request]
-    assert list(recording.instances) == list(service.orchestrator.registry.instances)
+    assert [one.name for one in recording.instances] == list(
+        service.orchestrator.registry.instances
+    )
     assert msgspec.json.decode(text)["settings"].keys() >= {"queue", "dispatch"}
 
 

@@ -15,12 +15,7 @@ from catalog.errors import PoolFileInvalid, StartFailed
 from orchestrator.lanes.grpc_call import CallEnded, open_call
 from orchestrator.settings import InvalidSettings, load_settings
 from orchestrator.tls import SETTING, Tls, open_channel, stated_tls
-from pool.engines.triton import (
-    TritonInstall,
-    TritonPorts,
-    TritonSpec,
-    triton_command,
-)
+from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec, triton_command
 from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import parse_pool_file
 from pool.units.triton import TritonInstance
@@ -145,11 +140,7 @@ async def why_not(address: str, **settings: Any) -> str:
 
 @pytest.mark.parametrize("as_file", [True, False])
 async def test_without_ca_grpcs_own_client_trusts_whom_the_system_does(
-    echo: Echo,
-    made: Certificates,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    as_file: bool,
+    echo: Echo, made: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_file: bool
 ) -> None:
     """It would take the list that it brings with it, and none of an operator's own."""
     trusted = tmp_path / ("trusted.pem" if as_file else "0123abcd.0")

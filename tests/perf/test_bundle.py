@@ -27,7 +27,7 @@ def bundle(*figures: Figure, **changes: object) -> Bundle:
         "engine_digest": "aa" * 32,
         "model": "demo",
         "model_digest": "bb" * 32,
-        "results": [BenchResult("b", "what", 1.0, list(figures))],
+        "results": [BenchResult("relay", "what", 1.0, list(figures))],
     }
     return Bundle(**(fields | changes))  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from perf.chaos import polls
-from perf.chaos.__main__ import Allowed, plan_of, plan_of_kills
+from perf.chaos.__main__ import plan_of, plan_of_kills
 from perf.chaos.checks import judge_rounds
 from perf.chaos.clients import Ledger
 from perf.chaos.gates import Gate
@@ -75,9 +75,8 @@ def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more()
 
 
 def test_orchestrators_stand_still_as_often_as_they_are_killed() -> None:
-    can = Allowed(has_network=False, disks={}, skipped=[])
     for plan in (
-        plan_of(random.Random(1), "orchestrator", can, "torch"),
+        plan_of(random.Random(1), "orchestrator", "torch"),
         plan_of_kills(random.Random(1), 20, 20),
     ):
         kills, stops = sum(fault.kills for fault in plan), sum(fault.stops for fault in plan)
@@ -120,9 +119,8 @@ async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_i
 
 
 def test_a_device_dies_in_every_way_where_it_is_a_simulated_one() -> None:
-    can = Allowed(has_network=False, disks={}, skipped=[])
     paced, torch = (
-        {fault.name for fault in plan_of(random.Random(1), "the device under worker 1", can, name)}
+        {fault.name for fault in plan_of(random.Random(1), "the device under worker 1", name)}
         for name in ("synthetic-paced", "torch")
     )
     assert len(paced) == len(DeviceFault) and not torch

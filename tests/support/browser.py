@@ -149,10 +149,7 @@ class Tab:
     async def js(self, expression: str) -> Any:
         """The value of an expression in the page; promises are waited for."""
         answer = await self._send(
-            "Runtime.evaluate",
-            expression=expression,
-            awaitPromise=True,
-            returnByValue=True,
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -257,10 +254,7 @@ class Tab:
 @asynccontextmanager
 async def open_tab(devtools: str, url: str, **size: int) -> AsyncIterator[Tab]:
     """The tab, at an address."""
-    async with (
-        aiohttp.ClientSession() as http,
-        http.ws_connect(devtools, max_msg_size=0) as socket,
-    ):
+    async with aiohttp.ClientSession() as http, http.ws_connect(devtools, max_msg_size=0) as socket:
         tab = Tab(socket)
         reading = asyncio.create_task(tab.read())
         try:

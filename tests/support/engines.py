@@ -213,8 +213,7 @@ class LaneClient:
     def begin(self, handle: int, tokens: int = 1) -> None:
         """Wait for its first tokens."""
         self.wait(
-            lambda: len(self.ids(handle)) >= tokens or self.ends(handle),
-            f"tokens of job {handle}",
+            lambda: len(self.ids(handle)) >= tokens or self.ends(handle), f"tokens of job {handle}"
         )
 
     def end(self, handle: int) -> End:

@@ -635,7 +635,8 @@ class _FakeLane:
                 await asyncio.sleep(plan.step_s)
             await self._may_go_on[job.handle].wait()
             count = min(plan.per_delta, total - made)
-            await self.send(deltas=[self._delta(job, plan, range(made, made + count))])
+            told = {} if made else {"cached": [(job.handle, plan.cached)]}
+            await self.send(deltas=[self._delta(job, plan, range(made, made + count))], **told)
             made += count
             self.worker.tokens_total += count
         return made, plan.reason, None, ""

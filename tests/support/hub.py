@@ -74,11 +74,7 @@ class Hub:
         siblings = []
         for path, content in self.files.items():
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            sibling: dict[str, object] = {
-                "rfilename": path,
-                "size": len(content),
-                "blobId": git,
-            }
+            sibling: dict[str, object] = {"rfilename": path, "size": len(content), "blobId": git}
             if len(content) >= self.large_bytes:
                 digest = hashlib.sha256(content).hexdigest()
                 sibling["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}

@@ -70,6 +70,8 @@ class News:
 
     def emission_sampled(self, seconds: float, tokens: int) -> None: ...
 
+    def on_cached(self, tokens: int) -> None: ...
+
     def on_started(self, wait_ms: float) -> None:
         self.started += 1
 

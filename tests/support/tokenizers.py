@@ -46,11 +46,7 @@ def sentencepiece() -> Tokenizer:
     )
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-        ]
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     return _with_added(tokenizer)
 

@@ -115,7 +115,7 @@ def test_the_choice_and_its_reason_are_on_the_card(
 ) -> None:
     class Builder:
         @staticmethod
-        def build_engine(asked: WorkerSettings, clock: object) -> LoadedEngine:
+        def build_engine(asked: WorkerSettings, clock: object, **own: object) -> LoadedEngine:
             card = make_card(engine=asked.engine)
             return LoadedEngine(None, None, card)  # type: ignore[arg-type]
 

@@ -10,11 +10,14 @@ from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, engine_digest, model_card, pooling_of
 from worker.engine.engine import Engine, EngineConfig
+from worker.engine.sizes import fitting, largest
+from worker.engine.step_costs import measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
 from worker.kv_disk.disk_tier import open_disk_tier
 from worker.loaded import LoadedEngine, LoadTiming
+from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.folder import why_unservable
 from worker.runner.base import BuiltRunner
@@ -29,8 +32,10 @@ from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
 
 
-def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
-    """Load what ``settings`` name.
+def build_engine(
+    settings: WorkerSettings, clock: Clock = time.monotonic, *, measures: bool = False
+) -> LoadedEngine:
+    """Load what ``settings`` name; with ``measures`` the card says what a model's steps take.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
     settings that do not fit each other, each with what to do about it.
@@ -51,7 +56,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     with ThreadPoolExecutor(3, "tidegate-build") as threads:
         hashing = threads.submit(timing.timed("digest")(model_digest), path)
         return threads.submit(
-            _build, settings, config, script, clock, timing, hashing, threads
+            _build, settings, config, script, clock, timing, hashing, threads, measures
         ).result()
 
 
@@ -86,7 +91,11 @@ def _build(
     timing: LoadTiming,
     hashing: Future[str],
     threads: ThreadPoolExecutor,
+    measures: bool,
 ) -> LoadedEngine:
+    read = settings
+    if measures:
+        settings = largest(read)
     limits = SchedulerConfig(
         vocab_size=config.vocab_size,
         context_tokens=config.context_tokens,
@@ -116,8 +125,20 @@ def _build(
         words = tokenizer.plain_words(CYCLE_WORDS)
         built = build_synthetic_runner(settings, config.context_tokens, words, eos, clock)
 
-    grammars = compiling.result() if compiling is not None else None
     limits = replace(limits, tile_tokens=built.tile_tokens)
+    costs = built.step_costs
+    if measures and settings.engine == "torch":
+        with timing.timed("step_costs"):
+            costs = measure(built.runner, limits, built.blocks)
+        if costs is not None:
+            model_log.info(
+                "ms of a step by its rows: %s; each prompt token adds %.3f",
+                ", ".join(f"{n} {ms:.2f}" for n, ms in zip(costs.rows, costs.step_ms, strict=True)),
+                costs.prompt_token_ms,
+            )
+            limits = fitting(read, limits, costs)
+            costs = costs.up_to(limits.max_running)
+    grammars = compiling.result() if compiling is not None else None
     pool = BlockPool(built.blocks)
     if built.memory is not None:
         pool = BlockPool(built.blocks, built.memory.clear)
@@ -136,13 +157,15 @@ def _build(
         block_tokens=BLOCK_TOKENS,
         context_tokens=scheduler.capacity_tokens,
         full_context_tokens=config.context_tokens,
-        max_step_tokens=settings.max_step_tokens,
+        max_running=limits.max_running,
+        max_step_tokens=limits.max_step_tokens,
         grammars="" if grammars is None else library_version(),
         pooling=pooling_of(settings),
         can_pause=True,
         can_continue=True,
         quantization=settings.quantize if has_model else "",
         deterministic=settings.deterministic and has_model,
+        step_costs=costs,
     )
     engine = Engine(
         scheduler,

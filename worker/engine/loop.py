@@ -448,16 +448,17 @@ class EngineLoop:
                 ids, row_logprobs = _head(ids, row_logprobs, new)
                 text_tokens, end_reason = request.limit_tokens, None
             book(row, ids)
+            cached = None
             if request.first_token_at is None:
-                request.first_token_at = now
+                request.first_token_at, cached = now, request.cached_tokens
             tokens += new
             if end_reason is None:
                 if text_tokens < request.limit_tokens:
-                    events.append(JobTokens(job, ids, row_logprobs))
+                    events.append(JobTokens(job, ids, row_logprobs, cached))
                     continue
                 end_reason = LENGTH
             if job.sampling.max_tokens and job.pooling is None:
-                events.append(JobTokens(job, ids, row_logprobs))
+                events.append(JobTokens(job, ids, row_logprobs, cached))
                 self._step_time.answered(text_tokens - request.prompt_tokens)
             else:  # it was to read its prompt only
                 tokens -= new

@@ -41,6 +41,7 @@ def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Load
         )
     where = "worker.engines.vllm" if name == "vllm" else "worker.engine"
     builder = import_module(f"{where}.build")
-    loaded = builder.build_engine(settings.model_copy(update={"engine": name}), clock)
+    own = {} if name == "vllm" else {"measures": True}
+    loaded = builder.build_engine(settings.model_copy(update={"engine": name}), clock, **own)
     assert isinstance(loaded, LoadedEngine)
     return replace(loaded, card=msgspec.structs.replace(loaded.card, engine_reason=why))

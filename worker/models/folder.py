@@ -98,8 +98,8 @@ def _gguf(path: Path) -> str | None:
 
 def _gguf_advice(what: str) -> str:
     return (
-        f"{what} is in GGUF, llama.cpp's format, which no worker reads: tidegate up --model"
-        " FILE.gguf starts llama.cpp's server with it; or take the original checkpoint with"
+        f"{what} is in GGUF, llama.cpp's format: tidegate models add FILE.gguf makes a checkpoint"
+        " of it, and so does tidegate up --model FILE.gguf; or take the original checkpoint with"
         " safetensors, from which it was made"
     )
 

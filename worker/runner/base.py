@@ -5,6 +5,7 @@ Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from protocol import StepCosts
 from worker.kv_disk.base import KVMemory
 from worker.memory import MemoryGuard
 from worker.scheduler.plan import Plan, StepResult
@@ -84,3 +85,5 @@ class BuiltRunner(NamedTuple):
     guard: MemoryGuard | None = None
     tile_tokens: int = 1
     """See ``SchedulerConfig``."""
+    step_costs: StepCosts | None = None
+    """What its steps take, where that is known without a measurement."""

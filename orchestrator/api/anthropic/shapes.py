@@ -31,12 +31,7 @@ def blocks_of(output: Output) -> list[object]:
     if output.content:
         blocks.append({"type": "text", "text": output.content})
     blocks += [
-        {
-            "type": "tool_use",
-            "id": new_call_id(),
-            "name": call.name,
-            "input": _input(call),
-        }
+        {"type": "tool_use", "id": new_call_id(), "name": call.name, "input": _input(call)}
         for call in output.calls
     ]
     return blocks
@@ -85,8 +80,8 @@ def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | 
 
 
 def usage(task: Task) -> dict[str, int]:
-    """Token counts. Each prompt token is in one of three fields. Until the end the cached part is
-    the instance's report at placement; caching costs no fee."""
+    """Token counts. Each prompt token is in one of three fields. From the first token on the worker
+    has reported its prefix cache's part; caching costs no fee."""
     told = min(task.likely_cached, task.prompt_tokens)
     cached = told if task.ending is None else task.cached_tokens
     return {

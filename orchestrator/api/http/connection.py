@@ -53,11 +53,7 @@ class Connection(RequestHandler):
     nothing for the idle timeout. A client that only ends its side after a whole request still gets
     its answer; see ``hang_ups``."""
 
-    def __init__(
-        self,
-        server: "_Server",
-        **options: Any,
-    ) -> None:
+    def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
         self._settings = server.settings
         self._limit = server.limit

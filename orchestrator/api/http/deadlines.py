@@ -223,11 +223,7 @@ def _budgets(headers: Headers, arrival: Instant) -> Iterator[_Limit]:
 
 
 def _limits_of_others(
-    headers: Headers,
-    name: str,
-    read: _Read,
-    ignored: MutableSequence[str],
-    unit_s: float = 1.0,
+    headers: Headers, name: str, read: _Read, ignored: MutableSequence[str], unit_s: float = 1.0
 ) -> Iterator[_Limit]:
     """Limits from a header that gateways or SDKs add; 0 means no limit."""
     for value in headers.getall(name, ()):

@@ -143,9 +143,7 @@ async def submitted_before(
 
 
 async def _look(
-    orchestrator: Orchestrator,
-    durable: DurableTasks,
-    find: Callable[[], Awaitable[Found | None]],
+    orchestrator: Orchestrator, durable: DurableTasks, find: Callable[[], Awaitable[Found | None]]
 ) -> tuple[TaskRow, Task] | None:
     """The task that ``find`` finds, or None. Raises ``NotFound`` for one that was forgotten."""
     for _ in range(2):

@@ -165,11 +165,7 @@ class TaskEvents(NumberedEvents):
         self._stream.finish(last + self._event(number, kind, _terminal_data(task, ending)))
 
     def _token_events(
-        self,
-        first: int,
-        ids: Sequence[int],
-        texts: Sequence[str],
-        logprobs: Sequence[TokenLogprob],
+        self, first: int, ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[TokenLogprob]
     ) -> bytes:
         """An event per token that the client lacks; ``first`` is the index of ``ids[0]``."""
         events = []

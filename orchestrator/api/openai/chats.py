@@ -8,10 +8,11 @@ import msgspec
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.images import image_of_url, refuse_file
 from orchestrator.api.http.tools import read_call, template_arguments
+from orchestrator.api.openai.tools import INPUT
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Chat, Message, said_by
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.tools import Tool, ToolCall
 from protocol import excerpt
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -48,12 +49,20 @@ class CalledFunction(msgspec.Struct, frozen=True, gc=False):
     """A JSON object, as such or in a string."""
 
 
+class CalledText(msgspec.Struct, frozen=True, gc=False):
+    """A call of a tool of free text."""
+
+    name: str
+    input: str
+
+
 class MessageToolCall(msgspec.Struct, frozen=True, gc=False):
     """A tool call that the model made in an earlier turn, as it was sent to the client."""
 
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledText | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function", "custom"] | None = None
     index: Unused = NULL
     """Index from a stream's delta, which some clients keep as it came."""
 
@@ -125,7 +134,7 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
         return _result(message, content, f"messages[{at}].tool_call_id", called)
     calls = message.tool_calls or ()
     if message.function_call is not None:
-        calls = (*calls, MessageToolCall(message.function_call, f"call_{at}"))
+        calls = (*calls, MessageToolCall(message.function_call, id=f"call_{at}"))
     if parts and not calls:
         return said_by("user", parts)
     if not calls:
@@ -133,22 +142,23 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     if message.role != "assistant":
         where = f"messages[{at}].tool_calls"
         raise InvalidRequest(f"{where}: only an assistant's message has tool calls", field=where)
-    for call in calls:
-        called[call.id or ""] = call.function.name
+    said = tuple(_call(call, f"messages[{at}].tool_calls[{n}]") for n, call in enumerate(calls))
+    called |= {call.id: call.name for call in said}
     return Message(
         "assistant",
         content,
-        calls=tuple(
-            read_call(
-                call.id or "",
-                call.function.name,
-                call.function.arguments,
-                f"messages[{at}].tool_calls[{n}].function.arguments",
-            )
-            for n, call in enumerate(calls)
-        ),
+        calls=said,
         reasoning=message.reasoning_content or message.reasoning or _thoughts_of(message.content),
     )
+
+
+def _call(call: MessageToolCall, where: str) -> ToolCall:
+    call_id, text, function = call.id or "", call.custom, call.function
+    if text is not None and call.type != "function":
+        return ToolCall(call_id, text.name, {INPUT: text.input}, len(text.name) + len(text.input))
+    if function is None:
+        raise InvalidRequest(f"{where}: expected function, or custom", field=where)
+    return read_call(call_id, function.name, function.arguments, f"{where}.function.arguments")
 
 
 def _is_image(part: str | ContentPart) -> bool:

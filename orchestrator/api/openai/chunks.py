@@ -16,8 +16,8 @@ from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai import echo
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.shapes import (
+    Deltas,
     Shape,
-    delta_of,
     error_body,
     stop_reason,
     stop_text,
@@ -197,6 +197,7 @@ class ParsedChunkStream(ChunkStream):
         """Takes the arguments of ``ChunkStream`` after ``output``."""
         super().__init__(*args, **kwargs)
         self._output = output
+        self._deltas = Deltas(self._choices.request.free_texts)
         self._around_reasoning: list[bytes] = []
         self._around_arguments: dict[int, list[bytes]] = {}
         """Encoded parts around a call's arguments, by the call's index."""
@@ -222,31 +223,31 @@ class ParsedChunkStream(ChunkStream):
                     self._around_reasoning = around
                     self._stream.send(_encode(text).join(around))
                     return
-                case CallArguments(index, json):
+                case CallArguments(index, json) if index not in self._deltas.texts:
                     around = self._around_arguments.get(index) or self._cut(
                         task, CallArguments(index, _PLACE)
                     )
                     self._around_arguments[index] = around
                     self._stream.send(_encode(json).join(around))
                     return
-        if said := delta_of(pieces):
+        if said := self._deltas.of(pieces):
             self._stream.send(self._event_of(task, said))
 
     def _cut(self, task: Task, piece: Piece) -> list[bytes]:
         """The parts before, between and after the piece's text in a chunk with nothing else."""
-        return self._event_of(task, delta_of([piece])).split(_encode(_PLACE))
+        return self._event_of(task, self._deltas.of([piece])).split(_encode(_PLACE))
 
     def _event_of(self, task: Task, said: dict[str, object]) -> bytes:
         choice = self._shape.delta(self._index, None) | {"delta": said}
         return _event(self._chunk(task, [choice]))
 
     def _last(self, ending: Ending, tail: str) -> dict[str, object]:
-        said = delta_of(self._output.finish(tail, ending))
+        said = self._deltas.of(self._output.finish(tail, ending))
         reason = "tool_calls" if self._output.is_calling(ending) else ending.finish_reason.value
         return self._shape.delta(self._index, None, None, reason) | {"delta": said}
 
     def _token(self, token_id: int, text: str, logprobs: object) -> dict[str, object]:
-        said = delta_of(self._output.feed_token(token_id, text))
+        said = self._deltas.of(self._output.feed_token(token_id, text))
         return self._shape.delta(self._index, None, logprobs) | {"delta": said}
 
 

@@ -262,7 +262,8 @@ class _Text(Transcript):
             pieces = [*self.output.feed(Delta(0, self.ids, self.texts))]
             pieces += self.output.finish(tail, ending)
             reason = "tool_calls" if self.output.is_calling(ending) else reason
-            choice = shape.message(index, collect(pieces), logprobs, reason)
+            free_texts = self._choices.request.free_texts
+            choice = shape.message(index, collect(pieces), logprobs, reason, free_texts)
         choice["stop_reason"] = stop_reason(ending)
         if options.token_ids:
             choice["token_ids"] = self.ids

@@ -7,17 +7,19 @@ as in https://platform.openai.com/docs/guides/error-codes.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
 
 from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.finding import ID_PREFIXES
+from orchestrator.api.openai.tools import INPUT, free_text
 from orchestrator.errors import TidegateError
 from orchestrator.parsing import (
     CallArguments,
     CallBegins,
+    CallEnds,
     CallFails,
     Content,
     Output,
@@ -80,7 +82,7 @@ class Shape:
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def message(
-        self, index: int, output: Output, logprobs: object, finish_reason: str
+        self, index: int, output: Output, logprobs: object, finish_reason: str, free_texts: Set[str]
     ) -> dict[str, object]:
         """A choice of a chat in one piece, from parsed output."""
         message: dict[str, object] = {
@@ -92,11 +94,7 @@ class Shape:
             message |= _reasoning(output.reasoning)
         if output.calls:
             message["tool_calls"] = [
-                {
-                    "id": new_call_id(),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
+                {"id": new_call_id()} | _call(call.arguments, call.name, call.name in free_texts)
                 for call in output.calls
             ]
         choice = {"index": index, "message": message}
@@ -164,30 +162,52 @@ class Shape:
         return told
 
 
-def delta_of(pieces: Iterable[Piece]) -> dict[str, object]:
-    """The ``delta`` that pieces add to a chat, as a chunk has it."""
-    reasoning = content = ""
-    calls: list[dict[str, object]] = []
-    for piece in pieces:
-        match piece:
-            case Content(text):
-                content += text
-            case Reasoning(text):
-                reasoning += text
-            case CallBegins(index, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": index, "id": new_call_id(), "type": "function"}
-                calls.append(call | {"function": function})
-            case CallArguments(index, json):
-                calls.append({"index": index, "function": {"arguments": json}})
-            case CallFails(_, text, is_cut=False):
-                content += text  # the client cannot read the part of the call that it has
-    delta: dict[str, object] = _reasoning(reasoning) if reasoning else {}
-    if content:
-        delta["content"] = content
-    if calls:
-        delta["tool_calls"] = calls
-    return delta
+class Deltas:
+    """Makes the ``delta`` of each chunk of a chat. A call's free text is told once it is whole."""
+
+    def __init__(self, free_texts: Set[str]) -> None:
+        self._free_texts = free_texts
+        self.texts: dict[int, list[str]] = {}
+        """Parts of the arguments of open calls of free text, by the calls' indexes."""
+
+    def of(self, pieces: Iterable[Piece]) -> dict[str, object]:
+        """What pieces add to the chat."""
+        reasoning = content = ""
+        calls: list[dict[str, object]] = []
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    content += text
+                case Reasoning(text):
+                    reasoning += text
+                case CallBegins(index, name):
+                    if is_text := name in self._free_texts:
+                        self.texts[index] = []
+                    call = {"index": index, "id": new_call_id()}
+                    calls.append(call | _call("", name, is_text))
+                case CallArguments(index, json) if index in self.texts:
+                    self.texts[index].append(json)
+                case CallArguments(index, json):
+                    calls.append({"index": index} | _call(json))
+                case CallEnds(index) | CallFails(index, is_cut=True) if index in self.texts:
+                    arguments = "".join(self.texts.pop(index))
+                    calls.append({"index": index} | _call(arguments, is_text=True))
+                case CallFails(index, text, is_cut=False):
+                    self.texts.pop(index, None)
+                    content += text  # the client cannot read the part of the call that it has
+        delta: dict[str, object] = _reasoning(reasoning) if reasoning else {}
+        if content:
+            delta["content"] = content
+        if calls:
+            delta["tool_calls"] = calls
+        return delta
+
+
+def _call(arguments: str, name: str = "", is_text: bool = False) -> dict[str, object]:
+    """A call, or more of one without its name; ``is_text``: of a tool of free text."""
+    kind = "custom" if is_text else "function"
+    said = {INPUT: free_text(arguments)} if is_text else {"arguments": arguments}
+    return {"type": kind, kind: {"name": name} | said} if name else {kind: said}
 
 
 def new_call_id() -> str:

@@ -1,7 +1,7 @@
 """Tools in OpenAI's chat bodies, and which of them may or must be called."""
 
 from collections.abc import Set
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -13,6 +13,53 @@ from orchestrator.parsing import ToolUse
 from orchestrator.tasks.tools import Tool
 from protocol import excerpt
 
+INPUT: Final = "input"
+"""The only argument of a tool of free text, as the model knows it."""
+_TEXT: Final = msgspec.Raw(
+    b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
+    b'"additionalProperties":false}'
+)
+
+
+class TextGrammar(msgspec.Struct, frozen=True):
+    syntax: str = ""
+    definition: str = ""
+
+
+class FreeTextFormat(TextGrammar, frozen=True):
+    """How a tool's free text is to be written; chats have the grammar in a field of its own."""
+
+    type: str = "text"
+    grammar: TextGrammar | None = None
+
+
+class _FreeText(msgspec.Struct, gc=False):
+    input: str
+
+
+_text_decoder = msgspec.json.Decoder(_FreeText)
+
+
+def free_text_tool(
+    name: str, description: str | None, format: FreeTextFormat | None, where: str
+) -> Tool:
+    """A tool of free text as a function, which is all that models know. Its description tells the
+    form of the text, which nothing else enforces. Raises ``InvalidRequest``."""
+    text, stated = description or "", format and (format.grammar or format)
+    if stated and stated.definition:
+        syntax = excerpt(stated.syntax, 32)
+        text += f"\n\nThe input is text by this {syntax} grammar:\n{stated.definition}"
+    tool = read_tool(name, text, _TEXT, None, where)
+    return msgspec.structs.replace(tool, is_free_text=True)
+
+
+def free_text(arguments: str) -> str:
+    """The text of a call of such a function; else the model's own words: the client judges them."""
+    try:
+        return _text_decoder.decode(arguments).input
+    except msgspec.DecodeError:
+        return arguments
+
 
 class FunctionBody(msgspec.Struct, frozen=True):
     name: str
@@ -21,21 +68,29 @@ class FunctionBody(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
-class ToolBody(msgspec.Struct, frozen=True):
-    """A tool. Functions are the only type that is served."""
+class CustomBody(msgspec.Struct, frozen=True):
+    name: str
+    description: str | None = None
+    format: FreeTextFormat | None = None
 
-    type: Literal["function"]
-    function: FunctionBody
+
+class ToolBody(msgspec.Struct, frozen=True):
+    """A function, or a tool of free text. No other types are served."""
+
+    type: Literal["function", "custom"]
+    function: FunctionBody | None = None
+    custom: CustomBody | None = None
     cache_control: Unused = NULL
 
 
-class _ChosenFunction(msgspec.Struct, frozen=True):
+class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
 class _AllowedTool(msgspec.Struct, frozen=True):
-    type: Literal["function"]
-    function: _ChosenFunction
+    type: Literal["function", "custom"]
+    function: _Named | None = None
+    custom: _Named | None = None
 
 
 class _AllowedTools(msgspec.Struct, frozen=True):
@@ -43,11 +98,10 @@ class _AllowedTools(msgspec.Struct, frozen=True):
     mode: Literal["auto", "required"] = "auto"
 
 
-class ChosenTool(msgspec.Struct, frozen=True):
+class ChosenTool(_AllowedTool, frozen=True):
     """The one tool that must be called, or those that may or must be."""
 
-    type: Literal["function", "allowed_tools"]
-    function: _ChosenFunction | None = None
+    type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]
     allowed_tools: _AllowedTools | None = None
 
 
@@ -59,16 +113,23 @@ def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
     """A body's ``tools``. Raises ``InvalidRequest``."""
     require_bounds(stated)
     tools: list[ToolBody] | None = decode_part(stated, _tools_reader, "tools")
-    return tuple(
-        read_tool(
-            tool.function.name,
-            tool.function.description,
-            tool.function.parameters,
-            tool.function.strict,
-            f"tools[{at}].function",
-        )
-        for at, tool in enumerate(tools or ())
-    )
+    return tuple(_tool_of(tool, f"tools[{at}]") for at, tool in enumerate(tools or ()))
+
+
+def _tool_of(tool: ToolBody, where: str) -> Tool:
+    if tool.type == "function" and (own := tool.function):
+        where = f"{where}.function"
+        return read_tool(own.name, own.description, own.parameters, own.strict, where)
+    if tool.type == "custom" and (text := tool.custom):
+        return free_text_tool(text.name, text.description, text.format, f"{where}.custom")
+    raise _missing(f"{where}.{tool.type}")
+
+
+def _name_in(chosen: _AllowedTool | ChosenTool, where: str) -> str:
+    named = chosen.custom if chosen.type == "custom" else chosen.function
+    if named is None:
+        raise _missing(f"{where}.{chosen.type}")
+    return named.name
 
 
 def tool_use_of(
@@ -82,13 +143,14 @@ def tool_use_of(
         return use_of(tools, choice, "", is_parallel=is_parallel)
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None:
-            raise _missing("allowed_tools")
-        names = {tool.function.name for tool in choice.allowed_tools.tools}
-        some = allowed_of(tools, names, "tool_choice.allowed_tools.tools")
+            raise _missing("tool_choice.allowed_tools")
+        where = "tool_choice.allowed_tools.tools"
+        allowed = enumerate(choice.allowed_tools.tools)
+        names = {_name_in(tool, f"{where}[{at}]") for at, tool in allowed}
+        some = allowed_of(tools, names, where)
         return use_of(some, choice.allowed_tools.mode, "", is_parallel=is_parallel)
-    if choice.function is None:
-        raise _missing("function")
-    return use_of(tools, None, choice.function.name, is_parallel=is_parallel)
+    only = _name_in(choice, "tool_choice")
+    return use_of(tools, None, only, is_parallel=is_parallel)
 
 
 def allowed_of(tools: tuple[Tool, ...], names: Set[str], field: str) -> tuple[Tool, ...]:
@@ -125,4 +187,4 @@ def use_of(
 
 
 def _missing(field: str) -> InvalidRequest:
-    return InvalidRequest(f"tool_choice.{field} is required", field=f"tool_choice.{field}")
+    return InvalidRequest(f"{field} is required", field=field)

@@ -134,6 +134,11 @@ class ParsedCompletion(NamedTuple):
     options: AnswerOptions
     tools: ToolUse | None = None
 
+    @property
+    def free_texts(self) -> frozenset[str]:
+        """Names of the tools of free text."""
+        return self.tools.free_texts if self.tools else frozenset()
+
 
 class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that both kinds of completion have in common."""

@@ -250,10 +250,7 @@ def _fine(operation: Operation) -> dict[str, Any]:
 def _error(dialect: Dialect) -> dict[str, Any]:
     """The error response of a dialect, in the shape of an example."""
     example = dialect.error_body(TidegateError("an internal error occurred"), "an-id")
-    return {
-        "description": "An error",
-        "content": {JSON: {"schema": _shape_of(example)}},
-    }
+    return {"description": "An error", "content": {JSON: {"schema": _shape_of(example)}}}
 
 
 def _shape_of(example: object) -> dict[str, Any]:

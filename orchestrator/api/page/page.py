@@ -120,10 +120,7 @@ def _answer(request: web.Request, name: str) -> web.Response:
 
 
 def routes() -> list[web.RouteDef]:
-    return [
-        web.get("/", index),
-        web.get(f"{PAGE_FILES}/{{name:.+}}", file),
-    ]
+    return [web.get("/", index), web.get(f"{PAGE_FILES}/{{name:.+}}", file)]
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {

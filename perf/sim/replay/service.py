@@ -109,5 +109,6 @@ def virtual_card(
         max_step_tokens=spec.step_tokens,
         can_pause=True,
         can_continue=True,
+        step_costs=spec.cost.steps_of(spec.slots),
         lacks=(Feature.FINISH,),  # as its worker says: another card would be read in a thread
     )

@@ -9,13 +9,7 @@ from clips.dispatch import link
 from clips.dispatch.fleet import ClipHealth
 from clips.state import StageState
 from orchestrator.lanes.grpc_call import GrpcCall
-from tests.clips.api.test_slots import (
-    RECIPE,
-    serving,
-    status_of,
-    submit,
-    until_ended,
-)
+from tests.clips.api.test_slots import RECIPE, serving, status_of, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker
 from tests.support.fake_slots import FakeClips, FakePlan, clips_of, make_state
 from tests.support.fake_worker import FakeWorker

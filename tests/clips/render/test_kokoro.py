@@ -14,8 +14,7 @@ from worker.errors import BrokenCheckpoint, LoadError
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of libraries that kokoro imports
     pytest.mark.skipif(
-        importlib.util.find_spec("kokoro") is None,
-        reason="speech by Kokoro: tidegate[slot-kokoro]",
+        importlib.util.find_spec("kokoro") is None, reason="speech by Kokoro: tidegate[slot-kokoro]"
     ),
 ]
 

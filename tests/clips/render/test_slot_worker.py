@@ -232,9 +232,7 @@ def test_a_cancelled_clip_is_encoded_no_further(
     served.ask().wait_final()
 
 
-def test_dl17_a_clip_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(
-    served: Served,
-) -> None:
+def test_dl17_a_clip_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(served: Served) -> None:
     for _ in range(2):  # an hour for next to no work
         served.rig.times[Stage.VIDEO].observe(3600.0, 1e-3)
     stopped = served.ask(deadline_ms=60_000)

@@ -84,9 +84,7 @@ async def test_no_more_lines_than_the_window_and_the_owner_allow(make_life: Make
         await life.batches.close()
 
 
-async def test_the_batch_that_is_due_first_goes_first_and_owners_share(
-    make_life: MakeLife,
-) -> None:
+async def test_the_batch_that_is_due_first_goes_first_and_owners_share(make_life: MakeLife) -> None:
     gate, order = asyncio.Event(), list[str]()
 
     async def plan(line: BatchLine) -> LineResult:

@@ -29,11 +29,7 @@ async def test_or14_a_text_that_cannot_end_before_the_drain_does_is_moved(
 ) -> None:
     """A planned move is no retry: neither tries nor their budget count."""
     service, first, second = await two(
-        make_worker,
-        make_service,
-        {"can_continue": True},
-        ATTEMPTS=1,
-        RETRY_SHARE=0.0,
+        make_worker, make_service, {"can_continue": True}, ATTEMPTS=1, RETRY_SHARE=0.0
     )
     second.plan = lambda submit: Plan(speak=speak)
     running = await begin_text(service, first)
@@ -92,10 +88,7 @@ async def test_or14_an_operator_says_until_when_an_instance_is_to_be_free(
 
 @pytest.mark.parametrize("grace_ms", [None, 60_000])
 async def test_or14_an_orchestrator_drains_by_api_and_may_take_work_again(
-    worker: FakeWorker,
-    service: Service,
-    grace_ms: float | None,
-    monkeypatch: pytest.MonkeyPatch,
+    worker: FakeWorker, service: Service, grace_ms: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "COME_BACK_S", 0.1)
     running = await begin_text(service, worker)

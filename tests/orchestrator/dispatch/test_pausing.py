@@ -635,11 +635,7 @@ async def test_or11_who_never_reads_on_loses_its_place(
 ) -> None:
     """Paused or not, within the time that a slow client has; and at once when it goes."""
     worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(
-        worker,
-        MOST_BACKLOG=0,
-        CLIENT_TIMEOUT_S=60.0 if gone else 0.4,
-    )
+    service = await make_service(worker, MOST_BACKLOG=0, CLIENT_TIMEOUT_S=60.0 if gone else 0.4)
     reading = Reading(service, worker)
     client, task = await reading.begin()
     await service.until(lambda: task.is_unread)

@@ -256,11 +256,7 @@ async def test_or10_a_fault_while_one_is_judged_costs_no_other_its_retry(
     make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, first, second = await two(
-        make_worker,
-        make_service,
-        SUSPECT_AFTER_S=0.3,
-        DOWN_AFTER_S=30,
-        dispatch__hedge_share=0,
+        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30, dispatch__hedge_share=0
     )
     held = Plan(stall_at=0, speak=speak)
     first.plan = lambda submit: held
@@ -402,10 +398,7 @@ def fail_all(workers: list[FakeWorker], way: str) -> None:
 
 @pytest.mark.parametrize("way", ["the worker says so", "it is back as another process"])
 async def test_a_request_that_two_workers_died_with_is_not_sent_to_a_third(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-    way: str,
-    caplog: pytest.LogCaptureFixture,
+    make_worker: MakeWorker, make_service: MakeService, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     service, workers = await three(make_worker, make_service)
     fail_all(workers, way)

@@ -27,13 +27,7 @@ def test_the_pause_grows_while_nothing_is_asked_for_and_is_short_again_for_the_n
     rig = Rig()
     registry, in_flight = cast(Any, NoInstances(rig)), cast(Any, ["a job"])
     rows = RowControl(
-        cast(Any, None),
-        registry,
-        rig.prediction,
-        rig.queue,
-        in_flight,
-        rig.clock,
-        enabled=True,
+        cast(Any, None), registry, rig.prediction, rig.queue, in_flight, rig.clock, enabled=True
     )
 
     def pauses(seconds: float) -> list[int]:

@@ -276,9 +276,7 @@ async def test_or25_a_lane_whose_server_says_goodbye_is_replaced_before_it_is_cu
 
 
 async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-    caplog: pytest.LogCaptureFixture,
+    make_worker: MakeWorker, make_service: MakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Triton keeps what a stream has carried for as long as the stream lives."""
     worker = await make_worker()

@@ -186,9 +186,7 @@ async def test_only_our_own_workers_swap_models(folder: Path, make_service: Make
     await server.start()
     service = await make_service(instances=(server.entry(folder, name="theirs"),))
     async with service.http.post(
-        "/v2/instances/theirs/swap",
-        json={"model": "another"},
-        headers=OPERATOR,
+        "/v2/instances/theirs/swap", json={"model": "another"}, headers=OPERATOR
     ) as response:
         assert response.status == 400
         assert "another server's" in (await response.json())["error"]["message"]

@@ -22,12 +22,7 @@ class Peer:
         self.ends: list[SessionEnd] = []
         self.sessions = 0
         self.reconnector = Reconnector(
-            "lane",
-            "here:1",
-            self._session,
-            self._on_end,
-            rng=random.Random(1),
-            expected=(Gone,),
+            "lane", "here:1", self._session, self._on_end, rng=random.Random(1), expected=(Gone,)
         )
 
     async def _session(self) -> None:

@@ -5,14 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.parsing import (
-    CallFormat,
-    Output,
-    OutputFormat,
-    OutputParser,
-    ToolUse,
-    collect,
-)
+from orchestrator.parsing import CallFormat, Output, OutputFormat, OutputParser, ToolUse, collect
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules, without_notes
@@ -20,7 +13,8 @@ from orchestrator.tasks.tools import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
 from tests.support.fake_worker import tokenizer_json
 
-HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY = CallFormat
+HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY, *NEWER = CallFormat
+KIMI_K2, MINIMAX_M3, SEED_OSS, GEMMA4, FUNCTIONGEMMA, GRANITE, PHI4_MINI, APRIEL = NEWER
 THINK = TAGS["think"]
 SCHEMA = {
     "properties": {"city": {"type": "string", "description": 'see http://x "there"\n'}},
@@ -108,6 +102,38 @@ ALL = [
         )
         + D_END,
         [ONE, OTHER],
+    ),
+    (
+        OutputFormat(KIMI_K2),
+        "<|tool_calls_section_begin|>"
+        + "".join(
+            f"<|tool_call_begin|>functions.{name}:{at}<|tool_call_argument_begin|>{args}"
+            "<|tool_call_end|>"
+            for at, (name, args) in enumerate(D_ALL)
+        )
+        + "<|tool_calls_section_end|>",
+        [ONE, OTHER],
+    ),
+    (
+        OutputFormat(SEED_OSS),
+        "\n".join(
+            f"<seed:tool_call>\n<function={name}>\n<parameter={key}>{value}</parameter>\n"
+            "</function>\n</seed:tool_call>"
+            for name, key, value in (("get_weather", "city", "Köln // Bonn"), ("add", "a", "1 < 2"))
+        ),
+        [ONE, PLAIN],
+    ),
+    *(
+        (
+            OutputFormat(format),
+            f"{begin}[{call('get_weather', ONE)}, {call('add', OTHER)}]{end}",
+            [ONE, OTHER],
+        )
+        for format, begin, end in (
+            (GRANITE, "<|tool_call|>", ""),
+            (PHI4_MINI, "functools", ""),
+            (APRIEL, "<tool_calls>", "</tool_calls>"),
+        )
     ),
     (
         OutputFormat(HARMONY),
@@ -301,3 +327,12 @@ def test_strict_tools_leave_text_free() -> None:
     assert first["schema"]["required"] == ["city"] and second["schema"] == {"type": "object"}
     assert strict_calls(ToolUse(TOOLS), OutputFormat(HERMES), Rules({})) is None
     assert strict_calls(ToolUse(strict), OutputFormat(LLAMA3), Rules({})) is None
+
+
+@pytest.mark.parametrize("format", [GEMMA4, FUNCTIONGEMMA, MINIMAX_M3])
+def test_formats_whose_calls_cannot_be_forced(format: CallFormat) -> None:
+    use = ToolUse(TOOLS, must_call=True)
+    with pytest.raises(InvalidGrammar, match="auto or none"):
+        forced_calls(use, OutputFormat(format), Rules({}))
+    answer = Grammar(GrammarKind.JSON_OBJECT)
+    assert calls_or_json(answer, use, OutputFormat(format), Rules({})) is None

@@ -77,7 +77,8 @@ L = '{"name": "get_weather", "parameters": {"city": "Köln"}}'
 L_ADD = '{"type": "function", "name": "add", "parameters": {"a": 1, "b": [2, "}"]}}'
 M_ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}, "id": "123456789"}'
 M = '{"name": "get_weather", "arguments": {"city": "Köln"}}'
-HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY = CallFormat
+HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY, *NEWER = CallFormat
+KIMI_K2, MINIMAX_M3, SEED_OSS, GEMMA4, FUNCTIONGEMMA, GRANITE, PHI4_MINI, APRIEL = NEWER
 Q = """<tool_call>
 <function=get_weather>
 <parameter=city>
@@ -139,6 +140,30 @@ D31 = (
     '<｜tool▁call▁end｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b": [2, "}"]}'
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 )
+K = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"city": "Köln"}<|tool_call_end|>'
+    '<|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>{"a": 1, "b": [2, "}"]}'
+    "<|tool_call_end|><|tool_calls_section_end|>"
+)
+S = Q.replace("tool_call>", "seed:tool_call>").replace("\nKöln\n", "Köln")
+S_LINES = """<seed:tool_call><function=get_weather><parameter=city>
+a
+</parameter><parameter=days>3</parameter></function></seed:tool_call>"""
+E = '<|tool_call>call:get_weather{city:<|"|>Köln<|"|>}<tool_call|>'
+E_ALL = (
+    '<|tool_call>call:add{a:<|"|>"{,}:\\ \n<|"|>,b:[1,-2.5e3,true,null,<|"|><|"|>],c:{d:{},'
+    '<|"|>e f<|"|>:False},g:two words}<tool_call|>'
+)
+FUNCTION = E.replace('<|"|>', "<escape>").replace("<|tool_call>", "<start_function_call>")
+FUNCTION = FUNCTION.replace("<tool_call|>", "<end_function_call>")
+N = "]<]minimax[>["
+N_ALL = (
+    f'{N}<tool_call>\n{N}<invoke name="get_weather">\n{N}<city>a <b>{N}</city>\n'
+    f"{N}<days>3{N}</days>{N}<tags>{N}<item>x{N}</item>{N}<item>{N}<y>1{N}</y>{N}<y2>{N}</y2>{N}</item>{N}</tags>"
+    f'\n{N}</invoke>{N}<invoke name="add">{N}</invoke>\n{N}</tool_call>'
+)
+A = f"<tool_calls>[{M}, {M_ADD}]</tool_calls>"
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 MESSAGE = (
     "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
@@ -196,6 +221,40 @@ AGAIN = "<|start|>assistant"
             "!",
             [Call("get_weather", '{"days": 3, "city": " a "}'), Call("add", "{}")],
         ),
+        (KIMI_K2, f"So: {K}", "So:", [WEATHER, ADD]),
+        (KIMI_K2, K.replace("functions.", "").replace(":0", "")[:130], "", [WEATHER]),
+        (SEED_OSS, f"So:\n{S}\n{S}", "So:", [WEATHER, WEATHER]),
+        (SEED_OSS, S_LINES, "", [Call("get_weather", '{"city": "\\na\\n", "days": 3}')]),
+        (GEMMA4, f"So: {E}{E}!", "So:!", [WEATHER, WEATHER]),
+        (
+            GEMMA4,
+            E_ALL,
+            "",
+            [
+                Call(
+                    "add",
+                    '{"a": "\\"{,}:\\\\ \\n", "b": [1, -2.5e3, true, null, ""], "c": {"d": {}, '
+                    '"e f": false}, "g": "two words"}',
+                )
+            ],
+        ),
+        (FUNCTIONGEMMA, FUNCTION, "", [WEATHER]),
+        (
+            MINIMAX_M3,
+            f"So:\n{N_ALL}",
+            "So:",
+            [
+                Call(
+                    "get_weather", '{"city": "a <b>", "days": 3, "tags": ["x", {"y": 1, "y2": ""}]}'
+                ),
+                Call("add", "{}"),
+            ],
+        ),
+        (GRANITE, f"<|tool_call|>[{M}, {M_ADD}]", "", [WEATHER, ADD]),
+        (GRANITE, f"<|tool_call|> {M}", "", [WEATHER]),
+        (PHI4_MINI, f"So: functools[{M}]", "So:", [WEATHER]),
+        (APRIEL, f"So:\n{A}\n", "So:", [WEATHER, ADD]),
+        (APRIEL, f"{A} and", " and", [WEATHER, ADD]),
         (DEEPSEEK, f"So:\n\n{D3}", "So:", [WEATHER, ADD]),
         (DEEPSEEK, f"{D31}\n!", "\n!", [WEATHER, ADD]),
         (DEEPSEEK, D31.removeprefix("<｜tool▁calls▁begin｜>")[:-30], "", [WEATHER, ADD]),
@@ -260,6 +319,21 @@ def test_calls(format: CallFormat, text: str, content: str, calls: list[Call] | 
         (DEEPSEEK, "<｜tool▁calls▁begin｜>get_weather"),
         (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n{}"),
         (DEEPSEEK, "<｜tool▁call▁begin｜>add<｜tool▁sep｜>[1]"),
+        (KIMI_K2, "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}"),
+        (KIMI_K2, "<|tool_call_begin|>add:0<|tool_call_end|>"),
+        (SEED_OSS, "<seed:tool_call>add</seed:tool_call>"),
+        (GEMMA4, "<|tool_call>add{}"),
+        (GEMMA4, "<|tool_call>call:add{a:1]"),
+        (GEMMA4, "<|tool_call>call:add{a:1,,b:2}<tool_call|>"),
+        (GEMMA4, "<|tool_call>call:add{a b}<tool_call|>"),
+        (GEMMA4, "<|tool_call>call:add{a:<|no"),
+        (GEMMA4, "<|tool_call>call:add{" + "a" * 300),
+        (GEMMA4, "<|tool_call>call:add{a:" + "[" * 3000),
+        (MINIMAX_M3, f'{N}<invoke name="add">{N}</tool_call>'),
+        (GRANITE, "<|tool_call|>[1]"),
+        (PHI4_MINI, "functools is a module"),
+        (PHI4_MINI, "functools.cache"),
+        (APRIEL, "<tool_calls>add</tool_calls>"),
         (HARMONY, '{"city": "Köln"}'),
         (HARMONY, " to be"),
         (HARMONY, f"{MESSAGE.partition('{')[0]}city"),
@@ -308,7 +382,13 @@ def test_channels(text: str, expected: Output) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "text"), [(HERMES, H), (QWEN3_CODER, Q), (GLM45, G), (HARMONY, MESSAGE)]
+    ("format", "text"),
+    [
+        *((HERMES, H), (QWEN3_CODER, Q), (GLM45, G), (HARMONY, MESSAGE), (SEED_OSS, S)),
+        *((GEMMA4, E), (FUNCTIONGEMMA, FUNCTION), (APRIEL, f"<tool_calls>[{M}]</tool_calls>")),
+        (KIMI_K2, K.partition("<|tool_call_end|>")[0]),
+        (MINIMAX_M3, f'{N}<invoke name="get_weather">{N}<city>Köln{N}</city>{N}</invoke>'),
+    ],
 )
 def test_calls_are_told_as_they_are_written(format: CallFormat, text: str) -> None:
     """The name first, then the arguments bit by bit."""
@@ -348,7 +428,9 @@ def test_a_call_that_fails_after_it_has_begun() -> None:
     ("format", "text"),
     [
         *((HERMES, H), (LLAMA3, L), (MISTRAL, f"[TOOL_CALLS]{M}"), (QWEN3_CODER, Q)),
-        *((GLM45, G), (MINIMAX_M2, X), (DEEPSEEK, D31), (HARMONY, MESSAGE)),
+        *((GLM45, G), (MINIMAX_M2, X), (DEEPSEEK, D31), (HARMONY, MESSAGE), (KIMI_K2, K)),
+        *((SEED_OSS, S), (GEMMA4, E), (FUNCTIONGEMMA, FUNCTION), (GRANITE, f"<|tool_call|>[{M}]")),
+        *((PHI4_MINI, f"functools[{M}]"), (APRIEL, A)),
     ],
 )
 def test_a_call_that_a_limit_cuts(format: CallFormat, text: str) -> None:
@@ -394,6 +476,9 @@ PARTS = [
         AGAIN,
         "<function=add>",
         "<parameter=a>",
+        *(K, S, E, E_ALL, FUNCTION, N_ALL, A, N, "<|tool_call_begin|>", "functions.add:1"),
+        *("<|tool_call_argument_begin|>", '<|"|>', "<escape>", "<|tool_call>call:add{", "a:1"),
+        *(f"{N}<item>", f"{N}</item>", f'{N}<invoke name="add">', "functools", "<|tool_call|>"),
     ),
     *("</parameter>", "</function>", "<function=", "<arg_key>a</arg_key>", "<arg_value>", "add"),
     *("</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json", "```", "<|channel|>"),
@@ -475,7 +560,19 @@ def test_the_format_is_told_from_the_template() -> None:
     assert format_of(qwen + "<function=example>") == OutputFormat(QWEN3_CODER)
     assert format_of(qwen + "<arg_key>{{ k }}</arg_key></think>") == OutputFormat(GLM45, THINK)
     deepseek = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
-    assert format_of("<minimax:tool_call>").calls is MINIMAX_M2
+    for signs, calls in (
+        ("<minimax:tool_call>", MINIMAX_M2),
+        (f"{N}<tool_call>", MINIMAX_M3),
+        ("<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_argument_begin|>", KIMI_K2),
+        ("<seed:tool_call><function=x>", SEED_OSS),
+        ("<|tool_call>call:", GEMMA4),
+        ("<start_function_call>call:", FUNCTIONGEMMA),
+        ("<tool_call></tool_call> <tool_calls>[{}]", APRIEL),
+        ("respond with <|tool_call|> followed by a list", GRANITE),
+        ("formatted as functools[{}]", PHI4_MINI),
+    ):
+        assert format_of(signs).calls is calls
+    assert format_of("<seed:tool_call><function=</seed:think>").reasoning_name == "seed_think"
     assert format_of(deepseek) == OutputFormat(DEEPSEEK)
     assert format_of(f"{deepseek}```json") == OutputFormat(DEEPSEEK, in_fences=True)
     assert format_of("<|channel|>analysis<|message|>").calls is HARMONY

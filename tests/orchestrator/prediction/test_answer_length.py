@@ -1,6 +1,7 @@
 """How long answers will be: learnt, shrunk to what is known of others, and soon forgotten."""
 
 import random
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -230,3 +231,19 @@ def test_only_kinds_that_others_know_by_name_are_told_and_each_answer_once() -> 
     lengths.not_told(told)
     again = lengths.tallies(10)[("m",)]
     assert (again.answers, sum(again.ended.values()), sum(again.cut.values())) == (4, 3, 1)
+
+
+def test_what_is_learnt_takes_the_memory_that_is_told() -> None:
+    kinds = [PromptKind(b"%d" % at, (b"%d" % at,)) for at in range(300)]
+    keys = [LengthKey("m", "t", CAP, kind=kind) for kind in kinds]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        lengths = AnswerLengths()
+        for key in keys:
+            lengths.answered(key, 40, finished=True)
+            lengths.curve(key).left(0, CAP)
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(lengths) == 603 and used / 2 < lengths.total_bytes < 2 * used < 16 * 2**20

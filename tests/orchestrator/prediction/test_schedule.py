@@ -1,6 +1,7 @@
 """DL-7, DL-15: who is let in, by the schedule played forward."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -132,6 +133,15 @@ def test_dl7_an_answer_that_is_cut_needs_its_first_token() -> None:
 def test_dl7_ignorance_refuses_nobody() -> None:
     rig = Rig(UNKNOWN, least_chance=0.5)
     assert not rig.refuses(rig.task(20, 10_000))
+
+
+def test_dl7_what_was_measured_at_load_refuses_only_beside_running_work() -> None:
+    """Were all refused by it, no step could ever show that it is wrong."""
+    rig = Rig(replace(PACE, fastest_ms=0.0, is_foreseen=True), least_chance=0.1)
+    hopeless = rig.task(200, 1000, prompt=1)
+    assert not rig.refuses(hopeless)
+    runs(rig, rig.task(60_000, 1000))
+    assert rig.refuses(hopeless)
 
 
 def test_dl7_without_a_least_chance_only_what_is_certain_is_refused() -> None:

@@ -18,7 +18,7 @@ from orchestrator.prediction import (
     Work,
 )
 from orchestrator.prediction.step_model import MIN_SHARE
-from protocol import WorkerStats
+from protocol import StepCosts, WorkerStats
 
 
 @dataclass
@@ -416,3 +416,26 @@ def test_what_is_no_number_teaches_nothing() -> None:
     assert learner.model == before
     learner.observe(worker.run(5, 4, 0))
     assert math.isfinite(learner.model.base_ms)
+
+
+AT_LOAD = StepCosts((1, 8, 16, 32), (4.9, 8.8, 10.0, 15.1), 0.3)
+"""The demo model on an AMD EPYC: no straight line."""
+
+
+def test_dl7_steps_of_all_sizes_are_foreseen_by_what_was_measured_at_load() -> None:
+    model = StepLearner(32, 512, AT_LOAD).model
+    for rows, ms in zip(AT_LOAD.rows, AT_LOAD.step_ms, strict=True):
+        assert model.plain_step_ms(rows) == pytest.approx(ms, rel=1e-6)
+    assert model.plain_step_ms(12) == pytest.approx(9.4)
+    assert model.is_foreseen and not model.known, "nothing is certain yet"
+
+
+def test_dl7_a_machine_that_is_slower_than_at_load_keeps_the_shape_of_its_steps() -> None:
+    learner, steps, busy_ms, tokens = StepLearner(32, 512, AT_LOAD), 0, 0.0, 0
+    for rows in (1, 8, 1, 8, 1, 8) * 10:
+        steps, tokens = steps + 5, tokens + 5 * rows
+        busy_ms += 5 * 2 * AT_LOAD.step_ms[AT_LOAD.rows.index(rows)]
+        stats = WorkerStats(*(0, 0, 0, rows, 0, 0.0, 0.0, tokens, 0, 0, 0.0))
+        learner.observe(msgspec.structs.replace(stats, steps_total=steps, busy_ms_total=busy_ms))
+    for rows, ms in zip(AT_LOAD.rows, AT_LOAD.step_ms, strict=True):
+        assert learner.model.plain_step_ms(rows) == pytest.approx(2 * ms, rel=0.1)

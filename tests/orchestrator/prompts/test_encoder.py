@@ -32,8 +32,7 @@ def test_text_ids_and_chat() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["{{ m.content }}", "{{ m.content|trim }}", "{{ m.content }}\n"],
+    "content", ["{{ m.content }}", "{{ m.content|trim }}", "{{ m.content }}\n"]
 )
 def test_an_open_message_is_gone_on_with(content: str) -> None:
     """What a template has behind the last text, or takes off it, would end the turn."""
@@ -271,7 +270,7 @@ def test_what_cannot_be_cut_is_announced_as_long() -> None:
 
 
 def test_ids_of_calls_are_short_where_templates_want_them_so() -> None:
-    """Mistral's refuse any that is not of nine letters and digits."""
+    """Mistral's refuse any that is not of nine letters and digits, Kimi reads the name in them."""
     template = (
         "{% for m in messages %}{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.id }};{% endfor %}"
         "{{ m.tool_call_id }};{% endfor %}{{ tools }}"
@@ -288,3 +287,7 @@ def test_ids_of_calls_are_short_where_templates_want_them_so() -> None:
     first, second, _, result, _ = text.removesuffix("None").split(";")[:5]
     assert first == f"[TOOL_CALLS]{result}" and len(result) == 9 and result.isalnum()
     assert second == "[TOOL_CALLS]abcDEF123"
+    kimi = template.replace("[TOOL_CALLS]", "<|tool_call_argument_begin|>")
+    encoder = PromptEncoder(make_card(chat_template=kimi))
+    text = encoder.tokens.text_of(encoder.encode(Chat(messages)))
+    assert text is not None and "functions.f:0;" in text and "functions.f:1;;functions.f:0;" in text

@@ -22,13 +22,7 @@ from tests.orchestrator.state.conftest import (
     state_of,
     until_in_store,
 )
-from tests.orchestrator.tasks.journal.conftest import (
-    events_of,
-    ready_of,
-    running,
-    speaking,
-    submit,
-)
+from tests.orchestrator.tasks.journal.conftest import events_of, ready_of, running, speaking, submit
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.rough_network import RoughNetwork
 
@@ -261,10 +255,7 @@ async def test_the_store_hears_of_limits_once_for_all_while_it_hangs(
 ) -> None:
     """One wait for all requests that are there; those that come later do not wait."""
     one = await sharing.member(
-        worker,
-        state__url=sharing.far_url,
-        LEASE_S=5.0,
-        limits__each_key__requests_per_min=1000,
+        worker, state__url=sharing.far_url, LEASE_S=5.0, limits__each_key__requests_per_min=1000
     )
     asked = 0
     client = state_of(one).members.client

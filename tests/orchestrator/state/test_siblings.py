@@ -127,11 +127,7 @@ async def test_files_and_batches_are_in_one_process_and_then_in_another(
     form.add_field("file", line, filename="requests.jsonl")
     status, file = await asked(two, "POST", "/v1/files", data=form)
     assert status == 200, file
-    body = {
-        "input_file_id": file["id"],
-        "endpoint": "/v1/completions",
-        "completion_window": "1h",
-    }
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
     _, batch = await asked(two, "POST", "/v1/batches", json=body)
     at = f"/v1/batches/{batch['id']}"
     while (await asked(two, "GET", at))[1]["status"] != "completed":  # noqa: ASYNC110

@@ -11,6 +11,7 @@ import pytest
 
 from catalog.paths import OWN_ADDRESS
 from orchestrator.api.http.event_stream import KEEP_ALIVE
+from orchestrator.state import forwarding
 from orchestrator.state.forwarding import FORWARDED_HEADER
 from tests.orchestrator.conftest import Service, read_events
 from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, see_each_other, state_of
@@ -185,6 +186,34 @@ async def test_or23_a_stream_of_an_orchestrator_that_stands_still_is_kept_alive_
         freeze(one)
         with pytest.raises(aiohttp.ClientPayloadError):
             await stream.content.read()
+
+
+async def test_or23_a_stream_has_headers_and_keep_alives_while_the_lease_decides(
+    sharing: Sharing, worker: FakeWorker, way: RoughNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then its events from whoever took the task on, or why there will be none."""
+    monkeypatch.setattr(forwarding, "HEADERS_WITHIN_S", 0.05)
+    one, two = await pair(sharing, worker, way, streams__keepalive_s=0.05)
+    task_id = await running(one, worker)
+    lost_id = await task_of(one, durable=False)
+    worker.plan = lambda job: Plan()
+    way.partition()
+    async with (
+        two.http.get(f"/v2/tasks/{task_id}/events") as stream,
+        two.http.get(f"/v2/tasks/{lost_id}/events") as lost,
+    ):
+        for each in (stream, lost):
+            assert each.status == 200 and each.content_type == "text/event-stream"
+            await each.content.readuntil(KEEP_ALIVE)
+            await each.content.readuntil(KEEP_ALIVE)
+        freeze(one)
+        *_, end = [event async for event in read_events(stream)]
+        assert end.json()["outcome"] == "met"
+        *_, error = [event async for event in read_events(lost)]
+    assert error.event == "error" and error.json()["error"]["code"] == "instance_lost"
+    async with two.http.get(f"/v2/tasks/{lost_id}") as response:
+        assert response.status == 410 and response.headers["x-should-retry"] == "false"
+        assert "begin anew" in (await response.json())["error"]["message"]
 
 
 async def test_or27_a_streamed_answer_of_one_that_stands_still_ends_with_its_deadline(

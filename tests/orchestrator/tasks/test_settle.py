@@ -11,16 +11,7 @@ from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import aborted, failed, judge, no_first_token, overdue
 from orchestrator.telemetry.metrics import Metrics
-from protocol import (
-    AbortCause,
-    Code,
-    Delta,
-    End,
-    FinishReason,
-    OnDeadline,
-    Outcome,
-    Sampling,
-)
+from protocol import AbortCause, Code, Delta, End, FinishReason, OnDeadline, Outcome, Sampling
 from tests.support.clock import ManualClock
 
 

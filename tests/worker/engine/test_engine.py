@@ -53,9 +53,7 @@ def test_certain_work_is_what_the_context_allows() -> None:
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 20)
 
 
-def test_a_failing_runner_ends_its_jobs_and_leaks_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failing_runner_ends_its_jobs_and_leaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(max_step_tokens=6)
 
     def fail(plan: Plan) -> None:
@@ -140,7 +138,10 @@ def test_cached_tokens_are_counted_and_reported() -> None:
     first = bench.submit(prompt=13, max_tokens=2)
     bench.finish()
     again = bench.submit(prompt=13, max_tokens=2)
-    assert end_of(again, bench.finish()).cached_tokens == 12
+    events = bench.finish()
+    assert end_of(again, events).cached_tokens == 12
+    told = [e.cached_tokens for e in events if isinstance(e, JobTokens) and e.job is again]
+    assert told[0] == 12 and not any(told[1:])
     assert first.session == ""
     stats = bench.engine.stats()
     assert (stats.prefill_tokens_total, stats.cached_tokens_total) == (14, 12)

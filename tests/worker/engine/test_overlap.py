@@ -10,15 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
-from worker.core import (
-    Event,
-    Job,
-    JobFinished,
-    JobPaused,
-    JobResumed,
-    JobStarted,
-    JobTokens,
-)
+from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted, JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan

@@ -33,9 +33,7 @@ PROMPT = "What is a tide?"
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=str)
-def served(
-    request: pytest.FixtureRequest,
-) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     case: EngineCase = request.param
     if case.missing:
         pytest.skip(case.missing)

@@ -197,11 +197,7 @@ TestScheduler.settings = settings(max_examples=40, stateful_step_count=40, deadl
 
 def test_least_slack_starts_first() -> None:
     scheduler = Scheduler(config(max_running=1), BlockPool(64))
-    late, soon, never = (
-        request(deadline=50.0),
-        request(deadline=5.0),
-        request(deadline=math.inf),
-    )
+    late, soon, never = (request(deadline=50.0), request(deadline=5.0), request(deadline=math.inf))
     for one in (never, late, soon):
         assert scheduler.enqueue(one, 0.0) is None
     started = []

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import (
-    AbortCause,
-    Code,
-    FinishReason,
-)
+from protocol import AbortCause, Code, FinishReason
 from tests.support.clock import ManualClock
 from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness, serving

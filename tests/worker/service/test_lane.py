@@ -365,9 +365,7 @@ def test_a_stop_token_is_told_and_no_part_of_the_text(harness: Harness) -> None:
     assert end.completion_tokens == 4
 
 
-def test_a_job_for_an_adapter_that_is_not_served_never_reaches_the_engine(
-    harness: Harness,
-) -> None:
+def test_a_job_for_an_adapter_that_is_not_served_never_reaches_the_engine(harness: Harness) -> None:
     harness.send(Submit("lane", 1, [1], Sampling(max_tokens=1), 1000.0, adapter="tone"))
     end = harness.wait_end(1)
     assert (end.code, end.message) == (Code.INVALID_REQUEST, "this worker has no adapter tone")

@@ -59,7 +59,9 @@ def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Featu
 
 def max_running(settings: WorkerSettings, config: Any) -> int:
     """Most jobs that run at once: the lesser of the worker's number and the one given to vLLM."""
-    return min(settings.max_running, int(config.scheduler_config.max_num_seqs))
+    own = int(config.scheduler_config.max_num_seqs)
+    is_stated = settings.device == "cpu" or "max_running" in settings.model_fields_set
+    return min(settings.max_running, own) if is_stated else own
 
 
 def engine_digest(settings: WorkerSettings, model: Any) -> str:

@@ -15,7 +15,8 @@ from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.images import image_of_url, refuse_file
 from orchestrator.api.http.tools import read_call
-from orchestrator.api.openai.responses.tools import INPUT, known_as
+from orchestrator.api.openai.responses.tools import known_as
+from orchestrator.api.openai.tools import INPUT
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Message, said_by
@@ -32,12 +33,7 @@ _WITHOUT_CONTENT = (
 )
 """Items for what another service's server did; the message after it states the result."""
 Role = Literal["system", "developer", "user", "assistant"]
-_OF_CALLS = (
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-)
+_OF_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 _SERVED = ", ".join(("message", *_OF_CALLS, "reasoning", "item_reference"))
 
 

@@ -12,9 +12,10 @@ import msgspec
 
 from orchestrator.api.http.finding import ID_PREFIXES
 from orchestrator.api.http.responses import task_fields
-from orchestrator.api.openai.responses.tools import INPUT, Origin
+from orchestrator.api.openai.responses.tools import Origin
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import CHAT, TokenOf, error_body, new_call_id
+from orchestrator.api.openai.tools import INPUT, free_text
 from orchestrator.parsing import (
     CallArguments,
     CallBegins,
@@ -125,13 +126,6 @@ _DELTAS = {
 }
 
 
-class _FreeText(msgspec.Struct, gc=False):
-    input: str
-
-
-_text_decoder = msgspec.json.Decoder(_FreeText)
-
-
 @dataclass(slots=True, eq=False)
 class Item:
     kind: ItemKind
@@ -204,12 +198,7 @@ class Item:
         """A call's arguments, or its free text once all of it is there."""
         if not self.is_custom:
             return {"arguments": self.text}
-        if self.status == "in_progress":
-            return {INPUT: ""}
-        try:
-            return {INPUT: _text_decoder.decode(self.text).input}
-        except msgspec.DecodeError:
-            return {INPUT: self.text}  # the model's own words: the client judges them
+        return {INPUT: "" if self.status == "in_progress" else free_text(self.text)}
 
     def opening(self) -> Iterator[Event]:
         yield "output_item.added", {"output_index": self.index, "item": self.body(is_new=True)}

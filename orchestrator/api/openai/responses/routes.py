@@ -24,11 +24,7 @@ from orchestrator.api.openai.responses.items import conversation, joined, turns_
 from orchestrator.api.openai.responses.output import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.api.openai.responses.tools import asked_tools
-from orchestrator.api.openai.responses.types import (
-    ParsedResponses,
-    ResponsesRequest,
-    echo_of,
-)
+from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
 from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.tasks.job import Api, Chat, Message, OnDisconnect

@@ -18,27 +18,13 @@ from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds
-from orchestrator.api.openai.tools import allowed_of, use_of
+from orchestrator.api.openai.tools import FreeTextFormat, allowed_of, free_text_tool, use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.tools import Tool
 from protocol import excerpt
 
-INPUT: Final = "input"
-"""The only argument of a tool of free text."""
-_TEXT: Final = msgspec.Raw(
-    b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
-    b'"additionalProperties":false}'
-)
 _CALLED: Final = ("function", "custom")
-
-
-class FreeTextFormat(msgspec.Struct, frozen=True):
-    """The form of a tool's free text."""
-
-    type: str = "text"
-    syntax: str = ""
-    definition: str = ""
 
 
 class CallableTool(msgspec.Struct, frozen=True):
@@ -116,8 +102,10 @@ def asked_tools(tools: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bo
             )
         names[name] = tool.namespace
         is_custom = tool.type == "custom"
-        schema, text = (_TEXT, _described(tool)) if is_custom else (tool.parameters, None)
-        known.append(read_tool(name, text or tool.description, schema, tool.strict, where))
+        if is_custom:
+            known.append(free_text_tool(name, tool.description, tool.format, where))
+        else:
+            known.append(read_tool(name, tool.description, tool.parameters, tool.strict, where))
         if is_custom or tool.namespace:
             origins[name] = Origin(tool.name, tool.namespace, is_custom)
     return AskedTools(_use_of(tuple(known), tool_choice, is_parallel), origins)
@@ -156,15 +144,6 @@ def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]
         for n, inner in enumerate(tool.tools):
             if _is_served(inner, f"{where}.tools[{n}].type"):
                 yield msgspec.structs.replace(inner, namespace=tool.name), f"{where}.tools[{n}]"
-
-
-def _described(tool: CallableTool) -> str:
-    """A description of the text's form, which nothing else enforces."""
-    text = tool.description or ""
-    if tool.format is None or not tool.format.definition:
-        return text
-    syntax = excerpt(tool.format.syntax or "", 32)
-    return f"{text}\n\nThe input is text by this {syntax} grammar:\n{tool.format.definition}"
 
 
 def _is_served(tool: CallableTool, field: str) -> bool:

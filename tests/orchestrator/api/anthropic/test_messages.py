@@ -104,18 +104,19 @@ async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorke
 async def test_a_stream_begins_with_the_token_counts_that_it_ends_with(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    """What the instance has told of its cache counts as read from it from the first event on."""
+    """What the worker found in its cache, whatever it had told of it before."""
     long = HI | {"messages": [{"role": "user", "content": "x" * 100}]}
     await events_of(await make_service(worker), long)
     worker.cached = block_hashes(worker.submits[-1].token_ids, 16, prefix_salt(b"", ""))
     service = await make_service(worker)
     await service.until(lambda: bool(service.orchestrator.registry.prefixes))
-    worker.plan = lambda submit: Plan(cached=96)
-    events = await events_of(service, long)
-    first, last = events[0].json()["message"]["usage"], events[-2].json()["usage"]
-    names = ("input_tokens", "cache_read_input_tokens")
-    assert [first[name] for name in names] == [last[name] for name in names]
-    assert first["cache_read_input_tokens"] == 96 < first["input_tokens"] + 96
+    for cached in (96, 16, 0):
+        worker.plan = lambda submit, cached=cached: Plan(cached=cached)  # type: ignore[misc]
+        events = await events_of(service, long)
+        first, last = events[0].json()["message"]["usage"], events[-2].json()["usage"]
+        names = ("input_tokens", "cache_read_input_tokens")
+        assert [first[name] for name in names] == [last[name] for name in names]
+        assert first["cache_read_input_tokens"] == cached < first["input_tokens"] + cached
 
 
 async def test_no_text_is_no_block(service: Service, worker: FakeWorker) -> None:

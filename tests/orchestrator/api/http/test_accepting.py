@@ -10,12 +10,7 @@ import pytest
 
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.http import accepting
-from orchestrator.api.http.accepting import (
-    ACCEPTS_PER_PASS,
-    LISTEN_BACKLOG,
-    Port,
-    most_connections,
-)
+from orchestrator.api.http.accepting import ACCEPTS_PER_PASS, LISTEN_BACKLOG, Port, most_connections
 from orchestrator.api.server import KEY_SHARES
 from tests.orchestrator.conftest import MakeService
 from tests.support.cases import for_each

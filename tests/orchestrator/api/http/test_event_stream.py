@@ -172,9 +172,7 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
     monkeypatch.setattr("orchestrator.api.native.events.METRICS_EVERY_S", 1e-6)
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan(step_s=0.01)
     service = await make_service(
-        worker,
-        CLIENT_BUFFER_BYTES=64 << 20,
-        KEPT_TASKS={"keep_bytes": 10**9},
+        worker, CLIENT_BUFFER_BYTES=64 << 20, KEPT_TASKS={"keep_bytes": 10**9}
     )
 
     async def follow(max_tokens: int, *, pause: bool) -> list[str]:

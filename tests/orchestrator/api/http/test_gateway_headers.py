@@ -19,10 +19,7 @@ CHAT: dict[str, Any] = {
 TASK: dict[str, Any] = {"model": "fake", "prompt": "x", "max_tokens": 4}
 RESPONSE: dict[str, Any] = {"model": "fake", "input": "x", "max_output_tokens": 4}
 ENVOY = {"x-envoy-expected-rq-timeout-ms": "15000"}
-KEYS = {
-    "gateway": {"token": "g", "names_tenants": True},
-    "acme": {"token": "a"},
-}
+KEYS = {"gateway": {"token": "g", "names_tenants": True}, "acme": {"token": "a"}}
 
 
 def offered(service: Service) -> list[Task]:

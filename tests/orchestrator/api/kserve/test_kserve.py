@@ -32,11 +32,7 @@ async def pieces_of(service: Service, body: object) -> list[dict[str, Any]]:
 
 async def test_generate(service: Service, worker: FakeWorker) -> None:
     answer = await post(service, HI)
-    assert answer == {
-        "model_name": "fake",
-        "model_version": "1",
-        "text_output": "hiw0 w1 w2 w3 ",
-    }
+    assert answer == {"model_name": "fake", "model_version": "1", "text_output": "hiw0 w1 w2 w3 "}
     assert worker.submits[0].sampling.temperature == 0
     body = HI | {
         "exclude_input_in_output": True,

@@ -79,8 +79,7 @@ NAMES = ("task_id", "answer_id", "correlation_id")
 
 
 @for_each(
-    ("path", "named_by"),
-    [*itertools.product(LIVE, NAMES), ("/v2/models/fake/generate", "k-1")],
+    ("path", "named_by"), [*itertools.product(LIVE, NAMES), ("/v2/models/fake/generate", "k-1")]
 )
 async def test_or21_what_lives_is_listed_and_cancelled_whatever_its_route(
     service: Service, worker: FakeWorker, path: str, named_by: str

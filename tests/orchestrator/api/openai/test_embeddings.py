@@ -25,12 +25,7 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
 
 @pytest.mark.parametrize(
     ("asked", "prompts"),
-    [
-        ("hi", [2]),
-        (["hi", "you"], [2, 3]),
-        ([70, 71, 72, 73], [4]),
-        ([[70], [71, 72]], [1, 2]),
-    ],
+    [("hi", [2]), (["hi", "you"], [2, 3]), ([70, 71, 72, 73], [4]), ([[70], [71, 72]], [1, 2])],
 )
 async def test_each_input_has_a_vector(
     service: Service, worker: FakeWorker, asked: object, prompts: list[int]

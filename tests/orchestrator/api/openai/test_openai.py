@@ -114,8 +114,7 @@ async def test_logprobs_of_half_a_character_have_its_bytes(
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "extra"),
-    [("/v1/chat/completions", CHAT, 1), ("/v1/completions", TEXT, 0)],
+    ("path", "body", "extra"), [("/v1/chat/completions", CHAT, 1), ("/v1/completions", TEXT, 0)]
 )
 async def test_lb3_one_event_per_token(
     service: Service, worker: FakeWorker, path: str, body: dict[str, object], extra: int

@@ -297,19 +297,6 @@ async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None
     assert f"[apply_patch {call['call_id']}] ok" in prompts[0]
 
 
-async def test_free_text_that_is_none_or_is_cut_is_given_as_it_came(
-    service: Service, worker: FakeWorker
-) -> None:
-    asked = ASK | {"tools": [PATCH]}
-    worker.plan = lambda submit: says(called("apply_patch", patch="x"))
-    (call,) = (await ask(service, asked))["output"]
-    assert (call["type"], call["input"]) == ("custom_tool_call", '{"patch": "x"}')
-    cut = called("apply_patch", input="abcdefgh" * 8)[:90]
-    worker.plan = lambda submit: says(cut, reason=FinishReason.LENGTH)
-    (call,) = (await ask(service, asked))["output"]
-    assert call["status"] == "incomplete" and "abcdefgh" in call["input"]
-
-
 @pytest.mark.parametrize(
     ("change", "word"),
     [

@@ -30,11 +30,7 @@ async def test_without_the_models_turn(service: Service, worker: FakeWorker) -> 
 async def test_the_last_message_is_gone_on_with(service: Service, worker: FakeWorker) -> None:
     messages = [*CHAT["messages"], {"role": "assistant", "content": "It is "}]  # type: ignore[misc]
     prompt = await prompt_for(
-        service,
-        worker,
-        messages=messages,
-        continue_final_message=True,
-        add_generation_prompt=False,
+        service, worker, messages=messages, continue_final_message=True, add_generation_prompt=False
     )
     assert prompt == "<|bos|><|user|>hi<|end|><|assistant|>It is "
 

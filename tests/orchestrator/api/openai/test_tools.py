@@ -237,7 +237,14 @@ async def test_markers_that_are_special_tokens(
 @for_each(
     ("change", "param"),
     [
-        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.custom"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls[0]",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
@@ -277,6 +284,74 @@ async def test_what_is_wrong_with_tools_is_told(
     error = (await answer_of(service, PATH, ASK | change, status=400))["error"]
     assert error["param"].startswith(param), error
     assert not worker.submits
+
+
+PATCH: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {
+            "type": "grammar",
+            "grammar": {"syntax": "lark", "definition": 'start: "*** Begin"'},
+        },
+    },
+}
+
+
+async def test_a_tool_of_free_text(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """The model knows a function with one argument; the client gets and sends the text."""
+    asked = ASK | {"tools": [PATCH, TOOL]}
+    text = '*** Begin "Patch"\n+é'
+    written = json.dumps({"name": "apply_patch", "arguments": {"input": text}})
+    worker.plan = lambda submit: says(f"<tool_call>\n{written}\n</tool_call>{CALL}")
+    (choice,) = (await sdk.chat.completions.create(**asked)).choices
+    assert "*** Begin" in prompt_of(service, worker)  # the grammar, since nothing else tells it
+    own, plain = choice.message.tool_calls or ()
+    assert own.type == "custom" and (own.custom.name, own.custom.input) == ("apply_patch", text)
+    assert plain.type == "function" and choice.finish_reason == "tool_calls"
+
+    stream = await sdk.chat.completions.create(**asked, stream=True)
+    deltas = [call.to_dict() async for c in stream for call in c.choices[0].delta.tool_calls or ()]
+    first, *more = [delta for delta in deltas if delta["index"] == 0]
+    assert first["type"] == "custom" and first["custom"] == {"name": "apply_patch", "input": ""}
+    assert more == [{"index": 0, "custom": {"input": text}}]
+
+    result = {"role": "tool", "tool_call_id": own.id, "content": "ok"}
+    messages = [*asked["messages"], {"role": "assistant", "tool_calls": [own.to_dict()]}, result]
+    await answer_of(service, PATH, asked | {"messages": messages})
+    prompt = prompt_of(service, worker)
+    assert '"apply_patch", "arguments": {"input"' in prompt
+    assert f"[apply_patch {own.id}] ok" in prompt
+    chosen = {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "apply_patch"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": chosen}
+    await answer_of(service, PATH, asked | {"tool_choice": choice})
+    assert "get_weather" not in prompt_of(service, worker)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_free_text_that_is_cut_or_is_none(
+    service: Service, worker: FakeWorker, stream: bool
+) -> None:
+    asked = ASK | {"tools": [PATCH], "stream": stream}
+    for arguments, end, reason, given in (
+        ('{"patch": "x"}', "}", FinishReason.STOP, '{"patch": "x"}'),
+        ('{"input": "abc', "", FinishReason.LENGTH, '{"input": "abc'),
+        ('{"input": "abc"}', "]", FinishReason.STOP, None),
+    ):
+        text = f'<tool_call>{{"name": "apply_patch", "arguments": {arguments}{end}'
+        worker.plan = lambda submit, text=text, reason=reason: says(text, reason=reason)  # type: ignore[misc]
+        async with service.http.post(PATH, json=asked) as response:
+            said = await response.text()
+        events = [line[6:] for line in said.split("\n\n")[:-2]] if stream else [said]
+        key = "delta" if stream else "message"
+        told = [c[key] for e in events for c in json.loads(e)["choices"]]
+        inputs = [call["custom"]["input"] for one in told for call in one.get("tool_calls", ())]
+        content = "".join(one.get("content") or "" for one in told)
+        assert "".join(inputs) == (given or "")
+        assert content == ("" if given else text)
 
 
 async def test_a_template_without_tools(make_service: MakeService, make_worker: MakeWorker) -> None:
@@ -408,6 +483,7 @@ async def test_schemas_that_no_grammar_takes(
 _ROLES = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.tool_calls %}"
 _NAME = "{{ c.function.name }}"
 _TEXT = "{{ c.function.arguments|tojson }}"
+_EACH = "{% for k, v in c.function.arguments.items() %}"
 
 
 def writing(call: str, *, hint: str = "") -> dict[str, str]:
@@ -420,14 +496,14 @@ def writing(call: str, *, hint: str = "") -> dict[str, str]:
 @for_each(
     "card",
     [
-        # as MiniMax-M3, Apriel-1.5 and functionary-v3.1 write them
+        # as functionary-v3.1 writes them, and others with a mark that is known
         writing(
             f']<]x[>[<tool_call>\n]<]x[>[<invoke name="{_NAME}">'
             "{% for k, v in c.function.arguments.items() %}]<]x[>[<{{ k }}>{{ v }}]<]x[>[</{{ k }}>"
             "{% endfor %}]<]x[>[</invoke>\n]<]x[>[</tool_call>"
         ),
         writing(
-            f'<tool_calls>[{{"name": "{_NAME}", "arguments": {_TEXT}}}]</tool_calls>',
+            f'<tool_calls>{{"calls": [{{"name": "{_NAME}", "arguments": {_TEXT}}}]}}</tool_calls>',
             hint="<tool_call></tool_call>",
         ),
         writing(f"<function={_NAME}>{_TEXT}</function>", hint="<|python_tag|>"),
@@ -448,27 +524,37 @@ async def test_a_format_that_only_looks_known_is_refused(
             writing(f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_TEXT}}}\n</tool_call>'),
             "hermes",
         ),
-        (
-            writing(f'{{"name": "{_NAME}", "parameters": {_TEXT}}}', hint="<|python_tag|>"),
-            "llama3",
-        ),
-        (
-            writing(f"[TOOL_CALLS]{_NAME}[ARGS]{_TEXT}"),
-            "mistral",
-        ),
+        (writing(f'{{"name": "{_NAME}", "parameters": {_TEXT}}}', hint="<|python_tag|>"), "llama3"),
+        (writing(f"[TOOL_CALLS]{_NAME}[ARGS]{_TEXT}"), "mistral"),
         (
             writing(
-                f"<tool_call>\n<function={_NAME}>{{% for k, v in c.function.arguments.items() %}}\n"
+                f"<tool_call>\n<function={_NAME}>{_EACH}\n"
                 "<parameter={{ k }}>\n{{ v }}\n</parameter>{% endfor %}\n</function>\n</tool_call>"
             ),
             "qwen3_coder",
         ),
         (
             writing(
-                f"<tool_call>{_NAME}{{% for k, v in c.function.arguments.items() %}}"
+                f"<tool_call>{_NAME}{_EACH}"
                 "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"
             ),
             "glm45",
+        ),
+        (
+            writing(
+                f"<|tool_call>call:{_NAME}{{{{ '{{' }}}}{_EACH}"
+                "{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}{{ '}' }}<tool_call|>"
+            ),
+            "gemma4",
+        ),
+        (
+            writing(
+                "]<]minimax[>[<tool_call>"
+                f']<]minimax[>[<invoke name="{_NAME}">{_EACH}'
+                "]<]minimax[>[<{{ k }}>{{ v }}]<]minimax[>[</{{ k }}>{% endfor %}"
+                "]<]minimax[>[</invoke>]<]minimax[>[</tool_call>"
+            ),
+            "minimax_m3",
         ),
         # It takes arguments as text alone, so that it tells nothing.
         (writing("<tool_call>{{ c.function.arguments + '' }}</tool_call>"), "hermes"),

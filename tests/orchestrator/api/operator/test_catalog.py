@@ -241,10 +241,7 @@ async def test_a_verification_that_runs_is_not_begun_twice(home: Path) -> None:
 
 
 async def test_placements_name_the_entries_of_model_and_engine(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-    home: Path,
-    caplog: pytest.LogCaptureFixture,
+    make_worker: MakeWorker, make_service: MakeService, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = await make_worker(model_digest="f" * 64, engine="llamacpp", engine_version=VERSION)
 

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import (
-    file_store,
-    store,
-)
+from orchestrator.tasks.journal import file_store, store
 from orchestrator.tasks.journal.records import Operation, StoredTokens, Tokens
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan

@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import (
-    durable,
-    file,
-    file_store,
-    store,
-)
+from orchestrator.tasks.journal import durable, file, file_store, store
 from orchestrator.tasks.journal.records import Ended, Operation, StoredTokens, Tokens
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (

@@ -11,17 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tasks.journal import (
-    store,
-)
+from orchestrator.tasks.journal import store
 from orchestrator.tasks.journal.file import JournalError, JournalLock
-from tests.orchestrator.tasks.journal.conftest import (
-    Restarts,
-    events_of,
-    ready_of,
-    submit,
-    task_of,
-)
+from tests.orchestrator.tasks.journal.conftest import Restarts, events_of, ready_of, submit, task_of
 from tests.support.fake_worker import FakeWorker, Plan
 
 OPEN = (

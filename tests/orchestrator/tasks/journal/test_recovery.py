@@ -11,9 +11,7 @@ import pytest
 from orchestrator import recovery
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
-from orchestrator.tasks.journal import (
-    file_store,
-)
+from orchestrator.tasks.journal import file_store
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.records import Ended, unpack_ids
 from tests.orchestrator.conftest import MakeWorker, Service

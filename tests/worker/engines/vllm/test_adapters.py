@@ -72,11 +72,7 @@ def test_a_limit_of_the_operator_counts(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "why"),
     [
-        (
-            "model.layers.3.self_attn.q_proj",
-            (48, 48),
-            r"has no model\.layers\.3$",
-        ),
+        ("model.layers.3.self_attn.q_proj", (48, 48), r"has no model\.layers\.3$"),
         ("model.layers.2.self_attn.q_proj", (48, 64), "has 64 inputs, and the model's has 48"),
         ("model.layers.2.self_attn.q_proj", (64, 48), "has 64 outputs, and the model's has 48"),
     ],

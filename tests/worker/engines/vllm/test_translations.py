@@ -188,6 +188,10 @@ def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise() -> None:
     assert found["num_gpu_blocks_override"] == "40"
     assert found["dtype"] == "float32"
     assert "block_size" not in found  # its own is what its kernels like
+    sizes = {"max_num_seqs", "max_num_batched_tokens"}
+    assert sizes <= defaults(settings(device="cpu")).keys()
+    assert not sizes & defaults(settings(device="cuda")).keys(), "its own follow the GPU"
+    assert defaults(settings(device="cuda", max_step_tokens=999))["max_num_batched_tokens"] == "999"
 
 
 def test_a_card_lacks_what_speculation_takes_away() -> None:
