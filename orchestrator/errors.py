@@ -350,7 +350,7 @@ class InstanceLost(Unavailable):
 
 
 class Gone(InstanceLost):
-    """The orchestrator that had the work is gone, and the work with it. It may be submitted anew;
+    """The orchestrator that had the work is gone, and the work with it. It may be submitted again;
     to ask for it again is no use."""
 
     status = 410

@@ -27,7 +27,7 @@ LOOK_EVERY_S = 1.0
 MOVE = 0.03
 """Share by which an instance's pace must have moved to be recorded again."""
 OUR_REFUSALS = (Code.DEADLINE_INFEASIBLE, Code.DEADLINE_EXCEEDED, Code.QUEUE_FULL)
-"""Codes of refusals for want of time or of room; others are about the request or its sender."""
+"""Codes of refusals for lack of time or room; others are about the request or its sender."""
 _MAX_TOKENS = 2**20
 _AT_ONCE = 50  # running requests that are described before the loop yields
 

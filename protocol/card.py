@@ -74,7 +74,7 @@ class StepCosts(msgspec.Struct, frozen=True):
     prompt_token_ms: float
     """Time that each token of a prompt adds to a step that is full of it."""
     prompt_step_ms: float = 0.0
-    """The part of that which a step takes however few tokens of a prompt it has."""
+    """The fixed part of that, for any number of prompt tokens."""
     further_token_ms: float = 0.0
     """What each further token adds to it."""
 

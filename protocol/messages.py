@@ -11,7 +11,7 @@ the lane lives::
       ◀──────────────── Frame(started, deltas, ends, …)   one per engine step, all jobs of the lane
       Pause(handle=7) ────────────────────────▶ stands still after the step under way
       ◀──────────────────────────── Frame(paused=[7])
-      Resume(handle=7) ───────────────────────▶ goes on, before any that waits
+      Resume(handle=7) ───────────────────────▶ resumes, before any that waits
       ◀──────────────────────────── Frame(resumed=[7])
       Cancel(handles=[7]) ────────────────────▶ stops within one step
       ◀──────────────────────────── Frame(ends=[End(7)])

@@ -77,7 +77,7 @@ class Authenticator:
         """Replace all keys. Raises ``ValueError`` if that would accept every client."""
         new = tuple(keys)
         if self._keys and not new:
-            raise ValueError("a service with keys goes on without any only after a restart")
+            raise ValueError("a service with keys can drop all of them only by a restart")
         self._keys = new
 
     @property
