@@ -146,7 +146,7 @@ class Orchestrator:
         self.deadlines = config.deadlines
         self.rooms = rooms
         self.task_over = asyncio.Event()
-        """Set whenever work has ended; who waits for it clears it."""
+        """Set whenever work has ended; the waiter clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.on_ended: list[Callable[[Task], None]] = []

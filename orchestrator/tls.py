@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SETTING = "TIDEGATE_LANES__TLS"
 _OTHER_NAME = f"its certificate is for another name: see server_name of {SETTING}"
-_UNTRUSTED = f"its certificate is not trusted: ca of {SETTING} names who signs it"
+_UNTRUSTED = f"its certificate is not trusted: ca of {SETTING} names its signer"
 _NO_TLS = f"it speaks no TLS: unset {SETTING}, or start Triton with --grpc-use-ssl"
 _ENDED = (
     f"it ended the TLS handshake: perhaps it asks for a certificate, or refuses ours; see {SETTING}"

@@ -94,7 +94,7 @@ def build_runner(
     shutdown_timeout_s: float,
 ) -> web.AppRunner:
     """The application over an orchestrator, which the caller starts and ends, ready to be served.
-    Without a ``control`` nobody can operate the process through it."""
+    Without a ``control`` the process cannot be operated through it."""
     middlewares: list[Middleware] = [_edge]
     if orchestrator.tracing is not None:
         middlewares.insert(0, _tracing_middleware(orchestrator.tracing))

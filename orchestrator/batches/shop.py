@@ -56,7 +56,7 @@ class Shop:
         return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
 
     async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``block`` for a client who waits: raises ``TidegateError`` where the disk fails."""
+        """``block`` for a waiting client: raises ``TidegateError`` if the disk fails."""
         try:
             return await self.block(call, *args, **kwargs)
         except FileNotFoundError:

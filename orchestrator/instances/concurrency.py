@@ -72,7 +72,7 @@ class ConcurrencyLimit:
         self._jobs: set[InFlightJob] = set()
         self._paused: set[InFlightJob] = set()
         self.clearing = 0
-        """Slots that jobs were told to leave, less the jobs that have got one since."""
+        """Slots that jobs must leave, minus the jobs that have got one since."""
         self.batch = 0
         """Number of batch jobs there that are not paused."""
         self._prefill_tokens = 0

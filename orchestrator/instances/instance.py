@@ -331,8 +331,8 @@ class Instance:
             self.step_learner.observe(stats)
         ours, paused = self.lane_load, self.concurrency.paused
         active = stats.running + stats.waiting
-        # Statistics older than a pause or a resume of ours must count nobody twice; others'
-        # paused jobs hold no slot.
+        # Statistics older than our last pause or resume must count no job twice; others' paused
+        # jobs hold no slot.
         self.foreign_load = max(0, min(active + stats.paused - ours, active - (ours - paused)))
 
     def take_encoder(self, encoder: PromptEncoder) -> bool:

@@ -141,7 +141,7 @@ class Lane(ABC):
     def silent_s(self, now: float) -> float:
         return now - self.last_frame_at
 
-    # ── for those who have work ──────────────────────────────────────────────────────────────
+    # ── for callers with work ───────────────────────────────────────────────────────────────
 
     @abstractmethod
     def submit(self, sink: JobSink, **job: Unpack[JobFields]) -> int:

@@ -216,11 +216,11 @@ class GrpcCall(asyncio.BufferedProtocol):
         self._initial_window = DEFAULT_WINDOW
         self._frame_bytes = DEFAULT_FRAME_BYTES
 
-    # ── for who calls ────────────────────────────────────────────────────────────────────────
+    # ── for callers ──────────────────────────────────────────────────────────────────────────
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or as soon as the peer has room. Never waits; gives up a peer for
-        which too much is already kept."""
+        """Send a message, now or as soon as the peer has room. Never waits; drops a peer with too
+        much unsent data."""
         self._outgoing += _PREFIX.pack(0, len(message))
         self._outgoing += message
         self._pump()
@@ -256,7 +256,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             await self._gone.wait()
 
     def keep_alive(self, idle_s: float) -> None:
-        """Make the kernel probe a silent peer, and give up one that acknowledges nothing."""
+        """Make the kernel probe a silent peer, and drop one that acknowledges nothing."""
         if self._transport is None:
             return
         own = self._transport.get_extra_info("socket")

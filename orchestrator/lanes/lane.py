@@ -103,7 +103,7 @@ class StreamLane(Lane):
             expected=(CallEnded, LaneBroken, BadResponse, DecodeError, msgspec.DecodeError),
         )
 
-    # ── for those who have work ──────────────────────────────────────────────────────────────
+    # ── for callers with work ───────────────────────────────────────────────────────────────
 
     @property
     def load(self) -> int:

@@ -1,10 +1,10 @@
 """What several orchestrators share, so that they serve as one (OR-18).
 
-Everything is in a Redis or Valkey server that exists already: who is there (``members``), durable
-tasks and who holds each (``tasks``), tasks to take over (``takeover``), copies of what clients keep
-(``items``), limits, shares of slots, drains, runs, and learned lengths. The atomic scripts that
-change it are in ``scripts``; names and connections in ``connection``. Without
-``TIDEGATE_STATE__URL`` nothing of this is loaded.
+Everything is in a Redis or Valkey server: the members (``members``), durable tasks and their owners
+(``tasks``), tasks to take over (``takeover``), copies of what clients keep (``items``), limits,
+shares of slots, drains, runs, and learned lengths. The atomic scripts that change it are in
+``scripts``; names and connections in ``connection``. Without ``TIDEGATE_STATE__URL`` nothing of
+this is loaded.
 
 Everything else stays with its orchestrator, and requests for it are forwarded there
 (``orchestrator.state.forwarding``): every id begins with the tag of the orchestrator that made it

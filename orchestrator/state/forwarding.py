@@ -54,7 +54,7 @@ MOST_LEASES = 2.0
 """Longest wait without a deadline, in leases: within that one ends, is noticed, and its tasks are
 taken over, unless the store is away."""
 LOOK_S = 0.1
-"""Seconds between two looks for who takes something on."""
+"""Seconds between two looks for a new owner."""
 _BROKEN_OFF = "the other orchestrator's response ended early"
 _NO_ANSWER = "the orchestrator that has this does not answer; ask again in a moment"
 _HOP_BY_HOP = frozenset(
@@ -368,8 +368,8 @@ class _Front:
 
 
 class _Lost(NotReady):
-    """The one that was asked is gone, or its lease has ended, before its answer began: who has it
-    now can be asked the same."""
+    """The asked process is gone, or its lease has ended, before its answer began: its successor can
+    be asked."""
 
 
 class _Stated(msgspec.Struct):

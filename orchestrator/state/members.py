@@ -1,4 +1,4 @@
-"""The orchestrators that share a state: each renews a lease, and sees who else does."""
+"""The orchestrators that share a state: each renews a lease, and sees the others'."""
 
 import asyncio
 import hashlib

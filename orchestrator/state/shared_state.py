@@ -30,7 +30,7 @@ from orchestrator.telemetry.metrics import Metrics, Row
 
 
 class SharedState(Sharing):
-    """The parts of the shared state, and who has what."""
+    """The parts of the shared state, and the owners of items."""
 
     is_shared = True
 
@@ -170,7 +170,8 @@ class SharedState(Sharing):
             made_by = await self._reached(tag)
             if made_by is None and tag != self.tasks.tag:
                 raise NotReady(
-                    "the store cannot be asked who has this now: ask again in a moment"
+                    "the store does not answer, so the owner of this is unknown: ask again in a"
+                    " moment"
                 ) from None
             return made_by
         if kept_by is not None:

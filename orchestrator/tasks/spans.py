@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions          the HTTP request, until its answer is written
      └ chat llm                        the task: outcome, tokens, budget
-        ├ admission                    tokenising, limits, feasibility
+        ├ admission                    tokenizing, limits, feasibility
         ├ queue
         └ lane                         one per attempt, with its instance
            ├ wait                      in the worker, until it began

@@ -1,4 +1,4 @@
-"""What tasks and clips have in common: how far they got, who listens, and one ending (DL-10).
+"""What tasks and clips have in common: their progress, listeners, and one ending (DL-10).
 
 Work goes back to the queue only when the instance that had it is lost or will not take it (OR-10)::
 

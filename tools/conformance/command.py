@@ -28,7 +28,7 @@ _ONLY: Final = "a rule or a group of them; may be given several times"
 _BOUNDS: Final = {
     "patience": "seconds after which a silent server hangs (30)",
     "streams": "most streams at once (64)",
-    "burst": "requests in the burst that is to be refused (256)",
+    "burst": "requests in the burst that should be refused (256)",
     "requests": "most requests of a run (4000)",
     "seconds": "longest time of a run (600)",
 }

@@ -19,8 +19,7 @@ _RULES: Final = ("retry.said", "retry.honest", "retry.close")
 
 
 async def check(server: Server) -> list[Finding]:
-    """Send a burst; of those refused, some come back when they were told, and one asks all the
-    time."""
+    """Send a burst; of the refused requests some come back when told, and one polls."""
     await server.settle(server.patience_s)
     count = server.effort.burst
     server.need(count + 20 * _ASKED)
@@ -84,7 +83,7 @@ async def _again(server: Server, wait_s: float) -> bool:
 
 
 async def _room_s(server: Server, told_s: float) -> float:
-    """Seconds until a client is served that asks again about ten times in the time it was told."""
+    """Seconds until a client is served that polls about ten times in the time it was told."""
     began, patience_s = server.clock(), server.patience_s
     while (passed_s := server.clock() - began) < patience_s:
         if (await server.chat(server.short, patience_s - passed_s)).is_whole:
@@ -95,7 +94,7 @@ async def _room_s(server: Server, told_s: float) -> float:
 
 def _close(told_s: float, room_s: float) -> Finding:
     if math.isinf(room_s):
-        return unmeasured("retry.close", "who asked all the time was not served either")
-    said = f"told {told_s:g} s; who asked all the time was served when asking at {room_s:.2f} s"
+        return unmeasured("retry.close", "the polling client was not served either")
+    said = f"told {told_s:g} s; the polling client was served when asking at {room_s:.2f} s"
     is_kept = told_s <= max(_MIN_S, _TIMES * room_s)
     return judged("retry.close", is_kept, said, told_s=told_s, room_s=room_s)

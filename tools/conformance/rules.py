@@ -1,7 +1,7 @@
 """The rules of ``rules.md``, and what is found about them.
 
-A rule is a sentence that holds for any server, whatever it calls a deadline. What a server was
-never told it cannot keep: then a rule is not applicable, and the finding says so.
+A rule is a sentence that holds for any server, with any spelling of a deadline. A rule is not
+applicable if the server was never told what it would have to keep, and the finding says so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-NOT_TOLD: Final = "the server is told of no deadline: its clients hang up"
+NOT_TOLD: Final = "the server knows no deadline: its clients hang up"
 _TIMED: Final = (
     "expiry.stream",
     "expiry.whole",
@@ -43,7 +43,7 @@ class Rule:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it cannot be told to be broken where this client stood still meanwhile."""
+        """Whether it cannot be called broken if this client stalled."""
         return self.id.startswith(_TIMED)
 
 

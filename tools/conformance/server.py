@@ -41,10 +41,10 @@ class Spent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured at most: ``streams`` at once, a ``burst`` of requests of which a part is
-    to be refused, ``longest`` tokens of an answer, ``patience`` in seconds with a silent server,
-    ``requests`` and ``seconds`` of a run. Times adapt to the server's pace above a short answer's
-    (``wave_s``, about) and ``least_deadline_s``."""
+    """How much is measured at most: ``streams`` at once, a ``burst`` of requests, part of which
+    should be refused, ``longest`` tokens of an answer, ``patience`` in seconds with a silent
+    server, ``requests`` and ``seconds`` of a run. Times adapt to the server's pace above a short
+    answer's (``wave_s``, about) and ``least_deadline_s``."""
 
     rounds: int = 3
     wave_s: float = 0.5
@@ -105,7 +105,7 @@ class Answer:
 
     @property
     def has_error_object(self) -> bool:
-        """Whether an error is told as OpenAI tells it."""
+        """Whether an error has OpenAI's shape."""
         return self.error is not None and isinstance(self.error.get("message"), str)
 
     @property

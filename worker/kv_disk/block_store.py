@@ -145,7 +145,7 @@ class BlockStore:
             self._drop(block_hash)
 
     def remember(self, session: str, hashes: Sequence[bytes]) -> None:
-        """Write a manifest of a conversation's blocks, for people who look at the disk.
+        """Write a manifest of a conversation's blocks, for people.
 
         There are never more manifests than there may be blocks.
         """

@@ -1,4 +1,4 @@
-"""Draws tokens from logits, in one vectorised pass over the rows of a step.
+"""Draws tokens from logits, in one vectorized pass over the rows of a step.
 
 ::
 

@@ -274,5 +274,5 @@ class BlockPool:
         kept = {self._hashes[block] for block in self._kept}
         assert kept <= self._keeps.keys(), "a kept block has no keeper"
         plain = {self._hashes[block] for block in self._cached}
-        assert not plain & self._keeps.keys(), "a block that is to be kept is not"
+        assert not plain & self._keeps.keys(), "a block that should be kept is not"
         assert all(keeps > 0 for keeps in self._keeps.values()), "a kept hash has no keeper"

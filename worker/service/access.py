@@ -1,4 +1,4 @@
-"""Checks who may open a lane, drain the worker, or generate through the plain contract."""
+"""Checks callers that open a lane, drain the worker, or generate through the plain contract."""
 
 import hmac
 

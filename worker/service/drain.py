@@ -90,7 +90,7 @@ class Drainer:
         )
         self._emitter.draining = True
         self._emitter.drain_ends_at = ends_at
-        self._emitter.announce()  # first, so that those who get a job back know why
+        self._emitter.announce()  # first, so that the receivers of returned jobs know why
         self._hand_back()
 
     def _hand_back(self) -> None:

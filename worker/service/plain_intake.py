@@ -1,4 +1,4 @@
-"""Takes plain requests: reads, tokenises and submits them.
+"""Takes plain requests: reads, tokenizes and submits them.
 
 It has a thread of its own, so that a long prompt does not delay a lane.
 """
@@ -282,7 +282,7 @@ class PlainIntake:
 
 
 def _check_length(prompt: str, serving: Serving) -> None:
-    """Raise ``ContextOverflow`` where that is certain without tokenising, which takes a second for
+    """Raise ``ContextOverflow`` where that is certain without tokenizing, which takes a second for
     a few megabytes."""
     card = serving.card
     if len(prompt) > card.context_tokens * serving.tokenizer.longest_token_bytes:

@@ -1,4 +1,4 @@
-"""A job's text as it grows: detokenised, cut at stop strings, of which nothing gets through."""
+"""A job's text as it grows: detokenized, cut at stop strings, of which nothing gets through."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

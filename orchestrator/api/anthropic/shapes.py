@@ -19,8 +19,8 @@ _STOP_REASONS = {
     FinishReason.LENGTH: "max_tokens",
     FinishReason.DEADLINE: "deadline",
 }
-"""Why a message ended, in Anthropic's words. ``deadline`` is our own, and only sent to those who
-ask for ``on_deadline``."""
+"""Why a message ended, in Anthropic's words. ``deadline`` is our own, and only sent with
+``on_deadline``."""
 
 
 def blocks_of(output: Output) -> list[object]:

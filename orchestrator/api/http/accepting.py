@@ -144,7 +144,7 @@ class Port(asyncio.AbstractServer):
 
     asyncio's own server loses a connection that it has accepted and not attached when it closes
     (cpython#109564), and one that closes for another to listen loses what waits in the kernel. Here
-    the socket stays, and ``server`` decides who gets the next connection.
+    the socket stays, and ``server`` gets the next connection.
     """
 
     def __init__(self, listening: Sequence[socket.socket], server: ProtocolFactory) -> None:

@@ -43,8 +43,8 @@ counts as a hang-up, and goes unnoticed while nothing is read."""
 
 
 def notice_vanished(client: socket.socket) -> None:
-    """Have the kernel probe a silent client, and give up one that acknowledges nothing. Otherwise
-    its work would continue until its deadline, and sending to it for a quarter of an hour."""
+    """Make the kernel probe a silent client, and drop one that acknowledges nothing. Otherwise its
+    work would continue until its deadline, and sending for a quarter of an hour."""
     options = {
         "TCP_KEEPIDLE": _PROBE_AFTER_S,
         "TCP_KEEPINTVL": _PROBE_EVERY_S,

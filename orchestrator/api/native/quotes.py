@@ -88,8 +88,8 @@ def _reservation(held: Reservation, unix_ms: float, hold_ms: float) -> dict[str,
 def _read(request: web.Request, body: QuoteRequest) -> _Asked:
     if body.accept is not None and body.accept not in BROKEN:
         raise InvalidRequest(
-            f"accept must be one of {', '.join(map(str, BROKEN))}: the chance with which the "
-            "reserved deadline is to be kept",
+            f"accept must be one of {', '.join(map(str, BROKEN))}: the chance of keeping the"
+            " reserved deadline",
             field="accept",
         )
     if not 0 < body.hold_ms <= MAX_HOLD_MS:

@@ -91,8 +91,8 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 async def swap(request: web.Request) -> web.Response:
-    """Give an instance another model: 202 while it loads, 200 where the caller waits. Idempotent.
-    Raises ``SwapFailed`` for a caller who waits; others see it in ``GET /v2/instances``."""
+    """Give an instance another model: 202 while it loads, 200 if the caller waits. Idempotent.
+    Raises ``SwapFailed`` for a waiting caller; others see it in ``GET /v2/instances``."""
     asked = await read_swap(request)
     swaps = request.app[ORCHESTRATOR].stages.swaps
     running = swaps.start(request.match_info["address"], asked.settings, asked.grace_s)

@@ -143,7 +143,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
 
 
 def without_tenants(taken: dict[str, object]) -> dict[str, object]:
-    """A snapshot for readers who may not know of other tenants."""
+    """A snapshot for readers that may not see other tenants."""
     queue = taken["queue"]
     assert isinstance(queue, dict)
     first = [{k: v for k, v in task.items() if k != "tenant"} for task in queue["first"]]

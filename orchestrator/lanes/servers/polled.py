@@ -123,7 +123,7 @@ class PolledLane(Lane):
     async def _disconnect(self) -> None:
         """Release what the lane holds. Idempotent."""
 
-    # ── for those who have work ──────────────────────────────────────────────────────────────
+    # ── for callers with work ───────────────────────────────────────────────────────────────
 
     @property
     def load(self) -> int:

@@ -1,8 +1,8 @@
 """Durable tasks, as the event loop sees them: accepted, running, ended, found again (OR-5).
 
-Tokens cost nothing here: a running task's are read from its transcript every 250 ms. Clients are
-told of an end only once its record is on the disk, unless the disk takes nothing, so that a crash
-never changes an end that a client has seen.
+Tokens cost nothing here: a running task's are read from its transcript every 250 ms. Clients get an
+end only once its record is on disk, unless the disk fails, so that a crash never changes an end
+that a client has seen.
 """
 
 import asyncio

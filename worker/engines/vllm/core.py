@@ -130,7 +130,7 @@ def start_core(
         # Only the second model runner draws by seed, position and token, and knows where an answer
         # begins; with speculation draws also depend on the guesses.
         can_continue=config.use_v2_model_runner and config.speculative_config is None,
-        # A connector may be about to hand the blocks on that a pause gives up.
+        # A connector may be about to pass on the blocks that a pause frees.
         can_pause=config.kv_transfer_config is None,
         has_kv_connector=config.kv_transfer_config is not None,
         has_failed=has_failed,

@@ -31,8 +31,8 @@ from orchestrator.tasks.task import Task
 from protocol import AbortCause, FinishReason, TokenLogprob
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
-"""Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent to those
-who ask for ``on_deadline``."""
+"""Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent with
+``on_deadline``."""
 
 _encode = msgspec.json.Encoder().encode
 

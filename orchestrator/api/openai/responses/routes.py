@@ -79,8 +79,8 @@ async def retrieve(request: web.Request) -> web.Response:
     for field in ("stream", "starting_after"):
         if request.query.get(field, "false") != "false":
             raise InvalidRequest(
-                f"{field}: a response's events are told once, to who asked for it; a task of "
-                "/v2/tasks tells its own again",
+                f"{field}: a response's events are sent once, to its own request; a task of"
+                " /v2/tasks can send them again",
                 field=field,
             )
     return _answer(request.app[RESPONSES].get(*_named(request)).body)

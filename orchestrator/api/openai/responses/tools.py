@@ -39,7 +39,7 @@ class CallableTool(msgspec.Struct, frozen=True):
     format: FreeTextFormat | None = None
     output_schema: Unused = NULL
     defer_loading: Unused = NULL
-    """Has no effect: the model is told of every tool at once."""
+    """Has no effect: the model sees every tool at once."""
 
 
 class StatedTool(CallableTool, frozen=True):
