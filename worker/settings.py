@@ -102,9 +102,8 @@ class KvSettings(Section):
     """The pool of KV blocks, and its disk tier."""
 
     blocks: int = Field(default=0, ge=0)
-    """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within free memory: on
-    CUDA all but what the largest step takes, measured at load, and a reserve of 3 %; on the CPU a
-    quarter (for one context up to half)."""
+    """KV blocks in the pool; 0: ``max_running`` whole contexts, within free memory: on CUDA all but
+    the largest step's and 3 %; on the CPU a quarter (up to half for one context)."""
     prefix_cache: bool = True
     """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
     disk_path: LocalPath | None = None
@@ -119,8 +118,8 @@ class MemorySettings(Section):
     process's (WK-4)."""
 
     hard_gib: float = Field(default=0.0, ge=0)
-    """Most GiB that weights, KV pool and steps together may take: more stops the load, or ends the
-    longest job; from 96 % of it on one warning is logged. 0: no limit."""
+    """Most GiB for weights, KV pool and steps: more stops the load, or ends the longest job; 96 %
+    of it logs a warning. 0: no limit."""
 
 
 class PlainSettings(Section):
@@ -148,21 +147,20 @@ class WorkerSettings(EnvironmentSettings):
     tokens for benchmarks and tests; ``synthetic-scripted`` gives the answers of a file
     (docs/clients.md)."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
-    """Settings of vLLM, or of llama.cpp's server, by its own names, as ``name=value`` pairs with
-    blanks between them or as a JSON object. It checks names and values itself."""
+    """Settings of vLLM or llama.cpp's server, by its own names: ``name=value`` pairs or a JSON
+    object."""
     adapters: dict[str, LocalPath] = Field(default_factory=dict)
-    """LoRA adapters of the model, each served as a model of the name that it has here: a JSON
-    object of folders as PEFT writes them; ``vllm`` only."""
+    """LoRA adapters by name, each served as a model: a JSON object of PEFT folders; ``vllm``
+    only."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs over which the model's weights are split, the first ones that the worker sees; ``vllm``
-    only. ``tidegate pool`` sets it where an instance has a group of GPUs."""
+    """GPUs over which the weights are split, the first that the worker sees; ``vllm`` only.
+    ``tidegate pool`` sets it for a group of GPUs."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
-    """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
-    checkpoint's and our own products can be had (numba, a CPU with AVX-512 or AMX, weights that are
-    not quantized), or the model is beyond the caches and the CPU has instructions for it; else
-    float32."""
+    """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 if it is the checkpoint's
+    and our own products work (numba, AVX-512 or AMX, weights not quantized), or the model exceeds
+    the caches and the CPU has instructions for it; else float32."""
     quantize: Literal["none", "int8"] = "none"
     """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
     deterministic: bool = False

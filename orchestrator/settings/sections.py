@@ -100,14 +100,13 @@ class HttpSettings(Section):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Largest request body."""
     max_connections: int = Field(default=4096, ge=32)
-    """Most connections open at a time; fewer where the process may not open so many files. Three
-    quarters of them may come from one address; the last 16 are for health checks and operators."""
+    """Most open connections, fewer if open files are limited; three quarters from one address, the
+    last 16 for health checks and operators."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
     """A connection is closed after this long without a request, or without reading anything."""
     strict_fields: bool = False
-    """Whether unknown fields are refused on every route. Otherwise OpenAI, Anthropic and KServe
-    routes ignore them and name them in ``x-tidegate-ignored``; ``/v2/tasks``, ``/v2/slots``,
-    ``/v2/sessions`` and operators' routes always refuse them."""
+    """Whether OpenAI, Anthropic and KServe routes refuse unknown fields instead of naming them in
+    ``x-tidegate-ignored``. Other routes always refuse them."""
     allowed_hosts: Names = ()
     """Host names other than loopback's that requests without a key may use in ``Host``,
     comma-separated; ``*``: any. Checked only while there is no key."""
@@ -233,9 +232,8 @@ class DispatchSettings(Section):
     """Largest share of offered requests that get a second attempt because their first token is
     late; 0: none."""
     idle_keep_s: float = Field(default=30.0, ge=0)
-    """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
-    that do not say (``idle_keep_s``). Half of the worker's blocks at most are kept so; running jobs
-    get them when no others are left."""
+    """Default time that a conversation's KV is kept for its next turn, in at most half of the
+    worker's blocks."""
 
 
 class AdmissionSettings(Section):
@@ -266,8 +264,8 @@ class QueueSettings(Section):
     bound tells clients early; a larger one meets more if answers are short compared with their
     deadlines."""
     when_full: QueuePolicy = QueuePolicy.REJECT
-    """Treatment of tasks that get no place in a full queue: ``reject`` refuses them; with
-    ``drop-lru`` the oldest batch task makes room for any newer one."""
+    """``reject`` refuses tasks without a place in a full queue; with ``drop-lru`` the oldest batch
+    task makes room for any newer one."""
     order: QueueOrder = QueueOrder.SLACK
     """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
 

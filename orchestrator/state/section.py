@@ -28,9 +28,9 @@ class StateSection(RoomSection):
     table: ClassVar = "state"
 
     url: SecretStr | None = None
-    """Store that several orchestrators share: ``redis://user:password@host:port/db``,
-    ``rediss://…`` with TLS, or ``unix://path``; needs the extra ``fleet``. Unset: this orchestrator
-    is alone. Durable tasks are kept there then, not in the journal's file."""
+    """Store that several orchestrators share, durable tasks included:
+    ``redis://user:password@host:port/db``, ``rediss://…`` with TLS, or ``unix://path``; needs the
+    extra ``fleet``. Unset: this orchestrator is alone."""
     prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What all names in the store begin with: one for all orchestrators that share a state."""
     advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
