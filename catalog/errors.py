@@ -17,7 +17,7 @@ ProvisionError
  ├─ LogUnusable        a log file cannot be written              (also OSError)
  ├─ PoolFileInvalid    pool.toml cannot be read, or does not fit     (also ValueError)
  ├─ PoolInUse          another manager keeps the pool, or none does
- ├─ PortsUnguarded     Triton would listen off loopback and ask nobody for a token
+ ├─ PortsUnguarded     Triton would listen off loopback without asking for tokens
  ├─ StartFailed        a process ended or hung before it was ready
  └─ GaveUp             a process kept failing, so everything was ended
 

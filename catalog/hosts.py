@@ -1,4 +1,4 @@
-"""Addresses to listen on, and to reach who listens there. Standard library only."""
+"""Addresses to listen on, and to connect to. Standard library only."""
 
 import ipaddress
 

@@ -53,7 +53,7 @@ def keep_key(path: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(0, f"{folder} must belong to this user, who alone may write there")
+        raise PermissionError(0, f"{folder} must belong to this user, writable for no other")
     key = _read(path)
     if len(key) < _KEY_CHARS:
         key = secrets.token_urlsafe(_KEY_BYTES)

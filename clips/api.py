@@ -342,8 +342,8 @@ def described(clip: ClipTask, now: float) -> dict[str, object]:
 
 
 def describe_instance(fleet: ClipFleet, address: str, *, briefly: bool) -> dict[str, object] | None:
-    """An instance's slot model; None if it has none. ``briefly``: as far as people watch it. In
-    full ``told`` is the model's own account of itself, None if it gives none."""
+    """An instance's slot model; None if it has none. ``briefly``: only the watched facts. In full
+    ``told`` is the model's own report, if any."""
     instance = fleet.instances.get(address)
     if instance is None or not instance.heard_at:
         return None

@@ -5,16 +5,16 @@ The folders are those stages, in this order:
 - ``api``         dialects at the edge: native, OpenAI, health, metrics
 - ``service``     takes a request through the stages
 - ``prompts``     text and chats become token ids with the worker's own tokenizer
-- ``admission``   what is refused before it costs anything
+- ``admission`` refuses work before it costs anything
 - ``queue``       bounded, most urgent first
 - ``placement``   which instance: a pure function of a registry snapshot
-- ``dispatch``    from the queue to a lane, and what comes of it
-- ``instances``   which Tritons there are, and how they are
+- ``dispatch`` from the queue to a lane, to the end
+- ``instances`` the Tritons and their state
 - ``lanes``       few long-lived streams per Triton instance
 
 ``build`` wires them, ``lifecycle`` starts and ends them.
 
-Beside them: ``tasks`` (the request itself: deadline, listeners, exactly one outcome),
-``prediction`` (what work will take) and ``telemetry``. Imports run downwards only; ``make lint``
+In addition: ``tasks`` (the request itself: deadline, listeners, exactly one outcome),
+``prediction`` (how long work takes) and ``telemetry``. Imports run downwards only; ``make lint``
 holds that.
 """

@@ -10,8 +10,8 @@ if __name__ == "__main__":
     gc.disable()
     # A wish to reload is held until it can be met, and does not end the process (``Reloads``).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    # Until it serves, Ctrl-C ends it at once: a module that is cut short fails in its own way.
-    # Whoever starts it may have blocked the signal until here (tidegate/cli/runtime.py).
+    # Until it serves, Ctrl-C ends it at once: a module that is cut short fails in its own way. The
+    # launcher may have blocked the signal until here (tidegate/cli/runtime.py).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -160,7 +160,7 @@ async def _serve_until_told(
     await PortSite(runner, port).start()
     lifecycle.start()
     lifecycle.join(runner.addresses[0][1], keys_digest(settings))
-    # What is alive now stays alive: the collector need not look at it again. What is not is little.
+    # What is alive now stays alive, so the collector can skip it.
     gc.freeze()
     gc.enable()
     lifecycle.server_start_ms = 1000 * process_age_s()
@@ -186,7 +186,7 @@ async def _serve_until_told(
         await lifecycle.drain(0.0)
     await lifecycle.close()
     if own is None:
-        with suppress(OSError):  # while nobody else can listen there
+        with suppress(OSError):  # while no other process can listen there
             operators.unlink(missing_ok=True)
     await runner.cleanup()
     service_log.info("stopped")
@@ -194,8 +194,8 @@ async def _serve_until_told(
 
 
 def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:
-    """The health port, bound; None where there is none. Raises ``OSError`` where one that was asked
-    for cannot be had."""
+    """The health port, bound; None without one. Raises ``OSError`` if a requested one is not
+    available."""
     port = settings.health.port
     is_asked_for = "port" in settings.health.model_fields_set
     if port < 0 or (port == settings.port and not is_asked_for):
@@ -240,9 +240,9 @@ async def _join_port(
 
 
 async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile | None:
-    """Open the file that durable tasks are written to; None where there is no journal. Raises
-    ``JournalError`` where a journal setting was stated explicitly, or the file has tasks that would
-    be left there."""
+    """Open the file that durable tasks are written to; None without a journal. Raises
+    ``JournalError`` if a journal setting was stated explicitly, or the file has tasks that would be
+    left behind."""
     config = journal_config(settings)
     if config is None:
         return None
@@ -253,7 +253,7 @@ async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile 
             return None  # another process at this port has it, and files and batches with it
         if settings.journal.model_fields_set:
             raise
-        service_log.warning("going on without a journal, durable tasks are refused: %s", error)
+        service_log.warning("continuing without a journal, durable tasks are refused: %s", error)
         return None
     if sharing.is_shared and file.unfinished:
         file.close()

@@ -71,8 +71,8 @@ from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import KEPT, Kept, Metrics
 
 KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
-"""What is kept of ended tasks, for replay. A token takes 104 bytes; with the 20 most likely ones
-beside it, 2.6 KB."""
+"""Bounds on ended tasks that are kept for replay. A token takes 104 bytes; with the 20 most likely
+alternatives, 2.6 KB."""
 ENCODING_THREADS = 2
 MAX_ENCODING_BYTES = 64 * 2**20
 """Bytes of the prompts that may wait to become tokens, all together."""
@@ -81,7 +81,7 @@ KEY_SETTINGS = ("token", "admin_token", "keys")
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """One orchestrator's parts, for whoever serves it, simulates it or tests it."""
+    """One orchestrator's parts, for servers, simulations and tests."""
 
     settings: Settings
     api: ApiConfig
@@ -454,7 +454,7 @@ def keys_of(settings: Settings) -> tuple[Key, ...]:
 
 
 def keys_digest(settings: Settings) -> str:
-    """Digest of all keys, which tells whether two orchestrators take the same ones."""
+    """Digest of all keys, to compare two orchestrators."""
     digests = sorted(key.digest for key in keys_of(settings))
     return hashlib.sha256(b"".join(digests)).hexdigest()
 

@@ -42,7 +42,7 @@ def process_age_s() -> float:
 @dataclass(frozen=True, slots=True)
 class Boot:
     """One boot of the machine, and the seconds since it. Every process sees the same values until
-    the next boot, whatever the wall clock does. Time asleep counts."""
+    the next boot, independent of the wall clock. Time asleep counts."""
 
     id: str
     now: Callable[[], float]

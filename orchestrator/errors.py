@@ -36,9 +36,9 @@
         └── PoisonRequest                502 poison_request
 
 A class knows its code, the HTTP status that every dialect answers it with, and whether a retry can
-help; ``details`` are figures that a client may use. How it is spelled is each dialect's own.
-Messages are safe to show: they name what was wrong, what was expected, what to do. Whoever quotes a
-client's words cuts them (``excerpt``); what a message may have in all is a bound besides.
+help; ``details`` are figures that a client may use. Each dialect has its own spelling. Messages are
+safe to show: they name what was wrong, what was expected, what to do. Quotes of a client's text are
+shortened (``excerpt``), and a message has a bound, too.
 """
 
 import math
@@ -191,10 +191,9 @@ class MethodNotAllowed(NotFound):
 
 
 class DeadlineExceeded(TidegateError, TimeoutError):
-    """The client's deadline is past, or too near for what is left to do (DL-3, DL-5).
-
-    ``exceeded_by_ms`` is None where it is not past yet. ``part`` is what of the answer had that
-    deadline, empty for the whole of it (DL-14).
+    """The client's deadline is past, or too near for the rest of the work (DL-3, DL-5).
+    ``exceeded_by_ms`` is None if it is not past yet. ``part`` is the part of the answer with that
+    deadline, empty for the whole (DL-14).
     """
 
     status = 504
@@ -351,7 +350,7 @@ class InstanceLost(Unavailable):
 
 
 class Gone(InstanceLost):
-    """The orchestrator that had the work is gone, and the work with it. It may be submitted anew;
+    """The orchestrator that had the work is gone, and the work with it. It may be submitted again;
     to ask for it again is no use."""
 
     status = 410
@@ -388,7 +387,7 @@ class SwapFailed(TidegateError):
 
 def with_code(code: str, message: str) -> TidegateError:
     """Rebuild an error from its code and message, as read from the journal: the first class above
-    that has the code, ``TidegateError`` itself where none has."""
+    that has the code, ``TidegateError`` itself if none has it."""
     found, classes = TidegateError, [TidegateError]
     while classes:
         one = classes.pop(0)

@@ -1,4 +1,4 @@
-"""Optional rooms: what the service can do without, found and never named (OR-28).
+"""Optional rooms: packages that the service finds and never names (OR-28).
 
 A room is a package with a module ``extension`` that defines one subclass of ``Extension``. The
 service looks for these modules when it is built, so a room is removed by deleting its folder, and
@@ -54,7 +54,7 @@ class Core:
     limiter: Limiter
     sharing: Sharing
     journal: JournalFile | None
-    """The file of durable tasks, and the place beside which a room may keep files of its own."""
+    """The file of durable tasks; a room may keep its own files next to it."""
     is_simulated: bool
     """Whether instances are simulated: there is no Triton to ask."""
 
@@ -120,8 +120,7 @@ class Extension:
 
     @property
     def latest_end(self) -> float:
-        """When the latest of the work ended whose results can be fetched afterwards; in seconds of
-        the clock."""
+        """When the latest work with fetchable results ended, in seconds of the clock."""
         return 0.0
 
     def is_ready(self) -> bool:
@@ -151,7 +150,7 @@ class Extension:
         return {}
 
     def plain_model(self, name: str) -> PlainModel | None:
-        """The room's model of that name; None if it serves none."""
+        """The room's model of that name; None if it has none."""
         return None
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────

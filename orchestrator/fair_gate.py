@@ -44,7 +44,7 @@ class FairGate:
 
     def _next(self) -> None:
         for tenant, own in list(self._waiting.items()):
-            while own and own[0][2].done():  # whoever waited there has left
+            while own and own[0][2].done():  # its waiter has left
                 heapq.heappop(own)
             if not own:
                 del self._waiting[tenant]

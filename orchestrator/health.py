@@ -58,8 +58,8 @@ class HealthBoard:
         self.overall = PreparedResponse(200, b"{}")
         self.status = "not_ready"
         """State of the service: ``ready``, ``not_ready``, ``draining``, ``near_exhaustion`` (the
-        queue's places run out), ``exhausted`` (nobody gets one), or ``degraded`` (all but durable
-        tasks are served)."""
+        queue's places run out), ``exhausted`` (there is none left), or ``degraded`` (all but
+        durable tasks are served)."""
         self.has_tenants = False
         """Whether to expect requests of several tenants."""
         self.sharing = sharing
@@ -109,7 +109,7 @@ class HealthBoard:
         if (state := self.sharing.describe()) is not None:
             described["state"] = state
         body = msgspec.json.encode(described)
-        # A service that can serve anybody is ready: taken out of rotation, it would serve nobody.
+        # A service that can serve some requests is ready: out of rotation it would serve none.
         self.ready = PreparedResponse(200 if status in SERVES else 503, body)
         self.overall = PreparedResponse(200, body)
 
@@ -158,8 +158,8 @@ def _describe_journal(durable: DurableTasks) -> dict[str, object]:
 
 
 def _describe(instance: Instance) -> dict[str, object]:
-    """One instance as ``/health`` shows it. Cached KV blocks count as free: they are given up to
-    whoever needs them, so they never make an instance look full."""
+    """One instance as ``/health`` shows it. Cached KV blocks count as free: they are evicted on
+    demand, so they never make an instance look full."""
     described: dict[str, object] = {
         "address": instance.address,
         "state": instance.state.value,

@@ -1,9 +1,7 @@
-"""Ids of tasks, sessions and all else that clients ask for again.
-
-An id is 32 hexadecimal digits, behind a prefix such as ``sess_``. Where several orchestrators share
-a state (``orchestrator.state``), the first eight are the tag of the one that made it, so that the
-others know whom to ask. Knowing an id is enough to read what it names, so the rest is not
-guessable.
+"""Ids of tasks, sessions and everything else that clients ask for again. An id is 32 hexadecimal
+digits after a prefix such as ``sess_``. If several orchestrators share a state
+(``orchestrator.state``), the first eight are the tag of the one that made it, so that the others
+know whom to ask. Knowing an id is enough to read what it names, so the rest is not guessable.
 """
 
 import random

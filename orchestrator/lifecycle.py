@@ -47,7 +47,7 @@ class Lifecycle:
         self._recovery = recovery
         self._is_recovered = False
         self.server_start_ms = 0.0
-        """Time from the process's start until it listened; set by whoever makes it listen."""
+        """Time from the process's start until it listened; set by its server."""
         self._drain_began: float | None = None
         self._drain_s: float | None = None
         orchestrator.metrics.watch(self, _METRICS)
@@ -55,9 +55,9 @@ class Lifecycle:
         self._background: asyncio.Task[None] | None = None
 
     async def recover(self) -> None:
-        """Take on the tasks that an earlier process had let in, ahead of new ones. To be called
-        before anybody is served, else ``start`` does it. Yields to the event loop between steps, so
-        that questions about the start's progress are answered."""
+        """Take over the tasks that an earlier process had accepted, before new ones. Call it before
+        any request is served, or ``start`` does it. Yields to the event loop between steps, so that
+        questions about the start's progress are answered."""
         for _ in self._recovering():
             await asyncio.sleep(0)
 
@@ -79,8 +79,8 @@ class Lifecycle:
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def join(self, port: int, keys: str) -> None:
-        """Join the orchestrators that share a state, if this one does, as the one that listens on
-        ``port``. ``keys`` is a digest of the keys that it takes."""
+        """Join the orchestrators that share a state, if this one does, listening on ``port``.
+        ``keys`` is a digest of its keys."""
         sharing, durable = self._orchestrator.sharing, self._stages.durable
         if durable is not None and self._recovery is not None:
             durable.on_lost = self._let_go
@@ -94,9 +94,9 @@ class Lifecycle:
 
     def _let_go(self, task: Task) -> None:
         """End a task here that another orchestrator has taken on: it has no outcome here."""
-        error = Draining("the task goes on at another orchestrator; ask again in a moment")
+        error = Draining("the task continues at another orchestrator; ask again in a moment")
         self._orchestrator.end(task, failed(error), is_left=True)
-        self._orchestrator.store.forget(task)  # whoever asks for it here is to be sent there
+        self._orchestrator.store.forget(task)  # requests for it are forwarded there
 
     def refuse_new_work(self) -> None:
         """Answer every offer with 503 ``draining`` from now on (OR-14)."""
@@ -104,7 +104,7 @@ class Lifecycle:
         self._health.refresh()
 
     def begin_drain(self, grace_s: float) -> None:
-        """Drain while the process goes on, until it is told to stop or ``undrain`` is called."""
+        """Drain while the process keeps running, until it is stopped or ``undrain`` is called."""
         self._stop_background()
         if self._drain_began is None:
             self._drain_began = self._orchestrator.clock.now()
@@ -131,9 +131,9 @@ class Lifecycle:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
 
         Tasks that will not end in time and have nothing to show yet are ended at once, so that
-        their clients can go elsewhere; durable tasks are left to the next process. Tasks that go on
-        without a client, and clips, can be asked for until ``COME_BACK_S`` after their end. A drain
-        that is cancelled and called again, for instance with less grace, is still the same drain.
+        their clients can go elsewhere; durable tasks are left to the next process. Tasks without a
+        client, and clips, can be asked for until ``COME_BACK_S`` after their end. A drain that is
+        cancelled and called again, for instance with less grace, is still the same drain.
         """
         self._stop_background()
         await self._drain(grace_s)

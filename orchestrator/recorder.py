@@ -1,9 +1,7 @@
-"""Records what became of the latest requests, and how the instances were meanwhile.
-
-Times, numbers and hashes, not a word of a request. An operator gets all of it as JSON
-(``GET /admin/recording``), which ``python -m perf.sim.what_if`` of a checkout replays. Times are in
-seconds of this process's clock; what never comes, null there, is infinite here.
-A request costs some 25 µs on a slow core, and about a kilobyte afterwards.
+"""Records the latest requests and the instances' states. Times, numbers and hashes, no text of a
+request. An operator gets all of it as JSON (``GET /admin/recording``), which ``python -m
+perf.sim.what_if`` of a checkout replays. Times are in seconds of this process's clock; null there
+is infinity here. A request costs some 25 µs on a slow core, and about a kilobyte afterwards.
 """
 
 import asyncio
@@ -29,13 +27,13 @@ LOOK_EVERY_S = 1.0
 MOVE = 0.03
 """Share by which an instance's pace must have moved to be recorded again."""
 OUR_REFUSALS = (Code.DEADLINE_INFEASIBLE, Code.DEADLINE_EXCEEDED, Code.QUEUE_FULL)
-"""Codes of refusals for want of time or of room; others are about the request or its sender."""
+"""Codes of refusals for lack of time or room; others are about the request or its sender."""
 _MAX_TOKENS = 2**20
-_AT_ONCE = 50  # requests under way that are described before others have the event loop
+_AT_ONCE = 50  # running requests that are described before the loop yields
 
 
 class _Noted(NamedTuple):
-    """What was noted of a request on its way."""
+    """Notes about a request."""
 
     left: tuple[float, ...]
     """Equally likely lengths of its answer, as known when it came; none where it is stated."""
@@ -43,7 +41,7 @@ class _Noted(NamedTuple):
 
 
 class Recorder:
-    """The latest requests, and the instances' states meanwhile."""
+    """The latest requests and the instances' states."""
 
     def __init__(self, registry: Registry, forecaster: Forecaster, clock: Clock) -> None:
         self._registry = registry
@@ -58,7 +56,7 @@ class Recorder:
         self._version = -1
 
     async def recording(self) -> dict[str, object]:
-        """All that there is. ``is_full``: earlier requests may no longer be kept."""
+        """Everything recorded. ``is_full``: earlier requests may no longer be kept."""
         requests, is_full = list(self._ended), len(self._ended) == MOST
         for number, (task, noted) in enumerate(list(self._noted.items()), 1):
             requests.append(_described(task, noted))
@@ -68,7 +66,7 @@ class Recorder:
         return {"requests": requests, "states": states, "is_full": is_full}
 
     def kept(self) -> Kept:
-        """What is kept of requests; a state of an instance is as much as one."""
+        """Number of kept requests; an instance's state counts as one."""
         size = sum(memoryview(one).nbytes for one in self._ended)
         return Kept(len(self._ended) + len(self._states), size)
 
@@ -127,7 +125,7 @@ class Recorder:
 
 
 def _described(task: Task, noted: _Noted) -> msgspec.Raw:
-    """What is recorded of a task as it stands."""
+    """The record of a task's current state."""
     job, ending, sampling = task.job, task.ending, task.sampling
     told = {
         "id": task.id,
@@ -166,7 +164,7 @@ def _described(task: Task, noted: _Noted) -> msgspec.Raw:
 
 
 def _state_of(instance: Instance, now: float) -> dict[str, Any] | None:
-    """An instance at one moment; None until its worker has told of itself."""
+    """An instance at one moment; None until its worker has reported."""
     card, stats, learner = instance.card, instance.stats, instance.step_learner
     if card is None or learner is None:
         return None

@@ -1,4 +1,4 @@
-"""What an earlier process had promised and not ended, taken on again (OR-5).
+"""Takes over an earlier process's unfinished durable tasks (OR-5).
 
 ::
 
@@ -7,14 +7,14 @@
     tokens in the journal   ─▶ continued after them, where that is exact (``resume``)
                             ─▶ else made again from the prompt, with the same seed, and compared
                                with what was there: a text never becomes another halfway
-                            ─▶ else made anew, where the client said ``idempotent``
+                            ─▶ else generated again, if the client said ``idempotent``
                             ─▶ else failed; its client may send it again
 
-This is done before anybody is served, and no limit refuses it. A task whose model is not there yet
-waits for it here, until its deadline at most.
+This happens before any request is served, and no limit refuses it. A task whose model is not there
+yet waits for it here, until its deadline at most.
 
-Clients may follow a task from the moment that it is taken on. What its earlier text becomes is only
-known with its model; until then it is the task's ``earlier``, and ``Task.restore`` tells them.
+Clients may follow a task at once. How its earlier text continues is only known with its model;
+until then it is the task's ``earlier``, and ``Task.restore`` sends it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ class Recovery:
             service_log.info(
                 "durable tasks of another process were taken on again"
                 if are_new
-                else "durable tasks that were left to the next process go on in this one",
+                else "durable tasks that were left to the next process continue in this one",
                 extra=fields(tasks=len(unfinished), **self._durable.recovered),
             )
         if self._waiting:
@@ -116,7 +116,7 @@ class Recovery:
                     self._go_on(task, one, encoder)
                 except Exception:
                     service_log.exception("a task was not recovered", extra=fields(task_id=task.id))
-                    self._lose(task, "what was kept of it does not fit")
+                    self._lose(task, "its stored tokens do not fit")
 
     def _take_on(self, one: UnfinishedTask, *, is_new: bool) -> None:
         orchestrator = self._orchestrator
@@ -141,7 +141,7 @@ class Recovery:
         if task.deadline.left_ms(now) <= 0:
             self._end(task, "expired", overdue(task, now))
         elif stored is None:
-            self._lose(task, "what it asked for cannot be read any more")
+            self._lose(task, "its request cannot be read any more")
         else:
             task.timer = clock.call_at(task.deadline.at, lambda: self._expire(task))
             self._waiting[task] = one
@@ -219,7 +219,7 @@ class Recovery:
 
 
 def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
-    """Greatest number of leading tokens whose text ends in a whole character; 0 where none is found
+    """Greatest number of leading tokens whose text ends in a whole character; 0 if none is found
     among the last few."""
     ids, texts = text.ids, text.texts
     for known in range(len(ids), max(0, len(ids) - _MAX_HELD_BACK), -1):

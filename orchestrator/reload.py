@@ -1,7 +1,7 @@
 """Settings that are read again while the process serves: on SIGHUP, or ``POST /admin/reload``.
 
 Parts that can change register for it (``follow``); other settings are reported as needing a
-restart. Invalid settings change nothing. Streams and waiting requests go on as they were.
+restart. Invalid settings change nothing. Streams and waiting requests are not affected.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from worker.environment import Section
 
 
 class Retention(Section):
-    """Bounds on what is kept after its end: items, seconds, and bytes of all together."""
+    """Bounds on kept items: number, seconds, and bytes together."""
 
     keep_count: int
     keep_s: float
@@ -57,7 +57,7 @@ ItemCall = Callable[[str, str], None]
 
 
 def ignore(key: str, name: str) -> None:
-    """Do nothing, where nobody wants to hear of an item."""
+    """A callback that does nothing."""
 
 
 def no_such(what: str, item_id: str) -> NotFound:
@@ -76,8 +76,8 @@ class _Kept(NamedTuple, Generic[T]):
 
 class OwnedStore(Generic[T]):
     """Items by key and name, within the bounds of a ``Retention``: to another key they do not
-    exist. Beyond a bound the oldest of the key that keeps most is dropped, so nobody displaces what
-    others keep by keeping more."""
+    exist. Beyond a bound the oldest of the key that keeps most is dropped, so no key displaces
+    others' items by keeping more."""
 
     def __init__(self, clock: Clock, retention: Retention) -> None:
         self.on_change: ItemCall = ignore
@@ -185,7 +185,7 @@ class KeptStore(Generic[W]):
         return item.id in self._all
 
     def kept(self) -> Kept:
-        """What is kept of items that have ended."""
+        """Items that are kept after their end."""
         return self._ended.kept()
 
     def add(self, item: W) -> None:

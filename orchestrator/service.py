@@ -92,7 +92,7 @@ class ServiceConfig:
     idle_keep_s: float = 0.0
     """How long the KV of conversations is kept, for requests that do not say."""
     learns_runs: bool = False
-    """Whether it is learnt how many calls runs have whose clients do not say so."""
+    """Whether to learn the number of calls of runs that do not state it."""
 
 
 class Reading(NamedTuple):
@@ -146,7 +146,7 @@ class Orchestrator:
         self.deadlines = config.deadlines
         self.rooms = rooms
         self.task_over = asyncio.Event()
-        """Set whenever work has ended; who waits for it clears it."""
+        """Set whenever work has ended; the waiter clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.on_ended: list[Callable[[Task], None]] = []
@@ -178,7 +178,7 @@ class Orchestrator:
         return task
 
     def room_of(self, job: Job) -> Submit | None:
-        """How the room whose own a job is submits it; None for a job of the service itself."""
+        """Submits a job of a room; None for a job of the service itself."""
         found = (room.submit_of(job) for room in self.rooms)
         return next((submit for submit in found if submit is not None), None)
 
@@ -221,7 +221,7 @@ class Orchestrator:
 
     def offer(self, task: Task, listeners: Sequence[Listener] = ()) -> None:
         """The second half of ``submit``: queue or send the task. Raises why it was refused."""
-        if task.ending is not None:  # cancelled, or the service began to shut down meanwhile
+        if task.ending is not None:  # cancelled, or the service is shutting down
             assert task.ending.error is not None
             raise task.ending.error
         with self._admitting(task):
@@ -279,7 +279,7 @@ class Orchestrator:
         durable.accept(task, self.models.resolve(task.served_name).weights_digest)
 
     async def _committed(self, task: Task) -> None:
-        """Wait until the task is on the disk; one that does not get there is promised to nobody."""
+        """Wait until the task is on disk; otherwise it is not promised."""
         assert self.stages.durable is not None
         try:
             await self.stages.durable.committed(task)
@@ -307,7 +307,7 @@ class Orchestrator:
 
     @contextmanager
     def _admitting(self, task: Task) -> Iterator[None]:
-        """End the task with whatever error the body raises."""
+        """End the task with the error that the body raises."""
         try:
             yield
         except TidegateError as error:
@@ -348,7 +348,7 @@ class Orchestrator:
     async def _read_prompt(
         self, task: Task, encoder: PromptEncoder, prompt: Prompt, reading: Reading | None = None
     ) -> None:
-        """Note what is known of a task's prompt. Raises ``TidegateError``."""
+        """Note the facts about a task's prompt. Raises ``TidegateError``."""
         registry = self.stages.registry
         if reading is not None and reading.encoder is encoder:
             task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
@@ -382,8 +382,8 @@ class Orchestrator:
         self.images.check(images)
         if task.job.durable:
             raise InvalidRequest(
-                "a durable task has no images: the journal keeps a prompt's tokens only, and "
-                "without the images nobody could go on with it; send durable: false",
+                "a durable task has no images: the journal keeps a prompt's tokens only, without"
+                " the images, and no process could continue it; send durable: false",
                 field="durable",
             )
         self.images.take(task, images)
@@ -421,8 +421,8 @@ class Orchestrator:
 
     async def quote(self, job: Job, prompt: Prompt | None, prompt_tokens: int) -> QuotedTask:
         """The chance that a request is in time, by deadline, if it is sent now. Without a
-        ``prompt`` it is one of ``prompt_tokens`` of which nothing is cached. Nothing is offered.
-        Raises ``TidegateError``."""
+        ``prompt`` it has ``prompt_tokens``, none of them cached. Nothing is offered. Raises
+        ``TidegateError``."""
         self.stages.admission.require_open()
         with self.limits.counted(job.key):
             encoder = self.models.resolve(job.model)
@@ -471,13 +471,13 @@ class Orchestrator:
         self.end(task, aborted(AbortCause.CANCEL))
 
     def disconnected(self, task: Task, *, too_slow: bool = False) -> None:
-        """Note that the task's client is gone; its job says whether it goes on (WP-1)."""
+        """Note that the task's client is gone; its job says whether it continues (WP-1)."""
         if task.client_gone(too_slow=too_slow):
             self.end(task, aborted(AbortCause.DISCONNECT))
 
     def mark_reading(self, task: Task, keeps_up: bool) -> None:
-        """Note whether the task's client keeps up with what is sent. A client that does not keeps
-        its slot only while nobody else wants it (OR-11), unless the work is to go on without it
+        """Note whether the task's client keeps up with what is sent. One that does not keeps its
+        slot only while no one else wants it (OR-11), unless the work continues without it
         anyway."""
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self.stages.dispatcher.mark_reading(task, keeps_up)
@@ -524,8 +524,8 @@ class Orchestrator:
                 raise
 
     async def _load(self, job: Job) -> None:
-        """Have a model loaded for a request that has no task yet. A placeholder task stands for it
-        meanwhile, by which it is found and cancelled."""
+        """Load a model for a request without a task. A placeholder task makes it visible and
+        cancellable."""
         task = Task(self.ids.new(), job)
         self._enter(task)
         try:
@@ -549,7 +549,7 @@ class Orchestrator:
         return len(self._live) + sum(1 for room in self.rooms for _ in room.live())
 
     def live(self) -> Iterator[Task]:
-        """All tasks that have not ended, whatever route they came by, the newest first."""
+        """All live tasks of every route, newest first."""
         return reversed(self._live)
 
     def end_hopeless(self, by: float) -> int:
@@ -576,8 +576,7 @@ class Orchestrator:
     def _end_for_drain(self, task: Task) -> None:
         is_left = self.stages.durable is not None and self.stages.durable.leave(task)
         error = Draining("the service is going down; try again elsewhere")
-        # A task that is left to the next process has no outcome yet: nobody may count this as its
-        # end.
+        # A task that is left to the next process has no outcome yet: this end must not be counted.
         self.end(task, failed(error) if is_left else lost(task, error), is_left=is_left)
 
     def end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
@@ -594,7 +593,7 @@ class Orchestrator:
 
 @contextmanager
 def _leaving_when_ended(task: Task) -> Iterator[None]:
-    """Cancel the body's wait when somebody ends the task, and raise the task's error."""
+    """Cancel the body's wait when the task ends, and raise the task's error."""
     waiting = asyncio.current_task()
     assert waiting is not None
     before, stopped = waiting.cancelling(), False

@@ -65,7 +65,7 @@ class Sharing:
     listens_at: tuple[str, int] | None = None
     """Host and port of this process alone, where several share the service's port."""
     process: str = ""
-    """Name of this process among those that share the service's port; empty where none do."""
+    """Name of this process among those at the service's port; empty without others."""
 
     @property
     def processes(self) -> int:
@@ -74,11 +74,11 @@ class Sharing:
 
     @property
     def fault(self) -> str:
-        """Why the others cannot be reached; empty while they can be, or there are none."""
+        """Why the others cannot be reached; empty if they can be, or there are none."""
         return ""
 
     def store(self, file: JournalFile | None) -> JournalStore | None:
-        """What durable tasks are kept in; None where there can be none."""
+        """The store of durable tasks; None without one."""
         return None if file is None else FileStore(file)
 
     def share(
@@ -88,10 +88,10 @@ class Sharing:
         limiter: "Limiter",
         lengths: "AnswerLengths",
     ) -> None:
-        """Share the instances' slots, keys' limits and what is learnt, from the start on."""
+        """Share the instances' slots, keys' limits and learned lengths, from the start."""
 
     def follow(self, runs: "Runs", metrics: "Metrics") -> None:
-        """Have runs of calls go on at the others, and publish metrics of the shared state."""
+        """Continue runs of calls at the others, and publish metrics of the shared state."""
 
     def keep(self, kind: str, shelf: Shelf) -> None:
         """Copy what clients keep on ``shelf``, so that it outlives this process."""
@@ -119,19 +119,18 @@ class Sharing:
         take_on: Callable[[Sequence[UnfinishedTask]], None],
         may_take: Callable[[], bool],
     ) -> None:
-        """Join the others, as the one that listens on ``port``. ``take_on`` is given tasks of
-        others whose end this process has to bring about, whenever it ``may_take`` any. ``keys`` is
-        a digest of the keys that are taken here."""
+        """Join the others, listening on ``port``. ``take_on`` gets tasks of others that this
+        process must finish, whenever it ``may_take`` any. ``keys`` is a digest of its keys."""
 
     def on_lapsed(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when this process was taken for dead and is back."""
 
     def describe(self) -> dict[str, object] | None:
-        """The shared state as ``/health`` shows it; None where there is none."""
+        """The shared state as ``/health`` shows it; None without one."""
         return None
 
     async def close(self) -> None:
-        """Leave. To be called once everything is written: others take on what is left."""
+        """Leave. Call it once everything is written: others take over the rest."""
 
 
 def make_sharing(settings: Settings, rng: random.Random, unix: Callable[[], float]) -> Sharing:

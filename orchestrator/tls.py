@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SETTING = "TIDEGATE_LANES__TLS"
 _OTHER_NAME = f"its certificate is for another name: see server_name of {SETTING}"
-_UNTRUSTED = f"its certificate is not trusted: ca of {SETTING} names who signs it"
+_UNTRUSTED = f"its certificate is not trusted: ca of {SETTING} names its signer"
 _NO_TLS = f"it speaks no TLS: unset {SETTING}, or start Triton with --grpc-use-ssl"
 _ENDED = (
     f"it ended the TLS handshake: perhaps it asks for a certificate, or refuses ours; see {SETTING}"
@@ -42,7 +42,7 @@ class Tls(BaseModel):
     key: Path | None = None
     """The private key of ``certificate``, not encrypted."""
     server_name: str = Field(default="", pattern=r"^[A-Za-z0-9._:-]*$")
-    """The name that Triton's certificate has, where that is not the one of its address."""
+    """The name in Triton's certificate, if it is not its address."""
 
     @model_validator(mode="after")
     def _check(self) -> "Tls":
@@ -130,7 +130,7 @@ async def open_channel(
 
 
 def why_no_tls(error: Exception) -> str:
-    """What was wrong with a TLS connection, and which setting is about it."""
+    """A TLS connection's error, and its setting."""
     if isinstance(error, ssl.SSLCertVerificationError):
         said = error.verify_message or str(error)
         if said.startswith(_NAMES):
@@ -143,7 +143,7 @@ def why_no_tls(error: Exception) -> str:
 
 
 def why_no_channel(details: str, tls: Tls | None) -> str:
-    """What was wrong with TLS on a channel of gRPC's own client, by its words; empty if nothing."""
+    """The TLS error of a gRPC client's channel, by its words; empty without one."""
     if "Hostname Verification" in details:
         return _OTHER_NAME
     if "CERTIFICATE_VERIFY_FAILED" in details:
@@ -156,8 +156,8 @@ def why_no_channel(details: str, tls: Tls | None) -> str:
 
 
 def _trusted_by_system() -> bytes | None:
-    """The certificates that ``context`` trusts without ``ca``; gRPC would take a list of its own.
-    None if the system has none.
+    """The certificates that ``context`` trusts without ``ca``; gRPC would use its own list. None if
+    the system has none.
     """
     paths = ssl.get_default_verify_paths()
     files = [Path(paths.cafile)] if paths.cafile else []

@@ -35,8 +35,8 @@ from perf.report.bundle import Bundle, Figure, Machine
 from perf.report.recording import RESULTS, ROOT
 from perf.report.table import number
 
-DOCUMENTS: Final = ("README.md", "docs/performance.md")
-BRIEF: Final = ("README.md",)
+DOCUMENTS: Final = ("docs/performance.md",)
+BRIEF: Final = DOCUMENTS
 """Documents that name their bundles in one line; the others say more of them."""
 MAX_CHANGED: Final = 0.05
 """Largest share (0 to 1) of the code behind a figure that may have been added or removed."""

@@ -11,7 +11,7 @@ mode of the body       a pod is named
 FULL_DUPLEX_STREAMED   in answer to the head, once all of the body is here: then the body is sent
                        back, and then trailers are answered
 BUFFERED, …_PARTIAL    in answer to the body, whose changes to the head count
-NONE, STREAMED, GRPC   in answer to the head, which goes on at once: the body comes too late, or
+NONE, STREAMED, GRPC   in answer to the head, which is forwarded at once: the body comes late, or
                        not at all
 no body                in answer to the head
 =====================  ===========================================================================

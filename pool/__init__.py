@@ -11,7 +11,7 @@ What runs:
 - ``process``    one guarded process, its log and its ports
 - ``supervise`` keeps a unit up: restarts it, gives up if that is pointless
 - ``units``      Triton, llama.cpp's server, the orchestrator and a store
-- ``fleet``      what a pool is made of: its specs, its units on this machine, its folder
+- ``fleet`` a pool's specs, its units on this machine, its folder
 - ``manager``    keeps the members of a pool: starts, replaces and ends what differs
 - ``events`` what happens to units
 

@@ -59,8 +59,8 @@ def main() -> int:
             check_platform()  # before minutes of download
         if not is_current:
             make_venv(pip_args)
-        with ThreadPoolExecutor(1) as beside:
-            triton = beside.submit(set_up_triton, pip_args) if needs_triton else None
+        with ThreadPoolExecutor(1) as threads:
+            triton = threads.submit(set_up_triton, pip_args) if needs_triton else None
             if not is_current:
                 install_packages(pip_args, wanted)
             if triton is not None:

@@ -73,7 +73,7 @@ class Launcher:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then end everything.
 
-        Raises ``ProvisionError``, with everything ended, when the service cannot go on.
+        Raises ``ProvisionError``, with everything ended, when the service cannot continue.
         """
         self._require_guard()
         self._require_state_file()
@@ -242,7 +242,7 @@ class Launcher:
         self._write_state()
         text = (
             f"{reason}\nIt is not started again, to have it back mend what ended it and start "
-            f"everything anew; what goes on: {', '.join(sorted(self._serving))}"
+            f"everything again; still running: {', '.join(sorted(self._serving))}"
         )
         self._emit(PoolEvent(EventKind.WARNED, member.name, text))
 

@@ -136,7 +136,7 @@ async def _status(home: Path, *, as_json: bool) -> bool:
 
 
 def reload(path: Path | None) -> int:
-    """Make the manager read its file anew, and print what it will do."""
+    """Make the manager read its file again, and print what it will do."""
 
     async def reloaded() -> None:
         told = await ask(_home(path), {"do": "reload"}, _ASK_S)

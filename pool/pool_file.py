@@ -94,7 +94,7 @@ class PoolSettings(_Strict):
     host: str = Field(default="127.0.0.1", pattern=_HOST)
     """Address where the Tritons listen."""
     advertise: str = Field(default="", pattern=_HOST)
-    """Address that orchestrators are told instead, if they reach this machine by another name."""
+    """Address for orchestrators, if they reach this machine by another name."""
     open: bool = False
     """Whether clients off loopback, too, may generate without a token."""
     triton: Path | None = None

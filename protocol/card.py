@@ -1,4 +1,4 @@
-"""The model card: everything an orchestrator must know to tokenise, admit and place."""
+"""The model card: everything an orchestrator must know to tokenize, admit and place."""
 
 from enum import StrEnum
 
@@ -74,7 +74,7 @@ class StepCosts(msgspec.Struct, frozen=True):
     prompt_token_ms: float
     """Time that each token of a prompt adds to a step that is full of it."""
     prompt_step_ms: float = 0.0
-    """The part of that which a step takes however few tokens of a prompt it has."""
+    """The fixed part of that, for any number of prompt tokens."""
     further_token_ms: float = 0.0
     """What each further token adds to it."""
 
@@ -135,7 +135,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     abort_ms: float = 0.0
     """Longest time that an aborted job holds its slot beyond one step; admission counts it."""
     quantization: str = ""
-    """How its weights are quantised, in the engine's own term (``int8``, ``q4_k_m``, ``awq``);
+    """How its weights are quantized, in the engine's own term (``int8``, ``q4_k_m``, ``awq``);
     ``none`` where they are not, empty where unknown."""
     vram_bytes: int = 0
     """Memory of all its GPUs together; 0 without one, or where unknown."""
@@ -146,7 +146,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     serving: int = 0
     """How many models this process served before this one; ``Submit.serving`` repeats it."""
     loadable: tuple[Loadable, ...] = ()
-    """Models that it can be told to serve instead, by name alone (``Swap``)."""
+    """Models that it can load on demand, by name alone (``Swap``)."""
     process_id: str = ""
     """Random per process: seeing it again after a lane was lost shows that the process lives."""
     vision: Vision | None = None

@@ -9,9 +9,9 @@ the lane lives::
       ◀───────────────────────────── Frame(card, stats)
       Submit(handle=7) ───────────────────────▶ job runs
       ◀──────────────── Frame(started, deltas, ends, …)   one per engine step, all jobs of the lane
-      Pause(handle=7) ────────────────────────▶ stands still after the step under way
+      Pause(handle=7) ────────────────────────▶ stops after the current step
       ◀──────────────────────────── Frame(paused=[7])
-      Resume(handle=7) ───────────────────────▶ goes on, before any that waits
+      Resume(handle=7) ───────────────────────▶ resumes, before any that waits
       ◀──────────────────────────── Frame(resumed=[7])
       Cancel(handles=[7]) ────────────────────▶ stops within one step
       ◀──────────────────────────── Frame(ends=[End(7)])
@@ -20,7 +20,7 @@ the lane lives::
 answered by exactly one ``End``; nothing follows it. An empty frame is a heartbeat.
 
 Access: ``Open``, ``Drain`` and ``Swap`` carry the worker's lane token where it has one. The others
-name a lane, which only its opener can: the name is random, and never sent to anybody else.
+name a lane, which only its opener can: the name is random, and never sent elsewhere.
 
 Times are milliseconds. Budgets are relative to receipt: clocks need not agree (DL-2).
 Frames are arrays rather than maps on the wire, since they are the hot path; fields are only ever
@@ -125,7 +125,7 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
     """Stops jobs. Unknown and finished handles are ignored: cancelling is idempotent.
 
     One message serves all jobs that end at the same instant: each message takes the worker's
-    interpreter from the engine, which is computing the others' tokens meanwhile.
+    interpreter from the engine, which computes the others' tokens.
     """
 
     lane: str

@@ -48,6 +48,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
+    assert sum(len(page.read_text().split()) for page in ROOT.glob("docs/*.md")) <= 35_000
 
 
 def test_pf9_the_figures_of_the_readme_are_the_page_of_performances() -> None:

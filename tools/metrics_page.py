@@ -94,7 +94,7 @@ On loopback at `metrics_port` of `[pool]` ([pool.md](pool.md)), `name` as its fi
 
 
 def page(declared: Iterable[Declared]) -> str:
-    """The page of these metrics in Markdown, each table sorted by name."""
+    """The page of these metrics in Markdown, each list sorted by name."""
     rows = sorted(declared, key=lambda metric: metric.name)
     of_pools = {PREFIX + row.name for row in POOL}
     pool = [row for row in rows if row.name in of_pools]
@@ -102,11 +102,11 @@ def page(declared: Iterable[Declared]) -> str:
     ours = [row for row in rows if row.name.startswith(PREFIX)]
     others = [row for row in rows if not row.name.startswith(PREFIX)]
     return _PAGE.format(
-        service=_table([row for row in ours if "instance" not in row.labels]),
-        standard=_table([row for row in others if not row.name.startswith(VLLM_PREFIX)]),
-        vllm=_table([row for row in others if row.name.startswith(VLLM_PREFIX)]),
-        instances=_table([row for row in ours if "instance" in row.labels]),
-        pool=_table(pool),
+        service=_list([row for row in ours if "instance" not in row.labels]),
+        standard=_list([row for row in others if not row.name.startswith(VLLM_PREFIX)]),
+        vllm=_list([row for row in others if row.name.startswith(VLLM_PREFIX)]),
+        instances=_list([row for row in ours if "instance" in row.labels]),
+        pool=_list(pool),
         tenants=MAX_TENANTS,
         models=MAX_MODELS,
         likely=LIKELY,
@@ -138,13 +138,13 @@ async def declared() -> list[Declared]:
     return [*parts.orchestrator.metrics.declared, *pool_metrics(dict).declared]
 
 
-def _table(metrics: Iterable[Declared]) -> str:
-    lines = ["| name | type | meaning |", "|---|---|---|"]
+def _list(metrics: Iterable[Declared]) -> str:
+    lines = []
     for metric in metrics:
         labels = ",".join(label for label in metric.labels if label != "instance")
         name = metric.name + ("_total" if metric.type == "counter" else "")
         name += f"{{{labels}}}" if labels else ""
-        lines.append(f"| `{name}` | {metric.type}, {metric.unit} | {metric.text} |")
+        lines.append(f"- `{name}` ({metric.type}, {metric.unit}): {metric.text}")
     return "\n".join(lines)
 
 

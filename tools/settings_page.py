@@ -33,7 +33,7 @@ Every setting of the orchestrator, of its workers and of the slot model. Written
   `worker.`.
 
 A bad value or an unknown name stops the start and is named. Codes in brackets name the promise that
-a setting belongs to. Where a setting has choices, the first is its default.
+a setting belongs to. Defaults are in parentheses; of several choices the first is the default.
 
 ## The orchestrator
 
@@ -55,15 +55,13 @@ Read when Triton loads the model `slot`, which renders clips ([slot.md](slot.md)
 
 ## Variables that are not settings
 
-| variable | meaning |
-|---|---|
-| `TIDEGATE_CONFIG` | Path of `tidegate.toml` |
-| `TIDEGATE_HOME` | Folder for engines, models, journals, logs |
-| `TIDEGATE_TRITON` | Path of a `tritonserver` to use instead of the downloaded one |
-| `TIDEGATE_OWN_ADDRESS` | Set by `--processes`: a process's own address |
-| `TIDEGATE_SHARED_BY` | Set by launchers: how many workers share this machine's memory |
-| `TIDEGATE_LEGACY_STUB` | Set by launchers: whether Triton's stub was built for numpy 1 |
-| `TIDEGATE_URL`, `TIDEGATE_TOKEN` | Service and token of the `tidegate` commands |
+- `TIDEGATE_CONFIG`: path of `tidegate.toml`.
+- `TIDEGATE_HOME`: folder for engines, models, journals, logs.
+- `TIDEGATE_TRITON`: path of a `tritonserver` to use instead of the downloaded one.
+- `TIDEGATE_OWN_ADDRESS`: set by `--processes`, a process's own address.
+- `TIDEGATE_SHARED_BY`: set by launchers, how many workers share this machine's memory.
+- `TIDEGATE_LEGACY_STUB`: set by launchers, whether Triton's stub was built for numpy 1.
+- `TIDEGATE_URL`, `TIDEGATE_TOKEN`: service and token of the `tidegate` commands.
 """
 _PAGE_NAME: Final = re.compile(r"docs/([a-z-]+\.md)")
 _UNITS: Final = {
@@ -127,27 +125,25 @@ def docstrings(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def _chapter(kind: type[BaseSettings], above: str) -> str:
-    """Tables of settings: first those that are in no section, then a table for each section."""
+    """Lists of settings: first those that are in no section, then a list for each section."""
     sections = {name: section_of(field.annotation) for name, field in kind.model_fields.items()}
     rows = list(rows_of(kind))
     own = [row for row in rows if sections[row.name.partition(".")[0]] is None]
-    parts = [_table(own, above)]
+    parts = [_list(own, above)]
     if kind is whole_settings():
         keys = [row._replace(name=f"keys.NAME.{row.name}") for row in rows_of(KeySettings)]
-        parts += [f"### keys\n\n{_first_paragraph(KeySettings)}", _table(keys, above)]
+        parts += [f"### keys\n\n{_first_paragraph(KeySettings)}", _list(keys, above)]
     for name, section in sections.items():
         inside = [row for row in rows if row.name.startswith(f"{name}.")]
         if section is not None and inside:
-            parts += [f"### {above}{name}\n\n{_first_paragraph(section)}", _table(inside, above)]
+            parts += [f"### {above}{name}\n\n{_first_paragraph(section)}", _list(inside, above)]
     return "\n\n".join(parts)
 
 
-def _table(rows: list[SettingRow], above: str) -> str:
-    lines = ["| setting | default | meaning |", "|---|---|---|"]
-    for row in rows:
-        meaning = _markdown(row.meaning).replace("|", "\\|")
-        lines.append(f"| `{above}{row.name}` | {row.default} | {meaning} |")
-    return "\n".join(lines)
+def _list(rows: list[SettingRow], above: str) -> str:
+    return "\n".join(
+        f"- `{above}{row.name}` ({row.default}): {_markdown(row.meaning)}" for row in rows
+    )
 
 
 def _first_paragraph(kind: type[BaseModel]) -> str:
@@ -176,7 +172,7 @@ def _default(name: str, field: FieldInfo) -> str:
         return f"`{','.join(map(str, value))}`"
     if isinstance(value, int) and value >= 2**20 and not value % 2**20:
         unit, size = ("GiB", 2**30) if not value % 2**30 else ("MiB", 2**20)
-        return f"`{value}` ({value // size} {unit})"
+        return f"`{value}`, {value // size} {unit}"
     units = [unit for suffix, unit in _UNITS.items() if name.endswith(suffix)]
     told = f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
     return f"{told} {units[0]}" if units else told

@@ -37,9 +37,9 @@ class Job:
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
     ``session`` are those of ``Submit``; the session's KV is kept for ``session_keep_s`` after the
     job. ``first_token_by``, ``due_by`` (on the engine's clock) and ``token_gap_s`` order and size
-    the work; no job ends for them. A job that ``keeps_on`` is not ended before its deadline. One
-    with a ``constraint`` starts when that is ready. ``abort`` is a flag that the engine checks in
-    every step (DL-4); ``Engine.cancel`` sets it.
+    the work; no job ends because of them. A job that ``keeps_on`` is not ended before its deadline.
+    One with a ``constraint`` starts when that is ready. ``abort`` is a flag that the engine checks
+    in every step (DL-4); ``Engine.cancel`` sets it.
     """
 
     token_ids: Sequence[int]
@@ -68,7 +68,7 @@ class Job:
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False
-    """Whether the job is to be paused; set by ``Engine.pause`` and ``resume``, read each step."""
+    """Whether to pause the job; set by ``Engine.pause`` and ``resume``, read each step."""
     has_started: bool = False
     """Set by the engine before the job's first step; ``JobStarted`` comes after that step."""
 
@@ -111,7 +111,7 @@ class JobPaused:
 
 @dataclass(slots=True, frozen=True)
 class JobResumed:
-    """A paused job goes on: it has a slot again, or waits for its first one like others."""
+    """A paused job resumes: it has a slot again, or waits for its first one like others."""
 
     job: Job
 
@@ -146,7 +146,7 @@ EventSink = Callable[[list[Event]], None]
 
 class StepUnderWay(NamedTuple):
     """The step that an engine's thread is computing. ``began_at`` is on the engine's clock;
-    ``usual_s`` is what a slow step of that kind takes, in seconds, 0 while none was measured."""
+    ``usual_s`` is what a slow step of that kind takes, in seconds, 0 until one is measured."""
 
     began_at: float
     usual_s: float
@@ -165,14 +165,14 @@ class EngineService(Protocol):
         """Stop a job within one step. Idempotent; the first cause wins."""
 
     def pause(self, job: Job) -> None:
-        """Pause a job after the step under way; its KV is kept. Idempotent.
+        """Pause a job after the current step; its KV is kept. Idempotent.
 
         Ignored once it has been paused too often (``SchedulerConfig.most_pauses``). Deadline and
         abort still count.
         """
 
     def resume(self, job: Job) -> None:
-        """Let a paused job go on, before any that waits to start. Idempotent."""
+        """Resume a paused job, before any that waits to start. Idempotent."""
 
     def stats(self) -> WorkerStats:
         """The state after a recent step, without ``lanes``, which the engine does not know."""

@@ -1,8 +1,8 @@
-"""Text and paths in Triton's Python stub, whose interpreter takes everything for ASCII.
+"""Text and paths in Triton's Python stub, which assumes ASCII.
 
 It starts isolated, so that neither ``PYTHONUTF8`` nor the environment's locale counts. File names
 stay ASCII: a path with other letters has lone surrogates in their place (PEP 383), which the system
-takes back unchanged and no message can carry. Everything else can be mended.
+takes back unchanged and no message can carry. Everything else can be repaired.
 """
 
 import locale

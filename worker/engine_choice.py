@@ -53,7 +53,7 @@ def chosen(settings: WorkerSettings) -> WorkerSettings:
 
 
 def vllm_for_cuda(packages: Path | None) -> Distribution | None:
-    """The installed vLLM, None where there is none or only a build for the CPU."""
+    """The installed vLLM; None without one, or for a CPU build."""
     path = sys.path if packages is None else [str(packages)]
     found = next(iter(distributions(name="vllm", path=path)), None)
     return None if found is None or "cpu" in found.version else found

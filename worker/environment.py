@@ -29,7 +29,7 @@ _PAGE: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
 _FIELD = re.compile(r'field "(\w+)"')
-"""Where pydantic names the field whose text is not JSON."""
+"""Where pydantic names the field with text that is not JSON."""
 
 
 class Section(BaseModel):
@@ -49,7 +49,7 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_by_commas)]
 
 
 class EnvironmentSettings(BaseSettings):
-    """Settings whose texts are Unicode, even where the environment was read as ASCII."""
+    """Settings as Unicode, even if the environment was read as ASCII."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -102,13 +102,12 @@ def values_of(settings: BaseModel) -> dict[str, object]:
 
 
 def guide_to(kind: type[BaseModel]) -> str:
-    """The file that says what each setting of ``kind`` does; a wheel has no documents."""
+    """The file that documents the settings of ``kind``; a wheel has no documents."""
     return "docs/settings.md" if _PAGE.is_file() else str(sys.modules[kind.__module__].__file__)
 
 
 def problem_of(name: str, kind: type[BaseModel], what: str = "a setting") -> str:
-    """Reason why ``name`` is not a setting of ``kind``, which are called ``what``; empty if it is
-    one."""
+    """Error for a ``name`` that is no setting of ``kind``, called ``what``; empty for a setting."""
     known = fields_of(kind)
     if name in known:
         return ""
@@ -186,7 +185,7 @@ def explained(kind: type[BaseSettings], error: ValidationError) -> list[str]:
 
 
 def unreadable(kind: type[BaseSettings], error: SettingsError) -> str:
-    """A line for a variable whose text should be JSON and is not."""
+    """A line for a variable with invalid JSON."""
     found = _FIELD.search(str(error))
     if found is None:
         return str(error)

@@ -76,13 +76,13 @@ class LaneNotOpen(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """Prompt and answer do not fit into the model's context; the message says what would."""
+    """Prompt and answer do not fit into the model's context; the message says what fits."""
 
     code = Code.CONTEXT_OVERFLOW
 
 
 class Unauthenticated(RequestError):
-    """The request carries a wrong access token, or none."""
+    """The request has a wrong access token, or none."""
 
     code = Code.UNAUTHENTICATED
 
@@ -106,7 +106,7 @@ class ResponderLost(Exception):
 
 
 def code_of(error: Exception) -> Code:
-    """The code to tell a client: whatever is not about its request is our own failure."""
+    """The client's error code: what is not about its request is our failure."""
     if isinstance(error, RequestError):
         return error.code
     is_malformed = isinstance(error, InvalidSampling | msgspec.DecodeError)

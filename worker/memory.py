@@ -23,7 +23,7 @@ class LimitedMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """The hard limit in bytes, 0 for none, and the soft one that comes with it."""
+    """The hard limit in bytes, 0 for no limit, and its soft one."""
 
     hard_bytes: int = 0
 

@@ -1,13 +1,11 @@
-"""Page-locked host memory that is used again and again, and copies through it.
+"""Reused page-locked host memory, and copies through it.
 
 A GPU copies from and to page-locked (pinned) memory without the host waiting. The memory here is
 never given back, for two reasons. Locking pages takes a hundred microseconds, which every step
-would pay. And torch's own allocator asks the driver when such memory is freed: on a device that is
-lost the answer is an error where none may be thrown, and it ends the process before anyone has been
-told that the device is lost.
-
-A buffer is used again when the tensor that was made of it is gone and the copy queued last from or
-to it is done. All copies of a process are those of one GPU; any thread may call what is here.
+would pay. And torch's own allocator asks the driver when such memory is freed: on a lost device
+that raises where nothing may be thrown, and ends the process before the loss is reported. A buffer
+is reused when its tensor is gone and its last copy is done. All copies of a process are those of
+one GPU; any thread may call this.
 """
 
 import ctypes
@@ -34,7 +32,7 @@ class _Buffer:
     __slots__ = ("copied", "host", "memory")
 
     def __init__(self, nbytes: int) -> None:
-        with torch.inference_mode(False):  # whoever uses it next may be outside of that mode
+        with torch.inference_mode(False):  # its next user may be outside of that mode
             self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         self.host: NDArray[np.uint8] = self.memory.numpy()
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -69,7 +67,7 @@ def upload_to(target: torch.Tensor, array: NDArray[np.generic]) -> None:
 def download(tensor: torch.Tensor) -> torch.Tensor:
     """Start copying ``tensor`` to host memory, to be read after an event; on the CPU clone it.
 
-    Views of the result do not keep its memory: whoever reads one keeps the result, too.
+    Views of the result do not keep its memory: keep the result, too.
     """
     if tensor.device.type != "cuda":
         return tensor.clone()
@@ -115,7 +113,7 @@ def pack_int32(
 
 
 def reserve() -> None:
-    """Lock pages for what steps copy, so that none of them has to wait for that: milliseconds."""
+    """Lock pages for steps' copies ahead, because locking takes milliseconds."""
     for power in range(_MIN_BYTES.bit_length() - 1, _RESERVED_BITS):
         _free[1 << power].extend(_Buffer(1 << power) for _ in range(_RESERVED_EACH))
 
@@ -146,6 +144,6 @@ def _copied(buffer: _Buffer) -> None:
 
 
 def _give_back_after(tensor: torch.Tensor, buffer: _Buffer) -> None:
-    """Use ``buffer`` again once nobody has ``tensor`` any more."""
+    """Reuse ``buffer`` once ``tensor`` is gone."""
     given = weakref.finalize(tensor, _free[buffer.memory.numel()].append, buffer)
     given.atexit = False

@@ -27,8 +27,8 @@ from worker.environment import (
 def read_engine_args(text: str) -> dict[str, str]:
     """Parse ``name=value`` pairs with blanks between them (quoted as in a shell), or a JSON object.
 
-    Names come out with underscores, however they were written (``--max-num-seqs``), values as text:
-    what they may be only the engine knows. Raises ``ValueError`` that says what is wrong.
+    Names get underscores (``--max-num-seqs``), values stay text for the engine. Raises
+    ``ValueError`` that says what is wrong.
     """
     text = text.strip()
     if text.startswith("{"):
@@ -66,10 +66,10 @@ def _put(pairs: dict[str, str], name: str, value: str) -> None:
 PREFIX: Final = "TIDEGATE_WORKER__"
 """How every variable of a worker's settings begins."""
 BLOCK_TOKENS: Final = 16
-"""Tokens of a KV block in our own engine, and in those that make up tokens; vLLM has its own."""
+"""Tokens of a KV block in our own and the synthetic engines; vLLM has its own."""
 SHARED_BY: Final = "TIDEGATE_SHARED_BY"
-"""Variable by which a launcher says how many workers share this machine's memory: on the CPU each
-takes its part of what is free."""
+"""Variable in which a launcher states how many workers share this machine's memory: on the CPU each
+takes its part."""
 EngineName = Literal[
     "auto",
     "torch",
@@ -80,7 +80,7 @@ EngineName = Literal[
 ]
 GONE: Final[Mapping[str, str]] = {
     "llamacpp": "llama.cpp is a server now, which tidegate up --engine llamacpp and tidegate pool"
-    " start: there is none inside of a worker",
+    " start: there is none inside a worker",
     "transformers": "this engine is gone: take vllm, or a server over HTTP (docs/engines.md)",
 }
 """Engines that there were, and what to do instead."""
@@ -99,12 +99,11 @@ Token = Annotated[SecretStr | None, AfterValidator(_empty_is_none)]
 
 
 class KvSettings(Section):
-    """The pool of KV blocks, and what is kept in it and on disk."""
+    """The pool of KV blocks, and its disk tier."""
 
     blocks: int = Field(default=0, ge=0)
-    """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within free memory: on
-    CUDA all but what the largest step takes, measured at load, and a reserve of 3 %; on the CPU a
-    quarter (for one context up to half)."""
+    """KV blocks in the pool; 0: ``max_running`` whole contexts, within free memory: on CUDA all but
+    the largest step's and 3 %; on the CPU a quarter (up to half for one context)."""
     prefix_cache: bool = True
     """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
     disk_path: LocalPath | None = None
@@ -119,8 +118,8 @@ class MemorySettings(Section):
     process's (WK-4)."""
 
     hard_gib: float = Field(default=0.0, ge=0)
-    """Most GiB that weights, KV pool and steps together may take: more stops the load, or ends the
-    longest job; from 96 % of it on one warning is logged. 0: no limit."""
+    """Most GiB for weights, KV pool and steps: more stops the load, or ends the longest job; 96 %
+    of it logs a warning. 0: no limit."""
 
 
 class PlainSettings(Section):
@@ -143,26 +142,25 @@ class WorkerSettings(EnvironmentSettings):
     """Name that clients use; when empty the directory's name, or ``org/name`` of a Hugging Face
     cache's snapshot."""
     engine: EngineName = "auto"
-    """``auto``: on CUDA ``vllm``, where it is installed, has the model's architecture, and no other
-    setting asks for what only Tidegate's own engine does; else ``torch``, which is Tidegate's own
-    (docs/engines.md). ``synthetic-…`` makes up tokens without a model, for benchmarks and tests
-    only; ``synthetic-scripted`` gives the answers of a file (docs/clients.md)."""
+    """``auto``: on CUDA ``vllm`` if it is installed, has the architecture, and no other setting
+    needs ``torch``; else ``torch``, Tidegate's own (docs/engines.md). ``synthetic-…`` invents
+    tokens for benchmarks and tests; ``synthetic-scripted`` gives the answers of a file
+    (docs/clients.md)."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
-    """Settings of vLLM, or of llama.cpp's server, by its own names, as ``name=value`` pairs with
-    blanks between them or as a JSON object. It checks names and values itself."""
+    """Settings of vLLM or llama.cpp's server, by its own names: ``name=value`` pairs or a JSON
+    object."""
     adapters: dict[str, LocalPath] = Field(default_factory=dict)
-    """LoRA adapters of the model, each served as a model of the name that it has here: a JSON
-    object of folders as PEFT writes them; ``vllm`` only."""
+    """LoRA adapters by name, each served as a model: a JSON object of PEFT folders; ``vllm``
+    only."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs over which the model's weights are split, the first ones that the worker sees; ``vllm``
-    only. ``tidegate pool`` sets it where an instance has a group of GPUs."""
+    """GPUs over which the weights are split, the first that the worker sees; ``vllm`` only.
+    ``tidegate pool`` sets it for a group of GPUs."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
-    """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
-    checkpoint's and our own products can be had (numba, a CPU with AVX-512 or AMX, weights that are
-    not quantized), or the model is beyond the caches and the CPU has instructions for it; else
-    float32."""
+    """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 if it is the checkpoint's
+    and our own products work (numba, AVX-512 or AMX, weights not quantized), or the model exceeds
+    the caches and the CPU has instructions for it; else float32."""
     quantize: Literal["none", "int8"] = "none"
     """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
     deterministic: bool = False
@@ -179,11 +177,10 @@ class WorkerSettings(EnvironmentSettings):
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """A generation that has less time than this left at its start is refused (DL-3)."""
     models: dict[str, LocalPath] = Field(default_factory=dict)
-    """Further models that this worker may be told to serve instead (a swap), by name: a JSON object
-    of paths. An orchestrator loads them when they are asked for."""
+    """Further models for swaps and loads on demand, by name: a JSON object of paths."""
     lane_token: Token = None
-    """Token required to open a lane, or to drain or swap the worker; without one anybody who
-    reaches Triton may. ``tidegate up`` makes one up at each start."""
+    """Token required to open a lane, drain or swap the worker; without one every client of Triton
+    may. ``tidegate up`` draws one at each start."""
 
     kv: KvSettings = KvSettings()
     memory: MemorySettings = MemorySettings()

@@ -1,12 +1,12 @@
 """Everything that can go wrong for a client, as one tree::
 
     TidegateError
-    ├── ConnectFailed (ConnectionError)         nobody answers at the base URL
+    ├── ConnectFailed (ConnectionError)         no answer at the base URL
     ├── StreamLost (ConnectionError)            the event stream broke and stayed broken
     ├── ProtocolError (ValueError)              the answer is not what the API promises
     ├── ToolTimeout (TimeoutError)              a tool was not done within its time limit
     └── ApiError                                the server said no: code, status, retryable
-        ├── InvalidRequest (ValueError)         what was asked cannot be served, now or later
+        ├── InvalidRequest (ValueError)         the request cannot be served, now or later
         ├── AuthFailed (PermissionError)        token missing or wrong
         ├── NotFound (LookupError)              unknown task or model
         ├── DeadlineExceeded (TimeoutError)     too late, or certain to be

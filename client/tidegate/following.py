@@ -62,7 +62,7 @@ class Stream(Generic[_T]):
         return await anext(self._events)
 
     async def aclose(self) -> None:
-        """Stop reading; work that nobody reads is cancelled."""
+        """Stop reading; work without a reader is cancelled."""
         await self._events.aclose()
 
     async def __aenter__(self) -> Self:

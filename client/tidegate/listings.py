@@ -46,7 +46,7 @@ class TaskList(msgspec.Struct, frozen=True):
 
 
 class InstanceSlot(msgspec.Struct, frozen=True):
-    """An instance's slot model: its clips under way, and the largest size and length of a clip."""
+    """An instance's slot model: its running clips, and the largest size and length of a clip."""
 
     state: str
     ready: bool = False

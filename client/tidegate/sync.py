@@ -119,7 +119,7 @@ class SyncStream(Generic[_T]):
         return next(self._items)
 
     def close(self) -> None:
-        """Stop reading; work that nobody reads is cancelled."""
+        """Stop reading; work without a reader is cancelled."""
         self._items.close()
 
     def __enter__(self) -> Self:

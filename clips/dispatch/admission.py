@@ -1,6 +1,6 @@
 """Decides which clips are let in: those that can be in time without making others late (DL-7).
 
-While an instance idles, or has rendered too little of late to tell, a clip that may be met is let
+While an instance idles, or has rendered too little recently to tell, a clip that may be met is let
 in, however unlikely that is by what was known before (DL-15). Beyond that a sample is let in, to
 see how often a refusal is wrong (DL-17).
 """

@@ -6,7 +6,7 @@
                   └──▶ an error: a model that cannot tell is asked again and again, as a heartbeat
                   └──▶ no such model here: looked for now and then
 
-Now and then the link connects anew: if Triton has reloaded the model, the old one still sends
+Now and then the link reconnects: if Triton has reloaded the model, the old one still sends
 states here while clips go to the new one; and nothing else shows that it was unloaded.
 """
 

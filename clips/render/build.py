@@ -148,4 +148,4 @@ async def _render(
 
 
 def _unsaid(stage: Stage, done: float) -> None:
-    """Do nothing: nobody follows the progress."""
+    """A callback that ignores progress."""

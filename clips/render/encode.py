@@ -16,9 +16,9 @@ from worker.extras import pip_install
 _AUDIO_FRAME = 1024
 _BIT_RATE = 96_000
 _GBR = (1, 2, 0)
-"""FFmpeg's order of colour planes, as indices into RGB."""
+"""FFmpeg's order of color planes, as indices into RGB."""
 _JPEG_SCALE = 4
-"""Scale of a preview's quantisers: 2 is the best quality, 31 the worst."""
+"""Scale of a preview's quantizers: 2 is the best quality, 31 the worst."""
 
 
 def _av() -> Any:

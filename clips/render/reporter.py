@@ -1,4 +1,4 @@
-"""Collects the slot model's state, for those who watch it."""
+"""Collects the slot model's state for its watchers."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence

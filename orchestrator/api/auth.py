@@ -19,7 +19,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The sender of a request. ``tenant`` is whose share it uses unless it names another."""
+    """The sender of a request. ``tenant`` is the default tenant."""
 
     tenant: str
     digest: bytes = field(default=b"", repr=False)
@@ -29,8 +29,8 @@ class Key:
 
     @property
     def sees_tenants(self) -> bool:
-        """Whether the key may know of other tenants: an operator may, and where there are no keys
-        everybody is the same client."""
+        """Whether the key may see other tenants: an operator's may, and without keys all clients
+        are one."""
         return self.is_admin or self == ANYBODY
 
     @property
@@ -54,7 +54,7 @@ class Key:
 ANYBODY = Key("default")
 """The client of a service without keys, which the settings only allow on loopback."""
 OPERATOR = Key("default", is_admin=True)
-"""``ANYBODY`` with the operators' key: what it sends counts as everybody's."""
+"""``ANYBODY`` with the operators' key: its requests belong to no key."""
 
 
 NOBODY = Key("", names_tenants=False)
@@ -65,7 +65,7 @@ class Authenticator:
     """Checks ``Authorization: Bearer`` and ``x-api-key`` against all keys."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        """Without keys everybody is let in, and nobody may operate the service."""
+        """Without keys every client is accepted, and none may operate the service."""
         self._keys = tuple(keys)
         self._operators = b""
 
@@ -74,10 +74,10 @@ class Authenticator:
         self._operators = digest_of(key)
 
     def replace(self, keys: Iterable[Key]) -> None:
-        """Replace all keys. Raises ``ValueError`` where that would let everybody in."""
+        """Replace all keys. Raises ``ValueError`` if that would accept every client."""
         new = tuple(keys)
         if self._keys and not new:
-            raise ValueError("a service with keys goes on without any only after a restart")
+            raise ValueError("a service with keys can drop all of them only by a restart")
         self._keys = new
 
     @property
@@ -92,7 +92,7 @@ class Authenticator:
 
     @property
     def has_several(self) -> bool:
-        """Whether there is more than one key, and so anybody to share with."""
+        """Whether there is more than one key."""
         return len(self._keys) > 1
 
     def check(self, headers: Mapping[str, str]) -> Key:
@@ -132,7 +132,7 @@ class Authenticator:
             return NOBODY
 
     def require_admin(self, key: Key) -> None:
-        """Raises ``Forbidden`` for a key that may not operate, ``Unauthenticated`` for none."""
+        """Raises ``Forbidden`` for a key that may not operate, ``Unauthenticated`` without one."""
         if key.is_admin:
             return
         if self.has_admin:
@@ -149,8 +149,8 @@ class Authenticator:
                 "(or set TIDEGATE_ADMIN_TOKEN)"
             )
         raise Unauthenticated(
-            "this needs the operators' key as Authorization: Bearer; whoever runs the service "
-            "finds it in TIDEGATE_HOME/operator (there the command tidegate reads it by itself)",
+            "this needs the operators' key as Authorization: Bearer; the service's operator finds"
+            " it in TIDEGATE_HOME/operator (there the command tidegate reads it by itself)",
             field="Authorization",
         )
 

@@ -16,7 +16,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """Configuration of the whole API. Without ``keys`` everybody is let in."""
+    """Configuration of the whole API. Without ``keys`` every client is accepted."""
 
     keys: tuple[Key, ...]
     http: HttpSettings
@@ -25,7 +25,7 @@ class ApiConfig:
     formats: FormatConfig
     """Formats in which models write tool calls and their thinking."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names for models; one that ends with ``*`` stands for all that begin like it."""
+    """Other names for models; one that ends with ``*`` is a prefix."""
 
 
 CONFIG = web.AppKey("config", ApiConfig)

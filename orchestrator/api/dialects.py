@@ -1,7 +1,4 @@
-"""The dialects that this service speaks: the list to which another one is added.
-
-docs/extending.md says how.
-"""
+"""The dialects that this service speaks. Add one to this list as docs/extending.md says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

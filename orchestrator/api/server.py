@@ -71,9 +71,9 @@ BROWSERS = web.AppKey("browsers", Browsers)
 KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
 ALERTED_STATUSES = (200, 503, 529)
-"""Statuses whose counters start at 0: no rate includes an event with which a series begins."""
+"""Statuses with counters that start at 0, because a rate misses the event that begins a series."""
 _INSTEAD = {
-    "/v1/conversations": "go on with previous_response_id of /v1/responses",
+    "/v1/conversations": "continue with previous_response_id of /v1/responses",
     "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
     "/input_items": "what a response was made from is what was sent; keep it",
 }
@@ -94,7 +94,7 @@ def build_runner(
     shutdown_timeout_s: float,
 ) -> web.AppRunner:
     """The application over an orchestrator, which the caller starts and ends, ready to be served.
-    Without a ``control`` nobody can operate the process through it."""
+    Without a ``control`` the process cannot be operated through it."""
     middlewares: list[Middleware] = [_edge]
     if orchestrator.tracing is not None:
         middlewares.insert(0, _tracing_middleware(orchestrator.tracing))
@@ -144,7 +144,7 @@ def build_runner(
         keepalive_timeout=config.http.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).
         handler_cancellation=True,
-        # Inflating would block the loop, even for a body that nobody reads.
+        # Inflating would block the loop, even for an unread body.
         auto_decompress=False,
         read_bufsize=READ_BUFFER_BYTES,
         access_log=None,
@@ -203,7 +203,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 def _identify(request: web.Request, context: Context) -> None:
     """Set the client's own name for the request, and its key. Raises ``TidegateError``."""
     if is_open_path(request.path):
-        with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
+        with suppress(InvalidRequest):  # a probe's answer is about us, not about its caller
             context.correlation_id = read_correlation_id(request, context.correlation_id)
         context.key = request.app[AUTH].key_or_nobody(request.headers)
         return

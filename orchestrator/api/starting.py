@@ -1,4 +1,4 @@
-"""Answers while the service cannot take requests yet, because its journal is read and checked.
+"""Answers while the service reads its journal and cannot take requests yet.
 
 Reading a large journal takes longer than a supervisor waits for the process's port. So the
 port listens first: the process is live, says that it is starting, and refuses everything else for
@@ -47,8 +47,8 @@ _REFUSED = json.dumps(
 async def saying_that_it_starts(
     host: str, port: int, *, is_shared: bool = False
 ) -> AsyncIterator[Port]:
-    """Listen, and say that the service starts until another server serves the port. A port that
-    nobody else serves at the end of the body is closed. Raises ``OSError``."""
+    """Listen, and say that the service starts until another server serves the port. A port without
+    another server at the end of the body is closed. Raises ``OSError``."""
     starting = _Starting(_answer, access_log=None)
     listening = await Port.open(host, port, starting, is_shared=is_shared)
     listening.on_handed_over = starting.leave

@@ -31,4 +31,4 @@ class BatchConfig:
     keep_s: float = 7 * 86_400.0
     """How long a file is kept after it was made, and a batch and its results after its end."""
     attempts: int = 3
-    """Most times that a line is sent out whose instance is lost each time."""
+    """Most tries of a line that loses its instance each time."""

@@ -35,7 +35,7 @@ METRICS: tuple[Row[Batches], ...] = (
         "gauge",
         "batch_lines",
         "lines",
-        "Lines of batches that are kept, by what came of them",
+        "Lines of kept batches, by result",
         lambda batches: [((kind.name.lower(),), n) for kind, n in batches.outcomes().items()],
         ("outcome",),
     ),

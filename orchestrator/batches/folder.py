@@ -44,7 +44,7 @@ R = TypeVar("R", StoredFile, StoredBatch)
 
 
 def new_id(prefix: str) -> str:
-    """A new id that nobody can guess."""
+    """A new id that cannot be guessed."""
     return f"{prefix}{secrets.token_hex(16)}"
 
 
@@ -69,7 +69,7 @@ class Folder:
         """Bytes of each owner's data."""
 
     def open(self) -> Contents:
-        """Read all records, and remove the data that belongs to none of them."""
+        """Read all records, and remove data that belongs to none."""
         contents = Contents({}, {})
         if not self.path.exists():
             return contents
@@ -180,7 +180,7 @@ class Ledger:
     """The outcomes of one batch: open, put entries, close. Raises ``OSError``."""
 
     def __init__(self, folder: Folder, batch: StoredBatch) -> None:
-        """Read what an earlier process wrote, without an entry in whose middle it was cut short."""
+        """Read an earlier process's entries, without a torn one."""
         self.counts: Counter[LineOutcome] = Counter()
         self.bytes = dict.fromkeys((batch.output_id, batch.errors_id), 0)
         """Bytes of the entries, by file."""

@@ -4,7 +4,7 @@
 
     length(4) checksum(4) number(4) kind(1) payload(length)
 
-The checksum (CRC-32) covers everything behind it."""
+The checksum (CRC-32) covers everything after it."""
 
 import os
 import struct
@@ -35,7 +35,7 @@ class FrameWriter:
     """Appends to one file, made if missing. Blocks; every method may raise ``OSError``."""
 
     def __init__(self, path: Path, *, end: int = 0) -> None:
-        """Continue at byte ``end``; anything behind it is cut off."""
+        """Continue at byte ``end``; cut off anything after it."""
         self.end = end
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:

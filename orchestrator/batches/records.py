@@ -45,8 +45,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Ages of stamps. Until the machine restarts its own clock counts, whatever the wall clock is
-    set to; after that the wall clock does."""
+    """Ages of stamps. Until the machine restarts its own clock counts, then the wall clock."""
 
     clock: Clock
     boot: Boot
@@ -75,7 +74,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """Why a batch was not begun; ``line`` counts from 1."""
+    """Why a batch did not start; ``line`` counts from 1."""
 
     code: str
     message: str

@@ -6,7 +6,7 @@
 
 A process that dies at any point leaves the batch's record and its ledger to the next one, which
 continues with the lines that have no entry. A line that was in progress is served again from its
-beginning: nobody has seen anything of it.
+beginning: no client has seen its output.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _SWEPT_AT_ONCE = 500
 _GRACE_S = 1.0
 """Time for lines in progress to report that the batch's deadline, theirs too, has passed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-"""Pauses between tries of a line that there is no room for, or of a write that the disk refuses."""
+"""Pauses between tries of a line without room, or of a failing write."""
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Run:
         self._due_at = clock.now() + batch.window_s - shop.time.age_s(batch.made)
         self._ledger: Ledger | None = None
         self._why: LineOutcome | None = None
-        """Why no more lines are begun; None while they are."""
+        """Why no more lines start; None while they do."""
         self._next: WindowPlace | None = None
         """Place of the line that is to begin next, while it waits for it."""
         self._stopped = asyncio.Event()
@@ -86,7 +86,7 @@ class Run:
                 return
             await self._end(await self._serve_all())
         except (BadLine, FileNotFoundError) as error:
-            await self._fail("input_unreadable", f"the batch cannot go on: {_told(error)}")
+            await self._fail("input_unreadable", f"the batch cannot continue: {_told(error)}")
         except Exception:
             service_log.exception("a batch failed", extra=fields(batch=self.batch.id))
             await self._fail("internal", "an internal error occurred; the service's log has it")
@@ -140,7 +140,7 @@ class Run:
         return Status.EXPIRED if again.counts[LineOutcome.EXPIRED] else Status.COMPLETED
 
     async def _serve(self, ledger: Ledger) -> None:
-        """Serve the lines that have no entry, until there are no more or none may begin."""
+        """Serve the lines without an entry, until there are no more or none may start."""
         shop = self._shop
         lines = self._unfinished(ledger)
         working: set[asyncio.Task[None]] = set()
@@ -187,7 +187,7 @@ class Run:
         return place
 
     async def _until_idle(self, working: set[asyncio.Task[None]]) -> None:
-        """Wait until the lines in progress are over, or are to be ended."""
+        """Wait until the lines in progress are over, or must end."""
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             while working and not stopped.done():
@@ -220,7 +220,7 @@ class Run:
             await place.take()
 
     async def _sweep(self, ledger: Ledger, kind: LineOutcome) -> None:
-        """Write an entry for every line that has none: that it was not served."""
+        """Write a "not served" entry for every line without one."""
         lines, server = self._unfinished(ledger), self._shop.server
         assert server is not None
 

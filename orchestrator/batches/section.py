@@ -8,7 +8,7 @@ from orchestrator.settings.room_section import RoomSection
 
 
 class BatchSection(RoomSection):
-    """Files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal."""
+    """Files and batches (docs/batches.md), in the folder JOURNAL.batches next to the journal."""
 
     table: ClassVar = "batches"
 

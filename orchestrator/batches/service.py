@@ -123,7 +123,7 @@ class Batches:
                 self._begin(batch)
         if self._runs:
             service_log.info(
-                "batches of an earlier process go on", extra=fields(batches=len(self._runs))
+                "batches of an earlier process continue", extra=fields(batches=len(self._runs))
             )
         self._is_open.set()
 
@@ -226,7 +226,7 @@ class Batches:
         unfinished = sum(not one.status.is_over for one in own)
         if unfinished >= MAX_UNFINISHED_PER_KEY:
             raise RateLimited(
-                f"{unfinished} batches of this key are under way, which is the most: wait for one"
+                f"{unfinished} batches of this key are unfinished, which is the limit: wait for one"
             )
         if len(own) >= MAX_BATCHES_PER_KEY:
             raise RateLimited(
@@ -287,7 +287,7 @@ def read_window(text: str) -> float:
     if not 0 < seconds <= MAX_WINDOW_S:
         raise InvalidRequest(
             "completion_window must be a number and one of s m h d, such as 24h, and at most 7d: "
-            "the batch is to be done within it",
+            "the batch must be done within it",
             field="completion_window",
         )
     return seconds

@@ -33,8 +33,8 @@ class Server(Protocol):
     def entry(
         self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
     ) -> bytes:
-        """A line's result for the batch's client: JSON with a newline behind it. Without an
-        ``answer`` the line was not served."""
+        """A line's result for the batch's client: JSON and a newline. Without an ``answer`` the
+        line was not served."""
 
     def most_at_once(self, owner: str) -> int:
         """How many lines of an owner may be in progress."""
@@ -56,7 +56,7 @@ class Shop:
         return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
 
     async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``block`` for a client who waits: raises ``TidegateError`` where the disk fails."""
+        """``block`` for a waiting client: raises ``TidegateError`` if the disk fails."""
         try:
             return await self.block(call, *args, **kwargs)
         except FileNotFoundError:

@@ -16,15 +16,15 @@ class _State(Enum):
 
 
 class Window:
-    """Lets ``size`` lines in at a time: next from the owner with the fewest in progress, in turn,
-    and of theirs the line whose batch is due first. An owner may have ``most_of`` it, resting ones
+    """Admits ``size`` lines at a time: next from the owner with the fewest in progress, in turn,
+    and of theirs the line of the earliest batch. An owner may have ``most_of`` it, resting ones
     included."""
 
     def __init__(self, size: int, most_of: Callable[[str], int]) -> None:
         self.under_way: Counter[str] = Counter()
         """Number of lines in progress, by owner."""
         self.resting: Counter[str] = Counter()
-        """Lines that wait for another try, by owner; others have their places meanwhile."""
+        """Lines that wait for another try, by owner; they hold no place."""
         self._size = size
         self._most_of = most_of
         self._waiting: dict[str, list[tuple[float, int, WindowPlace]]] = {}
@@ -46,7 +46,7 @@ class Window:
             place.let_in()
 
     def _next(self) -> str | None:
-        """The owner of the next line; None where nobody may have one."""
+        """The owner of the next line; None if none may have one."""
         eligible = []
         for owner, own in list(self._waiting.items()):
             while own and not own[0][2].is_waiting:

@@ -8,12 +8,11 @@ while (DL-11).
        │                                      └────── a probe fails ────┘   │
        └──────────────── enough probes succeed ─────────────────────────────┘
 
-Only what an instance does itself is a failure: an error, or taking far longer than predicted for
-it, and by far more than its peers exceed their predictions. A deadline that was too tight, a cancel
-or a client that left is not. At most a share of an instance's peers is ejected at once, never the
-last one: if none would be left, all are used again. The exception is an instance that fails
-everything: one that has failed ``BLACKOUT`` jobs in a row gets probes only, whatever
-becomes of the others.
+Only an instance's own fault is a failure: an error, or a time far above its prediction, and by far
+more than its peers exceed theirs. A deadline that was too tight, a cancel or a client that left is
+not. At most a share of an instance's peers is ejected at once, never the last one: if none would be
+left, all are used again. The exception is an instance that fails everything: one that has failed
+``BLACKOUT`` jobs in a row gets probes only, even if no other is left.
 """
 
 import math
@@ -54,7 +53,7 @@ _SAME_LOSS_S: Final = 1.0
 
 
 class BreakerState(StrEnum):
-    """Whether an instance is given work: all, none, or a few probes."""
+    """Whether an instance gets work: all, none, or a few probes."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -68,7 +67,7 @@ class JobResult(StrEnum):
     DEADLINE = "deadline"
     """The deadline came first: no failure unless the job took longer than predicted as well."""
     ABORTED = "aborted"
-    """Stopped because somebody outside wanted it."""
+    """Stopped on request from outside."""
     REFUSED = "refused"
     """The instance said that it has no room, or is going away."""
     LOST = "lost"
@@ -78,7 +77,7 @@ class JobResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerToken:
-    """A job under way; ``probe`` is the half-open period that it probes, 0 for none."""
+    """A running job; ``probe`` is the half-open period that it probes, 0 for none."""
 
     instance: str
     probe: int = 0
@@ -94,7 +93,7 @@ class _Sample:
 
 
 class Breaker:
-    """One instance's breaker. ``Breakers`` decides what is a failure, and whether it may open."""
+    """One instance's breaker. ``Breakers`` decides failures, and whether it may open."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=WINDOW)
@@ -136,7 +135,7 @@ class Breaker:
         return self._period
 
     def end(self, probe: int, sample: _Sample | None, now: float, *, may_open: bool) -> bool:
-        """Count a job's end, with a sample if it tells anything. True if the breaker opened."""
+        """Count a job's end, with a sample if it is informative. True if the breaker opened."""
         state = self.state(now)
         was_dark = self.is_dark
         if sample is not None:
@@ -144,7 +143,7 @@ class Breaker:
         if state is BreakerState.HALF_OPEN:
             return self._end_probe(probe, sample, now)
         if state is BreakerState.OPEN and self.is_dark and not was_dark:
-            # The instance was used all the same, since there was no other.
+            # The instance was used anyway, since there was no other.
             self._open_until = now + self._open_s
         if state is BreakerState.OPEN or sample is None:
             return False  # jobs sent before the breaker opened tell nothing new
@@ -242,7 +241,7 @@ class Breakers:
     def _sample(
         self, name: str, result: JobResult, predicted_ms: float, actual_ms: float
     ) -> _Sample | None:
-        """The sample that a result gives of the instance; None if it tells nothing."""
+        """The instance's sample by a result; None if it is not informative."""
         if result in (JobResult.ABORTED, JobResult.REFUSED):
             return None
         if result is JobResult.LOST:
@@ -292,7 +291,7 @@ _RESULTS = {
     Code.INTERNAL: JobResult.FAILED,
     Code.INSTANCE_LOST: JobResult.LOST,
 }
-"""Results by code; any other code is a refusal: of the request, or for want of room or time."""
+"""Results by code; any other code is a refusal: of the request, or for lack of room or time."""
 
 
 class AttemptFacts(Protocol):
@@ -316,7 +315,7 @@ def record_end(
     now: float,
 ) -> None:
     """Tell an instance's breaker of the end of one job, which was lost if it has no ``end``."""
-    if instance is None:  # removed meanwhile
+    if instance is None:  # removed since
         return
     result = JobResult.LOST if end is None else classify_end(end, attempt.cause)
     predicted_ms = 0.0 if end is None else _predicted_ms(instance, attempt, end)
@@ -329,7 +328,7 @@ def record_end(
 
 
 def classify_end(end: End, cause: AbortCause | None) -> JobResult:
-    """How a job's end counts for its worker. ``cause`` is why we told it to stop, if we did."""
+    """How a job's end counts for its worker. ``cause`` is why we stopped it, if we did."""
     if cause is not None or end.reason is FinishReason.CANCELLED:
         return JobResult.ABORTED
     if end.code is not None:

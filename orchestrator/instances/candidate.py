@@ -21,9 +21,9 @@ class Candidate:
     """An instance as placement sees it.
 
     ``vocabulary`` names the tokenizer: token ids mean something only to an instance with the same.
-    ``limit`` is how many jobs it is sent before they wait here, ``load`` how many it has.
+    ``limit`` is how many jobs it gets before they wait here, ``load`` how many it has.
     ``max_tokens`` bounds a prompt and its answer together, by context and by KV memory. ``kv_free``
-    is in blocks. Without a ``step`` nothing is known of its speed.
+    is in blocks. Without a ``step`` its speed is unknown.
     """
 
     name: str
@@ -39,25 +39,25 @@ class Candidate:
     slots: int = 0
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     max_running: int = 0
-    """How many jobs may run for a paused job, whose KV is there, to go on."""
+    """How many jobs may run for a paused job with its KV there to resume."""
     most_rows: int = UNLIMITED
     """How many jobs should run at once."""
     batch: int = 0
-    """Number of batch jobs that run there: they keep nobody else out."""
+    """Number of batch jobs that run there; they block no other work."""
     is_clearing: bool = False
-    """Whether jobs were told to leave their slots to others, which have not got them yet."""
+    """Whether jobs leave their slots to others that have not started."""
     has_grammars: bool = False
     """Whether it makes texts match grammars; an instance without them would ignore one."""
     model_digest: str = ""
-    """Digest of its weights: a text goes on only with the same weights."""
+    """Digest of its weights: a text continues only with the same weights."""
     can_continue: bool = False
     """Whether it takes up any text where another instance left it."""
     lacks: frozenset[Feature] = frozenset()
     """Features that its engine lacks."""
     adapters: frozenset[Adapter] = frozenset()
-    """LoRA adapters that it serves beside its model."""
+    """LoRA adapters that it serves."""
     abort_ms: float = 0.0
-    """How long, in ms, a job that was given up may hold its slot there."""
+    """How long, in ms, an aborted job may hold its slot there."""
     quantization: str = ""
     vram_bytes: int = 0
     compute_capability: tuple[int, int] = (0, 0)
@@ -65,9 +65,9 @@ class Candidate:
     provenance: Provenance = UNKNOWN
     """The entries of this machine's catalogs that it runs."""
     is_up: bool = True
-    """Whether its jobs go on, though it may take no new ones."""
+    """Whether its jobs continue, though it takes no new ones."""
     is_ours: bool = True
-    """Whether it is one of those to which this orchestrator sends what may go to several."""
+    """Whether it is one of this orchestrator's own instances (``state.shares``)."""
 
     @property
     def free(self) -> int:
@@ -82,21 +82,20 @@ class Candidate:
         return self.ready and self.load < (self.slots or self.limit)
 
     def stops_within(self, left_ms: float) -> bool:
-        """Whether a job that is given up frees its slot within ``left_ms``."""
+        """Whether an aborted job frees its slot within ``left_ms``."""
         return not self.abort_ms or self.abort_ms < left_ms
 
     @property
     def can_resume(self) -> bool:
-        """Whether a paused job whose KV it holds would run at once."""
-        # A paused job goes on before those that wait in the worker, so it may be sent whenever they
-        # may, except for one moment: it would take back the slot that it has just left to one of
-        # them.
+        """Whether a paused job with its KV here would run at once."""
+        # A paused job resumes before jobs that wait in the worker, so it may be sent whenever they
+        # may, except right after its pause: it would take back the slot that it has just left.
         most = self.max_running if self.is_clearing else max(self.max_running, self.limit)
         return self.is_up and self.load < min(most, self.most_rows + self.batch)
 
     def takes(self, *, yields: bool, resumes: bool) -> bool:
-        """Whether a job may start, or go on, there now. A job that ``yields`` must not stand before
-        others in the worker's own queue, nor run beyond the number of rows that is best."""
+        """Whether a job may start, or resume, there now. A job that ``yields`` must not wait before
+        others in the worker's queue, nor run beyond the best number of rows."""
         if yields and self.load >= self.most_rows:
             return False
         if resumes:

@@ -1,13 +1,13 @@
 """An adaptive concurrency limit: how many jobs to have in flight on one instance.
 
-A worker needs as many jobs as it can run, and a few more that wait with it, so that a slot which
-falls free is filled in the next step and not a round trip later. All else is better off in the
-orchestrator's queue, where it can still be re-ordered, cancelled or sent elsewhere::
+A worker needs as many jobs as it can run, and a few more that wait there, so that a free slot is
+filled in the next step and not a round trip later. All others stay in the orchestrator's queue,
+where it can still be re-ordered, cancelled or sent elsewhere::
 
-    in flight ≤ slots (jobs that fit: rows and KV blocks) + backlog (learnt)
+in flight ≤ slots (jobs that fit: rows and KV blocks) + backlog (learned)
 
 The backlog follows how long those few waited in the worker: less than a step means that the slot
-may have been idle before them, several steps mean that fewer would do.
+may have been idle before them, several steps mean that fewer are enough.
 """
 
 import math
@@ -21,12 +21,12 @@ FIRST_BACKLOG = 2.0
 LONG_WAIT_STEPS = 4.0
 ROWS_PER_BACKLOG = 16
 """Number of slots for each job that may wait in the worker. What waits there cannot go elsewhere: a
-few jobs for many slots, of which several fall free in a step, and none for few slots."""
+few jobs for many slots, since several become free in a step, and none for few slots."""
 _SMOOTHING = 0.1
 _GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
 LONG_PROMPT_TOKENS = 512
-"""Tokens of a prompt that usually fit into one step beside decodes."""
+"""Prompt tokens that usually fit into one step with decodes."""
 UNBOUNDED = 2**31
 """More rows than any worker has: no bound."""
 
@@ -56,8 +56,8 @@ from idling is learned."""
 class ConcurrencyLimit:
     """One instance's jobs in flight, and how many there may be.
 
-    No clock: everything follows from what it is told. Never below one slot, nor above
-    ``max_running + max_backlog``.
+    No clock: everything follows from its inputs. Never below one slot, nor above ``max_running +
+    max_backlog``.
     """
 
     def __init__(self, max_backlog: int) -> None:
@@ -72,7 +72,7 @@ class ConcurrencyLimit:
         self._jobs: set[InFlightJob] = set()
         self._paused: set[InFlightJob] = set()
         self.clearing = 0
-        """Slots that jobs were told to leave, less the jobs that have got one since."""
+        """Slots that jobs must leave, minus the jobs that have got one since."""
         self.batch = 0
         """Number of batch jobs there that are not paused."""
         self._prefill_tokens = 0
@@ -87,13 +87,13 @@ class ConcurrencyLimit:
 
     @property
     def limit(self) -> int:
-        """Most jobs to have in flight. Batch jobs keep nobody else out."""
+        """Most jobs to have in flight. Batch jobs block no other work."""
         backlog = min(math.floor(self.backlog), self.fitting // ROWS_PER_BACKLOG)
         return min(self.fitting + backlog, self.most_rows + self.batch)
 
     @property
     def most_rows(self) -> int:
-        """Jobs that should run at once. Long prompts, which may take many steps beside decodes
+        """Jobs that should run at once. Long prompts, which may take many steps
         (``worker.scheduler.stalls``), are not rows yet."""
         return self.best_rows + self._long_prompts
 
@@ -176,7 +176,7 @@ class ConcurrencyLimit:
         self.clearing = max(0, self.clearing - 1)
 
     def resume(self, job: InFlightJob, load: int) -> None:
-        """Count a paused job as running again, beside ``load`` others."""
+        """Count a paused job as running again, with ``load`` others."""
         self._paused.discard(job)
         self.add(job, load)
 
@@ -190,7 +190,7 @@ class ConcurrencyLimit:
             self._outputs -= job.output_tokens
 
     def outstanding_work(self, jobs: int) -> Load:
-        """Work left to ``jobs`` in all, ours and others'; others' are taken to be like ours."""
+        """Work left to ``jobs`` in all, ours and others'; others' are assumed to be like ours."""
         running = min(jobs, self.slots)
         waiting = jobs - running
         mean = self._outputs / len(self._jobs) if self._jobs else self._mean_output

@@ -25,7 +25,7 @@ from orchestrator.lanes.endpoint import is_url, name_of, read_endpoint
 from orchestrator.telemetry.log import fields, lane_log
 
 LEAVE_GRACE_S: Final = 30.0
-"""Seconds that jobs may go on running on an instance that is no longer listed."""
+"""Seconds that jobs may keep running on an instance that is no longer listed."""
 LINGER_S: Final = 6.0
 """Seconds for which an idle instance must be left out before its lanes are closed: a few answers of
 DNS."""
@@ -77,8 +77,8 @@ class DnsName:
         self._port = int(port)
         self._resolver = resolver
         self._asking: asyncio.Future[list[str]] | None = None
-        """A question that was not answered in time. No other is asked beside it, for each holds one
-        of the few threads that the event loop has for blocking calls."""
+        """A question that was not answered in time. No second question runs, because each holds one
+        of the event loop's few threads."""
 
     async def read(self) -> frozenset[str] | None:
         if self._asking is None:
@@ -101,8 +101,8 @@ class DnsName:
 class WatchedFile:
     """A file with one address per line; ``#`` begins a comment.
 
-    A file is taken as a whole or not at all. One without any address, or whose last line has no
-    end, is taken for half written.
+    A file is taken as a whole or not at all. One without any address, or without an end of the last
+    line, counts as half written.
     """
 
     def __init__(self, entry: str) -> None:
@@ -126,7 +126,7 @@ class WatchedFile:
             self._seen = None
             raise SourceError(f"{self._path} cannot be read: {error.strerror}") from None
         addresses = parse_addresses(data)
-        self._seen = version  # only now: a broken file is complained of until it is mended
+        self._seen = version  # only now: a broken file is reported until it is repaired
         return addresses
 
 
@@ -180,10 +180,9 @@ class Registration:
 
 
 class RegisteredInstances:
-    """A source of addresses that a pool manager registers for a time, again and again (PV-1).
-
-    A registration that runs out is not the end of an instance that serves: its lanes know its state
-    better than a manager that was not heard of. It ends once the instance is not ready either.
+    """A source of addresses that a pool manager registers for a time, repeatedly (PV-1). An expired
+    registration does not end an instance that serves, because its lanes know its state better than
+    a silent manager. It ends once the instance is not ready either.
     """
 
     name = NAME
@@ -199,7 +198,7 @@ class RegisteredInstances:
         """Register or renew an instance for ``ttl_s`` seconds. Raises ``InvalidRequest``."""
         try:
             check_address(address)
-            # Otherwise whoever may register could have any file here sent to any host.
+            # Otherwise a registration could send any local file to any host.
             if is_url(address) and read_endpoint(address).key_file is not None:
                 raise ValueError("key_file is for TIDEGATE_INSTANCES and files that it names")
             taken = self._entry_of(name_of(address))

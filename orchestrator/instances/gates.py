@@ -1,7 +1,6 @@
-"""The gates that an instance's readiness is made of (OR-13): its artifacts, engine and health.
-
-Each gate is open or says why not, so that a person who looks at a service that is not ready sees
-which part of it to mend. An instance takes new work when all of its gates are open.
+"""The gates of an instance's readiness (OR-13): artifacts, engine and health. Each gate is open or
+says why not, so that an operator sees which part to repair. An instance takes new work when all of
+its gates are open.
 """
 
 from dataclasses import dataclass
@@ -37,12 +36,12 @@ def gates_of(instance: Instance, breaker: BreakerState) -> dict[str, Gate]:
 
 
 def _lacks_artifacts(instance: Instance) -> str:
-    """Why the model's files are not ready: not read by the worker, or not told of in a usable card.
-    Empty if they are."""
+    """Why the model's files are not ready: not read by the worker, or not in a usable card. Empty
+    if ready."""
     if instance.fault:
         return instance.fault
     if instance.announced_card is None:
-        return instance.reason or "it has not told which model it serves"
+        return instance.reason or "it has not reported which model it serves"
     return ""
 
 

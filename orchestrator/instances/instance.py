@@ -6,7 +6,7 @@ The state follows the lanes (OR-6); ``InstanceMonitor`` decides it::
          ▲                                └──silent 1 s──▶┘                       │
          └───────────────────── every lane closed, tries again ◀──────────────────┘
 
-An instance whose card cannot be used has a ``fault``: it stays CONNECTING until another card comes.
+An instance with an unusable card has a ``fault``: it stays CONNECTING until another card comes.
 """
 
 import math
@@ -27,7 +27,7 @@ LANE_SILENT_S = 0.6
 heartbeats, before the lane is the last to get work."""
 
 CANDIDATE_TTL_S = 0.05
-"""Seconds after which a candidate is built anew, even if none of its key's facts has changed."""
+"""Seconds after which a candidate is rebuilt, even if none of its key's facts has changed."""
 
 FIRST_ROUND_TRIP_MS = 5.0
 _ROUND_TRIPS = 128
@@ -37,7 +37,7 @@ class InstanceState(StrEnum):
     """Whether an instance can be given work: only ``up`` can."""
 
     ABSENT = "absent"
-    """The Triton answers and has no text model: it is there for clips, or is to be given one."""
+    """The Triton answers and has no text model: it renders clips, or will get one."""
     CONNECTING = "connecting"
     UP = "up"
     SUSPECT = "suspect"
@@ -47,8 +47,9 @@ class InstanceState(StrEnum):
 class Instance:
     """The known facts about one Triton.
 
-    ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, dispatch tells
-    ``concurrency`` and ``round_trip_ms`` of its jobs, and the monitor writes everything else.
+    ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, dispatch
+    reports its jobs to ``concurrency`` and ``round_trip_ms``, and the monitor writes everything
+    else.
     """
 
     def __init__(self, address: str, max_backlog: int = 0, entry: str = "") -> None:
@@ -59,7 +60,7 @@ class Instance:
         self.concurrency = ConcurrencyLimit(max_backlog)
         self.lanes: list[Lane] = []
         self.reporter: Lane | None = None
-        """The lane whose reports of the prefix cache are read; each lane carries the same ones."""
+        """The lane that is read for prefix cache reports; all lanes carry the same."""
         self.state = InstanceState.CONNECTING
         self.reason = "not reached yet"
         """Why the instance is not up, for people; empty while it is."""
@@ -72,7 +73,7 @@ class Instance:
         self.cordoned = False
         """Whether an operator wants it to get no new work."""
         self.cordon_ends_at = math.inf
-        """When its running work is to be gone, in seconds of the clock; inf for no limit."""
+        """When its running work must be gone, in seconds of the clock; inf for no limit."""
         self.retiring_since: float | None = None
         """When discovery stopped naming it, in seconds of the clock; None while it is named."""
         self.removed = False
@@ -102,8 +103,8 @@ class Instance:
         """Most of our jobs that may have a slot there, where other orchestrators have the rest of
         them; None where all are ours to fill."""
         self.is_ours = True
-        """Whether it is one of those to which we send what may go to several: where many
-        orchestrators share a state, an instance is for a few of them (``state.shares``)."""
+        """Whether it is one of our own: if many orchestrators share a state, each instance belongs
+        to a few of them (``state.shares``)."""
         self.foreign_load = 0
         """Number of jobs on the worker that are not ours, by its last statistics."""
         self.slots_running = 0
@@ -125,7 +126,7 @@ class Instance:
 
     @property
     def has_said(self) -> bool:
-        """Whether it is known what it serves: a model, none, or one that cannot be used."""
+        """Whether its model is known: a model, none, or an unusable one."""
         is_absent = self.state is InstanceState.ABSENT
         return self.encoder is not None or is_absent or bool(self.fault) or self.removed
 
@@ -136,7 +137,7 @@ class Instance:
 
     @property
     def is_swapping(self) -> bool:
-        """Whether its worker is swapping models, and open lanes would tell of its end."""
+        """Whether its worker is swapping models, and an open lane will report the end."""
         ended = (SwapPhase.DONE, SwapPhase.FAILED)
         return (
             self.swap is not None
@@ -183,7 +184,7 @@ class Instance:
 
     @property
     def is_reopening(self) -> bool:
-        """Whether it will take new work in a moment: its model was loaded anew."""
+        """Whether it will take new work in a moment: its model was reloaded."""
         return any(lane.is_reopening for lane in self.lanes) and not self.is_out_of_use
 
     @property
@@ -225,10 +226,9 @@ class Instance:
 
     @property
     def occupancy(self) -> Load:
-        """The number of jobs it has, without what they still need (``outstanding_work``).
-
-        Jobs are judged and learnt from by this load. On the simulator (one minute, twice the
-        capacity) ``outstanding_work`` here took goodput from 31.0/s to 20.4 and waste to 22 %.
+        """The number of jobs it has, without their outstanding work (``outstanding_work``). On the
+        simulator (one minute, twice the capacity) ``outstanding_work`` here took goodput from
+        31.0/s to 20.4 and waste to 22 %.
         """
         slots = 1 if self.card is None else self.card.max_running
         running = min(self.load, slots)
@@ -331,8 +331,8 @@ class Instance:
             self.step_learner.observe(stats)
         ours, paused = self.lane_load, self.concurrency.paused
         active = stats.running + stats.waiting
-        # Statistics older than a pause or a resume of ours must count nobody twice; others'
-        # paused jobs hold no slot.
+        # Statistics older than our last pause or resume must count no job twice; others' paused
+        # jobs hold no slot.
         self.foreign_load = max(0, min(active + stats.paused - ours, active - (ours - paused)))
 
     def take_encoder(self, encoder: PromptEncoder) -> bool:

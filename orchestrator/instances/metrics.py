@@ -17,8 +17,8 @@ def _each(read: Callable[[Instance], float]) -> _Read:
 
 
 def _serving(read: Callable[[Instance], float]) -> _Read:
-    """Read a metric from each instance that serves text. Others, such as one that renders clips
-    alone, are none for those who count or scale instances."""
+    """Read a metric from each instance that serves text. Others, such as one for clips alone, do
+    not count for scaling."""
     return lambda registry: (
         ((instance.address,), read(instance)) for instance in registry if instance.card is not None
     )
@@ -100,7 +100,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "gauge",
         "instance_window",
         "jobs",
-        "Jobs to have there at most, as learnt",
+        "Most jobs to have there, as learned",
         _each(lambda instance: instance.concurrency.limit),
         ("instance",),
     ),
@@ -124,7 +124,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "gauge",
         "utilization",
         "share",
-        "Slots taken, by us or by others, of all instances that are up; 0 while none is",
+        "Slots taken, by us or others, of all instances that are up; 0 without any",
         _utilization,
     ),
     Row(
@@ -139,7 +139,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "gauge",
         "instance_prefix_blocks",
         "blocks",
-        "Cached blocks that placement knows of",
+        "Cached blocks that placement knows",
         lambda registry: (((i.address,), registry.prefixes.count(i.address)) for i in registry),
         ("instance",),
     ),
@@ -224,7 +224,7 @@ REPORTED: tuple[Row[Registry], ...] = (
             (
                 "sessions_kept",
                 "sessions",
-                "Conversations whose KV is kept for their next turn (WK-9)",
+                "Conversations with KV kept for their next turn (WK-9)",
                 lambda of: of.sessions,
             ),
             (
@@ -283,7 +283,7 @@ _TOTALS: tuple[_Total, ...] = (
     (
         "prefix_blocks_evicted",
         "blocks",
-        "Cached blocks given up for others",
+        "Cached blocks evicted for others",
         lambda of: of.evicted_blocks_total,
     ),
     (
@@ -301,7 +301,7 @@ _TOTALS: tuple[_Total, ...] = (
     (
         "sessions_displaced",
         "sessions",
-        "Sessions given up for others within the share, before their time",
+        "Sessions evicted early for others within the share",
         lambda of: of.sessions_displaced_total,
     ),
     (
@@ -319,7 +319,7 @@ _TOTALS: tuple[_Total, ...] = (
     (
         "kv_disk_session_turns_saved",
         "turns",
-        "Turns of sessions whose KV was written to disk",
+        "Turns of sessions written to disk",
         lambda of: of.disk_saved_sessions_total,
     ),
     (

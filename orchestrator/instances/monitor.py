@@ -77,9 +77,8 @@ class InstanceMonitor:
             task.cancel()
 
     def check_heartbeats(self) -> None:
-        """Judge every instance by the age of its last frame; to be called every 250 ms or so.
-
-        When this process itself is late, frames wait unread, and their age says nothing.
+        """Judge every instance by the age of its last frame; call it about every 250 ms. If this
+        process itself is late, frames wait unread and their age is ignored.
         """
         now = self._clock.now()
         stalled = now - self._checked_at > SUSPECT_AFTER_S
@@ -125,7 +124,7 @@ class InstanceMonitor:
             if instance.state is not InstanceState.UP and not absent:
                 self._count_failure(instance)
             instance.forget_stats()
-            instance.swap = None  # whether it went on nobody can tell; the next card does
+            instance.swap = None  # unknown whether it continued; the next card tells
             if absent:
                 self._set_state(instance, InstanceState.ABSENT, reason)
             elif instance.state is not InstanceState.DOWN:
@@ -234,7 +233,7 @@ class InstanceMonitor:
             return
         known = instance.announced_card
         if known is not None and known.serving != card.serving:
-            instance.stats = None  # of the model before; its speed says nothing of this one's
+            instance.stats = None  # the previous model's speed does not apply to this one
         instance.announced_card = card
         instance.fault = ""
         instance.is_reading_card = False
@@ -304,8 +303,8 @@ class InstanceMonitor:
     # ── the prefix cache ─────────────────────────────────────────────────────────────────────
 
     def _kv_report_received(self, instance: Instance, lane: Lane, report: KvReport) -> None:
-        """Take in a report of the prefix cache. A lane's first one is full; it misses none after
-        that, or breaks."""
+        """Take in a report of the prefix cache. A lane's first one is full, and it misses none
+        later."""
         if instance.reporter is None and report.full:
             instance.reporter = lane
         if lane is instance.reporter:

@@ -1,11 +1,9 @@
-"""How many instances the present load needs for its deadlines to be met: for scalers (PF-7).
-
-What runs keeps the slots that it has, since as much comes after it. What waits needs time on an
-engine before its deadlines beside that: for each deadline, all that waits and is due by then, over
-the time until then. Both together may take ``TARGET`` of the instances' time. While more than
-``MOST_LOST`` of the requests are lost to waiting or for want of room, or foreseen to be, one more
-is needed than there are, whatever the rest says. Parts of an instance count as such: were each
-moment rounded up, the mean of a service with a request now and then would be more than one.
+"""How many instances the present load needs to meet its deadlines: for scalers (PF-7). Running work
+keeps its slots, because as much follows it. Waiting work also needs engine time before its
+deadlines: for each deadline, all waiting work that is due by then, over the time until then. Both
+together may take ``TARGET`` of the instances' time. While more than ``MOST_LOST`` of the requests
+are lost to waiting or lack of room, or will be, one more is needed than there are. Fractions are
+not rounded: otherwise a service with rare requests would need more than one on average.
 """
 
 from collections.abc import Iterable
@@ -38,10 +36,9 @@ class WaitingWork(NamedTuple):
 def instances_needed(
     up: int, busy: float, waiting: Iterable[WaitingWork], lost: float = 0.0
 ) -> float:
-    """Instances that keep the deadlines of what runs on ``up`` of them and of what waits.
-
-    ``busy``: the slots taken, as a number of whole instances. ``lost``: share (0 to 1) of the
-    latest requests that were lost to waiting or for want of room.
+    """Instances that keep the deadlines of running and waiting work, with ``up`` of them now.
+    ``busy``: taken slots, in whole instances. ``lost``: share (0 to 1) of recent requests lost to
+    waiting or lack of room.
     """
     backlog = due_ms = 0.0
     for work_ms, left_ms in sorted(waiting, key=lambda one: one.left_ms):
@@ -51,7 +48,7 @@ def instances_needed(
 
 
 class Need:
-    """Reads the need of each model that instances serve. ``ended`` hears of each task's end."""
+    """Reads the need of each model that instances serve. ``ended`` is called at each task's end."""
 
     def __init__(self, registry: Registry, queue: TaskQueue[Task], clock: Clock) -> None:
         self._registry = registry
@@ -67,7 +64,7 @@ class Need:
         now, registry = self._clock.now(), self._registry
         waiting: dict[str, list[WaitingWork]] = {i.card.model: [] for i in registry if i.card}
         for task in self._queue.tasks():
-            # What has no chance any more gets no better by more instances.
+            # Hopeless requests gain nothing from more instances.
             if task.model in waiting and not task.is_background:
                 work = WaitingWork(task.work_ms, task.deadline.left_ms(now))
                 waiting[task.model].append(work)
@@ -86,7 +83,7 @@ class Need:
 
 
 def is_lost(task: Task) -> bool:
-    """Whether a task was lost to waiting or for want of room, or refused since it would be."""
+    """Whether a task was lost to waiting or lack of room, or refused because it would be."""
     ending = task.ending
     if ending is None:
         return False
@@ -104,8 +101,7 @@ NEED: tuple[Row[Need], ...] = (
         "gauge",
         "instances_needed",
         "instances",
-        "Instances, and parts of one, that the present load needs for its deadlines to be met, by "
-        "what runs, what waits and what is lost to waiting (PF-7)",
+        "Instances, with fractions, that the present load needs to meet its deadlines (PF-7)",
         Need.by_model,
         ("model",),
     ),

@@ -56,7 +56,7 @@ class PrefixIndex:
 
     def longest(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         """How many of ``hashes``, from the first on, each instance holds; those with none are left
-        out. One dictionary look-up per hash that anybody holds.
+        out. One dictionary look-up per held hash.
         """
         holders = self._holders
         left = holders.get(hashes[0], 0) if hashes else 0

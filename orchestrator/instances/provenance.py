@@ -1,7 +1,7 @@
 """Finds which entries of this machine's catalogs an instance runs (PV-4).
 
 An instance tells the digest of its model and the name and version of its engine; the catalogs have
-the matching entries. Instances of other machines, and models that nobody added, have none here.
+the matching entries. Other machines' instances and unregistered models have none.
 """
 
 import re
@@ -17,7 +17,7 @@ _VERSION: Final = re.compile(r"[\w.+-]+")
 
 
 class Provenance(NamedTuple):
-    """Ids of catalog entries; empty if there is none."""
+    """Ids of catalog entries; empty without one."""
 
     model_entry: str = ""
     engine_entry: str = ""

@@ -69,7 +69,8 @@ class Registry:
         self._listeners.append(listener)
 
     def start(self, owner: LaneOwner) -> None:
-        """Connect to every instance, and to those added later; ``owner`` hears of their lanes."""
+        """Connect to every instance, and to those added later; ``owner`` gets their lanes'
+        events."""
         self._owner = owner
         for instance in list(self):
             self._open_lanes(instance, owner)
@@ -123,7 +124,7 @@ class Registry:
         self.changed()
 
     def retire(self, entry: str) -> None:
-        """Give an instance no new work, for it is about to be removed. Idempotent."""
+        """Give an instance no new work, because it will be removed. Idempotent."""
         instance = self.instances[address := name_of(entry)]
         if instance.retiring_since is None:
             instance.retiring_since = self._clock.now()
@@ -131,7 +132,7 @@ class Registry:
             self.changed()
 
     async def remove(self, entry: str) -> None:
-        """Close an instance's lanes, whatever still runs on them, and drop it."""
+        """Close an instance's lanes, even with jobs on them, and drop it."""
         instance = self.instances[address := name_of(entry)]
         instance.removed = True
         await asyncio.gather(*(lane.close() for lane in instance.lanes))
@@ -176,7 +177,7 @@ class Registry:
         return instance
 
     def _open_lanes(self, instance: Instance, owner: LaneOwner) -> None:
-        # Each job on another kind of server is a request of its own: one lane knows of them all.
+        # Each job on another kind of server is a separate request: one lane has them all.
         is_own = instance.kind is ServerKind.TIDEGATE
         for _ in range(self._config.per_instance if is_own else 1):
             self._open_lane(instance, owner)
@@ -188,9 +189,8 @@ class Registry:
         return lane
 
     async def replace_exhausted_lanes(self) -> None:
-        """Open a lane beside each exhausted one, and close replaced lanes whose jobs have ended.
-
-        To be called now and then.
+        """Replace exhausted lanes, and close replaced ones when their jobs have ended. Call it
+        regularly.
         """
         over: list[Lane] = []
         for instance in self:

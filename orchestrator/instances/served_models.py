@@ -32,8 +32,8 @@ class ServedModels:
     def by_name(self) -> dict[str, PromptEncoder]:
         """Encoders of all known models and their adapters, up or not, by name.
 
-        The card of a ready instance is preferred, and of those that of an engine that lacks the
-        least: placement finds the instance that can do what the card says.
+        The card of a ready instance is preferred, then the card of the engine that lacks the least;
+        placement finds a fitting instance.
         """
         known, adapted = self._known()
         return {**adapted, **known}
@@ -50,9 +50,9 @@ class ServedModels:
     def resolve(self, model: str) -> PromptEncoder:
         """The encoder of the model of that name, or of the only one if the name is empty.
 
-        Raises ``NotReady`` while no instance has sent a usable card, or one that has not said yet
-        what it serves may serve that model; ``InvalidRequest`` if no name is given and several are
-        served, otherwise ``ModelNotFound``.
+        Raises ``NotReady`` while no instance has sent a usable card, or an instance with an unknown
+        model may serve it; ``InvalidRequest`` if no name is given and several are served, otherwise
+        ``ModelNotFound``.
         """
         known, adapted = self._known()
         if not known:
@@ -80,8 +80,8 @@ class ServedModels:
         )
 
     def encoder_of(self, card: ModelCard) -> PromptEncoder | None:
-        """An encoder that some instance has for an equal card, or one that reads prompts alike;
-        None if there is none."""
+        """An instance's encoder for an equal card, or one that reads prompts alike; None without
+        one."""
         served = [i.encoder for i in self._registry if i.encoder is not None]
         for encoder in served:
             if encoder.card == card:

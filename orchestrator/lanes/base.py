@@ -1,7 +1,7 @@
-"""Defines a lane: a connection to one instance that carries many jobs, whatever its protocol.
+"""Defines a lane: a connection to one instance that carries many jobs, in any protocol.
 
 A kind of lane implements ``Lane``'s abstract methods and keeps two promises: every job that was
-submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its owner hears of
+submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its owner gets
 ``lane_opened`` and ``lane_closed`` in turns. It reconnects by itself until it is closed.
 """
 
@@ -42,7 +42,7 @@ class JobSink(Protocol):
         """The answer's next tokens came; ``now`` is in seconds of the clock."""
 
     def on_paused(self) -> None:
-        """The job stands still; ``on_resumed``, ``on_ended`` or ``on_lost`` follows."""
+        """The job is paused; ``on_resumed``, ``on_ended`` or ``on_lost`` follows."""
 
     def on_resumed(self) -> None:
         """The job runs again."""
@@ -51,7 +51,7 @@ class JobSink(Protocol):
         """The job's terminal record; nothing follows."""
 
     def on_lost(self, error: TidegateError) -> None:
-        """The job will not be heard of again; nothing follows."""
+        """The job is lost; nothing follows."""
 
 
 class LaneOwner(Protocol):
@@ -64,7 +64,7 @@ class LaneOwner(Protocol):
         """A frame came with statistics, a drain, a new card or a report of the prefix cache."""
 
     def lane_closed(self, lane: "Lane", reason: str) -> None:
-        """The lane is broken; its jobs have been told."""
+        """The lane is broken; its jobs are lost."""
 
     def emission_sampled(self, seconds: float, tokens: int) -> None:
         """A frame with ``tokens`` tokens took ``seconds`` to reach its clients' sockets."""
@@ -106,11 +106,11 @@ class Lane(ABC):
         self.address = address
         self.is_open = False
         self.is_reopening = False
-        """Whether it was given up as stale, and no attempt to connect has failed since."""
+        """Whether it was closed as stale, and no attempt to connect has failed since."""
         self.is_closing = False
-        """Whether Triton takes no new requests for the model; jobs that it has go on."""
+        """Whether Triton takes no new requests for the model; its jobs continue."""
         self.last_frame_at = clock.now()
-        """When the peer was last heard of, in seconds of the clock."""
+        """When the peer last sent something, in seconds of the clock."""
         self.is_exhausted = False
         """Whether the lane has carried enough that a new lane is to take its place."""
         self.successor: Lane | None = None
@@ -141,7 +141,7 @@ class Lane(ABC):
     def silent_s(self, now: float) -> float:
         return now - self.last_frame_at
 
-    # ── for those who have work ──────────────────────────────────────────────────────────────
+    # ── for callers with work ───────────────────────────────────────────────────────────────
 
     @abstractmethod
     def submit(self, sink: JobSink, **job: Unpack[JobFields]) -> int:
@@ -178,7 +178,7 @@ class Lane(ABC):
         """Ask for the card and a full report of the prefix cache."""
 
     def probe(self) -> None:  # noqa: B027 - of no use for some kinds
-        """Check that what is sent still arrives, if nothing else would show it; call it often."""
+        """Check that messages still arrive, if nothing else shows it; call it often."""
 
     # ── for kinds of lanes ───────────────────────────────────────────────────────────────────
 

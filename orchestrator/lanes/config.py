@@ -16,7 +16,7 @@ was answered on it."""
 SUSPECT_AFTER_S: Final = 1.0
 """Seconds that an instance may send no frame before it gets no new work (OR-6)."""
 DOWN_AFTER_S: Final = 3.0
-"""Seconds that an instance may send no frame before the work on it is given up (OR-6)."""
+"""Seconds that an instance may send no frame before its work is lost (OR-6)."""
 
 
 class LaneConfig(Section):
@@ -32,8 +32,7 @@ class LaneConfig(Section):
     per_instance: int = Field(default=1, ge=1, le=10)
     """Lanes to each instance (LB-5)."""
     keepalive_s: float = Field(default=60.0, gt=0)
-    """A lane on which nothing was heard for this long is asked for a sign of life, so that proxies
-    on the way keep it open (LB-5)."""
+    """Silence after which a lane is probed, so that proxies keep it open (LB-5)."""
 
     @field_validator("token")
     @classmethod
@@ -47,5 +46,5 @@ class LaneConfig(Section):
 
     @property
     def shown_token(self) -> str:
-        """``token`` as workers are shown it; empty where there is none."""
+        """``token`` for workers; empty without one."""
         return "" if self.token is None else self.token.get_secret_value()

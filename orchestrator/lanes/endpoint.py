@@ -1,4 +1,4 @@
-"""Reads the names of instances of other kinds: one URL each, with all that must be known.
+"""Reads the URLs of instances of other kinds.
 
 URLs have the form ``KIND+SCHEME://host:port[/model]?tokenizer=DIR&…``. A plain ``host:port`` is a
 Triton with Tidegate's own worker, whose card says the rest.
@@ -37,8 +37,8 @@ class Endpoint:
     """One instance of another kind.
 
     ``model`` is the model's name at the server, empty if the server has only one; ``alias`` is its
-    name for clients, empty for the same. ``context`` (tokens) and ``slots`` (jobs at once) are 0 if
-    the server is to be asked for them.
+    name for clients, empty for the same. ``context`` (tokens) and ``slots`` (jobs at once) are 0 to
+    ask the server for them.
     """
 
     kind: ServerKind
@@ -55,11 +55,11 @@ class Endpoint:
     context: int = 0
     slots: int = 0
     abort_ms: float | None = None
-    """Ms that a job that was given up may hold its slot; None: as is usual for the kind."""
+    """Ms that an aborted job may hold its slot; None: the kind's default."""
     weights: str = ""
-    """Instances of equal ``weights`` may go on with each other's texts; if empty, none may."""
+    """Instances with equal ``weights`` may continue each other's texts; if empty, none may."""
     key_file: Path | None = None
-    """File with the bearer token that the server asks for; None if it asks for none."""
+    """File with the bearer token that the server asks for; None without one."""
 
 
 def is_url(entry: str) -> bool:

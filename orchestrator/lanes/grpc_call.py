@@ -2,14 +2,14 @@
 
 ``grpc.aio`` takes a message through three threads: one that reads the socket, one that waits for
 the first and wakes the event loop through a pipe, and the loop. A frame of one token costs 150 to
-200 µs of CPU that way. Here the loop reads the socket, and what has come is handed over at once,
-in one call for everything that came together::
+200 µs of CPU that way. Here the loop reads the socket, and received messages are handed over in one
+call::
 
     socket ─▶ loop ─▶ HTTP/2 frames ─▶ messages ─▶ on_messages([…])
 
 A call has a connection of its own, over TLS if that is set. The peer's messages and TCP's own
 probes prove that it is alive; its pings are answered. A peer's announcement that it will end the
-connection (GOAWAY) is reported while the call goes on. Source:
+connection (GOAWAY) is reported while the call continues. Source:
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
 
@@ -54,7 +54,7 @@ _STREAM = 1
 _PREFIX = struct.Struct(">BI")
 """Head of a gRPC message: whether it is compressed, and its length."""
 _WINDOW = 4 * 1024 * 1024
-"""Bytes that the peer may send before it is told that more is welcome."""
+"""Bytes that the peer may send before a window update."""
 _BUFFER = 256 * 1024
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -165,7 +165,7 @@ def _same(call: "GrpcCall") -> "GrpcCall":
 
 
 class GrpcCall(asyncio.BufferedProtocol):
-    """A call that is under way. Every method is for the event loop's thread."""
+    """A running call. Every method is for the event loop's thread."""
 
     def __init__(
         self,
@@ -216,11 +216,11 @@ class GrpcCall(asyncio.BufferedProtocol):
         self._initial_window = DEFAULT_WINDOW
         self._frame_bytes = DEFAULT_FRAME_BYTES
 
-    # ── for who calls ────────────────────────────────────────────────────────────────────────
+    # ── for callers ──────────────────────────────────────────────────────────────────────────
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or as soon as the peer has room. Never waits; gives up a peer for
-        which too much is already kept."""
+        """Send a message, now or as soon as the peer has room. Never waits; drops a peer with too
+        much unsent data."""
         self._outgoing += _PREFIX.pack(0, len(message))
         self._outgoing += message
         self._pump()
@@ -240,9 +240,9 @@ class GrpcCall(asyncio.BufferedProtocol):
         self._write(frame(FrameType.DATA, Flag.END_STREAM, _STREAM, b""))
 
     async def close(self) -> None:
-        """Cancel the call; the peer hears of it. Returns when the socket is closed. Idempotent."""
+        """Cancel the call, also at the peer. Returns when the socket is closed. Idempotent."""
         if not self.ended.cancel() and not self.ended.cancelled():
-            self.ended.exception()  # nobody may be left to ask for it
+            self.ended.exception()  # it may never be awaited
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.write(reset(_STREAM, CANCEL))
@@ -256,7 +256,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             await self._gone.wait()
 
     def keep_alive(self, idle_s: float) -> None:
-        """Make the kernel probe a silent peer, and give up one that acknowledges nothing."""
+        """Make the kernel probe a silent peer, and drop one that acknowledges nothing."""
         if self._transport is None:
             return
         own = self._transport.get_extra_info("socket")

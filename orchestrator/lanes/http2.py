@@ -109,9 +109,9 @@ def check_frame(kind: int, stream: int, size: int, own_stream: int) -> None:
     if kind in _OF_THE_CONNECTION and stream:
         raise Http2Error(f"{FrameType(kind).name} on stream {stream}, where it has no place")
     if kind in _OF_A_STREAM and stream != own_stream:
-        raise Http2Error(f"{FrameType(kind).name} on stream {stream}, which nobody opened")
+        raise Http2Error(f"{FrameType(kind).name} on stream {stream}, which is not open")
     if kind == FrameType.WINDOW_UPDATE and stream not in (0, own_stream):
-        raise Http2Error(f"WINDOW_UPDATE for stream {stream}, which nobody opened")
+        raise Http2Error(f"WINDOW_UPDATE for stream {stream}, which is not open")
     if kind in _SIZES and size != _SIZES[kind]:
         raise Http2Error(f"{FrameType(kind).name} of {size} bytes instead of {_SIZES[kind]}")
 

@@ -5,8 +5,8 @@
     run ─▶ connect ─▶ Open ─▶ first frame (card) ─▶ frames … ─▶ broken ─▶ backoff ─▶ connect …
                                  ▲ up                             ▲ every job on it is lost
 
-A frame is decoded as it comes and each part handed to its job, synchronously, in the event loop's
-own callback. Messages leave at once, or when the peer has room: nobody who submits waits either.
+A frame is decoded on arrival and each part handed to its job, synchronously, in the event loop's
+callback. Messages leave at once, or when the peer has room; submitters never wait.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ from protocol import (
 
 PROBE_S = 2.0
 """Seconds between probes of a lane that carries nothing: Triton may have reloaded its model, and
-then sends messages to the new instance, while the old one goes on with its heartbeats here."""
+then sends messages to the new instance, while the old one keeps sending heartbeats here."""
 _RESPONSE_BYTES = 1024
-"""Bytes that Triton keeps of a response beside its own (24.10, measured)."""
+"""Bytes that Triton keeps per response in addition to its data (24.10, measured)."""
 NO_JOB = -1
 """A handle that no job has: a message about it says that the lane is known, and changes nothing."""
 
 
 class LaneBroken(Exception):
-    """The lane cannot go on; the message says why, for people."""
+    """The lane cannot continue; the message says why."""
 
 
 class LaneStale(LaneBroken):
@@ -103,7 +103,7 @@ class StreamLane(Lane):
             expected=(CallEnded, LaneBroken, BadResponse, DecodeError, msgspec.DecodeError),
         )
 
-    # ── for those who have work ──────────────────────────────────────────────────────────────
+    # ── for callers with work ───────────────────────────────────────────────────────────────
 
     @property
     def load(self) -> int:
@@ -129,8 +129,7 @@ class StreamLane(Lane):
     def _send_cancels(self) -> None:
         """Send what was cancelled in one pass of the loop as one message per cause.
 
-        A message for each of a thousand clients that are gone would take seconds to get through
-        Triton.
+        A thousand separate messages would take seconds to get through Triton.
         """
         cancels, self._cancels = self._cancels, {}
         for cause, handles in cancels.items():
@@ -297,8 +296,8 @@ class StreamLane(Lane):
     def _refused(self, request_id: str, message: str) -> None:
         """Handle an error in-band: one job's if the id says so, otherwise the whole lane's.
 
-        A worker says what is wrong with a job in a frame, so this is an error of Triton's own, or
-        of a worker that does not know this lane.
+        A worker reports a job's error in a frame, so this is Triton's own error, or a worker's that
+        does not know this lane.
         """
         if _LANE_CLOSED in message:
             # No job may be sent here from now on, and the jobs here go back to the queue.
@@ -312,7 +311,7 @@ class StreamLane(Lane):
         elif job is None:
             raise LaneBroken(message)
         if job is not None:
-            job.on_lost(InstanceLost(f"the instance could not go on with this: {message}"))
+            job.on_lost(InstanceLost(f"the instance could not continue this: {message}"))
         if self.is_closing and not self._jobs:
             raise LaneBroken(message)
 

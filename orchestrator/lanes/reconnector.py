@@ -4,8 +4,8 @@
 
     start ─▶ session ─▶ ended (told) ─▶ pause ─▶ session … ─▶ close ─▶ ended for good (told)
 
-A session is a coroutine that connects and serves until it ends, which is by an exception; when it
-is up it says so, and the pauses begin at the shortest again.
+A session is a coroutine that connects and serves until it ends with an exception; once it is up,
+the pauses start at the shortest again.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class SessionEnd:
 class Reconnector:
     """Keeps a session with ``address`` until it is closed.
 
-    ``growth`` and ``longest_pause_s`` of the pauses may be set by whoever owns it.
+    ``growth`` and ``longest_pause_s`` of the pauses may be set by its owner.
 
     ``expected``: exceptions that a session may raise when its peer fails, with a message for
     people; anything else is logged as an error with its traceback.
@@ -85,7 +85,7 @@ class Reconnector:
                 await runner
 
     def break_off(self, reason: str) -> None:
-        """End this session, if there is one, and begin another."""
+        """End this session, if any, and start another."""
         if self._session is not None:
             self._breaking = reason
             self._session.cancel()
@@ -113,7 +113,7 @@ class Reconnector:
 
     def _end_of(self, session: asyncio.Task[None]) -> SessionEnd:
         if session.cancelled():
-            return SessionEnd(self._breaking or "the connection was given up")
+            return SessionEnd(self._breaking or "the connection was closed")
         error = session.exception()
         if isinstance(error, TimeoutError):
             return SessionEnd(f"no answer within {OPEN_TIMEOUT_S:g} s", error)

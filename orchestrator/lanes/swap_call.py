@@ -1,6 +1,5 @@
-"""Asks one worker to serve another model, and follows how that goes.
-
-The call is one of its own rather than a lane: a lane's jobs must not share its fate.
+"""Asks one worker to serve another model, and follows the swap. It is a separate call, because a
+lane's jobs must not share its fate.
 """
 
 import asyncio
@@ -34,8 +33,8 @@ async def ask_for_swap(
     """Ask for a swap and follow it; returns the last report of a swap that was done.
 
     Raises ``SwapFailed`` if the old model is kept, ``InvalidRequest`` or ``NotReady`` if the worker
-    does not begin, ``InstanceLost`` if it is not heard to the end. If this is cancelled, the worker
-    goes on all the same.
+    does not begin, ``InstanceLost`` if the reports break off. If this is cancelled, the worker
+    continues.
     """
     done: asyncio.Future[SwapReport] = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""Chooses the instance that gives up its model for another one: a pure choice, like placement's.
+"""Chooses the instance that swaps its model for another one: a pure choice, like placement's.
 
 Least cost first: an instance whose model has another instance or no work; then one whose running
 jobs can end; one with waiting tasks only when nothing else is left. Among equals the model that was
@@ -39,8 +39,7 @@ class LoadPlace:
     unneeded_s: float
     """Seconds since the instance's model was last asked for; large if it never was."""
     is_others: bool = False
-    """Whether other tenants than those that ask for the model in question have just had use of the
-    instance's own one, which nobody else serves."""
+    """Whether other tenants have just used the instance's model, which no other instance serves."""
 
     @property
     def cost(self) -> SwapCost:

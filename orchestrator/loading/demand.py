@@ -1,9 +1,8 @@
 """Loads models that no instance serves yet because a request asks for them.
 
-Workers tell which ones they could load (``ModelCard.loadable``): only they know what is on their
-disk and fits into their memory, and a restarted orchestrator has nothing to remember. All requests
-for a model share one load. A request that cannot wait for it is refused before anything is loaded
-(DL-7).
+Workers list what they can load (``ModelCard.loadable``): only they know their disk and memory, and
+a restarted orchestrator has nothing to remember. All requests for a model share one load. A request
+that cannot wait for it is refused before anything is loaded (DL-7).
 """
 
 import asyncio
@@ -50,8 +49,8 @@ RETRY_AFTER_S = 5.0
 MAX_WAITING: Final = 256
 """Most requests that may wait for loads; one tenant may hold three times what is left."""
 MIN_RESIDENCY_S: Final = 10.0
-"""Seconds after its load for which a model that has work is not given up for another, and after
-which a tenant may again have one loaded in place of a model that others use."""
+"""Seconds for which a loaded model with work stays, and after which a tenant may again replace a
+model that others use."""
 _LOOK_S = 0.25
 
 
@@ -65,7 +64,7 @@ class DemandConfig:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a model could not be loaded; nobody tries again before ``until``."""
+    """Why a model could not be loaded; no retry before ``until``."""
 
     reason: str
     until: float
@@ -181,7 +180,7 @@ class ModelDemand:
             self._flight(model)
 
     def upkeep(self) -> None:
-        """Load models that queued tasks wait for and that were replaced meanwhile."""
+        """Load models that queued tasks wait for and that were replaced."""
         loadable = self.loadable()
         if not loadable:
             return
@@ -190,7 +189,7 @@ class ModelDemand:
                 self._flight(model)
 
     def abandon(self) -> None:
-        """End all waits, because the service is going down. Workers go on with their swaps."""
+        """End all waits, because the service is going down. Workers continue their swaps."""
         for flight in self._flights.values():
             flight.cancel()
 
@@ -230,7 +229,7 @@ class ModelDemand:
     def _require_hope(
         self, known: Loadable, due_at: float, job: Job, prompt_tokens: Callable[[], int]
     ) -> None:
-        """Raise the error that tells a request that it would wait for ``known`` in vain."""
+        """Raise the error for a request that cannot wait for ``known``."""
         now = self._clock.now()
         if (failure := self._has_failed(known.name)) is not None:
             raise NotReady(
@@ -242,7 +241,7 @@ class ModelDemand:
         if self._config.refuses and least_ms >= left_ms:
             self.refused += 1
             load_ms = max(least_ms, self._predicted_ms(known))
-            # Requests that wait for the same load run beside it.
+            # Requests that wait for the same load run in parallel.
             rows = 1 + self._waiting_for()[known.name]
             own = self._forecaster.after_load(job, prompt_tokens(), rows)
             by_ms = load_ms + own.slow_ms + RESUBMIT_MS
@@ -265,7 +264,8 @@ class ModelDemand:
             )
 
     def _least_ms(self, known: Loadable) -> float:
-        """Least ms of a load of ``known``, drain and all, less what a load under way has had."""
+        """Least ms of a load of ``known``, with its drain, minus the elapsed time of a running
+        load."""
         least = self._swaps.least_load_ms(known.name)
         if least is None:
             least = known.load_ms or known.bytes / FASTEST_BYTES_PER_MS / CERTAIN_SHARE
@@ -314,7 +314,7 @@ class ModelDemand:
                 raise Draining("the service is going down; try again elsewhere") from None
             raise
         finally:
-            self._waiters -= Counter([(model, tenant)])  # subtraction drops those that have none
+            self._waiters -= Counter([(model, tenant)])  # subtraction drops zero counts
 
     # ── one load ─────────────────────────────────────────────────────────────────────────────
 
@@ -331,7 +331,7 @@ class ModelDemand:
         self._flights.pop(model, None)
         self._promised.discard(model)
         if not flight.cancelled():
-            flight.exception()  # nobody may be left to ask for it
+            flight.exception()  # it may never be awaited
 
     async def _load(self, model: str) -> None:
         place = await self._found_place(model)
@@ -353,9 +353,8 @@ class ModelDemand:
         self.evictions += card is not None and not self._is_served(card.model)
 
     async def _found_place(self, model: str) -> LoadPlace | None:
-        """The instance that is to load ``model``, once there is one; None if it need not be loaded
-        any more. Of several models that could take one now, that of the tenant goes first that has
-        had the least of such time."""
+        """The instance for ``model``, once there is one; None if it need not be loaded any more. Of
+        several models the one of the tenant with the least load time goes first."""
         self._seeking.add(model)
         try:
             while True:

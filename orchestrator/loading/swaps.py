@@ -19,7 +19,7 @@ from protocol import Swap, SwapPhase, SwapReport
 MAX_GRACE_S = 60.0
 """Most seconds that an instance's jobs get to end before a swap if the caller sets no grace."""
 MOVING_GRACE_S = 2.0
-"""Grace in seconds if another instance can go on with the jobs."""
+"""Grace in seconds if another instance can continue the jobs."""
 READY_S = 30.0
 """Seconds from the worker's word that it serves a model until its card must be usable here."""
 _POLL_S = 0.02
@@ -92,7 +92,7 @@ class Swaps:
         self._token = token
 
     def reload(self, address: str, grace_s: float | None = None) -> RunningSwap:
-        """Have an instance load its model anew, or join a reload. Raises what ``start`` does."""
+        """Make an instance reload its model, or join a reload. Raises what ``start`` does."""
         card = self._registry.named(address).card
         if card is None:
             raise NotReady("the instance has not said yet which model it serves; ask again later")
@@ -107,11 +107,9 @@ class Swaps:
         *,
         is_reload: bool = False,
     ) -> RunningSwap:
-        """Begin a swap, or join a running one of the same settings (``Swap.settings``).
-
-        ``grace_s``: seconds that jobs running there get to end; None: ``MAX_GRACE_S``, or
-        ``MOVING_GRACE_S`` if another instance goes on with them. Raises ``NotFound``,
-        ``InvalidRequest`` or ``NotReady``.
+        """Begin a swap, or join a running one with the same settings (``Swap.settings``).
+        ``grace_s``: seconds for running jobs; None: ``MAX_GRACE_S``, or ``MOVING_GRACE_S`` if
+        another instance continues them. Raises ``NotFound``, ``InvalidRequest`` or ``NotReady``.
         """
         instance = self._registry.named(address)
         if instance.kind is not ServerKind.TIDEGATE:
@@ -123,9 +121,7 @@ class Swaps:
         if running is not None and not running.is_over:
             if (running.settings, running.is_reload) == (settings, is_reload):
                 return running
-            doing = (
-                "loading its model anew" if running.is_reload else f"swapping to {running.model}"
-            )
+            doing = "reloading its model" if running.is_reload else f"swapping to {running.model}"
             raise NotReady(f"the instance is {doing}; ask again afterwards")
         model = settings.get("model_name") or settings.get("model_path") or "the one before"
         swap = RunningSwap(address, model, dict(settings), is_reload, self._clock.now())
@@ -143,7 +139,7 @@ class Swaps:
                 swap.task.cancel()
 
     def least_load_ms(self, model: str) -> float | None:
-        """Ms of the shortest recent load of ``model``; None if there was none."""
+        """Ms of the shortest recent load of ``model``; None without one."""
         return min(self.load_ms.get(model, ()), default=None)
 
     def usual_load_ms(self, model: str) -> float | None:
@@ -192,7 +188,7 @@ class Swaps:
         )
         report = await self._ask(swap.address, message, swap.take)
         if swap.is_reload and not report.ms:
-            raise SwapFailed("the instance's worker is too old to load a model anew: restart it")
+            raise SwapFailed("the instance's worker is too old to reload a model: restart it")
         await self._until_usable(instance, report, is_new=bool(report.ms), before=before)
         if report.ms:
             took = 1000 * (self._clock.now() - swap.began_at) - waited_ms
@@ -246,7 +242,7 @@ class Swaps:
             if instance.fault:
                 raise SwapFailed(f"the new model is loaded, but {instance.fault}")
             if instance.removed:
-                raise SwapFailed("the instance was removed meanwhile")
+                raise SwapFailed("the instance was removed")
             if self._clock.now() >= give_up_at:
                 raise SwapFailed(
                     f"the worker serves {report.model}, but was not ready here after"

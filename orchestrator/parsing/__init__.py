@@ -11,7 +11,7 @@
 - ``thinking``   room for that part in grammars of answers
 - ``call_grammar``, ``rules``  grammars of calls that must be made
 
-Text that may be the beginning of a marker is held back; a call that is malformed becomes content.
+Text that may begin a marker is held back; a malformed call becomes content.
 """
 
 from orchestrator.parsing.formats import CallFormat, FormatConfig, OutputFormat, format_of

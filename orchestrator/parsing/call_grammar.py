@@ -1,7 +1,7 @@
 """Grammars of tool calls, in the formats of model families: for calls that must be made, and for
 tools whose arguments must match their schema whenever the model calls them.
 
-Where each argument has tags of its own, they come in the schema's order, and optional ones may be
+If each argument has its own tags, they come in the schema's order, and optional ones may be
 missing. A string is any text up to its end tag; another value is JSON.
 """
 
@@ -132,9 +132,9 @@ MAX_CALLS = 16
 
 
 def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> AnswerGrammars:
-    """The grammars that only calls match: one, or several where request and format allow that.
-    Before them the model may think, where its format has tags for that; ``rules`` are those of a
-    new grammar. Raises ``InvalidGrammar`` for a strict tool whose schema cannot be enforced."""
+    """The grammars that only calls match: one, or several where request and format allow that. The
+    model may think before them, if its format has tags for that; ``rules`` are those of a new
+    grammar. Raises ``InvalidGrammar`` for a strict tool whose schema cannot be enforced."""
     if format.calls in _UNFORCED:
         raise InvalidGrammar(
             f"calls in the format {format.calls} cannot be forced; tool_choice must be auto or none"
@@ -172,8 +172,8 @@ def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | 
 def calls_or_json(
     answer: Grammar, use: ToolUse, format: OutputFormat, rules: Rules
 ) -> Grammar | None:
-    """A grammar that tool calls match, and else the JSON of ``answer``. None where ``answer`` is no
-    grammar of JSON, or a call in the format could not be told from it. Raises ``InvalidGrammar``.
+    """A grammar that tool calls, or the JSON of ``answer``, match. None if ``answer`` is no grammar
+    of JSON, or a call in the format could not be told from it. Raises ``InvalidGrammar``.
     """
     if answer.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
         return None

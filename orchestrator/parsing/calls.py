@@ -78,7 +78,7 @@ class CallReader(ABC):
         self._raw: list[str] = []
         """Everything that the model wrote of the current call."""
         self._is_told = False
-        """Whether listeners have been told that the current call has begun."""
+        """Whether listeners know that the current call has begun."""
         self._follows_call = False
         self._has_failed = False
         """Whether something that began like a call turned out not to be one."""
@@ -90,8 +90,8 @@ class CallReader(ABC):
         return out
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
-        """End the output. ``is_cut``: not by the model's will; where a call of the tool ``forced``
-        had to be made, that is what has been cut, however little there is of it."""
+        """End the output. ``is_cut``: a limit cut it; if a call of the tool ``forced`` was
+        required, that call is what was cut."""
         is_calling = self._read == self._in_call
         if is_cut and forced and not (self.made or self._has_failed or self._is_told):
             raw = "".join(self._raw) if is_calling else self._held
@@ -104,14 +104,14 @@ class CallReader(ABC):
         out, self._out = self._out, []
         return out
 
-    # steps that formats define, each of which returns what it has not read
+    # steps that formats define; each returns the unread rest
 
     @abstractmethod
     def _begin(self, text: str) -> str:
         """Read the beginning of an answer."""
 
     def _behind_call(self, text: str) -> str:
-        """Read what stands between a call and what follows."""
+        """Read the text between a call and what follows."""
         rest = self._skip(self.behind, text)
         if rest is None:
             return ""
@@ -131,7 +131,7 @@ class CallReader(ABC):
 
     def _find(self, markers: tuple[str, ...], found: Callable[[str], str], text: str) -> str:
         """Pass content on up to the first of ``markers``. ``found`` gets what belongs to the call,
-        space and marker, and returns the part of it that is to be read again."""
+        space and marker, and returns the part to read again."""
         if not self._held and text[-1] not in WHITESPACE:
             for marker in markers:
                 if marker[0] in text:
@@ -217,7 +217,7 @@ class CallReader(ABC):
 class MarkReader(CallReader):
     @abstractmethod
     def _found(self, raw: str) -> str:
-        """Begin a call at ``raw``, its mark; returns the part that is to be read again."""
+        """Begin a call at ``raw``, its mark; returns the part to read again."""
 
     def _begin(self, text: str) -> str:
         return self._find(self.marks, self._found, text)

@@ -42,7 +42,7 @@ _BEGUN = re.compile(
 
 
 class HarmonyCall(MarkedCall):
-    """Reads the arguments of a call whose tool is known; none at all are an empty object."""
+    """Reads the arguments of a known tool's call; none at all are an empty object."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class HarmonyReader(CallReader):
         """Type of the pieces of the current message."""
         self._told: set[Callable[[str], Piece]] = set()
         self._is_new = False
-        """Whether nothing of the current message has been told yet."""
+        """Whether nothing of the current message has been sent yet."""
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
         held = self._held

@@ -326,7 +326,7 @@ class MarkedCall(ABC):
     def _begin(self, text: str, at: int) -> int:
         """Read the beginning of a call."""
 
-    # steps that formats are made of
+    # steps of the formats
 
     def _object(self, text: str, at: int) -> int:
         """Read the arguments as one JSON object behind space; the call ends with it."""

@@ -36,8 +36,8 @@ class CallEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallFails(msgspec.Struct, frozen=True, gc=False):
-    """A call that has begun turns out not to be one: ``text`` is all that the model wrote of it.
-    ``is_cut`` if a limit of the answer cut it: its arguments are the beginning of a JSON object."""
+    """A call that has begun turns out not to be one: ``text`` is its whole text. ``is_cut`` if a
+    limit of the answer cut it: its arguments are the beginning of a JSON object."""
 
     index: int
     text: str

@@ -13,7 +13,7 @@ _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_s
 _PATTERN = '"pattern"'
 _NOTES = ("description", "title", "$comment", "$schema")
 _VALUES = ("const", "enum", "default", "examples")
-"""Keys whose values are not schemas."""
+"""Keys with values that are not schemas."""
 
 
 class Rules:

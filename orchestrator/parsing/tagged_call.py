@@ -1,4 +1,4 @@
-"""A call whose arguments stand in tags, one by one, rather than in a JSON object::
+"""A call with each argument in tags, rather than in a JSON object::
 
     <function=NAME>
     <parameter=KEY>
@@ -8,7 +8,7 @@
 
 A ``TagSyntax`` says how the tags are spelled. A value is text where the tool's schema allows
 nothing else, and is passed on as it comes; any other is JSON, passed on once it is whole. A value
-that is neither is passed on as text, so that nothing of it is lost.
+that is neither is passed on as text.
 """
 
 import json
@@ -172,7 +172,7 @@ class TaggedCall(MarkedCall):
             certain = len(value) - begun(value, close)
             if self._syntax.on_lines and value[:certain].endswith("\n"):
                 certain -= 1
-            # A line break alone at its beginning may be all that there is between two tags.
+            # A line break at its beginning may be the only text between two tags.
             least = 0 if self._has_value or not value.startswith("\n") else 1
             if self._is_text and certain > least:
                 self._tell_text(value[:certain])
@@ -277,7 +277,7 @@ def _type_of(value: object) -> str:
 
 
 def as_json(written: str, types: set[str]) -> str:
-    """A value as JSON, which may be of one of ``types``; if it is none of them, it is a string."""
+    """A value as JSON of one of ``types``; otherwise a string."""
     stripped = written.strip(WHITESPACE)
     stripped = _PYTHON.get(stripped, stripped)
     try:

@@ -1,7 +1,7 @@
 """Room for a model's thinking before an answer that a grammar determines.
 
-What may stand there depends on how the prompt ends, as a template may have begun the thinking, or
-ended it at once for a model that is not to think::
+What may be there depends on the prompt's end: a template may have begun the thinking, or ended it
+at once to disable it::
 
     …<|assistant|>                        <think> thought </think> answer, or the answer at once
     …<|assistant|><think>                 thought </think> answer
@@ -25,7 +25,7 @@ class Beginnings(NamedTuple):
     usual: str = ""
     """Where the prompt has nothing of the thinking: the model may think."""
     begun: str | None = None
-    """Where the prompt ends within the thinking; None for a format in which none can."""
+    """The prompt's end within the thinking; None for a format without it."""
 
 
 class AnswerGrammars(NamedTuple):

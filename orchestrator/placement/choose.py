@@ -58,9 +58,9 @@ def place(
 ) -> Candidate | None:
     """The candidate with room that finishes first; None if none has room.
 
-    ``able`` are ``feasible`` ones; ``cached`` is how many of the prompt's tokens an instance
-    holds, by name. Ties: where the conversation was, then the least loaded by share of its limit,
-    then the most free KV, then the smaller name, so that the choice is reproducible.
+    ``able`` are ``feasible`` ones; ``cached`` is how many of the prompt's tokens an instance holds,
+    by name. Ties go to the conversation's last instance, then the least loaded by share of its
+    limit, then the most free KV, then the smaller name, so that the choice is reproducible.
     """
     free = [c for c in able if c.has_room]
     constraint = demand.requirements.constraint

@@ -21,8 +21,8 @@ from protocol import Feature
 
 FEASIBLE_TTL_S = 1.0
 OTHERS_TTL_S = 0.25
-"""How long instances that are for other orchestrators (``state.shares``) are taken to be as they
-were read: of hundreds of them, hardly any gets a task from here."""
+"""How long the state of other orchestrators' instances (``state.shares``) is reused: few of them
+get tasks from here."""
 _MAX_SETS = 1024
 
 
@@ -84,7 +84,7 @@ class Placer:
         self._output_tokens_of = output_tokens_of
         self._candidates: dict[str, Candidate] = {}
         self._others: dict[str, Candidate] = {}
-        """Candidates that are for other orchestrators, as of when they were last read."""
+        """Candidates of other orchestrators, as last read."""
         self._others_until = 0.0
         self._token_limits: list[int] = []
         self._version = -1
@@ -148,8 +148,8 @@ class Placer:
     def is_excluded(self, task: Task) -> bool:
         """Whether the operator's policy sends ``task`` nowhere, now or when all are idle.
 
-        As of the last ``refresh``. What such a policy asks of load, memory, cache or session may
-        come true while the task waits; what it asks of the rest will not.
+        As of the last ``refresh``. Its conditions on load, memory, cache or session may come true
+        while the task waits; others will not.
         """
         if self.policy is None:
             return False
@@ -169,7 +169,7 @@ class Placer:
         return True
 
     def has_room_for(self, requirements: Requirements) -> bool:
-        """Whether an instance has room for such tasks now, as of the last ``refresh``."""
+        """Whether an instance has room for such tasks, as of the last ``refresh``."""
         able = self._feasible(requirements)
         return any(c.can_resume if requirements.resumes else c.has_room for c in able)
 
@@ -249,13 +249,13 @@ class Placer:
                 engine_entry=self._candidates[choice.name].provenance.engine_entry or None,
             )
         candidate = self._update(choice.name)
-        if Feature.KV_EVENTS not in candidate.lacks:  # otherwise unknown what it keeps
+        if Feature.KV_EVENTS not in candidate.lacks:  # otherwise its kept blocks are unknown
             self.affinity.record(tenant, session, choice.name, now)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _read(self, name: str) -> Candidate | None:
-        """A candidate as of the last ``refresh``; as it is now if it is for other orchestrators."""
+        """A candidate as of the last ``refresh``, or read now if it is another orchestrator's."""
         return self._update(name) if name in self._others else self._candidates.get(name)
 
     def _update(self, name: str) -> Candidate:

@@ -3,12 +3,12 @@
 The expression sees one task and one instance at a time, and is either
 
 - a condition: instances for which it is false do not take the task, or
-- a number: the instance with the smallest takes the task, and ``never`` is one that is never small
-  enough, as in ``instance.kv_free < 100 ? never : instance.predicted_finish_ms``.
+- a number: the instance with the smallest takes the task, and ``never`` excludes an instance, as in
+``instance.kv_free < 100 ? never : instance.predicted_finish_ms``.
 
-CEL reads what it is given and nothing else: no files, no network, no assignment, no loop. Its
-comprehensions (``all``, ``map`` …) are switched off too, so that an evaluation takes time in
-proportion to the expression's length. That is what makes a time limit between instances hold.
+CEL reads only its input: no files, no network, no assignment, no loop. Its comprehensions (``all``,
+``map`` …) are switched off too, so that an evaluation takes time in proportion to the expression's
+length. That makes a time limit between instances hold.
 """
 
 import logging
@@ -24,7 +24,7 @@ from orchestrator.telemetry.log import service_log
 
 MAX_TEXT = 4096
 SUSPENDED_S = 5.0
-"""How long a policy that was too slow is not evaluated: each try stalls everybody."""
+"""How long a slow policy is not evaluated: each try stalls the loop."""
 LOG_EVERY_S = 60.0
 
 Fact = str | int | float | bool
@@ -63,7 +63,7 @@ _CONFIG = "stdlib:\n  disable_macros: true\n"
 
 
 class BadPolicy(ValueError):
-    """The expression cannot be used; the message says what is wrong, and where."""
+    """The expression is invalid; the message says what is wrong, and where."""
 
 
 class Ranked(NamedTuple):
@@ -116,7 +116,7 @@ class Policy:
         """The instances that may take the task, best first; equals stay in the order given.
 
         A condition scores all that it lets through 0. Returns an empty list if none may take it,
-        and None if the policy could not be used and the built-in one has to decide.
+        and None if the built-in policy must decide.
         """
         began = self._now()
         if began < self._suspended_until:

@@ -22,13 +22,13 @@ class Requirements:
     """Length of prompt and longest answer together, in tokens."""
     constraint: PlacementConstraint = ANYWHERE
     resumes: bool = False
-    """Whether the task goes on with a paused job, whose KV is where the constraint says."""
+    """Whether the task resumes a paused job, with its KV where the constraint says."""
 
     has_grammar: bool = False
     model_digest: str | None = None
     """Digest of the weights that began the text; None if no text has begun."""
     needs_continue: bool = False
-    """Whether only workers that take up any text can go on with the task's text."""
+    """Whether only workers that continue any text can continue the task's."""
     features: frozenset[Feature] = NOTHING
     """Features that the engine must have."""
     adapter: Adapter | None = None
@@ -93,8 +93,8 @@ FIELDS = {
 def features_of(job: Job, sampling: Sampling, *, has_images: bool = False) -> frozenset[Feature]:
     """Features that ``job`` needs. ``sampling`` is the job's as admission settled it.
 
-    A conversation's kept KV and the news of a prefix cache are never needed: they spare work. Nor
-    is a seed that we made up ourselves, so that a text can go on elsewhere.
+    Kept KV and prefix cache reports are never needed: they only save work. Nor is a seed that we
+    drew ourselves, so that a text can continue elsewhere.
     """
     needed = [*job.placement.capabilities, *sampling_features(sampling)]
     if job.embeds:
@@ -107,13 +107,13 @@ def features_of(job: Job, sampling: Sampling, *, has_images: bool = False) -> fr
         needed.append(Feature.IMAGES)
     if job.sampling.seed is not None and sampling.temperature:
         needed.append(Feature.SEED)
-    if job.needs_ids or job.durable:  # what is written down is taken up again by its ids
+    if job.needs_ids or job.durable:  # a journalled text is continued by its ids
         needed.append(Feature.TOKEN_IDS)
     return frozenset(needed) if needed else NOTHING
 
 
 def features_now(task: Task) -> frozenset[Feature]:
-    """Features that ``task`` needs as it stands; a text that has begun also needs token ids."""
+    """Features that ``task`` needs now; a text that has begun also needs token ids."""
     if task.begun_by_weights is None:
         return task.features
     return task.features | {Feature.TOKEN_IDS}

@@ -17,8 +17,8 @@ _CHUNK = 2**18
 
 
 class TokenBound:
-    """A lower bound that holds for every text, or 0 where tokenizer or text allow none.
-    ``spellings`` are the bytes that tokens stand for."""
+    """A lower bound that holds for every text, or 0 if there is none. ``spellings`` are the bytes
+    that tokens stand for."""
 
     def __init__(self, tokenizer: Tokenizer, spellings: Iterable[bytes]) -> None:
         parts = json.loads(tokenizer.to_str())

@@ -1,6 +1,6 @@
 """A model's chat template: Jinja in a sandbox, with what ``transformers`` gives templates.
 
-Templates come with a model, messages from anybody. A template may loop over messages within a loop
+Templates come with a model, messages from clients. A template may loop over messages within a loop
 over them, so rendering counts CPU time at each turn of a loop and each call of a macro: the work
 between two of those is at most linear in the messages.
 """
@@ -35,7 +35,7 @@ _TICK = " tick"
 """Name of the filter; not an identifier, so no template can use it."""
 
 _TURNS_PER_LOOK = 32
-"""Loop turns between two looks at the CPU time, because asking for it is a system call."""
+"""Loop turns between two looks at the CPU time, because reading it is a system call."""
 
 
 class _Budget:
@@ -78,7 +78,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             reason = _short(error).partition("\n")[0].rstrip(".")
             raise BadTemplate(f"line {error.lineno}: {reason}") from None
-        except Exception as error:  # whatever Python's own compiler or stack will not take
+        except Exception as error:  # errors of Python's own compiler or stack
             raise BadTemplate(_named(error)) from None
 
     def render(
@@ -116,7 +116,7 @@ class ChatTemplate:
                 parts.append(part)
         except Refused:
             raise
-        except Exception as error:  # whatever a template's code may raise over a client's text
+        except Exception as error:  # any error of a template's code over a client's text
             own = isinstance(error, jinja2.TemplateError)
             raise Refused(_short(error) if own else _named(error)) from None
         finally:

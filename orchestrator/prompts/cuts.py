@@ -1,5 +1,5 @@
-"""Where a prompt's text is cut before it is encoded: so that what looks like a special token is not
-one (``Lookalikes``), and into slices (``Slicer``) whose tokens in a row are those of the text.
+"""Cuts a prompt's text before it is encoded: so that text that looks like a special token is not
+one (``Lookalikes``), and into slices (``Slicer``) with the same tokens as the whole text.
 
 Slices end between a letter and a space or a sign: no token of the vocabulary may hold both, and the
 surroundings of the cut are encoded in one and in two to check that it makes no difference.
@@ -44,7 +44,7 @@ class Lookalikes:
 
 def unicode_normalizer(tokenizer: Tokenizer) -> Callable[[str], str] | None:
     """The normalization of a text before a ``normalized`` special token is looked for in it. None
-    where there is no such token or texts are not changed: then tokens are as they look."""
+    if there is no such token or no normalization."""
     added = tokenizer.get_added_tokens_decoder().values()
     if tokenizer.normalizer is None or not any(t.special and t.normalized for t in added):
         return None

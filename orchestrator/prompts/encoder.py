@@ -88,17 +88,17 @@ _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 WORD: Final = "tidegate-probe"
 _ASKED: Final = "tidegate-asks"
 PROBE: Final = ToolCall("callprobe", "probe", {"word": WORD}, 64)
-"""A call that says how a template writes calls."""
+"""A call that shows how a template writes calls."""
 
 
 class BadCard(ValueError):
-    """A model card whose tokenizer cannot be used."""
+    """A model card with an unusable tokenizer."""
 
 
 class PromptEncoder:
     def __init__(self, card: ModelCard, *, special_in_prompts: bool = False) -> None:
-        """Takes up to a second for a large vocabulary. ``special_in_prompts``: what looks like a
-        special token in a plain prompt is one. Raises ``BadCard``."""
+        """Takes up to a second for a large vocabulary. ``special_in_prompts``: text in a plain
+        prompt may be a special token. Raises ``BadCard``."""
         self.card = card
         self.adapter: Adapter | None = None
         """LoRA adapter that reads the prompts; None for the model itself."""
@@ -185,7 +185,7 @@ class PromptEncoder:
             text = self._render(Chat(messages, tools=(tool,), add_generation_prompt=False))
         except InvalidRequest:
             return ""
-        text = text.rpartition(_ASKED)[2]  # what is before it may have examples of calls
+        text = text.rpartition(_ASKED)[2]  # the text before it may have examples of calls
         # Arguments in Python's spelling: such a template takes them as text alone.
         return "" if str(PROBE.arguments) in text or WORD not in text else text
 
@@ -254,7 +254,7 @@ class PromptEncoder:
 
     def without_added(self, ids: Sequence[int]) -> Sequence[int]:
         """A plain prompt's ids without those that every plain prompt gets. Raises
-        ``InvalidRequest`` where they cannot be told apart."""
+        ``InvalidRequest`` if they cannot be told apart."""
         if self._around is None:
             raise InvalidRequest(
                 "add_special_tokens: this model's tokenizer has its special tokens anywhere",
@@ -495,7 +495,7 @@ def _split(text: str, starts: Iterable[int]) -> list[str]:
 
 
 def _template_of(card: ModelCard) -> "tuple[ChatTemplate | None, str]":
-    """The model's chat template, and what is wrong with it."""
+    """The model's chat template, and its error."""
     if not card.chat_template:
         return None, ""
     from orchestrator.prompts.chat_template import ChatTemplate  # with Jinja, on a thread

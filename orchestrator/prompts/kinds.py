@@ -36,7 +36,7 @@ def bytes_of(prompt: Prompt) -> int:
 
 
 def tokens_about(prompt: Prompt) -> int:
-    """Approximate number of tokens of a prompt, where no tokenizer is at hand."""
+    """Approximate number of tokens of a prompt, without a tokenizer."""
     if isinstance(prompt, tuple) and is_ids(prompt):
         return len(prompt)
     if isinstance(prompt, str):

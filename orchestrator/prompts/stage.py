@@ -2,9 +2,9 @@
 prompts the earliest deadline first.
 
 A step is a slice of a prompt, some ten milliseconds of work, so that a prompt of megabytes delays
-nobody who has less time. A tokenizer whose texts cannot be cut makes *long* steps; these never take
-the last thread. Waiting prompts are bounded in bytes, and are dropped once their deadline has
-passed. One tenant may hold at most three times as many bytes as are left.
+none with less time. A tokenizer that cannot cut texts makes *long* steps; these never take the last
+thread. Waiting prompts are bounded in bytes, and are dropped once their deadline has passed. One
+tenant may hold at most three times as many bytes as are left.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Steps = Generator[bool, None, T]
 """Work in steps that run on threads, one after the other. Each yields whether the next is long."""
 
 SMALL_BYTES = 64 * 2**10
-"""Largest prompt that may use the last eighth, so that prompts of megabytes shut nobody out."""
+"""Largest prompt that may use the last eighth, so that large prompts block no small ones."""
 
 _FIRST_S_PER_BYTE = 1e-6
 
@@ -47,7 +47,7 @@ class _Job:
     """The part of ``took_s`` that its tenant has been charged with."""
 
     def step(self) -> tuple[bool, Any]:
-        """Run one step. Returns whether it was the last, and its result, or what is next."""
+        """Run one step. Returns whether it was the last, and its result or the next step."""
         began = time.perf_counter()
         try:
             return False, next(self.steps)
@@ -118,7 +118,7 @@ class EncodingStage:
         put_off = []
         while self._waiting and self._running < self.threads:
             job = self._next()
-            if job.done.done():  # nobody waits for it any more
+            if job.done.done():  # its waiter is gone
                 continue
             if job.is_long and self._running_long >= max(1, self.threads - 1):
                 put_off.append(job)
@@ -165,7 +165,7 @@ class EncodingStage:
         self._start()
 
     def _left(self, job: _Job) -> None:
-        """Free what a job held, once no step of it runs: nobody waits for it, or it is over."""
+        """Free a job's resources, once no step of it runs."""
         if not job.is_running and job.size:
             job.steps.close()
             self.held_bytes -= job.size

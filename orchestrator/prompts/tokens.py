@@ -15,7 +15,7 @@ _LOOKED_AT = 16
 class Token(NamedTuple):
     """The text of one token. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
 
-    ``data`` is None where only the tokens beside it would tell its bytes.
+    ``data`` is None if its bytes depend on the adjacent tokens.
     """
 
     text: str

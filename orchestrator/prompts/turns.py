@@ -88,7 +88,7 @@ def turns_of(messages: Sequence[Message], *, in_parts: bool = False) -> list[dic
 
 
 def with_end(message: Message, end: str) -> Message:
-    """A copy of a message with more text behind what it says."""
+    """A copy of a message with more text appended."""
     parts = (*message.parts, end) if message.parts else ()
     return msgspec.structs.replace(message, content=message.content + end, parts=parts)
 

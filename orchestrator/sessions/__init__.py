@@ -1,1 +1,1 @@
-"""Conversations: what was said, and how long their KV is kept."""
+"""Conversations: their text, and how long their KV is kept."""

@@ -13,7 +13,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Kept, Row
 
 SESSIONS: tuple[Row[SessionStore], ...] = (
-    Row("gauge", "sessions", "sessions", "Sessions that there are (WK-9)", len),
+    Row("gauge", "sessions", "sessions", "Sessions (WK-9)", len),
     Row(
         "counter",
         "session_turns",
@@ -52,7 +52,7 @@ class SessionRoom(Extension):
         return self._submit_turn if is_session(job.session_id) else None
 
     async def _submit_turn(self, job: Job, prompt: Prompt) -> Task:
-        """Offer the next turn of the job's session. ``prompt`` is what is new; the job is kept."""
+        """Offer the next turn of the job's session. ``prompt`` is the new part; the job is kept."""
         with self.store.turn(job, prompt) as turn:
             task = await self._host.submit(turn.job, turn.prompt)
             turn.follow(task)

@@ -1,4 +1,4 @@
-"""One conversation: what was said so far, with which the next turn's prompt begins."""
+"""One conversation: the text so far, which begins the next turn's prompt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

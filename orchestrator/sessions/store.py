@@ -86,7 +86,7 @@ class SessionStore:
     def __init__(self, clock: Clock, ids: Ids) -> None:
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()
-        """Number of turns by what became of them: ``kept``, ``dropped``."""
+        """Number of turns by result: ``kept``, ``dropped``."""
         self.ended: Counter[str] = Counter()
         """Number of sessions by why they are gone: ``deleted``, ``expired``."""
         self.keep_s = SESSION_TTL_S
@@ -195,7 +195,7 @@ class SessionStore:
             raise
 
     def said(self, session: Session, history: History) -> None:
-        if session in self:  # else the session was deleted meanwhile
+        if session in self:  # else the session was deleted
             self._set_history(session, history)
             session.turns += 1
             self.on_change(session.key, session.id)
@@ -221,8 +221,8 @@ class SessionStore:
         if size > SESSION_BYTES:
             raise InvalidRequest(
                 f"the session would take {size} bytes with this, more than the "
-                f"{SESSION_BYTES} that one may have; go on in a new session, with what is "
-                "still needed of this one",
+                f"{SESSION_BYTES} that one may have; continue in a new session, with what is still"
+                " needed of this one",
                 field="session_id",
             )
         own, left = self._bytes[key], ALL_SESSIONS_BYTES - self.total_bytes
@@ -253,7 +253,7 @@ class SessionStore:
     # ── copies, for when this orchestrator dies ──────────────────────────────────────────────
 
     def copier(self, key: str, name: str) -> Callable[[], bytes] | None:
-        """Makes a copy of a session as it is now; None where there is none any more."""
+        """Makes a copy of a session; None if it is gone."""
         session = self._sessions.get(name)
         return None if session is None else copier_of(session)
 

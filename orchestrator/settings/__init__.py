@@ -109,13 +109,11 @@ class Settings(BaseSettings):
     keys: dict[str, KeySettings] = {}
     """More tokens, by name: ``[keys.NAME]`` in tidegate.toml, or JSON in the environment."""
     isolate_tenants: bool | None = None
-    """Whether tenants share no cached prefixes, so that nobody learns what others have sent from
-    ``cached_tokens`` or a quick answer. Unset: isolated once there is more than one key; set it to
-    false where all keys may know what the others' prompts begin with."""
+    """Whether tenants share no cached prefixes, which would reveal others' prompts through
+    ``cached_tokens`` or a quick answer. Unset: isolated if there is more than one key."""
     instances: Names = ("127.0.0.1:8001",)
-    """``host:port`` of each instance's gRPC endpoint, comma-separated. ``dns:host:port`` stands for
-    every address of a name, ``file:path`` for a file with one address per line; both are followed.
-    Servers of other kinds are URLs such as ``vllm+http://host:port?tokenizer=DIR``
+    """``host:port`` of each instance's gRPC endpoint, comma-separated; ``dns:host:port`` for every
+    address of a name, ``file:path`` for one address per line, both followed; URLs of other servers
     (docs/engines.md)."""
 
     http: HttpSettings = HttpSettings()

@@ -7,7 +7,7 @@ from orchestrator.tasks.journal.store import KEEP_OUTCOMES_S, JournalTerms
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
-    """The journal of durable tasks; None where none is configured."""
+    """The journal of durable tasks; None if none is configured."""
     path = settings.journal.path
     return None if path is None else JournalConfig(path, journal_terms(settings))
 

@@ -24,7 +24,7 @@ from worker.environment import Names, Section
 
 ANY_ORIGIN = "*"
 INTERRUPT_GRACE_S: Final = 2.0
-"""Seconds that running tasks may take to finish after Ctrl-C, where somebody waits (OR-14)."""
+"""Seconds that running tasks may take to finish after Ctrl-C on a terminal (OR-14)."""
 _EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 
@@ -68,7 +68,7 @@ class KeySettings(Section):
     @classmethod
     def _check_digest(cls, value: str | None) -> str | None:
         if value is not None and value.lower() == _EMPTY_TOKEN_DIGEST:
-            raise ValueError("the digest of an empty token, which everybody has")
+            raise ValueError("the digest of an empty token, which every client has")
         return value
 
     @model_validator(mode="after")
@@ -90,9 +90,8 @@ class HealthSettings(Section):
     """A port for health checks alone."""
 
     port: int = Field(default=8081, ge=-1, le=65535)
-    """Separate port for health checks, which no load delays: for kubelets and load balancers
-    (LB-4). It needs no token and serves nothing else. −1: there is no such port; nor is there
-    where the default is taken by something else, which the log says."""
+    """Separate port for health checks, which no load delays (LB-4); no token, nothing else. −1:
+    none. If the default is taken there is none, and the log says so."""
 
 
 class HttpSettings(Section):
@@ -101,17 +100,16 @@ class HttpSettings(Section):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Largest request body."""
     max_connections: int = Field(default=4096, ge=32)
-    """Most connections open at a time; fewer where the process may not open so many files. Three
-    quarters of them may come from one address; the last 16 are for health checks and operators."""
+    """Most open connections, fewer if open files are limited; three quarters from one address, the
+    last 16 for health checks and operators."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
     """A connection is closed after this long without a request, or without reading anything."""
     strict_fields: bool = False
-    """Whether unknown fields are refused on every route. Otherwise OpenAI, Anthropic and KServe
-    routes ignore them and name them in ``x-tidegate-ignored``; ``/v2/tasks``, ``/v2/slots``,
-    ``/v2/sessions`` and operators' routes always refuse them."""
+    """Whether OpenAI, Anthropic and KServe routes refuse unknown fields instead of naming them in
+    ``x-tidegate-ignored``. Other routes always refuse them."""
     allowed_hosts: Names = ()
     """Host names other than loopback's that requests without a key may use in ``Host``,
-    comma-separated; ``*``: any. Checked only while there is no key at all."""
+    comma-separated; ``*``: any. Checked only while there is no key."""
     cors_origins: Names = ()
     """Web pages that may use the service: ``https://ui.example``, comma-separated; ``*``: all."""
 
@@ -138,20 +136,19 @@ class StreamSettings(Section):
     """Clients that read an answer as it is made."""
 
     keepalive_s: float = Field(default=15.0, ge=0)
-    """Longest silence of an event stream before it carries a comment; 0: no limit, except that a
-    comment is sent with the headers if there was no event within a second."""
+    """Longest silence of an event stream before a comment is sent; 0: no limit (but one goes with
+    the headers after a second without events)."""
 
 
 class ModelSettings(Section):
     """Names and formats of models."""
 
     aliases: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
-    """Other names for models that clients have built in: ``gpt-4o=demo,claude-*=demo``, or
-    ``[models.aliases]`` in tidegate.toml. A ``*`` at the end stands for every name that begins like
-    that and that no model has."""
+    """Other names for models: ``gpt-4o=demo,claude-*=demo``, or ``[models.aliases]`` in
+    tidegate.toml. A ``*`` at the end makes a prefix."""
     special_tokens_in_prompts: bool = False
-    """Whether text that looks like a special token in a plain prompt (``/v1/completions``,
-    ``prompt``) is one, for clients that render chat templates themselves. In chats it never is."""
+    """Whether special tokens in the text of plain prompts (``/v1/completions``, ``prompt``) count,
+    for clients that render chat templates themselves. Never in chats."""
     tool_format: Literal[
         "auto",
         "none",
@@ -176,7 +173,7 @@ class ModelSettings(Section):
     reasoning_format: Literal[
         "auto", "none", "think", "think_brackets", "seed_think", "minimax_think"
     ] = "auto"
-    """The tags that the models think in, such as ``<think>``; ``none``: all is content."""
+    """The tags of the models' thinking, such as ``<think>``; ``none``: all is content."""
 
     @field_validator("aliases", mode="before")
     @classmethod
@@ -201,8 +198,8 @@ class LoadingSettings(Section):
     """Models that are loaded when they are asked for."""
 
     on_demand: bool = True
-    """Whether a requested model that no instance serves is loaded, by an instance whose worker is
-    allowed to load it (``TIDEGATE_WORKER__MODELS``)."""
+    """Whether a requested model that no instance serves is loaded by a worker that may load it
+    (``TIDEGATE_WORKER__MODELS``)."""
 
 
 class PlacementSettings(Section):
@@ -229,15 +226,14 @@ class DispatchSettings(Section):
     pause: bool = True
     """Whether a running job may be paused, its KV kept, so that a more urgent one gets its slot."""
     learn_runs: bool = True
-    """Whether calls of one session or trace that state the same deadline are taken for a run, and
-    get a share of the time by how many calls such runs had so far (DL-22)."""
+    """Whether calls of one session or trace with the same deadline count as a run, with shares of
+    the time by the usual number of calls (DL-22)."""
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
-    """Jobs that are sent to a second instance because their first token is late, as a share of
-    requests offered; 0: none."""
+    """Largest share of offered requests that get a second attempt because their first token is
+    late; 0: none."""
     idle_keep_s: float = Field(default=30.0, ge=0)
-    """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
-    that do not say (``idle_keep_s``). Half of the worker's blocks at most are kept so; running jobs
-    get them when no others are left."""
+    """Default time that a conversation's KV is kept for its next turn, in at most half of the
+    worker's blocks."""
 
 
 class AdmissionSettings(Section):
@@ -247,13 +243,13 @@ class AdmissionSettings(Section):
     """Whether work that will miss its deadline is refused (``enforce``), only counted
     (``observe``), or neither (``off``) (DL-7)."""
     default_max_tokens: int = Field(default=256, ge=1)
-    """``max_tokens`` of requests that state none; clipped to what is left of the context."""
+    """``max_tokens`` of requests that state none, clipped to the context."""
     floor_ms: float = Field(default=10.0, ge=0)
     """Least time to its deadline that a request must have to be let in (DL-3)."""
     least_chance: float = Field(default=0.1, ge=0, le=1)
-    """Least that a request must add to the deadlines that are met, or it is refused, on arrival or
-    while it waits: its own chance, less half of the chances that others lose by it. ``0`` refuses
-    only what is certain to miss (DL-7)."""
+    """Least that a request must add to the expected number of met deadlines, on arrival and while
+    it waits: its chance, minus half of the chances that others lose. ``0`` refuses only certain
+    misses (DL-7)."""
     refusal_cap: float = Field(default=0.95, ge=0, le=1)
     """Largest share of recent work that is refused as infeasible (DL-7); beyond it everything is
     let in."""
@@ -263,13 +259,13 @@ class QueueSettings(Section):
     """Work that waits for an instance."""
 
     max_waiting: int = Field(default=100, ge=-1)
-    """Most tasks that may wait for an instance; -1 is unbounded (OR-4). In a full queue,
-    interactive work takes the places of batch work, and a tenant with few places those of one with
-    more. With about as many as there are slots, clients that cannot be served under overload hear
-    so at once; where answers are short beside their deadlines, more are met with more."""
+    """Most tasks that may wait for an instance; -1: unbounded (OR-4). If full, interactive work
+    takes places of batch work, and tenants with few places those of tenants with more. A small
+    bound tells clients early; a larger one meets more if answers are short compared with their
+    deadlines."""
     when_full: QueuePolicy = QueuePolicy.REJECT
-    """Treatment of tasks that get no place in a full queue: ``reject`` refuses them; with
-    ``drop-lru`` the oldest batch task makes room for any newer one."""
+    """``reject`` refuses tasks without a place in a full queue; with ``drop-lru`` the oldest batch
+    task makes room for any newer one."""
     order: QueueOrder = QueueOrder.SLACK
     """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
 
@@ -278,8 +274,8 @@ class LimitSettings(Section):
     """Rate limits (OR-12). 0 is no limit; per-minute rates allow one minute's worth at once."""
 
     each_key: Limits = Limits()
-    """Limits of each key that states none of its own: requests per minute, tokens per minute, and
-    requests in progress."""
+    """Default limits of each key: requests per minute, tokens per minute, and requests in
+    progress."""
     all_keys: Limits = Limits()
     """Limits of all keys together."""
 
@@ -293,15 +289,13 @@ class JournalSettings(Section):
     """Durable tasks, which outlive the process (OR-5)."""
 
     path: Path | None = Field(default_factory=_by_default)
-    """File in which tasks with ``durable: true`` are recorded, to outlive this process; on a local
-    disk, for this orchestrator alone. Unset: ``TIDEGATE_HOME/journal/HOST-PORT.db`` if started by
-    ``tidegate up``, else none. Empty: none, and no durable tasks."""
+    """File for tasks with ``durable: true``, on a local disk, for this orchestrator alone. Unset:
+    ``TIDEGATE_HOME/journal/HOST-PORT.db`` if started by ``tidegate up``, else none. Empty: none."""
     loss_window_ms: float = Field(default=0.0, ge=0, le=10_000)
-    """Window of recent work that may be lost with the process: tasks are promised before they are
-    on the disk, and the answer says how much may be lost. 0: a task is on the disk first."""
+    """Window of accepted work that may be lost with the process; answers say so. 0: tasks are on
+    disk before they are accepted."""
     keep_results_s: float = Field(default=86_400.0, ge=0, le=KEEP_OUTCOMES_S)
-    """How long a durable task's text is kept after its end, for whoever asks for it then;
-    its outcome is kept for a week."""
+    """How long a durable task's text is kept after its end; its outcome is kept for a week."""
 
     @field_validator("path", mode="before")
     @classmethod

@@ -19,8 +19,8 @@ PATIENCE_S = 0.5
 """Longest wait for the store, in seconds, where a request can do without it."""
 MIN_VERSION = (6, 2)
 LEASE_S: Final = 5.0
-"""Seconds after which an orchestrator that is not heard of is taken for dead, and its durable tasks
-are taken on by the others."""
+"""Seconds of silence after which an orchestrator counts as dead, and the others take over its
+durable tasks."""
 LAYOUT = b"2"
 """Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
 
@@ -63,7 +63,7 @@ class Names:
         self.cordons = f"{self.prefix}cordons"
         self.runs = f"{self.prefix}runs"
         self.lengths = f"{self.prefix}lengths"
-        """Kinds of answers whose lengths are known, by when one last came."""
+        """Kinds of answers with known lengths, by their latest answer."""
         self.room = f"{self.prefix}room"
         """Written now and then, to see whether the store takes anything more."""
 
@@ -88,7 +88,7 @@ class Names:
         return f"{self.prefix}item:{digits}"
 
     def demands_of(self, address: str) -> str:
-        """What each orchestrator that says so has on an instance, or would send there."""
+        """Each orchestrator's jobs on an instance, or those that it would send there."""
         return f"{self.prefix}demands:{address}"
 
     def lengths_of(self, kind: bytes) -> bytes:
@@ -113,7 +113,7 @@ def connect_async(config: StateConfig) -> "redis.asyncio.Redis":
 
 
 def _options() -> dict[str, Any]:
-    # Whoever calls tries again in its own way, and at its own time.
+    # Callers retry in their own way.
     return {
         "socket_timeout": TIMEOUT_S,
         "socket_connect_timeout": TIMEOUT_S,
@@ -128,7 +128,7 @@ def check(client: "redis.Redis", names: Names) -> None:
     ``StateError``, or one of ``FAILURES`` where it does not answer."""
     require_version(client.info("server"))
     layout: Any = client.get(names.layout)
-    if layout is None:  # a full store refuses even to write what is there
+    if layout is None:  # a full store refuses even to rewrite a value
         client.set(names.layout, LAYOUT, nx=True)
         layout = client.get(names.layout)
     require_layout(layout, names)
@@ -136,7 +136,7 @@ def check(client: "redis.Redis", names: Names) -> None:
 
 
 def require_version(server: Mapping[str, Any]) -> None:
-    """Raise ``StateError`` for a store that is too old; ``server`` is what it says of itself."""
+    """Raise ``StateError`` for a store that is too old; ``server`` is its own report."""
     version = str(server.get("valkey_version") or server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         raise StateError(

@@ -20,7 +20,7 @@ class Cordons:
         self._name = name
         self._registry = registry
         self._known: dict[str, int] = {}
-        """Addresses whose cordon the store has, by the first renewal that tells of it."""
+        """Addresses with a cordon in the store, by the first renewal that reports it."""
         members.on_seen.append(self._apply)
 
     async def cordoned(self, address: str, grace_s: float) -> None:
@@ -38,7 +38,7 @@ class Cordons:
             await said
         except connection.FAILURES as error:
             service_log.warning(
-                "the other orchestrators were not told of an instance's drain: say it to each",
+                "the other orchestrators do not know of an instance's drain: drain it at each",
                 extra=fields(instance=address, error=connection.describe_error(error)),
             )
 

@@ -1,10 +1,6 @@
-"""Requests for what another orchestrator has, handed on to it.
-
-An id that is not known here may be known to another: the shared state says who has it, and that one
-answers as if it had been asked itself, with the client's own headers and key. Whoever hangs up
-here, hangs up there.
-
-A holder may stand still; what it is asked must not (OR-27)::
+"""Forwards requests to the orchestrator that has what they ask for. The shared state says who has
+an unknown id, and that one answers with the client's own headers and key. A hang-up here is a
+hang-up there. A stalled holder must not stall the request (OR-27)::
 
     before its answer begins ─▶ the request's deadline passes ─▶ 504
                              ─▶ its lease ends ─▶ who has it now is asked; this one, perhaps
@@ -13,8 +9,8 @@ A holder may stand still; what it is asked must not (OR-27)::
                              ─▶ the deadline passes ─▶ the stream ends with an error
                              ─▶ its lease ends ─▶ the answer is cut: its client may resume it
 
-Of processes that share a port (``state.siblings``) a client cannot choose one. So what one of them
-keeps for all is asked of that one, and what concerns all is asked of each.
+Of processes that share a port (``state.siblings``) a client cannot choose one. So a request goes to
+the process that keeps something for all, or to each.
 """
 
 import asyncio
@@ -55,10 +51,10 @@ SIBLING_S = 5.0
 LATE_S = 0.25
 """How long after a deadline the holder's own word of it is waited for, in seconds."""
 MOST_LEASES = 2.0
-"""Longest wait without a deadline, in leases: one ends, is seen to, and what it held is taken on
-within that, unless the store is away."""
+"""Longest wait without a deadline, in leases: within that one ends, is noticed, and its tasks are
+taken over, unless the store is away."""
 LOOK_S = 0.1
-"""Seconds between two looks for who takes something on."""
+"""Seconds between two looks for a new owner."""
 _BROKEN_OFF = "the other orchestrator's response ended early"
 _NO_ANSWER = "the orchestrator that has this does not answer; ask again in a moment"
 _HOP_BY_HOP = frozenset(
@@ -94,9 +90,9 @@ class Forwarding(Elsewhere):
             await self._session.close()
 
     async def answer(self, request: web.Request, error: TidegateError) -> web.StreamResponse | None:
-        """The answer of whoever has what ``error`` says is unknown here; None where nobody has it,
-        which ``error`` then says more of. Raises ``NotReady`` where it is about to be taken on, or
-        its holder does not answer; ``NoCapacity`` where there is no room for it."""
+        """The answer of the owner of what ``error`` says is unknown here; None without an owner,
+        which ``error`` then explains. Raises ``NotReady`` if it is about to be taken over, or its
+        holder does not answer; ``NoCapacity`` if there is no room for it."""
         if not error.item_id:
             return None
         asked_for = request.headers.get(FORWARDED_HEADER)
@@ -115,7 +111,7 @@ class Forwarding(Elsewhere):
             if answer is None and state.is_of_dead(error.item_id):
                 error.message += (
                     "; the orchestrator that made this id is gone, and nothing was kept of it: "
-                    "begin anew"
+                    "start again"
                 )
                 if "task_id" in request.match_info:
                     raise Gone(error.message)
@@ -151,9 +147,9 @@ class Forwarding(Elsewhere):
         return await self._answer_of(request, find, has_died_with_it=True)
 
     async def of_siblings(self, request: web.Request) -> list[SiblingAnswer]:
-        """The answers of the other processes at this port to the same request; none to one that
-        another has handed on. Those that are gone are left out: whoever takes their place begins
-        anew. Raises ``NotReady`` where one does not answer."""
+        """The answers of the other processes at this port to the same request; none to a forwarded
+        one. Dead ones are left out: their successors start empty. Raises ``NotReady`` if one does
+        not answer."""
         siblings = self._shared_state.siblings
         if siblings is None or FORWARDED_HEADER in request.headers:
             return []
@@ -188,9 +184,9 @@ class Forwarding(Elsewhere):
         has_died_with_it: bool = False,
         front: "_Front | None" = None,
     ) -> web.StreamResponse | None:
-        """The answer of the one that ``find`` names. Where that one is lost, of the one that it
-        names then; None where that is nobody, or where what it had ``has_died_with_it``. Raises
-        what ``find`` does, ``NotReady`` and ``DeadlineExceeded``."""
+        """The answer of the process that ``find`` names; if that is lost, of the next one that it
+        names. None without one, or if the state ``has_died_with_it``. Raises what ``find`` does,
+        ``NotReady`` and ``DeadlineExceeded``."""
         context, now = request[CONTEXT], asyncio.get_running_loop().time
         if context.deadline is None:
             policy = request.app[ORCHESTRATOR].deadlines
@@ -216,8 +212,8 @@ class Forwarding(Elsewhere):
 
     @property
     def _patience_s(self) -> float:
-        """Longest wait for an answer to begin that has no deadline, or for somebody to take on what
-        a lost orchestrator had."""
+        """Longest wait for an answer to begin without a deadline, or for a takeover from a lost
+        orchestrator."""
         return MOST_LEASES * self._shared_state.config.lease_s
 
     async def _forward(
@@ -230,7 +226,7 @@ class Forwarding(Elsewhere):
         headers, deadline = _handed_on(request, holder.tag), context.deadline
         data = context.body
         is_passed_on = data is None and request.can_read_body
-        if deadline is not None and not is_first:  # the next one must not begin to count anew
+        if deadline is not None and not is_first:  # the next one must not count from zero
             headers["X-Timeout-Ms"] = f"{max(1.0, 1000 * (deadline.at - now())):.0f}"
         answer_by = now() + self._patience_s if deadline is None else deadline.at + LATE_S
         is_over = False
@@ -372,19 +368,19 @@ class _Front:
 
 
 class _Lost(NotReady):
-    """The one that was asked is gone, or its lease has ended, before its answer began: who has it
-    now can be asked the same."""
+    """The asked process is gone, or its lease has ended, before its answer began: its successor can
+    be asked."""
 
 
 class _Stated(msgspec.Struct):
-    """What a body says of its deadline, whatever else is in it."""
+    """A body's deadline; its other fields do not matter."""
 
     deadline_ms: float | None = None
 
 
 def _deadline_of(request: web.Request) -> Deadline | None:
-    """The deadline that a request states whose body is kept; None if it states none, or none that
-    can be read."""
+    """The deadline of a request with a kept body; None if it states none, or none that is
+    readable."""
     context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
     with suppress(msgspec.DecodeError, UnicodeDecodeError, InvalidRequest):
         stated_ms = msgspec.json.decode(context.body or b"{}", type=_Stated).deadline_ms

@@ -1,14 +1,14 @@
 """Copies of what clients keep, so that it outlives its orchestrator: sessions and responses.
 
-Each has one holder, who answers for it from memory. A copy goes to the store soon after each
-change, and no request waits for that::
+Each has one holder, which serves it from memory. A copy goes to the store soon after each change,
+and no request waits for that::
 
     changed ─▶ 50 ms ─▶ a copy, unless another holds it ─▶ ``let_go`` here
-    asked for where it is not known ─▶ its holder lives ─▶ the request is handed on there
+    asked for where it is not known ─▶ its holder lives ─▶ the request is forwarded there
                                     ─▶ its holder is dead ─▶ claimed, and adopted from the copy
 
-An orchestrator whose lease had run out looks for what others have claimed meanwhile. Until then,
-for one renewal of the lease, it answers with what it had.
+An orchestrator with an expired lease checks what others have claimed. Until then, for one renewal,
+it answers with its old state.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ CLOSE_WAIT_S = 2.0
 
 
 class Change(IntEnum):
-    """What the store has to hear of an item, the least first."""
+    """The pending write of an item, least first."""
 
     CHECK = 0
     """Whether the item is still held here."""
@@ -65,7 +65,7 @@ class SharedItems:
         self._tag = tasks.tag
         self._shelves: dict[str, Shelf] = {}
         self._noted: dict[str, _Noted] = {}
-        """What the store has not heard of yet, by name."""
+        """Pending writes, by name."""
         self._writing: asyncio.Task[None] | None = None
         self._is_failing = False
         members.on_lapsed.append(self._check_all)
@@ -98,9 +98,9 @@ class SharedItems:
     # ── taking on ────────────────────────────────────────────────────────────────────────────
 
     async def claim(self, digits: str) -> bool:
-        """Hold an item whose holder is dead, from its copy, by the digits of its name. False where
-        there is none. Raises ``NotReady`` where its holder lives after all, a ``TidegateError``
-        where there is no room for it, and one of ``connection.FAILURES``."""
+        """Hold an item whose holder is dead, from its copy, by the digits of its name. False if
+        there is none. Raises ``NotReady`` if its holder lives, a ``TidegateError`` if there is no
+        room for it, and one of ``connection.FAILURES``."""
         claimed = await self._members.client.eval(
             scripts.CLAIM_ITEM, 1, self._names.item(digits), self._tag, self._names.alive("")
         )
@@ -152,7 +152,7 @@ class SharedItems:
             except connection.FAILURES as error:
                 self._tell(error)
             except Exception:  # a fault of ours; nothing is tried for ever
-                service_log.exception("items cannot be copied to the store; they are given up")
+                service_log.exception("items cannot be copied to the store; they are dropped")
                 for name in some:
                     self._noted.pop(name, None)
             await asyncio.sleep(RETRY_S)
@@ -198,8 +198,8 @@ class SharedItems:
         if not self._is_failing:
             self._is_failing = True
             service_log.warning(
-                "sessions and responses are not copied to the store: what has changed "
-                "would be lost with this orchestrator; will retry",
+                "sessions and responses are not copied to the store: changes would be lost with"
+                " this orchestrator; will retry",
                 extra=fields(items=len(self._noted), error=connection.describe_error(error)),
             )
 

@@ -1,9 +1,8 @@
-"""What orchestrators learn, together: how long answers get, and what an instance's steps take.
+"""Shares what orchestrators learn: lengths of answers, and an instance's step times.
 
-Every few seconds, and off every request's way, each adds the answers that came to it to what the
-store knows of their kinds, and takes in what the others have added. Of an instance's steps all see
-the same statistics: each tells now and then what it has made of them, and one that has seen few
-begins with that.
+Every few seconds each adds its answers to the store's kinds, and takes in what the others added.
+All see the same statistics of an instance's steps: each publishes its estimate now and then, and
+one that has seen few starts with that.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ EVERY_S = 5.0
 ASK_S = 1.0
 """Seconds between two questions about instances of which little is known here."""
 KINDS = 128
-"""Kinds of answers that are told and heard of at a time, those with the latest answers."""
+"""Kinds of answers exchanged at a time, those with the latest answers."""
 MAX_KINDS = 1024
 """Kinds that the store knows."""
 KEEP_S = 86_400.0
@@ -46,7 +45,7 @@ class _Counts(msgspec.Struct, frozen=True):
 
 
 class _Steps(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of an instance, as long as it is the same."""
+    """The estimate for one instance."""
 
     instance: str
     learnt: StepsLearnt
@@ -61,7 +60,7 @@ class _Young(NamedTuple):
 
 
 class SharedLearning:
-    """Exchanges what was learnt with the other orchestrators, after a renewal of the lease."""
+    """Exchanges learned values with the other orchestrators, after a renewal of the lease."""
 
     def __init__(
         self, members: Members, names: Names, registry: Registry, lengths: AnswerLengths
@@ -72,7 +71,7 @@ class SharedLearning:
         self._lengths = lengths
         self._next_at = self._ask_at = -math.inf
         self._tell_at: dict[str, float] = {}
-        """When to tell of each instance's steps, by address, on the machine's own clock."""
+        """When to publish each instance's steps, by address, on the machine's own clock."""
         self._exchanging: asyncio.Task[None] | None = None
         lengths.is_shared = True
         members.on_seen.append(self._look)
@@ -101,9 +100,9 @@ class SharedLearning:
                 await self._exchange_lengths()
                 await self._tell_of_steps()
         except connection.FAILURES:
-            return  # the renewals tell of it; what was not told is told the next time
+            return  # the renewals report it; the rest is sent the next time
         except Exception:
-            service_log.exception("what was learnt was not exchanged; will retry")
+            service_log.exception("learned values were not exchanged; will retry")
 
     # ── lengths of answers ───────────────────────────────────────────────────────────────────
 
@@ -176,8 +175,8 @@ class SharedLearning:
                 learner.begin_with(known.learnt)
 
     async def _tell_of_steps(self) -> None:
-        """Tell of each instance once for every other member in ``EVERY_S``, so that the store hears
-        of each about as often however many there are."""
+        """Publish each instance once per other member in ``EVERY_S``, so that the store's load does
+        not grow with members."""
         now = time.monotonic()
         due = {}
         for instance in self._registry:

@@ -2,7 +2,7 @@
 
 Each request that a limit applies to asks the store once, before it is queued: a limit is exact for
 all of them. While the store is away, or slow, each orchestrator keeps the limits by itself, so that
-*n* of them let through at most *n* times as much. One request finds that out; the others go on
+*n* of them let through at most *n* times as much. One request finds that out; the others continue
 alone at once, until a renewal of the lease was answered in time (``Members.prompt_renewal``).
 """
 
@@ -36,7 +36,7 @@ class _Asked:
 
 
 class SharedLimits:
-    """Takes requests from the limits of all orchestrators, beside this one's own ``limiter``."""
+    """Takes requests from the limits of all orchestrators, and from this one's own ``limiter``."""
 
     def __init__(self, members: Members, names: Names, tag: str, limiter: Limiter) -> None:
         self.alone = 0
@@ -50,10 +50,10 @@ class SharedLimits:
         """Tokens to be given back, by key and account; 0 where only a request has ended."""
         self._flushing: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Task[Any]] = set()
-        """Questions to the store. One that nobody waits for any more goes on, so that its answer
-        counts, and its connection is there for the next."""
+        """Questions to the store. An abandoned one continues, so that its answer counts and its
+        connection can be reused."""
         self._gave_up = asyncio.Event()
-        """Set when a request has waited in vain: all that wait then go on."""
+        """Set after a request's wait fails: then all waiting ones continue."""
         self._failed_in = -1
         """The renewal of the lease after which the store last failed a request."""
 
@@ -76,7 +76,7 @@ class SharedLimits:
                 self._limiter.level(task.job.key, name, kind, float(whole_s))
 
     async def _ask(self, task: Task, asked: _Asked) -> list[str] | None:
-        """The store's answer; None where there is none in time."""
+        """The store's answer; None if it is late."""
         members = self._members
         if members.fault or not members.has_renewed or members.prompt_renewal <= self._failed_in:
             return None
@@ -123,7 +123,7 @@ class SharedLimits:
         self._flushing = None
         unused, self._unused = self._unused, Counter()
         if self._members.fault:
-            return  # the rates make up for it within a minute, and the next request says who runs
+            return  # the rates recover within a minute, and the next request reports running ones
         try:
             async with self._members.client.pipeline(transaction=False) as pipe:
                 for (key, name), tokens in unused.items():

@@ -1,4 +1,4 @@
-"""The orchestrators that share a state: each renews a lease, and sees who else does."""
+"""The orchestrators that share a state: each renews a lease, and sees the others'."""
 
 import asyncio
 import hashlib
@@ -50,14 +50,14 @@ class Seen(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """An orchestrator that has what somebody asks for: where it is reached, and its tag."""
+    """The orchestrator that has a requested item: its address and tag."""
 
     url: str
     tag: str
 
 
 class RenewalPart(Protocol):
-    """Something that is told and asked with each renewal, in the same round trip."""
+    """An exchange with each renewal, in the same round trip."""
 
     def ask(self, pipe: Any) -> int:
         """Add commands to the renewal's; returns how many."""
@@ -75,7 +75,7 @@ class Members:
         self.strangers: tuple[str, ...] = ()
         """Addresses of members that seem to belong to another service."""
         self.others: dict[str, Seen] = {}
-        """The other members by tag, as the store last told."""
+        """The other members by tag, as last read."""
         self.renewals = 0
         """How many renewals have begun."""
         self.prompt_renewal = 0
@@ -93,7 +93,7 @@ class Members:
         it: what this orchestrator had there may be another's."""
         self.parts: list[RenewalPart] = []
         self.cordons: dict[str, float | None] = {}
-        """Instances that get no new work, by address: when their running work is to be gone, in
+        """Instances that get no new work, by address: when their running work must be gone, in
         seconds of the store's clock, None for no limit."""
         self.describe: Callable[[], list[int]] = list
         """Returns the own ``Member.instances``."""
@@ -108,10 +108,10 @@ class Members:
         self._client = connection.connect_async(config)
         self._me: Member | None = None
         self._change = b""
-        """Stands for the latest change of a member that ``others`` has; empty to be told of all."""
+        """Version of ``others``; empty to read all members."""
         self._renewing: asyncio.Task[None] | None = None
         self._watched: dict[Callable[[], None], str] = {}
-        """Addresses of members that are waited for, by what is called when they are gone."""
+        """Addresses of awaited members, by their callback."""
         self._were_gone: set[str] = set()
         self._is_checked = False
         """Whether the store's version was found good enough since it was last away."""
@@ -141,7 +141,7 @@ class Members:
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
-        """End the lease: what is left is taken on by others at once. Idempotent."""
+        """End the lease: others take over the rest at once. Idempotent."""
         renewing, self._renewing = self._renewing, None
         tag, names = self._tasks.tag, self._names
         try:
@@ -152,8 +152,8 @@ class Members:
                     await self._client.eval(scripts.LEAVE, 3, *keys, tag)
         except (TimeoutError, *connection.FAILURES) as error:
             service_log.warning(
-                "the other orchestrators were not told that this one leaves: they find out when "
-                "its lease is over",
+                "the other orchestrators do not know that this one leaves: they find out when its"
+                " lease is over",
                 extra=fields(error=connection.describe_error(error)),
             )
 
@@ -249,8 +249,7 @@ class Members:
 
     async def find(self, tag: str) -> Seen | None:
         """Another member as it was last seen; one that was not seen yet, because it has just
-        joined, as the store has it. None where nobody else goes by that tag, or the store does not
-        answer."""
+        joined, as the store has it. None if no other has that tag, or the store does not answer."""
         if tag in self.others or tag == self._tasks.tag:
             return self.others.get(tag)
         try:
@@ -264,7 +263,7 @@ class Members:
 
     @contextmanager
     def watched(self, url: str, on_gone: Callable[[], None]) -> Iterator[None]:
-        """Call ``on_gone`` in the block once nobody alive has been at an address in two renewals:
+        """Call ``on_gone`` in the block once no live member has been at an address in two renewals:
         a store that was emptied lacks leases for a moment."""
         self._watched[on_gone] = url
         try:
@@ -297,8 +296,8 @@ class Members:
         if strangers and strangers != self.strangers:
             service_log.warning(
                 "orchestrators that share a state take different keys, or name none of the same "
-                "instances: give those of one service the same keys and instances, and each "
-                "service a TIDEGATE_STATE__PREFIX of its own",
+                "instances: give those of one service the same keys and instances, and each"
+                " service its own TIDEGATE_STATE__PREFIX",
                 extra=fields(
                     other_keys=", ".join(with_other_keys) or None,
                     other_instances=", ".join(elsewhere) or None,
@@ -309,7 +308,7 @@ class Members:
     def _tell(self, fault: str) -> None:
         if fault and not self.fault:
             service_log.error(
-                "the shared store cannot be used: this orchestrator goes on alone; will retry",
+                "the shared store cannot be used: this orchestrator continues alone; will retry",
                 extra=fields(store=self._config.where, error=fault),
             )
         elif self.fault and not fault:
@@ -321,7 +320,7 @@ class Members:
 
 
 def _divided(answers: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
-    """Answers by whoever asked for so many of them, in that order."""
+    """Answers by exchange, in order."""
     left = iter(answers)
     return [list(islice(left, count)) for count in counts]
 
@@ -352,7 +351,7 @@ class Siblings:
         self._members.leads_since = self._members.store_time()
 
     def lead(self) -> str | None:
-        """Where the process is reached that leads; empty for this one, None while nobody does."""
+        """Address of the leading process; empty for this one, None without one."""
         if self._members.leads_since:
             return ""
         # One that was killed counts as alive until its lease is over: its successor is later.
@@ -371,8 +370,8 @@ class Siblings:
         return "" if keeper == mine else keeper
 
     def _others(self) -> list[tuple[str, float]]:
-        """Address of each, and since when it leads. A process whose place this one has taken had
-        the same address."""
+        """Address of each, and since when it leads. A predecessor of this process had the same
+        address."""
         others = [seen.member for seen in self._members.others.values() if seen.is_alive]
         return [
             (one.url, one.leads_since)

@@ -1,8 +1,7 @@
-"""Runs of calls whose calls come to several orchestrators.
-
-Each tells the others of its runs with the renewals of its lease, and hears of theirs: no request
-waits for that. A call is known everywhere after two renewals, half a second, as a rule before its
-client can make the next one. One that comes sooner has the deadline that it states itself.
+"""Runs with calls at several orchestrators. Each shares its runs with the renewals of its lease; no
+request waits for that. A call is known everywhere after two renewals, half a second, as a rule
+before its client can make the next one. One that comes sooner has the deadline that it states
+itself.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from orchestrator.tasks.runs import RunNews, Runs
 from orchestrator.telemetry.log import service_log
 
 KEEP_S = 3600.0
-"""How long the store keeps what was told, in seconds; no deadline is later by default."""
+"""Seconds that the store keeps a run; no deadline is later by default."""
 MAX_KEPT, MAX_AT_A_TIME = 4096, 256
 
 
@@ -28,7 +27,7 @@ class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedRuns:
-    """Tells of this orchestrator's runs and hears of others', as a part of each renewal."""
+    """Exchanges runs with the others, as a part of each renewal."""
 
     def __init__(self, members: Members, names: Names, tag: str, runs: Runs) -> None:
         self._members = members
@@ -37,7 +36,7 @@ class SharedRuns:
         self._runs = runs
         self._untold: list[bytes] = []
         self._asked = 0
-        """How many of these the renewal has that is under way."""
+        """How many of these the running renewal has."""
         self._last = b"0"
         """Id of the last entry that was heard."""
         runs.on_news = self._note
@@ -68,7 +67,7 @@ class SharedRuns:
             try:
                 heard = msgspec.msgpack.decode(body, type=_RunUpdate)
             except msgspec.DecodeError:
-                service_log.exception("what another orchestrator tells of a run cannot be read")
+                service_log.exception("another orchestrator's run cannot be read")
                 continue
             left_s = heard.ends - self._members.store_time() if heard.ends else 0.0
             self._runs.hear(msgspec.structs.replace(heard.news, left_s=left_s))

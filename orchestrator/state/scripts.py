@@ -1,11 +1,10 @@
 """Lua scripts: each changes the store at once, or not at all.
 
-A store whose memory is full refuses what a script writes first, if it takes memory, and nothing
-that it writes after that. So whatever must go on then begins with a write that takes none.
+A full store refuses a script's first write if it takes memory, and no later one. So scripts that
+must work then begin with a write that takes none.
 
-A task has one owner, by whose tag every write of it is checked: an orchestrator that stood still
-for longer than its lease finds, when it goes on, that its tasks are another's, and writes nothing
-more.
+A task has one owner, by whose tag every write of it is checked: an orchestrator that stalled for
+longer than its lease finds that its tasks are another's, and writes nothing more.
 """
 
 ACCEPT = """
@@ -49,7 +48,7 @@ if redis.call('GET', KEYS[4]) == ARGV[1] then redis.call('PEXPIRE', KEYS[4], ARG
 redis.call('SET', KEYS[5], ARGV[4], 'PX', ARGV[6])
 return 0
 """
-"""End a task: the first end counts. 1: another owner has it. A task that nobody was told of
+"""End a task: the first end counts. 1: another owner has it. A task that was never accepted
 (accepted 0) leaves nothing."""
 
 RENEW = """
@@ -237,7 +236,7 @@ for i = 5, #ARGV do
 end
 return redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 512)
 """
-"""Tell of runs, and hear of all that was told since: entries with their ids."""
+"""Publish runs, and read all later entries with their ids."""
 
 LENGTHS = """
 -- KEYS: kinds, what is known of one. ARGV: kind, answers, kept, ended and cut by bin (JSON),
@@ -299,5 +298,5 @@ for at, key in ipairs(KEYS) do
 end
 return cjson.encode(found)
 """
-"""Tell of demands on instances, and hear of all orchestrators' that are alive: for each instance of
-which this one has a demand, in the order of the keys, demands by tag (JSON)."""
+"""Publish demands on instances, and read those of all live orchestrators: for each instance with a
+demand of this one, in the order of the keys, demands by tag (JSON)."""

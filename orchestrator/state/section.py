@@ -28,14 +28,14 @@ class StateSection(RoomSection):
     table: ClassVar = "state"
 
     url: SecretStr | None = None
-    """Store that several orchestrators share: ``redis://user:password@host:port/db``,
-    ``rediss://…`` with TLS, or ``unix://path``; needs the extra ``fleet``. Unset: this orchestrator
-    is alone. Durable tasks are kept there then, not in the journal's file."""
+    """Store that several orchestrators share, durable tasks included:
+    ``redis://user:password@host:port/db``, ``rediss://…`` with TLS, or ``unix://path``; needs the
+    extra ``fleet``. Unset: this orchestrator is alone."""
     prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What all names in the store begin with: one for all orchestrators that share a state."""
     advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
-    """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: the one
-    that it listens on, which must then not be a wildcard."""
+    """Address of this orchestrator for the others: ``http://host:port``. Unset: its listening
+    address, which must not be a wildcard."""
     _own_address: str | None = PrivateAttr(default_factory=_own_address)
 
     @field_validator("url")

@@ -30,7 +30,7 @@ from orchestrator.telemetry.metrics import Metrics, Row
 
 
 class SharedState(Sharing):
-    """The parts of the shared state, and who has what."""
+    """The parts of the shared state, and the owners of items."""
 
     is_shared = True
 
@@ -155,10 +155,9 @@ class SharedState(Sharing):
         return tag == self.tasks.tag or tag in self.members.others
 
     async def holder_of(self, item_id: str) -> Holder | None:
-        """The orchestrator that has what goes by an id; this one where it has that since a moment
-        ago, or for another key. None if that is nobody. Raises ``NotReady`` where it is about to be
-        taken on, or the store cannot be asked and nobody else, and what ``SharedItems.claim``
-        does."""
+        """The orchestrator that has an id; this one if it has just claimed it, or for another key.
+        None without one. Raises ``NotReady`` if it is about to be taken over, or the store is away,
+        and what ``SharedItems.claim`` does."""
         tag, digits = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
@@ -167,11 +166,12 @@ class SharedState(Sharing):
                 pipe.hmget(self.tasks.names.task(digits), ["owner", "end"])
                 pipe.hget(self.tasks.names.item(digits), "owner")
                 (owner, end), kept_by = await pipe.execute()
-        except connection.FAILURES:  # whoever made it may have it still
+        except connection.FAILURES:  # its maker may still have it
             made_by = await self._reached(tag)
             if made_by is None and tag != self.tasks.tag:
                 raise NotReady(
-                    "the store cannot be asked who has this now: ask again in a moment"
+                    "the store does not answer, so the owner of this is unknown: ask again in a"
+                    " moment"
                 ) from None
             return made_by
         if kept_by is not None:
@@ -180,7 +180,7 @@ class SharedState(Sharing):
         if owner == self.tasks.tag and (end is not None or digits in self.tasks.known_ids()):
             return Holder(self.members.url, self.tasks.tag)
         holder = await self._reached(owner or tag)
-        # What has ended was in the store for whoever looked, or has ended since: who had it knows.
+        # An ended task was in the store, or has ended since: its owner knows.
         if holder is None and owner is not None and end is None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it on: ask "
@@ -234,7 +234,7 @@ STATE: tuple[Row[SharedState], ...] = (
         "gauge",
         "state_failing",
         "bool",
-        "1 while the shared store cannot be used, and this orchestrator goes on alone",
+        "1 while the shared store cannot be used, and this orchestrator continues alone",
         lambda state: bool(state.members.fault),
     ),
     Row(
@@ -255,8 +255,7 @@ STATE: tuple[Row[SharedState], ...] = (
         "gauge",
         "state_strangers",
         "orchestrators",
-        "Orchestrators under the same prefix that take other keys, or name none of the same "
-        "instances",
+        "Orchestrators under the same prefix with other keys, or without a common instance",
         lambda state: len(state.members.strangers),
     ),
     Row(
@@ -271,7 +270,7 @@ STATE: tuple[Row[SharedState], ...] = (
         "gauge",
         "state_items_waiting",
         "items",
-        "Sessions and responses whose present state the store does not have yet",
+        "Sessions and responses with changes that are not in the store yet",
         lambda state: state.items.waiting,
     ),
     Row(

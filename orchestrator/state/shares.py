@@ -1,24 +1,22 @@
-"""Each orchestrator's share of an instance's slots, so that no two count on the same free one.
+"""Each orchestrator's share of an instance's slots, so that no two count on the same free one. With
+each renewal of its lease a member publishes its jobs on each instance, with those that it would
+send there now, and reads the others'. All divide an instance's slots by the same rule: demanded
+slots in proportion, so that a request has the same chance at each member, and the rest in equal
+parts, so that an idle member can start at once. A burst at one member waits for a renewal to get
+more. Batch work and hopeless work demand nothing while they wait.
 
-With each renewal of its lease a member says how many jobs it has on each instance or would send
-there now, and hears what the others have said. All who tell of an instance divide its slots by the
-same rule: what is asked for in proportion, so that a request has the same chance at each member,
-and what nobody asks for in equal parts, so that an idle member can begin at once. A burst at one
-member has to wait for a renewal until it gets more than that. Batch work and work without a chance
-of being in time ask for nothing while they wait: they get what is left.
-
-What members see of an instance is a moment old, so that many of them would send to the same free
-slot. In a large fleet each instance is therefore for a few members only, found by rendezvous
-hashing (Thaler and Ravishankar, 1998), so that few change when one comes or goes. The others send
-there what can go nowhere else.
+Members see an instance with a delay, so many would send to the same free slot. In a large fleet
+each instance therefore belongs to a few members, found by rendezvous hashing (Thaler and
+Ravishankar, 1998), so that few change when one comes or goes. The others send there only what can
+go nowhere else.
 
 Demands are in the store by instance, and a member asks for those of its own instances alone. With
 *I* instances, each for *f* of *M* members, all demands together take about
 
     4/s · I · f · (110 + 15 · f) bytes
 
-to and from the store, 2.7 MB/s for 1,000 instances and 100 members (f = 4); and that all members
-see who lives takes 4/s · M² · 24 bytes, 1 MB/s there.
+to and from the store, 2.7 MB/s for 1,000 instances and 100 members (f = 4); and the list of live
+members takes 4/s · M² · 24 bytes, 1 MB/s.
 """
 
 import math
@@ -44,10 +42,9 @@ INSTANCES_EACH, MEMBERS_EACH = 40, 4
 model, and an instance is for at least so many orchestrators. In a simulation (``perf/sim/fleet`` of
 commit 108c2fb0) half as many of both kept about as many deadlines, more of both fewer."""
 INSTANCES_AT_ONCE = 128
-"""Most instances of which one command to the store tells, so that none holds the others up for
-long."""
+"""Most instances per command to the store, so that none delays the others for long."""
 KEEP_MS = 60_000
-"""How long the store keeps demands on an instance that nobody tells of any more."""
+"""How long the store keeps demands on an instance without updates."""
 _SAMPLE = 8
 _NAMES_KEPT = 2**14
 _MIXER, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
@@ -83,8 +80,8 @@ def _number_of(name: str) -> int:
 
 
 def shares_of(slots: int, demands: Mapping[str, int]) -> dict[str, int]:
-    """Divide ``slots`` among members by what each asks for. The shares add up to ``slots``, but
-    that nobody has less than one."""
+    """Divide ``slots`` among members by what each asks for. The shares add up to ``slots``, except
+    that each has at least one."""
     given = dict.fromkeys(sorted(demands), 0)
     asked = sum(demands.values())
     for tag in given:
@@ -111,10 +108,9 @@ class SlotShares:
         self._registry = registry
         self._queue = queue
         self._told: dict[str, dict[str, int]] = {}
-        """Demands by address and tag, as the store last told."""
+        """Demands by address and tag, as last read."""
         self._asked: list[list[tuple[str, int | str]]] = []
-        """Addresses and own demands, empty for none any more, of the renewal under way, by
-        command."""
+        """Addresses and own demands (empty: none) of the running renewal, by command."""
         self._written: set[str] = set()
         """Addresses of instances for which the store may have a demand from here."""
         self._known: tuple[set[str], dict[str, set[str]]] = set(), {}
@@ -125,7 +121,7 @@ class SlotShares:
         members.parts.append(self)
         members.on_seen.append(self._divide)
 
-    # ── what is told ─────────────────────────────────────────────────────────────────────────
+    # ── demands ──────────────────────────────────────────────────────────────────────────────
 
     def _sample(self) -> list[int]:
         return sample_of(one.address for one in self._registry if one.card is not None)
@@ -145,8 +141,8 @@ class SlotShares:
         return len(self._asked)
 
     def receive(self, answers: Sequence[Any]) -> None:
-        """Take in what the others demand. Of instances for which the store refuses that, all keep
-        what was told before."""
+        """Take in the others' demands. If the store refuses an instance's, the earlier ones
+        stay."""
         for part, answer in zip(self._asked, answers, strict=True):
             if isinstance(answer, Exception):
                 continue
@@ -159,8 +155,8 @@ class SlotShares:
             self._written.difference_update(gone)
 
     def _demands(self) -> dict[str, int]:
-        """Jobs that this orchestrator has on each instance, or would send there now; instances that
-        are not for it and have none of its jobs are left out."""
+        """Jobs that this orchestrator has on each instance, or would send there now; without
+        others' instances that have none of its jobs."""
         queued = Counter(
             task.model
             for task in self._queue.tasks()
@@ -184,8 +180,8 @@ class SlotShares:
             if len(alive) > 1 and instance.card is not None:
                 share = 1
                 if front is not None:
-                    # Whom it is for, and who has not told yet, asks for nothing so far. Of others
-                    # only those count that have jobs there.
+                    # An owner without a report demands nothing yet. Others count only with jobs
+                    # there.
                     demands = dict.fromkeys((*front, self._tag), 0)
                     told = self._told.get(instance.address, {})
                     demands |= {tag: count for tag, count in told.items() if count and tag in alive}

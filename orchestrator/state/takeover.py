@@ -1,8 +1,6 @@
-"""Durable tasks of orchestrators that are dead, or that left some behind, taken on here.
-
-Each survivor takes a few at a time, so that all of them get a share. A member is taken for dead
-once it was seen without a lease in two renewals. After the store itself was away, all get the time
-of a lease to renew theirs.
+"""Takes over durable tasks of orchestrators that died or left some behind. Each survivor takes a
+few at a time, so that all get a share. A member counts as dead after two renewals without its
+lease. After an outage of the store, all have the time of a lease to renew theirs.
 """
 
 import asyncio
@@ -42,8 +40,8 @@ class Takeover:
         self._may_take = may_take
         self._were_dead: set[str] = set()
         self._may_have_missed = False
-        """Whether the store may count tasks as this orchestrator's that it has not heard of,
-        because an answer was lost."""
+        """Whether the store may have tasks for this orchestrator that it does not know, because an
+        answer was lost."""
         self._working: asyncio.Task[None] | None = None
         members.on_seen.append(self._look)
 
@@ -79,7 +77,8 @@ class Takeover:
             )
 
     async def _take_missed(self) -> None:
-        """Take on what the store counts as this orchestrator's and was never heard of here."""
+        """Take over tasks that the store counts as this orchestrator's and that are unknown
+        here."""
         mine = self._tasks.tag
         held = await self._members.client.smembers(self._tasks.names.held(mine))
         known = self._tasks.known_ids()

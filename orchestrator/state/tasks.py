@@ -86,11 +86,11 @@ class SharedTasks:
         """Do nothing: each thread closes the connection that it has."""
 
     def known_ids(self) -> set[str]:
-        """Tasks that this process has, and whose end is not in the store yet."""
+        """Tasks of this process without an end in the store."""
         return {name.task_id for name in list(self.by_number.values())}
 
     def name(self, row: TaskRow) -> _Name:
-        """Remember what the store calls a task, for what is written of it later."""
+        """Remember a task's name in the store, for later writes."""
         submission = self.names.submission(row.key, row.idempotency_key)
         named = _Name(row.id, submission, row.idempotency_key is not None)
         self.by_number[row.n] = named
@@ -138,7 +138,7 @@ class SharedWriter(GroupCommit):
         self._live = live
         self._client: redis.Redis | None = None
         self._unsure: dict[int, _Name] = {}
-        """Tasks that were refused, and that the store may have taken all the same."""
+        """Refused tasks that the store may have accepted."""
 
     def _write(self, operations: Sequence[Operation]) -> None:
         client = self._connection()
@@ -151,7 +151,7 @@ class SharedWriter(GroupCommit):
                 self._add(pipe, one)
                 if isinstance(one, Accept):
                     self._unsure[one.row.n] = self._tasks.by_number[one.row.n]
-            if self._fault or not operations:  # what goes on may take no memory, and a task does
+            if self._fault or not operations:  # later writes may take no memory, and a task does
                 pipe.set(self._names.room, b"", px=_MIN_MS)
             layout, *answers = pipe.execute(raise_on_error=False)
         self._note(operations, answers[len(unsure) : len(unsure) + len(operations)])
@@ -218,7 +218,7 @@ class SharedWriter(GroupCommit):
             self._add_end(pipe, self._tasks.by_number.get(one.n), one)
 
     def _add_end(self, pipe: Any, name: _Name | None, end: Ended | None) -> None:
-        """Add a task's end; without ``end`` it is one that nobody was told of."""
+        """Add a task's end; without ``end`` it was never accepted."""
         if name is None:
             pipe.echo(0)
             return

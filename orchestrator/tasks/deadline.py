@@ -35,7 +35,7 @@ class DeadlineConfig(Section):
     default_s: float = Field(default=300.0, gt=0)
     """Deadline of requests that state none."""
     max_s: float = Field(default=1800.0, gt=0)
-    """Longest deadline; one that is stated beyond it is cut, and the answer says so."""
+    """Longest deadline; a later one is cut, and the answer says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,12 @@ class Deadline:
     clamped_ms: float | None = None
     """The maximum in ms, if the client asked for more; else None."""
     is_default: bool = False
-    """Whether the client stated none. Somebody on the way may wait for less time than the
-    default."""
+    """Whether the client stated none. A proxy may wait for less than the default."""
     source: str = ""
     """The header or field that it was read from, ``default`` or ``run``; empty where that is no
     longer known."""
     unbounded: "Deadline | None" = None
-    """The client's deadline, or the default, if somebody on the way (a gateway, an SDK) waits for
-    less than that; else None."""
+    """The client's deadline, or the default, if a gateway or an SDK waits for less; else None."""
 
     def left_ms(self, now: float) -> float:
         """Milliseconds that remain at ``now``; negative once it is past."""
@@ -82,7 +80,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Deadlines for parts of an answer (DL-14); infinite where none is stated.
+    """Deadlines for parts of an answer (DL-14); infinite if unstated.
 
     ``first_token_at`` is a point on the monotonic clock. ``token_gap_s`` makes a schedule, not a
     stopwatch between two packets: token ``n`` is due ``n - 1`` gaps after the first-token deadline,

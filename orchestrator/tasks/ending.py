@@ -9,7 +9,7 @@ from protocol import AbortCause, FinishReason, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How a task's time was spent, and what is left of it, in ms (DL-9)."""
+    """A task's spent and remaining time, in ms (DL-9)."""
 
     queue_ms: float = 0.0
     route_ms: float = 0.0
@@ -30,9 +30,9 @@ class Ending:
     """The one terminal record of a task. ``error`` is None when the text ended well: ``met``,
     ``partial``, or ``missed`` for a part that stops nothing.
 
-    ``cause`` is set when somebody outside wanted it to stop. ``tail`` is text that belongs after
-    the last token. ``missed_part`` is set for ``missed`` only. ``stop`` is the stop string that
-    ended the text, empty where none did.
+    ``cause`` is set if it was stopped from outside. ``tail`` is text that belongs after the last
+    token. ``missed_part`` is set for ``missed`` only. ``stop`` is the stop string that ended the
+    text, empty if none did.
     """
 
     outcome: Outcome
@@ -44,5 +44,5 @@ class Ending:
     missed_part: Part | None = None
     stop: str = ""
     stop_token_id: int | None = None
-    """The job's own stop token that ended the text; None where none did."""
+    """The job's own stop token that ended the text; None if none did."""
     embedding: bytes = b""

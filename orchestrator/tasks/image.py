@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 IMAGE_BYTES = 256
-"""Approximate memory in bytes that an image takes beside its file."""
+"""Approximate memory in bytes of an image without its file."""
 
 
 class Image(msgspec.Struct, frozen=True, gc=False):

@@ -30,7 +30,7 @@ class Api(StrEnum):
 
 
 class OnDisconnect(StrEnum):
-    """Fate of a task whose client goes away (WP-1)."""
+    """What happens to a task when its client leaves (WP-1)."""
 
     CANCEL = "cancel"
     CONTINUE = "continue"
@@ -48,7 +48,7 @@ class PlacementMode(StrEnum):
 
     AUTO = "auto"
     PIN = "pin"
-    """One of the named instances, or none."""
+    """One of the named instances, or no instance."""
     PREFER = "prefer"
     """One of the named instances where possible."""
     AVOID = "avoid"
@@ -72,7 +72,7 @@ class PlacementConstraint:
     compute_capability: tuple[int, int] = (0, 0)
     """Least CUDA compute capability."""
     capabilities: frozenset[Feature] = frozenset()
-    """Features needed beside those that the request itself needs."""
+    """Features needed in addition to the request's own."""
 
     def allows(self, instance: str) -> bool:
         if self.mode is PlacementMode.PIN:
@@ -115,7 +115,7 @@ TemplateArgument = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat with what its template is told beside the messages."""
+    """A chat with its template's other inputs."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
@@ -170,8 +170,7 @@ class Job:
     """Fingerprint of the client's token, for logs."""
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
-    """Tenant whose share of the service is used; the name of the key where the client states
-    none."""
+    """Tenant that pays with its share; by default the key's name."""
     session_id: str = ""
     """The conversation that this belongs to, empty for none."""
     idle_keep_s: float = 0.0
@@ -179,20 +178,20 @@ class Job:
     states_idle_keep: bool = False
     """Whether the client has stated ``idle_keep_s`` itself."""
     calls_left: int | None = None
-    """Calls that its run will still make after this one, where the client says so (``runs``)."""
+    """Calls of its run that follow this one, if the client says so (``runs``)."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
     embeds: bool = False
     """Whether the prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
-    """Grammar that the whole text of the answer must match, from its first token on; of thinking
-    before it the grammar tells, too."""
+    """Grammar that the whole text of the answer must match, from its first token; the grammar
+    includes thinking before it."""
     prompt_ends: tuple[PromptEnd, ...] = ()
-    """Grammars to match instead, where the prompt has begun or ended the model's thinking."""
+    """Grammars to match instead, if the prompt has begun or ended the model's thinking."""
     durable: bool = False
     """Whether it is written down before it is taken on, and outlives the orchestrator (OR-5)."""
     idempotent: bool = False
-    """Whether its text may be made anew after a restart where it cannot be continued exactly."""
+    """Whether its text may be generated again after a restart if it cannot be continued exactly."""
     idempotency_key: str = ""
     body_digest: bytes = b""
     needs_ids: bool = False

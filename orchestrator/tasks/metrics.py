@@ -39,7 +39,7 @@ class TaskMetrics:
         self.recovered = metrics.counter(
             "recovered",
             "requests",
-            "Durable requests that an earlier process was offered, and this one goes on with",
+            "Durable requests of an earlier process that this one continues",
             "api",
         )
         self.outcomes = metrics.counter(
@@ -210,7 +210,7 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
         "gauge",
         "journal_left",
         "tasks",
-        "Durable tasks that a drain has left to the next process, which tells what they come to",
+        "Durable tasks that a drain has left to the next process, which counts their outcome",
         lambda durable: durable.left,
     ),
     Row(
@@ -224,8 +224,8 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
         "counter",
         "journal_lost",
         "tasks",
-        "Tasks that another orchestrator has taken on while this one stood still; "
-        "those that had ended here too (ended) are in the outcomes of both",
+        "Tasks that another orchestrator took over while this one stalled; those that ended here"
+        " too (ended) are in both outcomes",
         lambda durable: [(("live",), durable.lost), (("ended",), durable.outdone)],
         ("stage",),
     ),
@@ -235,7 +235,7 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
         "counter",
         "journal_recovered",
         "tasks",
-        "Tasks of an earlier process, by what was done with them at the start",
+        "Tasks of an earlier process, by treatment at the start",
         lambda durable: [((how,), count) for how, count in durable.recovered.items()],
         ("how",),
     ),

@@ -1,7 +1,7 @@
 """The kind of a task's prompt, as far as the length of its answer may depend on it.
 
-A kind consists of hashes only, keyed by this process: nobody can tell from one what was said, or
-compare it with those of another process.
+A kind consists of hashes only, keyed by this process: it reveals no text, and cannot be compared
+with another process's.
 """
 
 import os
@@ -19,8 +19,8 @@ _MAX_CHARS = 4096
 """Characters of a text that are examined: prompts of one kind begin alike."""
 _OPENING_WORDS = (1, 3)
 _HEAD_TOKENS = 16
-"""Token ids that stand for the instructions of a prompt that comes as ids. The first one is
-skipped, as it only says that a text begins. Prompts that are hardly longer have no instructions."""
+"""Leading token ids that count as the instructions of a prompt of ids, without the first one, which
+only begins a text. Prompts that are hardly longer have no instructions."""
 _SYSTEM_ROLES = ("system", "developer")
 
 

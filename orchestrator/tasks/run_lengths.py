@@ -1,15 +1,11 @@
-"""Learns how many calls runs have whose clients do not say so, and how long passes between them.
-
-Calls are of one run where they have the same ``session_id``, or the same trace, and state the same
-deadline: an agent hands its user's deadline from call to call. Of each run it is learnt, once it is
-over, after how many calls it ended, by tenant and by what all calls of an agent begin with (its
-instructions). A call's share of the time then allows for the calls that are still to be expected
-after it, and for what an agent does between them.
-
-How many are still to come is the mean of what is left, by the shares of runs that ended after each
-number of calls (Kaplan and Meier 1958: a run that was cut short tells that it had at least that
-many). What is known of few runs leans on what is known of more: a tenant's agent on the tenant,
-this one on all. Nothing known means that nothing is to come.
+"""Learns the number of calls of runs that do not state it, and the time between them. Calls form a
+run if they have the same ``session_id``, or the same trace, and state the same deadline: an agent
+hands its user's deadline from call to call. When a run is over, its number of calls is learned by
+tenant and by the agent's instructions. A call's share of the time then allows for the expected
+later calls, and for the agent's work between them. The expected number is the mean of the rest, by
+the shares of runs that ended after each number of calls (Kaplan and Meier 1958: a run that was cut
+short had at least that many). Small samples lean on larger ones: an agent's on its tenant's, a
+tenant's on all. Without any, no calls are expected.
 """
 
 import math
@@ -25,7 +21,7 @@ from orchestrator.tasks.runs import RunName, run_names
 from orchestrator.tasks.task import Task
 
 MAX_CALLS: Final = 128
-"""Most calls of a run that are told apart; after as many no more are expected."""
+"""Most calls of a run that are counted; after them no more are expected."""
 MAX_WATCHED: Final = 16_384
 MAX_KINDS: Final = 4096
 SAME_S: Final = 0.02
@@ -33,7 +29,7 @@ SAME_S: Final = 0.02
 Calls that follow each other more closely, each with as long a deadline, are rare."""
 HALF_LIFE: Final = 64
 _LEANING: Final = 3.0
-"""Weight, in runs, of what is known of a wider kind."""
+"""Weight, in runs, of a wider kind's sample."""
 _MIN_ALIVE: Final = 0.02
 _FEWEST: Final = 0.1
 _KEPT: Final = 0.5 ** (1 / HALF_LIFE)
@@ -41,7 +37,7 @@ _GRACE_S: Final = 1.0
 
 
 class CallsToCome(NamedTuple):
-    """What is to be expected after a call: how many more, and ms that pass between them in all."""
+    """Expected after a call: the number of further calls, and the total ms between them."""
 
     calls: float
     between_ms: float
@@ -72,7 +68,7 @@ class _Node:
         self.reached = [_KEPT * weight for weight in self.reached]
         self.ended = [_KEPT * weight for weight in self.ended]
         for number in range(1, calls + 1):
-            # Whether a run that was cut short would have gone on after its last call, nobody knows.
+            # A run that was cut short might have continued after its last call.
             self.reached[number] += ended or number < calls
         self.ended[calls] += ended
 
@@ -98,7 +94,7 @@ class RunLengths:
             self._node(kind).add_gap(seconds)
 
     def to_come(self, kinds: Sequence[Kind], made: int) -> CallsToCome:
-        """What is to be expected after call number ``made`` of a run of these kinds."""
+        """Expectation after call number ``made`` of a run of these kinds."""
         nodes = [self._nodes[kind] for kind in kinds if kind in self._nodes]
         if not nodes:
             return NONE_TO_COME
@@ -135,7 +131,7 @@ def _ends_after(nodes: Sequence[_Node], number: int) -> float:
 
 @dataclass(eq=False, slots=True)
 class _Watched:
-    """A run that is under way."""
+    """A live run."""
 
     names: Sequence[RunName]
     due_at: float
@@ -149,22 +145,21 @@ class _Watched:
 
 
 class RunWatch:
-    """Follows runs that nobody announces, and says of each call what is to come after it. To be
-    used on the event loop."""
+    """Follows unannounced runs, and estimates what follows each call. For the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self.lengths = RunLengths()
         self._clock = clock
         self._by_name: OrderedDict[RunName, _Watched] = OrderedDict()
-        """Runs that may be under way, the least recently used first."""
+        """Runs that may be live, least recently used first."""
         self._due: list[tuple[float, int, _Watched]] = []
         """Runs by when they are over for certain: a heap."""
         self._order = count()
 
     def begin(self, task: Task) -> None:
-        """Note a call whose prompt is read, and set what its share of the time must allow for.
-        Nothing is done for a call that says itself how many are to come, or states no deadline, or
-        has neither session nor trace."""
+        """Note a call with a read prompt, and set what its share of the time must allow for.
+        Ignores calls that state their number of later calls, state no deadline, or have neither
+        session nor trace."""
         job = task.job
         if job.calls_left is not None or job.deadline.is_default:
             return
@@ -173,7 +168,7 @@ class RunWatch:
             return
         self._forget_past()
         run = self._run_of(task, names)
-        if not run.running:  # one beside another is not a further call
+        if not run.running:  # a parallel call is not a further one
             run.calls += 1
             if run.ended_at < job.arrived:
                 self.lengths.add_gap(run.kinds, job.arrived - run.ended_at)

@@ -8,13 +8,13 @@
     call 4  (nothing said)                   ─▶ T, none to come: all that is left
 
 The calls of a run have the same ``session_id``, or the trace of the same ``traceparent``. Only a
-call that says how many are to come makes a run: nobody else's calls are counted, or inherit a
-deadline. A call that ended well is done; one that failed may be made again. A call that states a
-deadline or a number itself is taken at its word, and later ones go by that.
+call that states how many follow makes a run: no other calls are counted, or inherit a deadline. A
+call that ended well is done; one that failed may be made again. A call's own deadline or number
+wins, and later ones use it.
 
 A call is ranked by an equal share of the run's slack, which is what the usual work of all its calls
 leaves of the time (Kao and Garcia-Molina, 1993: *Deadline assignment in a distributed soft
-real-time system*; ``Forecaster``), made anew whenever it is planned. A ``fit`` answer and the
+real-time system*; ``Forecaster``), computed again whenever it is planned. A ``fit`` answer and the
 worker's own queue go by an equal share of the time. The deadline that ends a call is the run's.
 
 Orchestrators that share a state tell each other of their runs' calls (``on_news``, ``hear``).
@@ -62,7 +62,7 @@ class RunNews(msgspec.Struct, frozen=True, array_like=True):
     """Number of calls that have not ended well yet, as a call has stated it; None where one has
     ended well."""
     left_s: float = 0.0
-    """Seconds until the run's deadline, when this was told."""
+    """Seconds until the run's deadline, when this was sent."""
     unix_ms: int = 0
     """Deadline of the run on the wall clock, in ms since 1970, for logs."""
 
@@ -83,8 +83,8 @@ class Runs:
         return self._count
 
     def join(self, job: Job) -> Job:
-        """``job`` with what its run says of it: the calls to come, and a deadline if it has none.
-        The caller must ``follow`` its task. Runs on the event loop, as everything here."""
+        """``job`` with its run's number of later calls, and a deadline if it has none. The caller
+        must ``follow`` its task. Runs on the event loop, as everything here."""
         names = run_names(job)
         run = self._find(names)
         if run is None:
@@ -165,7 +165,7 @@ class Runs:
             own[name] = run
             own.move_to_end(name)
         while self._count > self._max_runs:
-            # The key with most runs loses one: nobody displaces others' runs by making more.
+            # The key with most runs loses one: no key displaces others' runs by making more.
             most = max(self._by_key.values(), key=len)
             self._forget(next(iter(most)))
 

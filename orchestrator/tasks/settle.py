@@ -26,16 +26,16 @@ class Settler:
     ) -> bool:
         """End a task, with its worker's ``End`` where there is one. False if it has ended before.
 
-        Fills in the budget, the part that was missed, and the rest of an earlier process's text
-        that was not made again. A task that ``is_left`` to the next process comes to its outcome
-        there: here it has none, in no metric and no log.
+        Fills in the budget, the part that was missed, and the rest of an earlier process's text. A
+        task that ``is_left`` to the next process has its outcome there, and here none in any metric
+        or log.
         """
         if task.ending is not None:
             return False
         task.restore()
         now = self._clock.now()
         if end is not None:
-            # A job that went on elsewhere had its generated tokens in its prompt there.
+            # A continued job had its generated tokens in its prompt.
             task.cached_tokens = min(end.cached_tokens, task.prompt_tokens)
         _settle_fit(task, ending)
         outcome, missed_part = _with_parts(task, ending, now)

@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions          the HTTP request, until its answer is written
      └ chat llm                        the task: outcome, tokens, budget
-        ├ admission                    tokenising, limits, feasibility
+        ├ admission                    tokenizing, limits, feasibility
         ├ queue
         └ lane                         one per attempt, with its instance
            ├ wait                      in the worker, until it began
@@ -43,8 +43,7 @@ from protocol import End, Outcome
 CLOSE_S: Final = 2.0
 """Seconds that the last spans have to be sent."""
 SET_S: Final = 0.05
-"""A change in seconds of wall time against the monotonic clock above which somebody has set the
-clock."""
+"""Difference in seconds between wall and monotonic time that shows a changed clock."""
 _NO_FAULT = (Outcome.MET, Outcome.PARTIAL, Outcome.ABORTED)
 
 
@@ -78,10 +77,10 @@ class Tracing:
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(done.set)
 
-        # A thread that nobody waits for: a receiver that hangs must not keep the process.
+        # A daemon thread: a receiver that hangs must not keep the process.
         threading.Thread(target=shut_down, name="tidegate-traces", daemon=True).start()
         try:
             await asyncio.wait_for(done.wait(), CLOSE_S)

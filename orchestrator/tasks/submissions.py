@@ -78,7 +78,7 @@ class Submissions(Generic[T]):
         most. A refusal is not a task: it keeps no key. Raises what ``submit`` raises, ``KeyReused``
         and ``KeyInUse``.
         """
-        self._store.prune()  # a task that is over its age is gone for whoever asks for it
+        self._store.prune()  # an expired task is gone for its clients
         try:
             async with asyncio.timeout(wait_s):
                 known = await self._known(key, digest)
@@ -95,7 +95,7 @@ class Submissions(Generic[T]):
             if task is not None:  # it keeps no key here, for ``before`` finds it again
                 return Submitted(task, is_repeated=True)
             task = await submit()
-            if task in self._store:  # else it ended so soon that it was forgotten meanwhile
+            if task in self._store:  # else it ended so soon that it is forgotten
                 entry.task = task
                 self._keys[task.id] = key
         finally:
@@ -105,7 +105,7 @@ class Submissions(Generic[T]):
         return Submitted(task, is_repeated=False)
 
     async def _known(self, key: SubmissionKey, digest: bytes) -> T | None:
-        """The key's task, once it is decided; None where it has none. Raises ``KeyReused``."""
+        """The key's task, once it is decided; None if it has none. Raises ``KeyReused``."""
         while (entry := self._entries.get(key)) is not None:
             if entry.digest != digest:
                 raise KeyReused.by_header()

@@ -50,7 +50,7 @@ class JournalEntry(Protocol):
     """A durable task's place in the journal."""
 
     is_left: bool
-    """Whether the next process continues the task: then its end here is not told to anybody."""
+    """Whether the next process continues the task: then its end here is not reported."""
 
     def when_recorded(self, call: Callable[[], None]) -> None:
         """Call once the task's end is on the disk, or cannot be for now; at once where it is."""
@@ -80,7 +80,7 @@ class EarlierText:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An attempt whose lane was cut, or whose worker hangs or died: which one, mostly shows
+    """A lost attempt: its lane was cut, or its worker hangs or died; which one, mostly shows
     later."""
 
     address: str
@@ -153,8 +153,8 @@ class Task(WorkItem[Job, Listener]):
         self.late_part: Part | None = None
         """The first part of the answer that came too late (DL-14)."""
         self.calls_left: float = job.calls_left or 0
-        """Calls to come that the time until its deadline must suffice for, too: as its client says,
-        or as many as are to be expected (``run_lengths``)."""
+        """Later calls that must fit before its deadline, too: stated by its client or expected
+        (``run_lengths``)."""
         self.between_calls_ms = 0.0
         """Ms that are expected to pass between these calls, in all."""
         self.time_spent = TimeSpent(job.arrived)
@@ -178,7 +178,7 @@ class Task(WorkItem[Job, Listener]):
         """Prompt tokens that an instance's prefix cache held when the task came or was sent, or as
         its worker said with the first token."""
         self.prefix_hashes: Sequence[bytes] = ()
-        """Hashes of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody
+        """Hashes of the prompt's full KV blocks, of ``block_tokens`` each; empty if no instance
         caches."""
         self.block_tokens = 0
         self.work_ms = 0.0
@@ -188,10 +188,9 @@ class Task(WorkItem[Job, Listener]):
         self.rank = job.deadline.at
         """Plan: its place among those that wait, the smallest first."""
         self.is_background = False
-        """Plan: whether it only gets what nobody else wants."""
+        """Plan: whether it only gets free slots that no other task wants."""
         self.is_promised = False
-        """Whether its deadline is one that we named as feasible, which is kept before others
-        are."""
+        """Whether we named its deadline as feasible, so that it goes first."""
         self.reserved_chance: float | None = None
         """The chance with which its deadline was reserved (``prediction.quotes``); None if it was
         not."""
@@ -244,7 +243,7 @@ class Task(WorkItem[Job, Listener]):
 
     @property
     def new_prompt_tokens(self) -> int:
-        """Prompt tokens that will probably have to be computed, because nobody has cached them."""
+        """Prompt tokens that will probably have to be computed, because they are not cached."""
         return self.prompt_tokens - self.likely_cached
 
     def prompt_tokens_in(self, blocks: int) -> int:
@@ -261,8 +260,8 @@ class Task(WorkItem[Job, Listener]):
 
     @property
     def holds_place(self) -> bool:
-        """Whether nobody may take its place in the queue: it is durable and accepted, has begun, or
-        belongs to the sample that no refusal ends."""
+        """Whether it keeps its place in the queue: it is durable and accepted, has begun, or
+        belongs to the refusal sample."""
         return self.job.durable or self.refusal_sample or bool(self.paused_on or self.marks.started)
 
     @property
@@ -280,16 +279,14 @@ class Task(WorkItem[Job, Listener]):
         return self.completion_tokens > 0 or self.earlier is not None
 
     def missed_at(self, now: float) -> Part | None:
-        """The part that a text which ends well at ``now`` has missed; None for none."""
+        """The missed part of a text that ends well at ``now``; None without one."""
         if self.late_part is None and not self.completion_tokens:
             return Part.FIRST_TOKEN if now > self.parts.first_token_at else None
         return self.late_part
 
     def record(self, *, keeps_logprobs: bool = True) -> Transcript:
-        """Keep everything that the task produces; to be called before the first token.
-
-        Log-probabilities, most of what there is to keep, are kept only once somebody asks for them
-        too.
+        """Keep the task's output; call it before the first token. Log-probabilities, which take
+        most memory, are kept only on request.
         """
         if self.transcript is None:
             self.transcript = Transcript()
@@ -337,7 +334,7 @@ class Task(WorkItem[Job, Listener]):
             listener.tokens(self, delta)
 
     def share_ms(self, now: float) -> float:
-        """Ms that this call may take of what is left until its deadline (``share_of``)."""
+        """This call's share in ms of the time until its deadline (``share_of``)."""
         return self.share_of(self.deadline.left_ms(now))
 
     def share_of(self, ms: float) -> float:
@@ -346,8 +343,8 @@ class Task(WorkItem[Job, Listener]):
         return (ms - min(self.between_calls_ms, ms / 2)) / (1 + self.calls_left)
 
     def restore(self) -> None:
-        """Make an earlier process's text the task's, as far as it was not made again; listeners
-        hear it like any other text. No effect where there is none."""
+        """Make an earlier process's text the task's, as far as it was not generated again;
+        listeners get it like any text. No effect without one."""
         earlier, self.earlier = self.earlier, None
         if earlier is None or (self.transcript is not None and self.transcript.logprobs):
             return  # log-probabilities are not journalled, and a text has all of them or none

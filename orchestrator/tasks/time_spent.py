@@ -71,7 +71,7 @@ class TimeSpent:
 
     def restore(self, spent_s: Sequence[float], now: float) -> None:
         """Add the time that an earlier process had counted, in the order of ``seconds``; the time
-        since then counts as waiting. No part is negative if the clock was set back meanwhile."""
+        since then counts as waiting. No part is negative even if the clock was set back."""
         total, passed = sum(spent_s), max(0.0, now - self._since)
         share = min(1.0, passed / total) if total > 0 else 0.0
         queue, route, prefill, decode = (share * part for part in spent_s)
@@ -88,7 +88,7 @@ class TimeSpent:
         return Budget(1000 * queue, 1000 * route, 1000 * prefill, 1000 * decode, left_ms)
 
     def _enter(self, phase: Phase, now: float) -> None:
-        # A frame's time is taken when it comes, which may be before what was reported meanwhile.
+        # A frame's time is its arrival, which may be before a later report.
         now = max(now, self._since)
         self._spent[self.phase] += now - self._since
         self.phase, self._since = phase, now
@@ -101,7 +101,7 @@ class TimeSpent:
             wait, prefill = end.wait_ms / 1000, end.prefill_ms / 1000
         elif self._worker_wait_s is not None:
             wait, prefill = self._worker_wait_s, spent[Phase.PREFILL]
-        else:  # it has not begun: as far as is known it waits there
+        else:  # it has not begun: presumably it waits there
             wait, prefill = to_first_token, 0.0
         wait = min(max(0.0, wait), to_first_token)
         prefill = min(max(0.0, prefill), to_first_token - wait)

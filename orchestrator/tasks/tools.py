@@ -8,13 +8,13 @@ JsonObject = Mapping[str, object]
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool that the model is told of. ``parameters`` is a JSON Schema of its arguments."""
+    """A tool that the model may see. ``parameters`` is a JSON Schema of its arguments."""
 
     name: str
     description: str = ""
     parameters: JsonObject | None = None
     strict: bool = False
-    """Whether its arguments must match the schema, whatever the model would like to write."""
+    """Whether a grammar makes its arguments match the schema."""
     chars: int = 0
     """Approximate length of the tool as JSON, in characters."""
     is_free_text: bool = False

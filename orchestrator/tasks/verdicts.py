@@ -28,8 +28,7 @@ _OUT_OF_TIME = (Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE)
 
 
 def judge(task: Task, end: End, now: float) -> Ending:
-    """The ending that the worker's terminal record means for the client, whose clock is the
-    deadline."""
+    """The client's ending by the worker's terminal record and the deadline."""
     if end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
         if task.earlier is not None:
             return differs(task)
@@ -43,10 +42,8 @@ def judge(task: Task, end: End, now: float) -> Ending:
 
 
 def overdue(task: Task, now: float) -> Ending:
-    """Ending for a deadline that is past: an error, or the text so far where the client asked for
-    that (DL-6).
-
-    An answer that was to be as long as there is time for, and is there in time, is met.
+    """Ending for a deadline that is past: an error, or the text so far if the client asked for it
+    (DL-6). A ``fit`` answer that is complete in time is met.
     """
     tokens = task.completion_tokens
     is_fit = task.job.on_deadline is OnDeadline.FIT and tokens >= max(1, task.sampling.min_tokens)
@@ -83,8 +80,8 @@ def failed(error: TidegateError) -> Ending:
 
 
 def lost(task: Task, error: TidegateError) -> Ending:
-    """Ending for an accepted task that nobody can continue; ``error`` says why. A client that would
-    take part of the text at the deadline gets the text so far at once (DL-6)."""
+    """Ending for an accepted task that no instance can continue; ``error`` says why. A client that
+    would take part of the text at the deadline gets the text so far at once (DL-6)."""
     return Ending(Outcome.PARTIAL, FinishReason.DEADLINE) if _takes_part(task) else failed(error)
 
 
@@ -100,8 +97,10 @@ def poisonous(task: Task) -> Ending:
 
 
 def lost_in_restart(task: Task, why: str) -> Ending:
-    """Ending for a durable task of an earlier process that nobody can continue."""
-    return lost(task, InstanceLost(f"the service was restarted, and the task cannot go on: {why}"))
+    """Ending for a durable task of an earlier process that cannot be continued."""
+    return lost(
+        task, InstanceLost(f"the service was restarted, and the task cannot continue: {why}")
+    )
 
 
 def differs(task: Task) -> Ending:

@@ -1,7 +1,7 @@
 """Attainment and goodput over the last 1, 5 and 15 minutes, by class and by tenant (DL-10).
 
-Counters leave such windows to whoever scrapes them; these are for a page, a terminal or a person
-that does not. A window is a ring of slices: anything older than it is dropped a slice at a time.
+They serve pages and terminals without Prometheus. A window is a ring of slices; old slices are
+dropped one by one.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ class MissStage(StrEnum):
     RETRY = "retry"
     """An instance did not finish the task, and it began again elsewhere."""
     PREDICTION = "prediction"
-    """The task was sent in good time by what was known, and the worker took longer."""
+    """The task was sent in good time by its prediction, and the worker took longer."""
 
 
 TIMED = (MissStage.QUEUE, MissStage.ROUTE, MissStage.PREFILL, MissStage.DECODE)
@@ -173,7 +173,7 @@ WINDOWED: tuple[Row[Windows], ...] = (
         "gauge",
         "class_attainment",
         "share",
-        "Requests met, of those that ended in the last minutes; none where none ended",
+        "Requests met, of those that ended in the last minutes; absent without any",
         _attainment(Windows.by_class),
         ("window", "class"),
     ),

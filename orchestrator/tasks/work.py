@@ -1,4 +1,4 @@
-"""What tasks and clips have in common: how far they got, who listens, and one ending (DL-10).
+"""What tasks and clips have in common: their progress, listeners, and one ending (DL-10).
 
 Work goes back to the queue only when the instance that had it is lost or will not take it (OR-10)::
 
@@ -46,8 +46,7 @@ class Marks:
 
     @property
     def has_started(self) -> bool:
-        """Whether the last worker that got the work has begun; an earlier worker's start is kept
-        too."""
+        """Whether the last worker has begun the work; an earlier worker's start is kept too."""
         return 0 < self.started >= self.dispatched
 
 
@@ -120,11 +119,11 @@ class WorkItem(Generic[J, L]):
         """How often it was sent to an instance that did not finish it."""
         self.failed_on: frozenset[str] = frozenset()
         self.model = ""
-        """The model's own name, once it is known that there is such a model."""
+        """The model's own name, once the model is known."""
         self.instance = ""
         self.listeners: list[L] = []
         self.on_end: list[Callable[[Self], None]] = []
-        """Called after the listeners have heard of the end."""
+        """Called after the listeners."""
         self.timer: Timer | None = None
         self.ending: Ending | None = None
 
@@ -152,7 +151,7 @@ class WorkItem(Generic[J, L]):
         return self.job.on_disconnect is OnDisconnect.CANCEL
 
     def end(self, ending: Ending, now: float) -> None:
-        """End the work, once only. Whoever ends it checks ``ending`` first."""
+        """End the work, once only. Callers check ``ending`` first."""
         assert self.ending is None, f"{self.what} {self.id} would end twice"
         self.ending = ending
         self.stage = Stage.ENDED
@@ -165,7 +164,7 @@ class WorkItem(Generic[J, L]):
         for call in (*(listener.ended for listener in listeners), *self.on_end):
             try:
                 call(self)
-            except Exception:  # limits, stores and whoever ended it wait for the others
+            except Exception:  # limits, stores and callers wait for the others
                 service_log.exception(
                     "a listener failed at the end of a %s", self.what, extra=fields(**self.names())
                 )

@@ -69,8 +69,8 @@ class TextFormatter(logging.Formatter):
 
 def configure(log_format: LogFormat, level: str) -> None:
     """Send every logger of the process to stderr. ``auto`` is readable on a terminal only."""
-    # No line says which thread, process or line of code it comes from: finding these out takes as
-    # long as writing the line.
+    # Lines have no thread, process or code position: finding these takes as long as writing the
+    # line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     readable = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())

@@ -1,7 +1,7 @@
 """Declares, counts and reads metrics; packages' ``metrics.py`` and docs/metrics.md list them.
 
-Nothing here is paid per token: lanes and tasks count in plain integers, which are read when
-somebody scrapes (LB-8). Names end in their unit.
+Nothing here is paid per token: lanes and tasks count in plain integers, which are read at each
+scrape (LB-8). Names end in their unit.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ MS_BUCKETS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4,
 US_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
 
 TENANT = "tenant"
-"""A label that only operators are shown: a tenant's name is nobody else's business."""
+"""A label that only operators see, because tenants' names are private."""
 _EOF = b"# EOF\n"
 """The line that ends a page in OpenMetrics' format, once."""
 
@@ -80,8 +80,8 @@ class Metrics:
         self.holders: dict[str, Callable[[], Kept]] = {}
 
     def keeps(self, holder: str, read: Callable[[], Kept]) -> None:
-        """Show what ``holder`` keeps, as ``read`` tells it: memory that grows until a bound is
-        reached looks like a leak unless one sees whose it is."""
+        """Show what ``holder`` keeps, by ``read``: memory that grows to its bound looks like a leak
+        unless its holder is known."""
         self.holders[holder] = read
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
@@ -98,7 +98,7 @@ class Metrics:
     def standard_histogram(
         self, name: str, text: str, buckets: Sequence[float], *labels: str
     ) -> Histogram:
-        """Add a histogram of seconds whose name and buckets an outside convention lays down."""
+        """Add a histogram of seconds with a name and buckets from an outside convention."""
         self.declared.append(Declared("histogram", name, "s", text, labels))
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
         return self._added(made, labels)
@@ -119,7 +119,7 @@ class Metrics:
         if ``accept`` asks for it. Without ``tenants`` it leaves out metrics that would name them;
         with a ``prefix`` it has only the metrics added with that prefix.
 
-        Encoding takes some ms in all; in between, tokens go on being relayed.
+        Encoding takes some ms, in slices between which tokens are relayed.
         """
         encode, content_type = choose_encoder(accept)
         parts = []
@@ -175,7 +175,7 @@ KEPT: tuple[Row[Mapping[str, Callable[[], Kept]]], ...] = (
         "gauge",
         "kept_items",
         "items",
-        "What is kept of earlier requests, by what keeps it; each has a bound",
+        "Kept items of earlier requests, by holder; each has a bound",
         lambda holders: [((name,), read().items) for name, read in holders.items()],
         ("holder",),
     ),

@@ -1,8 +1,7 @@
-"""Tells what happens in sentences for people (OR-15): one per event, never per token.
-
-Every sentence stands here as it is logged, with nothing filled in: so none can carry an id, a
-secret or a client's text, and none is longer than a line. What it is about travels beside it, in
-the fields ``actor``, ``action`` and ``target``, with the correlation id where it is a request.
+"""Logs events in sentences for people (OR-15): one per event, never per token. Every sentence is
+logged unchanged, so none can carry an id, a secret or a client's text, and none is longer than a
+line. Its subject is in separate fields, in the fields ``actor``, ``action`` and ``target``, with
+the correlation id where it is a request.
 """
 
 import logging
@@ -53,7 +52,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Narration:
-    """An event to be told. ``sentence`` is for people, the other fields are for searching."""
+    """An event to log. ``sentence`` is for people, the other fields are for searching."""
 
     actor: Actor
     action: Action
@@ -120,11 +119,11 @@ GATES = _by(
     {
         ("artifacts", True): (
             Action.GATE,
-            "An instance has its model's files: it told what it serves.",
+            "An instance has its model's files and reported what it serves.",
         ),
         ("artifacts", False): (
             Action.GATE,
-            "An instance lacks its model's files, or has not told of any.",
+            "An instance lacks its model's files, or has reported none.",
         ),
         ("engine", True): (
             Action.GATE,
@@ -156,7 +155,7 @@ READINESS = _by(
         ),
         "exhausted": (
             Action.READY,
-            "The service is not ready: its queue is full, and nobody gets a place.",
+            "The service is not ready: its queue is full.",
         ),
     },
 )
@@ -172,7 +171,7 @@ LAUNCH = _by(
         "starting": (Action.SPAWN, "A unit of the service is starting."),
         "ready": (Action.LOAD, "A unit of the service has loaded what it needs and serves."),
         "lost": (Action.LOSE, "A unit of the service was lost and is started again."),
-        "warned": (Action.DEGRADE, "Something is missing, and the service goes on without it."),
+        "warned": (Action.DEGRADE, "Something is missing, and the service continues without it."),
         "serving": (Action.READY, "The service serves."),
         "ending": (Action.STOP, "The service is ending."),
         "ended": (Action.STOP, "The service has ended and left nothing."),
@@ -187,12 +186,12 @@ POOL = _by(
     {
         "fits": (Action.PREFLIGHT, "An instance has its model, and its memory and ports are free."),
         "spawned": (Action.SPAWN, "An instance was started and is loading its model."),
-        "adopted": (Action.READY, "An instance that an earlier manager started goes on."),
+        "adopted": (Action.READY, "An instance that an earlier manager started keeps running."),
         "ready": (Action.LOAD, "An instance has loaded its model and serves."),
         "lost": (Action.LOSE, "An instance was lost and is started again."),
         "failed": (Action.LOSE, "An instance could not start, and is tried again later."),
         "replacing": (Action.SPAWN, "An instance is being replaced."),
-        "kept": (Action.FAIL, "The replacement of an instance failed, and the old one goes on."),
+        "kept": (Action.FAIL, "The replacement of an instance failed, and the old one stays."),
         "stopping": (Action.STOP, "An instance is drained: what runs there may end."),
         "stopped": (Action.STOP, "An instance has ended and left nothing."),
         "gpu_out": (Action.LOSE, "A GPU is at fault and is used no more."),
@@ -200,9 +199,9 @@ POOL = _by(
         "refused_file": (Action.REFUSE, "The pool's file does not fit, so nothing is changed."),
         "unregistered": (
             Action.DEGRADE,
-            "An orchestrator cannot be told which instances are ready.",
+            "An orchestrator cannot be updated with the ready instances.",
         ),
-        "warned": (Action.DEGRADE, "Something is missing, and the pool goes on without it."),
+        "warned": (Action.DEGRADE, "Something is missing, and the pool continues without it."),
     },
 )
 """Events of a pool manager, by the kind of the ``PoolEvent``."""

@@ -98,6 +98,6 @@ def _licence(card: object, tags: list[str]) -> str:
 
 def _gated(repository: str, endpoint: str) -> str:
     return (
-        f"{repository} is given only to who has accepted its licence: do that at"
+        f"{repository} requires that you accept its licence: do that at"
         f" {endpoint}/{repository}, and set HF_TOKEN to a token of that account"
     )

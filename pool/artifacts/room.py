@@ -1,5 +1,5 @@
-"""Looks at the disk before a model comes, and at who uses one before it goes; reads one into memory
-ahead of its use (PV-4): the kernel drops it if any process needs the memory."""
+"""Checks the disk before a model arrives, and a model's users before it is removed; reads a model
+into memory ahead of its use (PV-4), where the kernel drops it on demand."""
 
 import contextlib
 import shutil

@@ -142,7 +142,7 @@ class EnvironmentProvider:
                 f"the engine {self.name} cannot be installed:\n{tail(log)}\n(more in {log})."
                 " Without a network give pip a mirror or a folder of wheels (PIP_INDEX_URL,"
                 " PIP_FIND_LINKS)."
-                " What was installed is kept: the same command goes on."
+                " What was installed is kept: the same command resumes."
             )
 
     async def _runs(

@@ -89,7 +89,7 @@ class TritonSpec:
     """TLS of its gRPC port; with ``ca``, clients must show a certificate. Other ports have no
     TLS."""
     is_locked: bool = True
-    """Whether to refuse the protocols of ``LOCKED`` to everybody."""
+    """Whether to lock the protocols of ``LOCKED``."""
 
 
 def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) -> TritonInstall:

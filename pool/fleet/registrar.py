@@ -234,7 +234,7 @@ class _Follower:
             except (CannotTell, OSError) as error:
                 self._said(self._target.name, str(error))
                 pause_s = _RETRY_S
-            except Exception as error:  # a mistake of ours must not leave one that nobody tells
+            except Exception as error:  # a bug of ours must not leave one without updates
                 pool_log.exception("an orchestrator could not be updated; it is retried")
                 self._said(self._target.name, f"{type(error).__name__}: {error}")
                 pause_s = _RETRY_S

@@ -263,7 +263,7 @@ class PoolService:
         return chosen
 
     def _warn_of_loopback(self, file: PoolFile) -> None:
-        """Warn if an orchestrator elsewhere would be told of this machine's loopback address."""
+        """Warn if an orchestrator elsewhere would get this machine's loopback address."""
         told = file.pool.advertise or connect_host(file.pool.host)
         if not is_loopback(told):
             return

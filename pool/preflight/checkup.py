@@ -1,6 +1,6 @@
 """Checks everything that this machine may lack in one go: ``tidegate doctor``.
 
-``host`` raises at the first lack that keeps set-up from going on; this finds them all, including
+``host`` raises at the first lack that prevents set-up; this finds them all, including
 those that only cost speed. Standard library only, and nothing here starts anything.
 """
 

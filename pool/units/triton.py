@@ -3,7 +3,7 @@
 Ways to lose it, each seen on a real server, and how they are noticed:
 
 - the server exits or is killed                → its guardian ends
-- the Python stub of a model is killed         → Triton goes on and calls the model ready, so the
+- the Python stub of a model is killed         → Triton still calls the model ready, so the
                                                  stub processes are watched (0.1 s)
 - the server hangs                             → it misses three heartbeats 15 s apart (PV-1)
 - a model is unloaded                            → its stub ends, or Triton says twice, 2 s apart,

@@ -305,7 +305,7 @@ def test_pf7_a_scaler_without_keda_asks_for_the_same() -> None:
 def test_scalers_ask_for_metrics_that_there_are() -> None:
     objects = rendered("fleet")
     recorded = {one for one in find(of_kind(objects, "PrometheusRule"), "record")}
-    known = set(re.findall(r"^\| `([\w:]+)` \|", METRICS, re.M)) | recorded
+    known = set(re.findall(r"^- `([\w:]+)", METRICS, re.M)) | recorded
     queries: list[Any] = list(find(of_kind(objects, "ScaledObject"), "query"))
     assert any("tidegate_instances_needed" in query for query in queries)
     for query in queries:

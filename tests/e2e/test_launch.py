@@ -185,7 +185,7 @@ def lay_out(checkout: Path) -> None:
         shutil.copytree(ROOT / part, checkout / part)
     (checkout / "worker").symlink_to(ROOT / "worker")  # with what was compiled of it
     (checkout / "tests" / "support").mkdir(parents=True)
-    needed = ("__init__", "conftest", "test_words", "test_layers", "support/steady_loop")
+    needed = ("__init__", "conftest", "test_layers", "support/steady_loop")
     tests = [f"tests/{name}.py" for name in (*needed, "support/__init__")]
     for name in ("Makefile", "constraints.txt", "pyproject.toml", *tests):
         shutil.copyfile(ROOT / name, checkout / name)
@@ -222,8 +222,8 @@ def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Mar
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    collected = runs("make", "test", "ARGS=--collect-only -q tests/test_words.py")
-    assert "tests/test_words.py::" in collected
+    collected = runs("make", "test", "ARGS=--collect-only -q tests/test_layers.py")
+    assert "tests/test_layers.py::" in collected
     # As the kernel would run it, had pip written it there.
     assert "It can serve" in runs(".venv/bin/python", ".venv/bin/tidegate", "doctor", "--port", "0")
     up = Up(

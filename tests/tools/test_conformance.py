@@ -137,7 +137,7 @@ async def test_no_server_is_blamed_for_a_client_that_stands_still(
     assert broken(report) == {"expiry.past", "expiry.unreadable"}, report.text()
     late = next(finding for finding in report.findings if finding.rule == "expiry.stream")
     assert late.verdict is Verdict.UNMEASURED
-    assert "this client itself stood still for 1.00 s" in late.said
+    assert "this client itself stalled for 1.00 s" in late.said
 
 
 @pytest.mark.usefixtures("hurried")

@@ -103,7 +103,7 @@ def test_adapters_are_vllms_on_any_device(model: Path, packages: Path) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "instead"),
-    [("llamacpp", r"tidegate up --model FILE\.gguf"), ("transformers", "take vllm, or a server")],
+    [("llamacpp", r"tidegate up --engine llamacpp"), ("transformers", "take vllm, or a server")],
 )
 def test_an_engine_that_is_gone_is_refused_by_name(model: Path, engine: str, instead: str) -> None:
     with pytest.raises(ValueError, match=f"engine\n.*{instead}"):

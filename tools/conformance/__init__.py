@@ -2,7 +2,7 @@
 
 Black box: HTTP alone, nothing of the server's own. ``rules.md`` has the rules, and a module each
 what a group of them measures. Imports are relative, so that the package can be installed by itself
-(``pyproject.toml`` beside this), as ``deadline_conformance``.
+(``pyproject.toml`` next to this), as ``deadline_conformance``.
 """
 
 VERSION = "0.3.0"

@@ -1,4 +1,4 @@
-"""Expiry: what becomes of answers whose deadline comes before their end."""
+"""Expiry: answers with a deadline before their end."""
 
 from collections.abc import Sequence
 from statistics import median

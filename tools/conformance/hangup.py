@@ -20,7 +20,7 @@ _TOLD_APART: Final = 2.0
 
 
 async def check(server: Server) -> list[Finding]:
-    """Time the second set on an idle server, beside long answers, and after their clients hung
+    """Time the second set on an idle server, next to long answers, and after their clients hung
     up."""
     await server.wave()  # the first one of its kind may compile or allocate
     rounds = range(server.effort.rounds)
@@ -68,12 +68,12 @@ def _judged(rule: str, server: Server, idle_s: float, busy_s: float, after_s: fl
     figures = {"idle_s": idle_s, "busy_s": busy_s, "after_s": after_s, "tolerance_s": tolerance_s}
     if held_s < _TOLD_APART * tolerance_s:
         said = (
-            f"beside {_HELD * server.streams} long answers the second set took {busy_s:.3g} s,"
+            f"next to {_HELD * server.streams} long answers the second set took {busy_s:.3g} s,"
             f" on an idle server {idle_s:.3g}: too alike to tell"
         )
         return unmeasured(rule, said, **figures)
     said = (
         f"after the hang-up the second set took {max(0.0, lost_s):.2f} s more than on an idle"
-        f" server, beside the long answers {held_s:.2f} s more"
+        f" server, next to the long answers {held_s:.2f} s more"
     )
     return judged(rule, lost_s <= max(tolerance_s, _FREED * held_s), said, **figures)

@@ -1,4 +1,4 @@
-"""Partial answers: what there is at the deadline, for those who ask for it."""
+"""Partial answers: the text so far at the deadline, on request."""
 
 from .expiry import cut_answers, in_time
 from .rules import NOT_TOLD, Finding, Verdict, inapplicable, judged

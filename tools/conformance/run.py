@@ -151,6 +151,6 @@ def _fair(rule: Rule, finding: Finding, still_s: float, server: Server) -> Findi
     is_fair = not rule.is_timed or still_s <= server.tolerance_s
     if is_fair or finding.verdict is not Verdict.FAIL:
         return finding
-    why = f"this client itself stood still for {still_s:.2f} s meanwhile"
+    why = f"this client itself stalled for {still_s:.2f} s"
     said = f"{finding.said}; but {why}: run it on a machine that does nothing else"
     return unmeasured(rule.id, said, **finding.figures)

@@ -1,7 +1,7 @@
 """Chooses the attention backend: measured when the worker loads, fixed if results must repeat.
 
-A backend that cannot run here, or whose results are wrong, is not a candidate; what was tried, with
-errors and times, is logged and kept.
+A backend that cannot run here, or whose results are wrong, is not a candidate; the trials, with
+errors and times, are logged and kept.
 """
 
 import math
@@ -165,16 +165,16 @@ def choose_attention(
     """The backend that ``setting`` names, or with ``auto`` the fastest sound one.
 
     With ``deterministic`` nothing is measured: ``auto`` is ``fixed`` on the CPU and ``triton`` on
-    CUDA, and every backend is built so that a row's result does not depend on its company, which
-    the reference and FlashInfer cannot promise. The pool must be unused: trials write to it and
-    zero it. Raises ``ValueError`` when the backend that is asked for cannot run here, or none can.
+    CUDA, and every backend makes a row's result independent of the batch, which the reference and
+    FlashInfer cannot promise. The pool must be unused: trials write to it and zero it. Raises
+    ``ValueError`` if the requested backend cannot run here, or none can.
     """
     fixed = _fixed(setting, pool.device.type, deterministic)
     build = _Builder(pool, num_heads, tuple(windows), deterministic)
     if fixed is not None and (deterministic or fixed == "reference"):
         try:
             return Choice(fixed, build(fixed))
-        except Exception as error:  # whatever a compiler or driver raises
+        except Exception as error:  # any error of a compiler or driver
             raise ValueError(_refusal(fixed, _sentence(error))) from error
 
     on_cpu = pool.device.type == "cpu"
@@ -260,7 +260,7 @@ def _try(
             return Tried(name, f"its results are off by {error:.1e}, more than {limit:.0e}", error)
         step = backend.prepare(trial.batch)
         step_us = timer(lambda: step.attend(0, trial.queries, trial.keys_values), build.pool.device)
-    except Exception as problem:  # whatever a compiler or driver raises
+    except Exception as problem:  # any error of a compiler or driver
         return Tried(name, _sentence(problem))
     return Tried(name, None, error, step_us)
 
@@ -277,7 +277,7 @@ def _time_us(call: Callable[[], object], device: torch.device) -> float:
         return median(_host_times_us(call))
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    # A swap may load beside an engine that serves, whose thread uses the device meanwhile.
+    # A swap may load next to a serving engine, which uses the device at the same time.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     graph.replay()

@@ -1,13 +1,12 @@
-"""Attention whose result for a token depends on nothing but that token's own text (WK-3).
-
-Kernels round differently for different shapes. Here each has one shape, whatever else is in the
-step: the queries of one token against one *span* of keys, counted from the beginning of its text.
-The spans' results are then summed in order, weighted as in Flash-Decoding (Dao et al. 2023)::
+"""Attention with a result that depends only on the token's own text (WK-3). Kernels round
+differently for different shapes. Here each has one shape, in any batch: the queries of one token
+against one *span* of keys, counted from the beginning of its text. The spans' results are then
+summed in order, weighted as in Flash-Decoding (Dao et al. 2023)::
 
     keys of a text    0 … 127 | 128 … 255 | 256 … 300        token at position 300: three spans
     batch of a step   [token 0: span 0, 1, 2], [token 1: span 0], …
 
-What a span holds beyond its token's position gets the weight 0, which adds exactly nothing.
+Keys beyond the token's position get the weight 0, which adds exactly nothing.
 """
 
 import math
@@ -27,7 +26,7 @@ SPAN_TOKENS: Final = 128
 
 
 class FixedAttention:
-    """An ``AttentionBackend`` for steps whose rows compute one token each."""
+    """An ``AttentionBackend`` for steps with one token per row."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.

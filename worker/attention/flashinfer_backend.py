@@ -42,7 +42,7 @@ _IN_TURN: Final = 2
 
 
 class PagedPrefill(Protocol):
-    """What is used of FlashInfer's ``BatchPrefillWithPagedKVCacheWrapper``."""
+    """The used part of FlashInfer's ``BatchPrefillWithPagedKVCacheWrapper``."""
 
     def plan(
         self,
@@ -90,8 +90,8 @@ class FlashInferAttention:
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
-        Raises ``ImportError`` that says what is missing, and ``ValueError`` for a dtype or a head
-        size that FlashInfer has no kernels for.
+        Raises ``ImportError`` that names what is missing, and ``ValueError`` for a dtype or head
+        size without FlashInfer kernels.
         """
         dtype, dim = pool.data.dtype, pool.data.shape[-1]
         if dtype not in DTYPES or dim not in HEAD_DIMS:
@@ -245,10 +245,8 @@ def _decodes_of(batch: PackedBatch) -> PackedBatch:
 
 
 class _Turns:
-    """Wrappers of one window, planned in turn.
-
-    ``plan`` queues a copy from pinned memory of the wrapper's own and returns: to plan it again
-    before the device has got there would change what is copied.
+    """Wrappers of one window, planned in turn. ``plan`` queues a copy from the wrapper's pinned
+    memory and returns: another plan before the copy is done would change its data.
     """
 
     def __init__(self, scratch: Tensor) -> None:

@@ -1,10 +1,10 @@
 """Decodes on the CPU straight from the pool's pages, compiled by numba.
 
 The reference copies every row's pages, padded to the longest row, before it attends: twice the
-memory traffic, and as much again for short rows beside a long one. Here each row reads its own
-pages once: by ``tiles``, with long rows cut and spread over the threads, or, where heads are not
-made of whole vectors, front to back on one thread with the softmax carried along (Milakov and
-Gimelshein 2018). Chunks of prompts, where arithmetic outweighs traffic, are left to the reference.
+memory traffic, and more for short rows next to a long one. Here each row reads its own pages once:
+by ``tiles``, with long rows cut and spread over the threads, or, if heads are not whole vectors,
+front to back on one thread with the softmax carried along (Milakov and Gimelshein 2018). Prompt
+chunks, which are bound by arithmetic, use the reference.
 """
 
 import math
@@ -28,7 +28,7 @@ _WORTH_A_TEAM_KEYS: Final = 128
 
 
 def fits(pool: KVPool) -> bool:
-    """Whether heads are made of whole vectors; False with numba's JIT off, which has no vectors."""
+    """Whether heads are whole vectors; False with numba's JIT off, which has no vectors."""
     from numba import config
 
     dim, vector_bytes = pool.data.shape[-1], 64
@@ -204,7 +204,7 @@ class NumbaStep:
 
 
 class TiledStep:
-    """Attention of one step whose decodes are computed by ``tiles``."""
+    """Attention of one step with decodes by ``tiles``."""
 
     def __init__(
         self,

@@ -103,7 +103,8 @@ class ReferenceAttention:
         )
 
     def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
-        """Turn ``hidden`` [rows, queries, keys] into what is added to the folded heads' scores."""
+        """Turn ``hidden`` [rows, queries, keys] into the mask that is added to the folded heads'
+        scores."""
         rows, queries, keys = hidden.shape
         mask = torch.zeros(hidden.shape, dtype=self._pool.data.dtype)
         mask.masked_fill_(torch.from_numpy(hidden), -math.inf)

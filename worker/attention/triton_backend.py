@@ -22,8 +22,8 @@ from worker.pinned import pack_int32, upload
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """How a pass is cut: queries times heads (``lines``) and keys of a tile, the warps of a program
-    and the loads that it keeps under way; programs of a multiprocessor that run at once, and the
-    fewest tiles of keys in an item."""
+    and its loads in flight; programs of a multiprocessor that run at once, and the fewest tiles of
+    keys in an item."""
 
     lines: int
     keys: int
@@ -35,11 +35,11 @@ class Tiling:
 
 _DECODES: Final = Tiling(lines=16, keys=64, warps=4, stages=2, at_once=5, least_tiles=2)
 """16 lines are the fewest that the matrix units multiply. Chosen, as those below, as the fastest of
-several on an H100; ``tests/worker/attention`` says what they take of it."""
+several on an H100; ``tests/worker/attention`` has their use of it."""
 _CHUNKS: Final = Tiling(lines=64, keys=64, warps=4, stages=2, at_once=2, least_tiles=16)
 LARGE_CHUNKS: Final = Tiling(lines=128, keys=128, warps=8, stages=3, at_once=1, least_tiles=8)
 _LARGE_CHUNKS_BYTES: Final = 200 * 1024
-"""Shared memory of a multiprocessor from which on they fit well."""
+"""Shared memory of a multiprocessor at which they fit well."""
 _CPU_PROGRAMS: Final = 16
 """Programs to aim at under Triton's interpreter, which has no multiprocessors to count."""
 _PARTS_VALUES: Final = 8192
@@ -62,9 +62,9 @@ class TritonAttention:
     ) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
-        ``invariant``: the same tiles and one order of sums for decodes and chunks, whatever the
-        batch, so that no result depends on company or on how a prompt was cut (WK-3); slower.
-        ``chunks`` is chosen by the device where it is None.
+        ``invariant``: the same tiles and one order of sums for decodes and chunks, in any batch, so
+        that no result depends on other rows or on how a prompt was cut (WK-3); slower. ``chunks``
+        is chosen by the device where it is None.
         """
         from worker.attention import triton_kernels
 
@@ -211,7 +211,7 @@ class TritonAttention:
         end = np.minimum(begin + each, tiles[of_tile])
         parts = np.where(counts[of_tile] > 1, index, -1)
         items = np.stack((of_tile, begin, end, parts), axis=1)
-        # The longest first, so that none is left to run alone at the end.
+        # Longest first, so that none runs alone at the end.
         order = np.argsort(begin - end, kind="stable")
         return items[order].reshape(-1), firsts, counts
 
@@ -231,7 +231,7 @@ class TritonAttention:
         return self._pool.data.shape[-1]
 
     def plan(self, step: "TritonStep") -> None:
-        """Share out the keys of those passes whose lengths only the device knows."""
+        """Divide the keys of passes with lengths that only the device knows."""
         for a_pass in step.passes:
             if not a_pass.is_planned_on_device:
                 continue
@@ -245,7 +245,7 @@ class TritonAttention:
                 rows,
                 count,
                 max(1, count - rows),
-                # Where there is one item for each row, none is to be split.
+                # With one item for each row, none is split.
                 MIN_TILES=2**30 if count == rows else a_pass.tiling.least_tiles,
                 TILE_KEYS=a_pass.tiling.keys,
                 ROWS=_power_of_two(rows),
@@ -254,7 +254,7 @@ class TritonAttention:
             )
 
     def run(self, layer: int, step: "TritonStep", queries: Tensor, out: Tensor) -> None:
-        """Run the step's passes over one layer, whose keys and values are in the pool already."""
+        """Run the step's passes over one layer, with keys and values already in the pool."""
         kv_heads = self._pool.kv_heads
         for a_pass in step.passes:
             items, tiling = a_pass.items, a_pass.tiling

@@ -39,14 +39,14 @@ def share_out(
     context = tl.load(contexts + row, mask=row < rows, other=0)
     tiles = (context + TILE_KEYS - 1) // TILE_KEYS
     size = tl.maximum((tl.sum(tiles, 0) + aimed - 1) // aimed, MIN_TILES)
-    # Rounded: to split what is hardly longer than an item costs more than it evens out.
+    # Rounded: splitting something hardly longer than an item costs more than it saves.
     counts = tl.where(tiles > 0, tl.maximum((2 * tiles + size) // (2 * size), 1), 0)
     ends = tl.cumsum(counts, 0)
     if tl.program_id(0) == 0:
         tl.store(first_parts + row, ends - counts, mask=row < rows)
         tl.store(part_counts + row, counts, mask=row < rows)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    before = ends[None, :] <= item[:, None]  # the rows whose items all come before it
+    before = ends[None, :] <= item[:, None]  # rows with all items before it
     of_row = tl.sum(before.to(tl.int32), 1)
     first = tl.max(tl.where(before, ends[None, :], 0), 1)
     mine = row[None, :] == of_row[:, None]
@@ -190,8 +190,8 @@ def attend(
         other=0.0,
     )
 
-    # Tiles of keys start at multiples of TILE_KEYS whatever the row's share of the step is, so
-    # that the order of the sums does not depend on how a prompt was cut.
+    # Tiles of keys start at multiples of TILE_KEYS so that the order of the sums does not depend on
+    # how a prompt was cut.
     earliest = context - count + first
     end = tl.minimum(context, earliest + TILE_TOKENS)
     seen_by_all = (earliest + 1) // TILE_KEYS

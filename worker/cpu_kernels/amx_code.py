@@ -1,18 +1,18 @@
 """The inner loop of ``block_products`` on AMX, the matrix unit of Intel's CPUs.
 
-A block's bfloat16 are laid out as this unit needs its second factor: pairs of inputs side by side,
-16 outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times
-32 outputs in four, a tile of rows and one of weights in two more, of which one is loaded anew for
-each further product. To be imported only where numba is installed, and used only where
+A block's bfloat16 are laid out as this unit needs its second factor: pairs of adjacent inputs, 16
+outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times 32
+outputs in four, a tile of rows and one of weights in two more, one of which is reloaded for each
+further product. To be imported only where numba is installed, and used only where
 ``block_products.tiles_problem`` is None.
 
-With all eight, four loads would do where five are needed; but both threads of a core rename theirs
-from one set, and where the other thread has some in use too (a virtual machine beside this one),
-that takes 1.5 times as long. Four products, measured from the nearest cache: 110 ns beside
-74 then, 33 and 33 otherwise.
+With all eight, four loads instead of five would be enough; but both threads of a core rename theirs
+from one set, and if the other thread (another virtual machine) uses some, that takes 1.5 times as
+long. Four products, measured from the nearest cache: 110 ns instead of 74 then, 33 and 33
+otherwise.
 
 Instructions: Intel's Software Developer's Manual, volume 2, LDTILECFG and TDPBF16PS. The sum of
-each row and output depends on nothing but these two: a row is the same in any company.
+each row and output depends only on these two, so a row is the same in any batch.
 """
 
 import struct
@@ -71,10 +71,11 @@ def tile_sums(
 ) -> None:
     """Emit ``out`` [32, 32] float32: ``count`` rows of bfloat16, 1 to 32, times a block's weights.
 
-    ``is_added``: added to what is there. Rows are laid out as [rows / 16][turns][16][32], so that
-    no tile's lines share a cache set, and are ``row_bytes`` long. They are read, and sums written,
-    to the next multiple of 16. In each turn ``ahead_bytes``, 0 or ``TURN_BYTES`` or half of it, are
-    prefetched, from ``ahead`` on; half only as far as the second cache, as other rows come first.
+    ``is_added``: added to the present values. Rows are laid out as [rows / 16][turns][16][32], so
+    that no tile's lines share a cache set, and are ``row_bytes`` long. They are read, and sums
+    written, to the next multiple of 16. In each turn ``ahead_bytes``, 0 or ``TURN_BYTES`` or half
+    of it, are prefetched, from ``ahead`` on; half only as far as the second cache, as other rows
+    come first.
     """
     end = builder.append_basic_block("end")
     for tiles in (1, 2):

@@ -100,8 +100,8 @@ def block_sums(
 
 @intrinsic
 def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
-    """Set ``out`` to one row's ``sums`` [32] float32 + ``bias``; gated: silu of the first 16
-    times the other ones, + ``bias``. Addresses; ``out`` may be ``sums``, ``bias`` 0: none.
+    """Set ``out`` to one row's ``sums`` [32] float32 + ``bias``; gated: silu of the first 16 times
+    the other ones, + ``bias``. Addresses; ``out`` may be ``sums``, ``bias`` 0: no bias.
     """
     signature = types.void(*[types.int64] * 3, types.boolean)
 

@@ -41,9 +41,9 @@ class ProductArguments(NamedTuple):
     """Room for the rows as AMX reads them, bfloat16 [row_count / 16][turns][16][32]: the last tile
     need not be full, the last turn ends with zeros."""
     rounding: int
-    """Counter of shares of rows whose rounding has begun."""
+    """Counter of shares of rows with started rounding."""
     rounded_shares: int
-    """Counter of shares of rows whose rounding is done."""
+    """Counter of shares of rows with finished rounding."""
     bias: int
     """[outputs], padded to whole blocks; 0: none."""
     results: int
@@ -58,7 +58,7 @@ class ProductArguments(NamedTuple):
     passes_at_once: int
     """Passes, each of as many rows as fit registers, that go through a panel before the next."""
     blocks_at_once: int
-    """Blocks whose same panel is gone through before the next panel."""
+    """Blocks that are computed for one panel before the next."""
 
 
 AT: Final = ProductArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(ProductArguments._fields)))

@@ -1,7 +1,7 @@
 """The compiled loops of ``block_products``. To be imported only where numba is installed.
 
-The code that these are made of stands in the module's globals: numba's cache takes closures as
-constants, and these would be new ones in every process.
+Their code is in the module's globals: numba's cache takes closures as constants, and these would be
+new ones in every process.
 """
 
 from pathlib import Path
@@ -42,8 +42,8 @@ _LINE_BYTES: Final = 2 * TURN_INPUTS
 _SUM_BYTES: Final = 4 * BLOCK_OUTPUTS
 """Bytes of the sums of a row and a block."""
 _LOOKS: Final = 1000
-"""Checks, some 50 µs together, after which a thread that has not rounded its rows is taken to be
-held up by another process."""
+"""Checks, some 50 µs together, after which a thread that has not rounded its rows counts as delayed
+by another process."""
 
 
 @jitable
@@ -146,9 +146,9 @@ def multiply(form: int, is_gated: bool) -> Task:
             _round_rows(job)
             rows, row_bytes = job[AT.rounded], turns * _LINE_BYTES
             panel_turn_bytes = LINES * _LINE_BYTES
-        # Prefetch meanwhile what comes a little later, or, where weights are gone through several
-        # times, half of the next ones each of the first two times (except for the last of blocks
-        # that share panels, where it is too much).
+        # Prefetch what comes a little later, or, if weights are read several times, half of the
+        # next ones each of the first two times (except for the last of blocks that share panels,
+        # where it is too much).
         step = _AHEAD_BYTES
         if passes > 1:
             step = block_bytes

@@ -1,9 +1,9 @@
 """Multiplies rows by weights in blocks, compiled by numba for CPUs with AVX-512 or AMX.
 
-A step of few rows takes as long as its weights take to be read, so they lie in the order in which
-they are used, and are read once::
+A step of few rows takes as long as reading its weights, so they are stored in the order of use, and
+read once::
 
-    weights  [outputs / 32][inputs / 2][32 outputs][2]   bfloat16, a pair of inputs side by side
+    weights  [outputs / 32][inputs / 2][32 outputs][2]   bfloat16, pairs of adjacent inputs
              [outputs / 32][inputs]    [32 outputs]      float32
     gated    the same, a block being 16 of the gate's outputs and then 16 of the other's
 
@@ -11,14 +11,13 @@ With AVX-512, sums of 32 outputs and up to 12 rows stay in registers. bfloat16 i
 (a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids) that is 1.7 times the
 rate of its bfloat16 instruction, which gives a result every other cycle, and it needs no more than
 AVX-512. On others (AMD, from Zen 4 on) the same blocks may be multiplied by that instruction, with
-rows rounded to bfloat16: where the worker finds that faster when it loads.
+rows rounded to bfloat16: if the worker finds that faster when it loads.
 
-With AMX, rows are rounded to bfloat16 before, and sums of up to 32 of them stay in registers. More
-rows are arithmetic, and their weights are not to come from memory again for each 32: a panel, some
-turns of a block, is gone through for 512 rows, whose sums go to memory and back for the next one;
-and where the rows are more than the second cache holds, for up to 7 blocks before the next panel,
-so that some inputs of all rows stay there. Each sum runs over the inputs in order, whatever the
-number of rows.
+With AMX, rows are rounded to bfloat16 before, and sums of up to 32 of them stay in registers. With
+more rows arithmetic dominates, and weights must not come from memory again for each 32: a panel,
+some turns of a block, is computed for 512 rows, with sums that go to memory and back for the next
+one; and if the rows exceed the second cache, for up to 7 blocks before the next panel, so that some
+inputs of all rows stay there. Each sum runs over the inputs in order, for any number of rows.
 """
 
 import ctypes
@@ -44,10 +43,10 @@ _PASS_ROWS: Final = 32
 _PASSES_AT_ONCE: Final = 16
 """Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
-"""Most blocks whose same panel is gone through before the next panel."""
+"""Most blocks that are computed for one panel before the next."""
 _MAX_ROUNDED_BYTES: Final = 1 << 20
-"""Most bytes of rounded rows before blocks share panels: more would come from beyond the second
-cache anew for each block."""
+"""Most bytes of rounded rows before blocks share panels: more would be reloaded from beyond the
+second cache for each block."""
 
 
 _Job = ctypes.c_int64 * (FIRST_ARGUMENT + len(ProductArguments._fields))

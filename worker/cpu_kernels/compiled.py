@@ -1,8 +1,8 @@
 """Loops compiled for the CPU at hand by numba, where it is installed (``tidegate[cpu]``).
 
-torch's own operators cost some microseconds each, whatever they do; a decode of a few rows of a
-small model is little else. Everything is compiled while the worker loads. What is compiled is kept
-on disk (beside the module, or where NUMBA_CACHE_DIR says), so that only a first start pays for it.
+torch's operators cost some microseconds each, which dominates a decode of a few rows of a small
+model. Everything is compiled while the worker loads. Compiled code is kept on disk (next to the
+module, or in NUMBA_CACHE_DIR), so that only a first start pays for it.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ def compiler_problem() -> str | None:
         try:
             import numba  # noqa: F401
         except Exception as error:  # its libraries may be missing or not fit
-            give_up(f"numba cannot be imported ({error}); pip install numba, or do without")
+            give_up(f"numba cannot be imported ({error}); pip install numba, or run without it")
     return _State.problem
 
 
@@ -48,7 +48,7 @@ def give_up(problem: str) -> None:
 
 
 def toolchain() -> str:
-    """Versions and CPU that, beside our code, decide the machine code; empty if there is none."""
+    """Versions and CPU that, with our code, decide the machine code; empty without a compiler."""
     if compiler_problem() is not None:
         return ""
     import llvmlite

@@ -1,6 +1,6 @@
 """The compiled loops of ``draws``. To be imported only where numba is installed.
 
-The code that these are made of is in the module's globals, as in ``worker.cpu_kernels.tile_loops``.
+Their code is in the module's globals, as in ``worker.cpu_kernels.tile_loops``.
 """
 
 from functools import cache
@@ -210,8 +210,8 @@ def draw() -> Task:
                 total += part
                 sums[b] = total
             target = np.float64(draws[row]) * total
-            # The first block, and in it the first token, whose sum is beyond the target; of a
-            # broken model's NaNs none is, and the last token is one that there is at least.
+            # The first block, and in it the first token, with a sum beyond the target; with NaNs
+            # there is none, and the last token is at least valid.
             b = 0
             while b < len(sums) - 1 and not sums[b] > target:
                 b += 1

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS
 
 _WORTH_A_TEAM: Final = 65_536
-"""Fewest logits to use several threads for: fewer are done before another thread has begun."""
+"""Fewest logits to use several threads for: fewer are done before another thread starts."""
 
 
 def compile_draws() -> None:

@@ -1,4 +1,4 @@
-"""Gives compiled functions what Python lacks: addresses, atomic counters, vectors.
+"""Addresses, atomic counters and vectors for compiled functions.
 
 Each is one LLVM instruction or a few (``numba.extending.intrinsic``); vectors have 16 lanes, which
 LLVM maps to one, two or four registers, as the machine has. To be imported only where numba is
@@ -18,7 +18,7 @@ LANES = 16
 SOURCE = Path(__file__).read_bytes()
 """Source of this module, compiled into its users and so a constant of theirs (``compiled``)."""
 
-# numba's own annotations are for plain Python, from which none of these is called.
+# numba's own annotations are for plain Python, which calls none of these.
 _numba: Any = numba
 types: Any = _numba.types
 cgutils: Any = _numba.core.cgutils
@@ -131,8 +131,8 @@ def as_pointer(typing: Any, address: Any, item: Any) -> Any:
 
 @intrinsic
 def take(typing: Any, address: Any) -> Any:
-    """Read the int64 at ``address`` and add 1 to it, atomically (acquire and release): whoever sees
-    the new value sees what was written before."""
+    """Read the int64 at ``address`` and add 1 to it, atomically (acquire and release): a reader of
+    the new value also sees earlier writes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))

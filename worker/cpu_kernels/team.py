@@ -6,8 +6,8 @@ for some time and wait for the next one. So a compiled task runs like torch's ow
 calling thread.
 
 A *job* is an array of int64: how many of its parts are taken, how many there are, how many are
-done, then what the task needs, addresses above all. Every thread takes parts until none is left, so
-that a long one does not keep the others waiting.
+done, then the task's data, mostly addresses. Every thread takes parts until none is left, so that a
+long one does not delay the others.
 """
 
 import ctypes

@@ -20,7 +20,7 @@ from worker.cpu_kernels import native
 from worker.cpu_kernels.native import LANES, Vectors, cgutils, intrinsic, types
 
 _HEADS_AT_ONCE = 8
-"""Heads whose sums are kept in registers at once; AVX-512 has 32 for them and their operands."""
+"""Heads with sums in registers at once; AVX-512 has 32 for them and their operands."""
 _FLOAT_BYTES = 4
 _LINE_BYTES = 64
 _TILE_BYTES = LANES * _FLOAT_BYTES
@@ -74,8 +74,8 @@ def transpose_keys(
 def score_tile(
     typing: Any, queries: Any, keys: Any, out: Any, stride: Any, shared: Any, dim: Any
 ) -> Any:
-    """Score ``queries`` [shared, dim] against transposed ``keys``: ``out`` [shared, 16], whose rows
-    are ``stride`` bytes apart."""
+    """Score ``queries`` [shared, dim] against transposed ``keys``: ``out`` [shared, 16], with rows
+    ``stride`` bytes apart."""
     all_heads, count = shared.literal_value, dim.literal_value
     row_bytes = stride.literal_value
     signature = types.void(_address, _address, _address, stride, shared, dim)

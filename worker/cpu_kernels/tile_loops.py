@@ -1,7 +1,7 @@
 """The compiled loops of ``tiles``. To be imported only where numba is installed.
 
-The code that these are made of stands in the module's globals: numba's cache takes closures as
-constants, and these would be new ones in every process.
+Their code is in the module's globals: numba's cache takes closures as constants, and these would be
+new ones in every process.
 """
 
 import math

@@ -27,8 +27,8 @@ def _no_row(row: Row) -> None:
 class Executed:
     """The outcome of a step or, with overlap, of the step before it.
 
-    ``plan`` is what was computed, perhaps less than planned, in ``duration_s``. ``book`` records a
-    row's new tokens; ``drop`` forgets a row whose request gets none of them.
+    ``plan`` is the computed part of the plan, in ``duration_s``. ``book`` records a row's new
+    tokens; ``drop`` forgets a row whose request gets none of them.
     """
 
     plan: Plan | None = None
@@ -41,11 +41,11 @@ class Executed:
     ended: dict[Request, EndReason] = field(default_factory=dict)
     """Requests that the backend ended by its own rules, after the tokens in ``result``."""
     freed: list[Request] = field(default_factory=list)
-    """Requests whose ``release`` was not over at once, and is now."""
+    """Requests with a ``release`` that has just finished."""
 
 
 class Backend(ABC):
-    """Queue, batch, memory and steps of an engine. On the engine's thread, unless it says so."""
+    """Queue, batch, memory and steps of an engine; on its thread unless stated otherwise."""
 
     step_time: StepTime
     min_start_budget_s: float
@@ -61,7 +61,7 @@ class Backend(ABC):
         """Do what a request needs once and that need not wait for the engine's thread."""
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Set what is called, on any thread, when there is news from outside."""
+        """Set the callback, on any thread, for news from outside."""
 
     def interrupt(self) -> None:
         """Have a ``compute`` that waits return soon, since there is news."""
@@ -78,7 +78,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def largest_step_tokens(self) -> int:
-        """Most tokens that the step under way may have."""
+        """Most tokens that the current step may have."""
 
     # ── the queue and the batch ──────────────────────────────────────────────────────────────
 
@@ -112,35 +112,35 @@ class Backend(ABC):
 
     @abstractmethod
     def release(self, request: Request, now: float) -> bool:
-        """Give up a request, wherever it is. True if its slot and memory are free now; else they
-        are when a row of it comes next, or when ``Executed.freed`` has it."""
+        """Drop a request, in any state. True if its slot and memory are free now; else they are
+        when a row of it comes next, or when ``Executed.freed`` has it."""
 
     def spoil(self, request: Request) -> None:
-        """Have nobody use what was computed of a request: its numbers are not finite."""
+        """Discard a request's results: its numbers are not finite."""
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, now: float) -> None:
-        """Do what is due before a step, whatever it computes."""
+        """Work before each step."""
 
     @abstractmethod
     def next_prompt_tokens(self, is_more_coming: bool) -> int:
-        """Most prompt tokens that the next step can carry beside decodes."""
+        """Most prompt tokens that the next step can carry with its decodes."""
 
     @abstractmethod
     def schedule(self, now: float) -> Schedule:
-        """Admit what can be, and plan the next step."""
+        """Admit requests, and plan the next step."""
 
     @abstractmethod
     def compute(self, plan: Plan | None, patience_s: Callable[[], float]) -> Executed | None:
         """Compute a step, or launch it and return the one before; None if there is nothing to do.
 
-        May wait for work, for ``patience_s()`` seconds. Raises ``DeviceLost`` where nothing can be
+        May wait for work, for ``patience_s()`` seconds. Raises ``DeviceLost`` if nothing can be
         computed any more.
         """
 
     def end(self) -> None:
-        """Do what is due after a step."""
+        """Work after each step."""
 
     @abstractmethod
     def counts(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _script(settings: WorkerSettings) -> Script | None:
 
 
 def _model_digest(checkpoint: str, script: Script | None) -> str:
-    """The model's digest: of another script, no text can be gone on with."""
+    """The model's digest: another script's texts cannot be continued."""
     if script is None:
         return checkpoint
     return hashlib.sha256(checkpoint.encode() + script.text).hexdigest()
@@ -112,7 +112,7 @@ def _build(
     eos = end_tokens(config.eos_token_ids, tokenizer, config.vocab_size, path)
     compiling: Future[GrammarCompiler | None] | None = None
     if settings.engine == "torch" or script is not None:
-        # A second and more for a large vocabulary, beside the weights.
+        # A second and more for a large vocabulary, in parallel to the weights.
         compiling = threads.submit(build_compiler, tokenizer.json, config.vocab_size, eos)
     if settings.engine == "torch":
         # Imported here, so that a synthetic engine starts without torch.

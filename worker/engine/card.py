@@ -33,7 +33,7 @@ def device_facts(device: str, count: int = 1) -> DeviceFacts:
     ``count`` are used together; zeros and "" for any other device."""
     if not device.startswith("cuda"):
         return DeviceFacts()
-    import torch  # engines without a GPU may do without it
+    import torch  # engines without a GPU may not need it
 
     if not torch.cuda.is_available():
         return DeviceFacts()
@@ -71,7 +71,7 @@ RESULT_CODE: Final = (
     "cpu_kernels",
     "core.py",
 )
-"""Parts of the worker whose code has a say in which tokens come out."""
+"""Parts of the worker with code that affects the tokens."""
 
 
 def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
@@ -130,7 +130,7 @@ def end_tokens(
 
 
 def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
-    """Sampling for requests that state none; logged, since it changes what clients get."""
+    """Default sampling; logged, because it changes what clients get."""
     defaults = read_sampling_defaults(settings.model_path)
     if defaults != SamplingDefaults():
         model_log.info(

@@ -20,8 +20,8 @@ A step that fails is retried in halves, until only the requests that make it fai
        │  └─ f         computed
        └─ g h          computed
 
-A step that failed has changed nothing that counts: its KV is written again, and a draw is a
-function of seed and position. Where memory ran out, ``out_of_memory`` says what may fit.
+A failed step has changed nothing that matters: its KV is written again, and a draw is a function of
+seed and position. If memory ran out, ``out_of_memory`` says what may fit.
 """
 
 from collections.abc import Sequence
@@ -134,8 +134,8 @@ class Executor:
         self._in_flight: StepInFlight | None = None
         """The step that was launched and has not been read yet."""
         self.stream_utilization = 0.0
-        """Share of time in which the device computed a step, a moving average; 0 where there is no
-        clock of the device's (LB-7)."""
+        """Share of time in which the device computed a step, a moving average; 0 without a device
+        clock (LB-7)."""
         self._launch_failed = False
         """Whether the next step is computed without overlap."""
 
@@ -147,7 +147,7 @@ class Executor:
     def run(self, plan: Plan | None) -> Executed | None:
         """Compute what fits of ``plan``, or launch it and read the step before; None if idle.
 
-        Raises ``DeviceLost``: no request is to blame, and none can go on here.
+        Raises ``DeviceLost``: no request is to blame, and none can continue here.
         """
         if plan is not None:
             plan = self._bisection.cut(plan)
@@ -160,11 +160,11 @@ class Executor:
         return self._execute(plan)
 
     def discard(self) -> None:
-        """Wait for the step in flight, whose result nobody wants."""
+        """Wait for the step in flight and drop its result."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
-        with suppress(Exception):  # whatever it was, all jobs end here
+        with suppress(Exception):  # any error: all jobs end here
             step.collect()
         for row in step.plan.rows:
             self._scheduler.discard(row)
@@ -246,7 +246,7 @@ class Executor:
         self._memory.computed()
         device = result.device
         if device is None:
-            # What it took of the host's own time: nothing is counted twice.
+            # Its host time, without counting any twice.
             duration_s = step.launch_s + self._clock() - began
         else:
             self._note_use(device)

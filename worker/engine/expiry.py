@@ -34,8 +34,8 @@ class ExpiryCheck:
         self._step_time = step_time
         self._checks = 0
         self._early_s = 0.0
-        """The most, of late, by which jobs that end cleanly were to end before their deadline: a
-        prompt that comes meanwhile makes the next step slow again."""
+        """Largest recent lead with which jobs end cleanly before their deadline: a prompt that
+        arrives makes the next step slow again."""
         self.check_us = 0.0
         """Sampled cost of a check per request in µs, a moving average (DL-13)."""
 
@@ -84,7 +84,7 @@ class ExpiryCheck:
         return expired
 
     def unfinishable(self, waiting: Sequence[Request], now: float) -> list[Request]:
-        """Waiting requests that were aborted, or whose certain work no longer fits (DL-3)."""
+        """Waiting requests that were aborted, or with certain work that no longer fits (DL-3)."""
         token_s = self._step_time.least_token_s
         unfinishable = []
         for request in waiting:
@@ -107,7 +107,7 @@ class ExpiryCheck:
 
 
 def _goes_on(request: Request, now: float) -> bool:
-    """Whether a request that is certain to miss goes on all the same, to test that (DL-17)."""
+    """Whether a request that is certain to miss continues anyway, to test that (DL-17)."""
     job = request.job
     if not job.keeps_on or job.abort is not None or request.ends_cleanly or now >= job.deadline:
         return False

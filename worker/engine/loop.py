@@ -108,7 +108,7 @@ class EngineLoop:
         self._sink: EventSink | None = None
         self._step_time = backend.step_time
         self._deferred: dict[Request, EndReason] = {}
-        """End reasons of requests that have ended, but whose memory is not free yet."""
+        """End reasons of ended requests that still hold memory."""
         self._expiry = ExpiryCheck(clock, self._step_time, backend.steps_in_flight)
         self._inbox: deque[Request] = deque()
         self._news = False
@@ -168,12 +168,12 @@ class EngineLoop:
             self._tell()
 
     def pause(self, job: Job) -> None:
-        """Pause a job after the step under way; its KV is kept. Idempotent; ignored where jobs
-        cannot be paused."""
+        """Pause a job after the current step; its KV is kept. Idempotent; ignored if jobs cannot be
+        paused."""
         self._request_pause(job, True)
 
     def resume(self, job: Job) -> None:
-        """Let a paused job go on, before any that waits to start. Idempotent."""
+        """Resume a paused job, before any that waits to start. Idempotent."""
         self._request_pause(job, False)
 
     def _request_pause(self, job: Job, wanted: bool) -> None:
@@ -219,7 +219,7 @@ class EngineLoop:
             self._thread.join()
 
     def _tell(self) -> None:
-        """Note that there is news, and wake the engine and its backend. With ``_wake`` held."""
+        """Note news, and wake the engine and its backend. With ``_wake`` held."""
         self._news = True
         self._wake.notify()
         if not self._stopped:
@@ -351,7 +351,7 @@ class EngineLoop:
                 self._pauses.ask()
 
     def _take_compiled(self, events: list[Event]) -> None:
-        """Let requests start whose grammars are ready, and end those whose grammars are invalid."""
+        """Start requests with ready grammars, and end those with invalid ones."""
         self._compiled = False
         for request in [one for one in self.backend.waiting if one.compiling]:
             constraint = request.job.constraint
@@ -367,7 +367,7 @@ class EngineLoop:
         for request in schedule.started:
             if request.started_at is not None:  # had given way to a more urgent one
                 continue
-            # It may have been submitted since the step began, which is what ``now`` says.
+            # It may have been submitted since the step began, at ``now``.
             request.started_at = max(now, request.submitted_at)
             request.job.has_started = True
             self._stats_due = True
@@ -408,7 +408,7 @@ class EngineLoop:
         self._totals.prompt_tokens += prompt_tokens
 
     def _apply(self, plan: Plan, done: Executed, events: list[Event]) -> None:
-        """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
+        """Count and publish the new tokens, except those of jobs that must stop."""
         now = self._clock()
         book = done.book
         assert book is not None
@@ -469,7 +469,7 @@ class EngineLoop:
         self._totals.tokens += tokens
 
     def _spoil(self, request: Request) -> None:
-        """Have a request fail whose logits are NaN or infinite, and its KV blocks not be reused."""
+        """Fail a request with NaN or infinite logits, and do not reuse its KV blocks."""
         if not request.spoilt:
             engine_log.error(NOT_FINITE_LOG, request.computed)
             self._totals.not_finite += 1
@@ -505,7 +505,7 @@ class EngineLoop:
     def _publish_early(self, events: list[Event]) -> None:
         """Publish events before the step: ends and pauses need not wait for a step of others."""
         if events and self._sink is not None:
-            # Whoever hears of an end must not count its job by older statistics.
+            # A reader of an end must not count its job by older statistics.
             self._stats = self._snapshot()
             self._publish(list(events))
             events.clear()
@@ -543,7 +543,7 @@ class EngineLoop:
             engine_log.exception("jobs could not be released; their process must end")
             self._has_failed = True
         if self._has_failed:
-            # The state of the backend is unknown: all who wait are told, nothing is released.
+            # The state of the backend is unknown: all waiting jobs end, nothing is released.
             told = {event.job for event in events}
             for request in left:
                 if request.job not in told:

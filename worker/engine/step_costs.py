@@ -1,7 +1,7 @@
 """Measures at load what steps of each size take, so that forecasts need not wait for a crowd.
 
 A step's time is no straight line over its rows: products change their shape, graphs their size. It
-is measured as a service will see it, by the runner, in requests of its own that nobody hears of.
+is measured as a service will see it, by the runner, in internal requests.
 """
 
 import math

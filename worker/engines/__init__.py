@@ -1,9 +1,9 @@
 """Loads the engine that runs the model: our own, or vLLM's behind the same surface.
 
 ``load_engine`` is what the Triton model calls. vLLM's engine lives in ``vllm``, and is imported
-only when it is asked for: it has an environment of its own.
+only on request: it has its own environment.
 
-- ``stepped``  a third party's engine behind the loop of ours: what it has to do, and its queue
+- ``stepped`` another engine behind our loop: its interface, and its queue
 """
 
 import time
@@ -23,7 +23,7 @@ def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Load
     """Load the model that ``settings`` name into the engine that they name, or that fits them.
 
     Raises what ``worker.engine.build.build_engine`` raises, ``EngineMissing`` for an engine whose
-    packages are not installed, and ``ValueError`` for GPUs or adapters that it has no use for.
+    packages are not installed, and ``ValueError`` for GPUs or adapters that it cannot use.
     """
     choice = choose_engine(settings)
     name, why = choice.name, choice.why
@@ -36,7 +36,7 @@ def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Load
         )
     if settings.adapters and name != "vllm":
         raise ValueError(
-            f"{variable('adapters')}: the engine {name} serves no LoRA adapters beside a model; set"
+            f"{variable('adapters')}: the engine {name} serves no LoRA adapters with a model; set"
             " TIDEGATE_WORKER__ENGINE=vllm, or merge each into a model of its own"
         )
     where = "worker.engines.vllm" if name == "vllm" else "worker.engine"

@@ -39,7 +39,7 @@ from worker.scheduler.step_time import StepTime
 
 MIN_WAIT_S: Final = 0.001
 LONGEST_LEAVE_S: Final = 0.25
-"""Seconds after which a job that was given up ends although the engine still holds its memory."""
+"""Seconds after which an aborted job ends although the engine still holds its memory."""
 NOT_TAKEN: Final = refused(
     Code.ENGINE_ERROR, "the engine could not take up this request; the worker's log says why"
 )
@@ -57,7 +57,7 @@ class Produced:
     end: FinishReason | None = None
     """``STOP`` or ``LENGTH`` if the engine's own rules ended the job, ``ERROR`` if it failed."""
     code: Code | None = None
-    """Why the job failed, with ``ERROR``; ``message`` says it to people."""
+    """Why the job failed, with ``ERROR``; ``message`` is for people."""
     message: str = ""
     cached_tokens: int = 0
     """Prompt tokens found computed already; stated with a job's first tokens."""
@@ -90,12 +90,11 @@ class StepCore(Protocol):
         """
 
     def abort(self, handles: Collection[int]) -> None:
-        """Give jobs up. They produce nothing from here on; their blocks are free at the latest when
-        the next ``step`` returns, unless ``holds`` says otherwise. Unknown handles are ignored."""
+        """Abort jobs. They produce nothing more; their blocks are free at the latest when the next
+        ``step`` returns, unless ``holds`` says otherwise. Unknown handles are ignored."""
 
     def holds(self, handle: int) -> bool:
-        """Whether the memory of a job that was given up is not free yet, a step after ``abort`` or
-        later."""
+        """Whether an aborted job still holds memory, a step after ``abort`` or later."""
 
     def pause(self, handle: int) -> bool:
         """Compute no more of a job, and give its memory to others. False where that is not possible
@@ -108,13 +107,13 @@ class StepCore(Protocol):
     def step(self, wait_s: float) -> Sequence[Produced]:
         """Do at most one step, and return what it produced.
 
-        Empty after ``wait_s`` without a step. Raises what makes the core unusable for good,
-        ``DeviceLost`` among others.
+        Empty after ``wait_s`` without a step. Raises errors that make the core unusable, such as
+        ``DeviceLost``.
         """
 
     def interrupt(self) -> None:
-        """Have a ``step`` that waits return soon, since there is news, or the next one if none
-        waits. May do nothing where ``step`` computes by itself. Any thread."""
+        """Wake a waiting ``step``, or the next one. May do nothing if ``step`` does not wait. Any
+        thread."""
 
     @property
     def has_failed(self) -> bool:
@@ -141,8 +140,8 @@ class SteppedBackend(Backend):
         clock: Clock = time.monotonic,
     ) -> None:
         """Limits are those on the ``card``. ``frees_at_once``: ``StepCore.abort`` frees a job's
-        memory at once, not only after the next step. ``kv_reports`` tells what entered and left the
-        core's prefix cache since the last call."""
+        memory at once, not only after the next step. ``kv_reports`` returns what entered and left
+        the core's prefix cache since the last call."""
         self.core = core
         self._card = card
         self._frees_at_once = frees_at_once
@@ -163,7 +162,7 @@ class SteppedBackend(Backend):
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
         self._leaving: dict[Request, float] = {}
-        """Jobs given up that may still be in the core's memory, and since when, on the clock."""
+        """Aborted jobs that may still hold the core's memory, and since when, on the clock."""
         self.step_time = StepTime()
         self.steps_in_flight = int(not frees_at_once)
         self._began: float | None = None
@@ -186,8 +185,8 @@ class SteppedBackend(Backend):
 
     @property
     def largest_step_tokens(self) -> int:
-        # Some engines read whole prompts in one step, whatever the configuration says. Summed over
-        # a copy, since the engine's thread changes the original.
+        # Some engines read whole prompts in one step, despite the configuration. Summed over a
+        # copy, since the engine's thread changes the original.
         return sum(one.prompt_tokens for one in list(self.running))
 
     # ── the queue and the batch ──────────────────────────────────────────────────────────────
@@ -309,7 +308,7 @@ class SteppedBackend(Backend):
             self._began = None
 
     def _read(self, made: Sequence[Produced], done: Executed) -> None:
-        """Translate what a step has made, except for jobs that were given up."""
+        """Translate a step's results, except those of aborted jobs."""
         read = self.core.load().prompt_tokens_total
         prompt_tokens = max(0, read - self._prompt_tokens_seen)
         self._prompt_tokens_seen = read

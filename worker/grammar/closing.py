@@ -1,16 +1,13 @@
-"""Brings a text to a whole end as its deadline nears (DL-23), for ``on_deadline: finish``.
+"""Ends a text whole as its deadline nears (DL-23), for ``on_deadline: finish``. As a row's deadline
+nears, by the pace of its own tokens, the allowed tokens are narrowed:
 
-As a row's deadline comes near, by the pace of its own tokens, what may come next is narrowed:
+- without a grammar, the text ends with the first sentence that ends; the last tokens force one to
+end. A fenced block of code is closed first. - with a grammar, the shortest way to a matching text
+is searched in time, and taken when no more tokens than it needs are left, by time or
+``max_tokens``. Before that, tokens that would leave no time for it are excluded, such as a comma
+that begins another element of a list. For ``max_tokens`` this holds for every grammar.
 
-- without a grammar, the text ends with the first sentence that ends; with the last tokens one is
-  made to end. A fenced block of code is closed first.
-- with a grammar, the shortest way to a text that matches is looked for in time, and taken when no
-  more tokens than it needs are left: in time, or of ``max_tokens``. Before that, tokens are left
-  out after which there would be no time for that way any more, such as a comma that begins one more
-  element of a list. As to ``max_tokens`` this is so for every grammar, whatever is to happen at the
-  deadline.
-
-Used by the masks' thread; whichever engine takes masks can do this.
+Runs on the masks' thread, for every engine that takes masks.
 """
 
 import math
@@ -38,11 +35,11 @@ MIN_WINDOW, MAX_WINDOW = 8, 48
 MAX_PATH: Final = 256
 """Most tokens of a way to a matching end that is looked for."""
 _LOOK_AHEAD: Final = 24
-"""Tokens more than the shortest way with which it is looked for anew after each token."""
+"""Tokens beyond the shortest way at which it is searched again after each token."""
 _LOOK_EVERY: Final = 16
 _MAX_TRIED, _MAX_TRIED_IN_TEXT = 8, 2
-"""How many tokens are tried, beside the one that begins the shortest way: each takes as long as
-looking for that."""
+"""How many tokens are tried in addition to the one that begins the shortest way: each costs a
+search."""
 _MANY: Final = 256
 """More tokens than that are not sorted by their length."""
 _CANDIDATES: Final = 4096
@@ -52,7 +49,7 @@ _PACE_SMOOTHING: Final = 1 / 8
 _SPREADS: Final = 2.0
 """Mean deviations that are added to the mean time of a token."""
 _MAX_GAP: Final = 4.0
-"""Times the usual pace beyond which a gap says nothing of it: the job was paused."""
+"""Gaps longer than this many times the usual pace are ignored: the job was paused."""
 
 _FENCE: Final = b"```"
 _FENCE_END: Final = b"\n```"
@@ -62,7 +59,7 @@ _SENTENCE_END: Final = re.compile(
     rb"(?:[\"')\]*_]|\xe2\x80\x9d|\xe2\x80\x99|\xc2\xbb)*\s*\Z"
     rb"|\d\.\s+\Z"
 )
-"""A mark, with closing quotes and brackets behind it. A number's dot is none, unless a space
+"""A mark, with closing quotes and brackets after it. A number's dot is none, unless a space
 follows."""
 _STRUCTURE: Final = re.compile(rb"[\"'`<>{}\[\]()|\\\n]")
 """Characters that may end free text within a structure."""
@@ -147,7 +144,7 @@ class ClosingTables:
         return words
 
     def _spelled(self, text: bytes) -> list[int]:
-        """``text`` in the longest tokens that begin what is left of it; empty if there are none."""
+        """``text`` in the longest tokens that begin the rest of it; empty if there are none."""
         found: list[int] = []
         while text:
             fitting = [
@@ -163,8 +160,7 @@ class ClosingTables:
 
 class Closing:
     """One text on its way to its deadline, which is on ``clock``; with a grammar to ``max_tokens``,
-    too. With an infinite deadline only to these: what matches may be cut anywhere then, and what is
-    made to match has stopped by itself."""
+    too. With an infinite deadline only to these."""
 
     def __init__(
         self,
@@ -176,7 +172,7 @@ class Closing:
         self.has_begun = False
         """Whether what may come next has been narrowed since the deadline may be near."""
         self.early_s = 0.0
-        """Seconds before the deadline at which the engine cuts what has not come to its end."""
+        """Seconds before the deadline at which the engine cuts an unfinished text."""
         self._tables = tables
         self._deadline = deadline
         self._clock = clock

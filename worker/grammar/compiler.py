@@ -40,8 +40,8 @@ class GrammarCompiler:
         self, grammar: Grammar, begun: Sequence[int] = (), closing: Closing | None = None
     ) -> Constraint:
         """A ``Constraint`` for a job whose tokens ``begun`` were generated elsewhere; ready at once
-        where the grammar is known and nothing was begun. Raises ``InvalidGrammar`` for what is
-        refused without compiling."""
+        if the grammar is known and nothing was begun. Raises ``InvalidGrammar`` for faults found
+        without compiling."""
         grammar.check()
         constraint = Constraint(closing)
         with self._lock:

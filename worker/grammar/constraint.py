@@ -48,7 +48,7 @@ class Constraint:
         self._closing = closing
         self.is_ready = False
         self.is_dropped = False
-        """Whether the job is over, so that nobody waits for the grammar any more."""
+        """Whether the job is over, so that its grammar is not needed."""
         self.error = ""
         self._matcher: LLMatcher | None = None
         self._consumed = 0
@@ -84,7 +84,7 @@ class Constraint:
             self._matcher = None
 
     def resolve(self, matcher: "LLMatcher | None", error: str = "") -> None:
-        """Make it ready: with a ``matcher``, or an ``error`` that says why there is none."""
+        """Make it ready: with a ``matcher``, or an ``error`` that says why not."""
         with self._lock:
             self._matcher, self.error = matcher, error
             self.is_ready = True
@@ -118,7 +118,7 @@ class Constraint:
     def _fill(self, words: "NDArray[np.uint32]", end: "NDArray[np.uint32]") -> None:
         matcher = self._matcher
         if matcher is None or self.error:
-            words[:] = 0xFFFFFFFF  # whatever is drawn is not used
+            words[:] = 0xFFFFFFFF  # the drawn token is not used
             return
         if self._is_complete:
             words[:] = end

@@ -12,7 +12,7 @@ from worker.scheduler.request import Request
 
 
 class KVMemory(Protocol):
-    """A pool whose blocks can be copied by a thread that is not the engine's.
+    """A pool with blocks that other threads than the engine's can copy.
 
     The caller holds a reference to every block that it names, so that no step writes to it.
     """
@@ -84,7 +84,7 @@ class Tier(Protocol):
     """A tier below the KV pool. All methods are called on the engine's thread and never wait."""
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Set what is called, on any thread, when there are results."""
+        """Set the callback for results, on any thread."""
 
     @property
     def has_results(self) -> bool:
@@ -94,13 +94,13 @@ class Tier(Protocol):
         """Have the next requests in the queue wait for their heads, where worth loading."""
 
     def keep(self, request: Request) -> None:
-        """Take what is worth keeping of a request that ends and still has its blocks."""
+        """Save an ending request's blocks."""
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Neither save nor restore these blocks: they hold what nobody may read."""
+        """Neither save nor restore these blocks: their content is invalid."""
 
     def collect(self, now: float) -> None:
-        """Unpin blocks that were copied, and let requests go on whose load is over."""
+        """Unpin copied blocks, and resume requests after their load."""
 
     def spill(self) -> None:
         """Save blocks ahead of their eviction, if there is nothing else to save."""

@@ -55,7 +55,7 @@ class BlockFormat:
         write_whole(path, [self.header(block_hash, zlib.crc32(data)), data])
 
     def read(self, path: Path, block_hash: bytes, into: Bytes) -> bool:
-        """Fill ``into`` from ``path``; False when that is not exactly what ``write`` wrote.
+        """Fill ``into`` from ``path``; False if that is not exactly what ``write`` wrote.
 
         Raises ``OSError`` when there is no file or it cannot be read.
         """
@@ -74,7 +74,7 @@ class BlockFormat:
 
 
 def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """Write and sync a temporary file beside ``path``, then rename it. Raises ``OSError``."""
+    """Write and sync a temporary file next to ``path``, then rename it. Raises ``OSError``."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

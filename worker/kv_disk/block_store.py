@@ -145,7 +145,7 @@ class BlockStore:
             self._drop(block_hash)
 
     def remember(self, session: str, hashes: Sequence[bytes]) -> None:
-        """Write a manifest of a conversation's blocks, for people who look at the disk.
+        """Write a manifest of a conversation's blocks, for people.
 
         There are never more manifests than there may be blocks.
         """
@@ -173,7 +173,7 @@ class BlockStore:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _restore_directories(self) -> None:
-        """Begin anew if the directories were removed meanwhile (by a cleaner of /tmp, say)."""
+        """Start over if the directories were removed (by a cleaner of /tmp, for example)."""
         has_blocks, has_sessions = self._blocks_dir.is_dir(), self._sessions_dir.is_dir()
         if has_blocks and has_sessions:
             return
@@ -238,7 +238,7 @@ class BlockStore:
         return OrderedDict((block_hash, None) for _, block_hash in sorted(found))
 
     def _scan_sessions(self) -> "OrderedDict[str, None]":
-        """Manifests of earlier workers, oldest first; those whose beginning is gone are removed."""
+        """Manifests of earlier workers, oldest first; those without their beginning are removed."""
         found = []
         for path in self._sessions_dir.iterdir():
             _remove_abandoned(path)

@@ -25,10 +25,9 @@ def memory_of(pool: torch.Tensor) -> KVMemory:
 
 
 class CudaPool:
-    """A pool on a GPU: pinned staging, and a stream of its own beside the engine's.
-
-    Blocks copied out were computed by a step whose result has been read, and blocks copied in are
-    complete before any step learns of them, so neither stream has to wait for the other.
+    """A pool on a GPU: pinned staging, and its own stream next to the engine's. Blocks copied out
+    were computed by a finished step, and blocks copied in are complete before any step learns of
+    them, so neither stream has to wait for the other.
     """
 
     def __init__(self, pool: torch.Tensor, block_format: BlockFormat) -> None:

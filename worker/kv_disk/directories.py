@@ -1,7 +1,7 @@
 """Lists and removes the directories under a KV path, one per fingerprint.
 
 A worker reads only its own. Those of other models, types, layouts or engines stay for the workers
-that wrote them, and take disk space until somebody removes them.
+that wrote them, and take disk space until they are removed.
 """
 
 import re
@@ -43,7 +43,7 @@ def kv_directories(root: Path) -> list[KvDirectory]:
 
 
 def remove_kv_directory(root: Path, fingerprint: str) -> KvDirectory:
-    """Delete a KV directory with all that it holds. A worker that uses it begins anew.
+    """Delete a KV directory. A worker that uses it starts over.
 
     Raises ``ValueError`` if it is not a KV directory, ``OSError`` when it cannot be deleted.
     """
@@ -76,7 +76,7 @@ def _is_kv_directory(path: Path) -> bool:
 def _measure(path: Path) -> KvDirectory:
     total, last_used_s = 0, path.stat().st_mtime
     for file in _files(path):
-        with suppress(OSError):  # a living worker may evict it meanwhile
+        with suppress(OSError):  # a live worker may evict it
             status = file.stat(follow_symlinks=False)
             total += status.st_size
             last_used_s = max(last_used_s, status.st_mtime)

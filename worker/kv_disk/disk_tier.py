@@ -46,8 +46,8 @@ _CLOSE_GRACE_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Restore:
-    """A load and the requests that wait for it. ``held``: the blocks of the pool before the loaded
-    ones, kept there meanwhile."""
+    """A load and the requests that wait for it. ``held``: the pool's blocks before the loaded ones,
+    kept during the load."""
 
     load: Load
     held: list[int]
@@ -139,7 +139,7 @@ class DiskTier:
         if self._is_stuck(now):
             return
         wanted = list(takewhile(self._store.holds, missing))
-        # Half of what is free: a load must not flush everything else out of the pool.
+        # Half of the free blocks: a load must not flush everything else out of the pool.
         wanted = wanted[: max(0, self._pool.free_count - len(held)) // 2]
         if len(wanted) < _FEWEST_BLOCKS or not self._pays(request, len(wanted), now):
             return
@@ -152,11 +152,11 @@ class DiskTier:
         self._loader.submit(load)
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether a load was given up and is still out: no more blocks are reserved then."""
+        """Whether an abandoned load is still running: no more blocks are reserved then."""
         return any(now >= restore.give_up_at for restore in self._restores.values())
 
     def _pays(self, request: Request, blocks: int, now: float) -> bool:
-        """Whether loading is quicker than computing, and leaves time for what comes after."""
+        """Whether loading is quicker than computing, and leaves time for the rest."""
         load_s, compute_s = self._loader.block_s() * blocks, self._compute_s(blocks)
         if compute_s and load_s >= compute_s:
             return False
@@ -267,7 +267,7 @@ class DiskTier:
             self._saving.pop(one.block_hash) for one in pinned if one.block_hash in self._saving
         ]
         for is_spill in (False, True):
-            # Being saved is no use of a block: what was to be evicted next still is.
+            # Saving is no use of a block: its place in the eviction order stays.
             blocks = [one.block for one in back if one.is_spill is is_spill]
             self._scheduler.unpin(blocks, as_oldest=is_spill)
 
@@ -275,7 +275,7 @@ class DiskTier:
         if self._closed:
             return
         self._closed = True
-        self._most_saving = self._pool.total  # nobody else needs them any more
+        self._most_saving = self._pool.total  # they are not needed any more
         self._pin_wanted()
         self._loader.close(0.0)
         self._saver.close(_CLOSE_GRACE_S)

@@ -1,7 +1,7 @@
 """Loads blocks from disk into reserved blocks of the pool, and saves blocks of the pool to disk.
 
-Each is done a batch at a time on a thread of its own, so that the engine never waits. What is saved
-is given back to the pool before its file is written.
+Each runs in batches on its own thread, so that the engine never waits. Saved blocks return to the
+pool before their file is written.
 """
 
 import queue
@@ -172,7 +172,7 @@ class SaveCounts:
 
 @dataclass(slots=True)
 class Save:
-    """Blocks to be saved, and the ``session`` whose blocks are ``text``, if a turn of one ended."""
+    """Blocks to save, and the ``session`` with the blocks ``text``, if one of its turns ended."""
 
     pinned: list[PinnedBlock]
     session: str = ""
@@ -220,7 +220,7 @@ class Saver:
                 finally:
                     self._returned(batch)
                 for pinned, content in zip(batch, self._staging, strict=False):
-                    # A block is pinned twice if its text went on before the file was written.
+                    # A block is pinned twice if its text continued before the file was written.
                     if not self._store.holds(pinned.block_hash):
                         self.counts.blocks += self._store.write(pinned.block_hash, content)
             if save.session:

@@ -2,10 +2,10 @@
 
 Without torch, about checkpoints:
 
-- ``config``       what its ``config.json`` says; ``rope_scaling``, ``fields``
+- ``config`` its ``config.json``; ``rope_scaling``, ``fields``
 - ``families``     the architectures, and how they differ
 - ``parameters``   the tensors that a model needs
-- ``folder``       the name of a folder, and what it is when it is not a checkpoint
+- ``folder`` a folder's name, and what it is if it is no checkpoint
 
 With torch, from files to logits:
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are in the blocks that ``block_products`` multiplies by."""
+"""Linear layers with weights in the blocks of ``block_products``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def blocks_fit(dtype: torch.dtype) -> bool:
             form = fastest_form(dtype)
             product(form, is_gated=False)
             product(form, is_gated=True)
-        except Exception as error:  # whatever a compiler raises
+        except Exception as error:  # any error of a compiler
             problem = f"{type(error).__name__}: {error}"
     if problem is not None:
         model_log.info("matrix products are left to oneDNN or BLAS: %s", problem)
@@ -45,10 +45,10 @@ def blocks_fit(dtype: torch.dtype) -> bool:
 class BlockedFormat:
     """A ``Format`` for bfloat16 and float32 on CPUs where ``products_problem`` is None.
 
-    Rows and results are float32 whatever the weights are: sums are float32 anyway, and the
-    operations between two products are faster that way too.
+    Rows and results are always float32: sums are float32 anyway, and the operations between two
+    products are faster that way too.
 
-    Measured beside oneDNN's packed layers (two cores, Intel, bfloat16, the products of a 0.5B
+    Measured against oneDNN's packed layers (two cores, Intel, bfloat16, the products of a 0.5B
     model): 1.4 times as fast at one row, 1.3 at 4, 1.6 at 8 to 32, 1.45 at 512. The same for
     float32 (the steps of a small model): 1.4, 1.3, 1.3 to 1.1, and 0.85. Both by AMX (whole steps):
     1.5 at one row, 1.5 at 8, 1.6 at 32, 1.9 at 64, 1.2 in prompts of 512. What AMX multiplies is

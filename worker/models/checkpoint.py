@@ -174,7 +174,7 @@ def prefetch(path: Path) -> None:
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            continue  # the one who opens it to read reports the error
+            continue  # opening it reports the error
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:

@@ -37,7 +37,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     qkv_bias: bool
     qk_norm: bool
-    """Whether queries and keys are normalised per head before they are rotated."""
+    """Whether queries and keys are normalized per head before they are rotated."""
     windows: tuple[int, ...]
     """Keys that a query sees in each layer, its own included; 0: all up to its own."""
     tie_word_embeddings: bool

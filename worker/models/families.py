@@ -11,7 +11,7 @@ WindowRule = Literal["none", "every-layer", "by-layer"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Traits of an architecture that its ``config.json`` does not state, or states in its own way.
+    """Traits of an architecture that its ``config.json`` does not state, or states differently.
 
     ``window``: ``every-layer`` reads ``sliding_window`` (Mistral 0.1); ``by-layer`` reads
     ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen).

@@ -1,10 +1,10 @@
 """Linear layers by their layout in memory: dense, turned, mapped from the file, packed for oneDNN,
-or int8. Weights in blocks for a kernel of our own, where there is one: ``worker.models.blocked``.
+or int8. Weights in blocks for our own kernel, if there is one: ``worker.models.blocked``.
 
 Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
-bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least
-four rows (``least_rows``). What ``deterministic`` needs of them, that a row's sums do not depend on
-its place in a tile of one size, is tried at load (``TiledForward.check``), since CPUs differ in it.
+bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least four
+rows (``least_rows``). ``deterministic`` needs a row's sums to be independent of its place in a tile
+of one size, which is tested at load (``TiledForward.check``), since CPUs differ in it.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ class PackedFormat:
 class Int8Format:
     """A ``Format`` of int8 weights, one scale per output (symmetric, largest magnitude at 127).
 
-    A layer whose number of outputs is odd (some vocabularies) stays dense. Raises
+    A layer with an odd number of outputs (some vocabularies) stays dense. Raises
     ``UnsupportedModel`` for inputs that are not a multiple of 64: torch's kernel reads beyond them.
     """
 
@@ -236,7 +236,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class SplitGated:
-    """A gated layer over one linear layer whose outputs are gate and up."""
+    """A gated layer over one linear layer with the outputs gate and up."""
 
     both: Linear
 
@@ -250,7 +250,7 @@ class SplitGated:
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round ``weight`` to int8 [out, in], with scales [out] in the type of ``weight``."""
-    # Divided by the rounded scale, so that its own rounding is made up for.
+    # Divided by the rounded scale, which compensates for its rounding.
     largest = torch.maximum(weight.amax(dim=1), -weight.amin(dim=1))
     scales = (largest.float() / 127).clamp_(min=1e-12).to(weight.dtype)
     rounded = torch.empty(weight.shape, dtype=torch.int8)

@@ -56,7 +56,7 @@ _BEYOND_CACHE_BYTES: Final = 1 << 26
 model's step."""
 _MAX_MATRICES: Final = 16
 _CHUNK_ROWS: Final = 64
-"""Rows from which a product is arithmetic: one matrix says enough."""
+"""Rows at which arithmetic dominates a product: timing one matrix is enough."""
 
 Timer = Callable[[Callable[[], object]], float]
 """Measures a call, in seconds."""
@@ -148,7 +148,7 @@ class Layout:
 
     ``small``: the caches hold much of the weights, so that what a call costs counts. ``measured``:
     in the layout whose products are the fastest here, which may differ from one worker to the next;
-    else in the first that the CPU can have.
+    else in the first that the CPU supports.
     """
 
     int8: bool = False

@@ -1,8 +1,8 @@
-"""The decoder of Llama (Touvron et al. 2023) and of what followed it; and a checkpoint as a model.
+"""The decoder of Llama (Touvron et al. 2023) and its successors; and a checkpoint as a model.
 
 Mistral adds a sliding window, Qwen2 biases on queries, keys and values, Qwen3 a norm per head on
-queries and keys; ``families`` lists who has what. Every linear layer acts on the packed tokens of a
-step, whatever rows they belong to; only attention knows about rows.
+queries and keys; ``families`` lists the traits. Every linear layer acts on the packed tokens of a
+step; only attention knows about rows.
 """
 
 import math
@@ -127,7 +127,7 @@ class Decoder:
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
         """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
         tokens = len(token_ids)
-        filler = max(0, self._least_rows - tokens)  # rows whose results are dropped
+        filler = max(0, self._least_rows - tokens)  # rows with unused results
         if filler:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
         embedded = self._embedded(token_ids)
@@ -236,7 +236,7 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one decoder layer; norms are None where the family has none."""
+    """Weights of one decoder layer; norms are None if the family has none."""
 
     attention_norm: Tensor
     qkv: Linear
@@ -249,7 +249,7 @@ class Layer:
 
     @classmethod
     def from_weights(cls, weights: Weights, prefix: str) -> Self:
-        """Make a layer of the weights whose names begin with ``prefix``."""
+        """Make a layer of the weights with names that begin with ``prefix``."""
         tensors, linears = weights.tensors, weights.linears
         return cls(
             attention_norm=tensors[prefix + "attention_norm"],

@@ -58,12 +58,12 @@ RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The rotary settings in one object, wherever a version of transformers has put them.
+    """The rotary settings in one object, from the places of all versions of transformers.
 
     transformers 5 has all of them in ``rope_parameters``; earlier versions ``rope_theta`` at the
-    top and the rest in ``rope_scaling``. Where both are there, because someone has added the
-    latter, transformers reads only that (``convert_rope_params_to_dict``, 5.23): not even
-    ``rope_theta`` comes from ``rope_parameters`` then.
+    top and the rest in ``rope_scaling``. If both are there, transformers reads only that
+    (``convert_rope_params_to_dict``, 5.23): not even ``rope_theta`` comes from ``rope_parameters``
+    then.
     """
     parameters, scaling = fields.values.get("rope_parameters"), fields.values.get("rope_scaling")
     nested = scaling or parameters or {}

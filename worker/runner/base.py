@@ -39,16 +39,15 @@ class LaunchedStep(Protocol):
 
 @runtime_checkable
 class OverlappingRunner(Runner, Protocol):
-    """A runner that can be given a step before the one before it has been read.
+    """A runner that takes a step before the previous one is read.
 
     A sampling row yields exactly one token, which stays on the device too: in the plan that
     follows, a row may start at a token that is ``PENDING`` in ``request.tokens``.
     """
 
     def launch(self, plan: Plan) -> LaunchedStep:
-        """Give the device a step. When this raises, no launched step runs any more.
-
-        Steps launched before can be collected all the same.
+        """Give the device a step. If this raises, no launched step runs any more; earlier ones can
+        still be collected.
         """
 
 
@@ -82,7 +81,7 @@ class BuiltRunner(NamedTuple):
     attention: str = "none"
     arithmetic: str = ""
     memory: KVMemory | None = None
-    """How to copy KV blocks; None where there is no KV."""
+    """How to copy KV blocks; None without KV."""
     guard: MemoryGuard | None = None
     tile_tokens: int = 1
     """See ``SchedulerConfig``."""

@@ -64,7 +64,7 @@ def build_torch_runner(
         dtype = choose_dtype(settings, config, device)
     layout = Layout(
         int8=settings.quantize == "int8",
-        # Packed layers sum in one order whatever the number of rows (``worker.models.linear``).
+        # Packed layers sum in one order for any number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
         measured=not settings.deterministic,
     )
@@ -87,8 +87,8 @@ def build_torch_runner(
     if blocks < 1:
         guard.check(bytes_each)
         raise MemoryError(
-            f"no memory is left on {device} for a KV block of {bytes_each} bytes; free some, or"
-            " set TIDEGATE_WORKER__KV__BLOCKS to what it must hold all the same"
+            f"no memory is left on {device} for a KV block of {bytes_each} bytes; free some, or set"
+            " TIDEGATE_WORKER__KV__BLOCKS to the number that it must hold"
         )
     guard.check(blocks * bytes_each)
     if blocks < blocks_per_job:
@@ -147,7 +147,7 @@ def _compile_loops() -> None:
     try:
         fused.compile_loops()
         cpu_draws.compile_draws()
-    except Exception as error:  # whatever a compiler raises
+    except Exception as error:  # any error of a compiler
         give_up(f"{type(error).__name__}: {error}")
 
 
@@ -189,7 +189,7 @@ def _pool_bytes(
     context_bytes: int,
     step_bytes: int,
 ) -> int:
-    """Bytes for the KV pool, by what is free, what a step takes and what the hard limit leaves."""
+    """Bytes for the KV pool, by free memory, a step's needs and the hard limit."""
     free = _meter(device).free_bytes()
     if device.type == "cpu":
         share = cpu_pool_bytes(free, settings.instances, context_bytes)
@@ -220,7 +220,7 @@ def _allocate_pool(
 
 
 _SAMPLING_COPIES: Final = 3
-"""Tensors of a step's logits that sampling may have at once, beside the logits themselves."""
+"""Tensors of the size of a step's logits that sampling may hold in addition to them."""
 _PAGE: Final = 16
 
 
@@ -228,8 +228,8 @@ _PAGE: Final = 16
 def largest_step_bytes(
     model: Model, config: ModelConfig, device: torch.device, *, tokens: int, rows: int
 ) -> int:
-    """Bytes beside weights and pool that a step of ``tokens`` tokens takes, of which ``rows`` are
-    sampled: the most that were allocated while one was computed, on a pool of its own.
+    """Bytes in addition to weights and pool that a step of ``tokens`` tokens takes, ``rows`` of
+    them sampled: the peak allocation during one, on a separate pool.
     """
     batch = _prompts(tokens, config.context_tokens)
     pool = KVPool(

@@ -34,8 +34,8 @@ _STRIDE: Final = 8
 
 @runtime_checkable
 class FixedDecodes(AttentionBackend, Protocol):
-    """A backend whose decodes can read their batch from tensors that are refilled, and that takes
-    a batch's block table where it is on the device already."""
+    """A backend with decodes that read their batch from refilled tensors, and a block table on the
+    device."""
 
     def decode_step(
         self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
@@ -76,7 +76,7 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(self._side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Captures this thread's work only: other threads may use the device meanwhile.
+        # Captures this thread's work only: other threads may use the device.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
         ):
@@ -171,7 +171,7 @@ class DecodeGraphs:
             recorded = [self._record(size, attention, recorder) for size in reversed(sizes)]
         self._recorded = recorded[::-1]
         self.seconds = time.monotonic() - started
-        # Less where the allocator gave back what it had kept for others.
+        # Less if the allocator returned cached memory.
         self.bytes = max(0, _reserved_bytes(device) - before)
         model_log.info(
             "CUDA graphs recorded for decodes of %s rows in %.1f s, %.0f MiB",

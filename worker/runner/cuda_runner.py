@@ -77,12 +77,12 @@ class CudaRunner(TorchRunner):
         self._make_event = _timing_event if self._cuda else None
         """Makes a mark; None on the CPU, where all is done when it has been called."""
         self._waited_s = 0.0
-        """How long the step being launched has waited for the one before it."""
+        """How long the step being launched has waited for its predecessor."""
 
     def launch(self, plan: Plan) -> "LaunchedOnDevice":
         """See ``OverlappingRunner``. Raises ``DeviceLost`` where no step will succeed again."""
         try:
-            # The engine's thread may have another current device than the one that loaded.
+            # The engine's thread may have another current device than the loading one.
             with torch.cuda.device(self._device) if self._cuda else nullcontext():
                 return self._launch(plan)
         except Exception:
@@ -283,7 +283,7 @@ class StepMarks(NamedTuple):
 
 
 class LaunchedOnDevice:
-    """A ``LaunchedStep``, whose results are on the host when its last mark has been passed."""
+    """A ``LaunchedStep`` with results on the host when its last mark has passed."""
 
     def __init__(
         self, runner: CudaRunner, rows: Sequence[Row], outputs: Outputs, marks: StepMarks | None

@@ -51,7 +51,7 @@ def _cuda_problem() -> str | None:
 SMALL_BYTES: Final = 64 * 2**20
 """Bytes of weights (as float32) below which a layer is over before a second thread has woken up,
 and oneDNN's calls cost more than is gained by half the bytes. Our own products gain (the demo
-model, one thread, beside float32): by AMX 1.2 times the steps at one row, 1.9 at 8 and at 32; with
+model, one thread, against float32): by AMX 1.2 times the steps at one row, 1.9 at 8 and at 32; with
 AVX-512 alone (Intel, 1 MiB of second cache a core) 1.1, 1.3 and 1.3 times the tokens."""
 _THREADS: Final = torch.get_num_threads()
 """torch's own choice of threads: one per core."""
@@ -65,13 +65,13 @@ _DTYPES: Final = {
 def choose_dtype(
     settings: WorkerSettings, config: ModelConfig, device: torch.device
 ) -> torch.dtype:
-    """The type asked for; ``auto`` is the checkpoint's own wherever that is fast.
+    """The requested type; ``auto`` is the checkpoint's own wherever that is fast.
 
     On a CPU that is bfloat16 where our own products read it in blocks (CPUs with AVX-512 or AMX),
     and where the CPU has instructions for it and the caches do not hold the model. Everything else
     is float32 there. Measured without instructions for bfloat16 (two cores, Intel with AVX-512, a
-    0.5B model, whole engine), beside float32: 2.2 times the tokens at one row, 1.9 at 8, 1.4 at 32,
-    and 0.9 in a prompt of 512.
+    0.5B model, whole engine), against float32: 2.2 times the tokens at one row, 1.9 at 8, 1.4 at
+    32, and 0.9 in a prompt of 512.
     """
     if settings.dtype != "auto":
         return _DTYPES[settings.dtype]

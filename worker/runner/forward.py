@@ -1,9 +1,9 @@
 """Passes a step's packed tokens through the model: all at once, or in tiles of one size.
 
 Kernels choose their order of summation by the shape of their input, so that a token's result
-differs a little in a larger batch, and sometimes that is enough for another word.
-``TiledForward`` gives them one shape only (WK-3): every pass has exactly ``TILE_TOKENS`` tokens,
-each a row of its own, whether it decodes or is part of a prompt::
+differs a little in a larger batch, and sometimes that is enough for another word. ``TiledForward``
+gives them one shape only (WK-3): every pass has exactly ``TILE_TOKENS`` tokens, each its own row, a
+decode or part of a prompt::
 
     packed tokens   a b c d d d d d d d d …        three decodes and a prompt
     tiles           [a b c d d d d d] [d d d …     the last one filled up with its last token
@@ -96,8 +96,8 @@ class TiledForward:
     ) -> None:
         """Raise ``NotDeterministic`` unless a text's logits are bitwise equal in any batch.
 
-        The text has up to ``max_tokens`` and overwrites the first blocks of the pool, which nobody
-        may use yet.
+        The text has up to ``max_tokens`` and overwrites the first blocks of the pool, which must be
+        unused.
         """
         draw = np.random.default_rng(0)
         length = min(max_tokens, SPAN_TOKENS + TILE_TOKENS)

@@ -1,7 +1,7 @@
 """Measures the memory that the worker takes, and limits it (WK-4). No torch unless on CUDA.
 
-Weights and KV pool are allocated once, at load; what comes and goes after that are activations,
-tables and caches. The limits hold at load, pool included, and are looked at between steps.
+Weights and KV pool are allocated once, at load; only activations, tables and caches change after
+that. The limits hold at load, pool included, and are checked between steps.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from worker.models.config import ModelConfig
 
 _STEP_SHARE: Final = 0.1
-"""Share of what a limit leaves beside the weights that is kept for activations."""
+"""Share of a limit's rest after the weights that is kept for activations."""
 _SPARE_SHARE: Final = 0.03
 _MIN_SPARE_BYTES: Final = 512 * 2**20
-"""Share of a GPU's free memory, and bytes, that the KV pool leaves at least beside the largest
-step. Recordings of up to 64 rows of an 8B model took 86 MiB (H100)."""
+"""Share of a GPU's free memory, and bytes, that the KV pool leaves at least after the largest step.
+Recordings of up to 64 rows of an 8B model took 86 MiB (H100)."""
 _ADVICE: Final = (
     "raise TIDEGATE_WORKER__MEMORY__HARD_GIB, or lower TIDEGATE_WORKER__KV__BLOCKS or"
     " TIDEGATE_WORKER__MAX_STEP_TOKENS"
@@ -119,7 +119,8 @@ def text_guard(meter: MemoryMeter, limits: MemoryLimits) -> MemoryGuard:
 
 
 def pool_bytes(guard: MemoryGuard) -> int | None:
-    """Bytes of the largest KV pool that the hard limit allows beside what is used, or None."""
+    """Bytes of the largest KV pool that the hard limit allows in addition to used memory, or
+    None."""
     hard = guard.limits.hard_bytes
     if not hard:
         return None

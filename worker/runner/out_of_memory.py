@@ -1,10 +1,10 @@
 """Keeps steps within available memory (WK-4).
 
 A step that exceeds it is tried once more, without caches, and then as any other step that fails: in
-halves (``executor``), of which prompts get fewer tokens each time. Only a request of which not even
-one token can be computed fails, and another instance may have room for it. Where that befalls one
-after the other, and nothing else is computed, the device has no room left for anybody: memory has
-leaked, or another process has taken it.
+halves (``executor``), of which prompts get fewer tokens each time. Only a request without memory
+for a single token fails, and another instance may have room for it. If that happens to several in a
+row while nothing else is computed, the device has no memory left: it has leaked, or another process
+has taken it.
 """
 
 from typing import Final
@@ -118,8 +118,8 @@ class StepMemory:
             self._count_too_large()
 
     def taken(self) -> dict[Request, EndReason | None]:
-        """The requests that are too large, which are the caller's to end now. Those that have ended
-        meanwhile, and so have no slot, are not among them."""
+        """The requests that are too large, which the caller must end now, without those that have
+        already ended."""
         taken, self.too_large = self.too_large, {}
         return {one: why for one, why in taken.items() if one.slot >= 0 or one.paused}
 

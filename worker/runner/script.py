@@ -1,4 +1,4 @@
-"""Answers that are written down: what the engine ``synthetic-scripted`` says to which prompt.
+"""Scripted answers of the engine ``synthetic-scripted``, by prompt.
 
 A script is a TOML file; docs/clients.md shows one. ``Script.answer`` picks the answer.
 """
@@ -11,13 +11,13 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 DEFAULT_SCRIPT: Final = Path(__file__).resolve().with_name("script.toml")
-"""Calls and says what prompts tell it to."""
+"""A script that calls and says what prompts tell it to."""
 _SILENT: Final = "The script has no answer to this."
 _GROUP: Final = re.compile(r"\\([1-9])")
 
 
 class ScriptedCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool call. ``arguments`` are a table, or a text: JSON, or what is not JSON on purpose."""
+    """A tool call. ``arguments`` are a table, or a text that may be invalid JSON on purpose."""
 
     name: str
     arguments: dict[str, Any] | str = {}
@@ -39,7 +39,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Rule(NamedTuple):
-    """An answer with its expression, None where it has none."""
+    """An answer with its expression, or None."""
 
     when: re.Pattern[str] | None
     answer: ScriptedAnswer
@@ -64,10 +64,9 @@ class Script:
         ]
 
     def answer(self, prompt: str, latest: str) -> str:
-        """The text that answers a prompt, of which ``latest`` came since the model's last answer.
-
-        Of the answers whose ``when`` is in ``latest`` it is the one whose match begins last. One
-        with a call counts only where ``prompt`` names its tool in quotes or tags, as templates do.
+        """The text that answers a prompt; ``latest`` is the part since the model's last answer. The
+        answer with the last match of ``when`` in ``latest`` wins. One with a call counts only if
+        ``prompt`` names its tool in quotes or tags, as templates do.
         """
         best, said = -2, _SILENT
         for when, answer in self._rules:

@@ -1,4 +1,4 @@
-"""A runner that says what a script has for each prompt. No torch.
+"""A runner that answers each prompt from a script. No torch.
 
 Everything around the model stays real: tokens, chat template, grammars, tool calls, deadlines.
 """
@@ -22,8 +22,8 @@ from worker.text import Tokenizer
 
 _TOKENS_PER_STEP: Final = 8
 _WHOLE_CONTEXTS: Final = 4
-"""Contexts that the KV pool holds, if the settings do not say: accounts without memory behind
-them, but even these take 50 bytes a block."""
+"""Default number of contexts in the KV pool: it has no memory, but its accounts take 50 bytes a
+block."""
 _CLOSING: Final = ("}", "]", '"', ",", ":")
 _CLOSING_TEXT: Final = ('"', *_CLOSING)
 """What ends JSON soonest: between its values, and within a string."""
@@ -32,10 +32,8 @@ _ONLY_IN_TEXT: Final = "~"
 
 
 class ScriptedRunner:
-    """A ``Runner`` whose tokens are a script's answer, then the end token.
-
-    Where a grammar forbids the next of them, the answer is left, and completed with as little as
-    the grammar allows.
+    """A ``Runner`` that yields a script's answer, then the end token. If a grammar forbids the next
+    token, it completes the answer with as little as the grammar allows.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class ScriptedRunner:
         return new
 
     def _token(self, request: Request, answer: Sequence[int], position: int) -> int:
-        """The token at ``position`` of an answer; one that may not end yet begins anew."""
+        """The token at ``position`` of an answer; one that may not end yet starts over."""
         asked = request.job.sampling
         least = asked.min_tokens + request.job.begun_tokens
         may_end = not asked.ignore_eos and position >= least
@@ -170,7 +168,7 @@ def _is_set(words: NDArray[np.uint32], token: int) -> bool:
 
 
 def _lowest(words: NDArray[np.uint32], otherwise: int) -> int:
-    """The lowest id whose bit is set in ``words``; ``otherwise`` where there is none."""
+    """The lowest id with its bit set in ``words``; ``otherwise`` without one."""
     bits = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
     return int(bits[0]) if len(bits) else otherwise
 

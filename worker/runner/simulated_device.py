@@ -1,12 +1,11 @@
-"""The device under the paced synthetic engine, which fails as a GPU does once it is told to.
-
-Tests and ``perf.chaos`` tell it by a file (``slow_file`` of ``SyntheticArgs``)::
+"""The device under the paced synthetic engine, which fails like a GPU on request. Tests and
+``perf.chaos`` request it by a file (``slow_file`` of ``SyntheticArgs``)::
 
     10            each step takes ten times as long, for as long as the file says so
     lost 4711     in process 4711 every launch fails, as after an illegal access; for good
     hangs 4711    … no launch comes back
     full 4711     … no launch finds memory
-    xid 4711      … the driver reports an error, and the device answers no more; steps go on
+    xid 4711      … the driver reports an error, and the device answers no more; steps continue
 """
 
 import math
@@ -34,7 +33,7 @@ class DeviceFault(StrEnum):
 
 
 class SimulatedDevice:
-    """A device that works until ``file`` says otherwise; without a file for ever."""
+    """A device that works unless ``file`` says otherwise."""
 
     def __init__(self, file: Path | None = None, clock: Clock = time.monotonic) -> None:
         self._file = file
@@ -76,7 +75,7 @@ class SimulatedDevice:
         return _OFF_THE_BUS if self._fault is DeviceFault.XID else None
 
     def release(self) -> None:
-        """Have threads that hang or watch go on with an error, so that a test can end them."""
+        """Make hanging or watching threads raise, so that a test can end them."""
         self._released.set()
 
     def _hang(self) -> NoReturn:
@@ -84,7 +83,7 @@ class SimulatedDevice:
         _fail()
 
     def _look(self) -> None:
-        """Read the file, unless what it said before is for good."""
+        """Read the file, unless its last state is permanent."""
         if self._file is None or self._fault is not None:
             return
         self._factor = 1.0

@@ -1,11 +1,11 @@
-"""Runners that make up tokens, for benchmarks and tests of everything around the model. No torch.
+"""Runners that invent tokens, for benchmarks and tests of everything around the model. No torch.
 
 They go through the same scheduler and pool as a model does, so that leaks show. The text is a
 fixed cycle of plain words: token n of any answer is the same in every run.
 
 Answers are as long as ``max_tokens`` says or, with an end token given, as their prompts say: the
-last two ids encode the length (``length_ids``), unknown to whoever forwards the prompt. The end
-token then comes last, as with a model; with ``ignore_eos`` there is none.
+last two ids encode the length (``length_ids``), unknown to the orchestrator. The end token then
+comes last, as with a model; with ``ignore_eos`` there is none.
 """
 
 import time
@@ -40,7 +40,7 @@ class SyntheticArgs(Section):
     launch_ms: float = Field(default=0.0, ge=0)
     prompt_launch_ms: float = Field(default=0.0, ge=0)
     """Time in which the host launches a step of decodes, or one with prompt tokens; the device
-    computes the step before meanwhile, and is done with this one no sooner."""
+    computes the previous step during it, and finishes this one no sooner."""
     slow_file: LocalPath | None = None
     """While this file holds a number, ``synthetic-paced`` steps take that many times as long. It
     may have a worker's device fail as well (``worker.runner.simulated_device``)."""
@@ -154,10 +154,10 @@ class StepCost:
     ``prompt_step_s`` where it has prompt tokens at all. To launch it takes the host ``launch_s``,
     or ``prompt_launch_s`` where it has prompt tokens, and the device is done no sooner than that.
 
-    A real engine's steps have this form: weights are read once whatever the batch, each row adds
-    its attention and sampling, each prompt token its arithmetic. On a GPU decodes alone are a
-    recorded graph; a step with a prompt is launched kernel by kernel, which takes a while however
-    short the prompt.
+    A real engine's steps have this form: weights are read once per step, each row adds its
+    attention and sampling, each prompt token its arithmetic. On a GPU decodes alone are a recorded
+    graph; a step with a prompt is launched kernel by kernel, which takes a while even for a short
+    prompt.
     """
 
     step_s: float
@@ -224,7 +224,7 @@ class PacedStep:
 class PacedRunner:
     """An ``OverlappingRunner`` of one token per row and step, each step as long as it costs.
 
-    ``device`` may be told to be slow, or to fail.
+    ``device`` can be slow, or fail, on request.
     """
 
     def __init__(

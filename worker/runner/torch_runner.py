@@ -57,7 +57,7 @@ class TorchRunner:
         self._block_tokens = limits.block_tokens
         self._table = _SlotTable(limits.max_running, limits.max_blocks)
         self._pooling_slots: set[int] = set()
-        """Slots whose latest request was for an embedding."""
+        """Slots with an embedding as their latest request."""
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
@@ -66,7 +66,7 @@ class TorchRunner:
             raise RuntimeError("the runner is closed")
         slots = self._table.slots_of(plan.rows, self._begin)
         constrained = constrained_rows(plan.rows)
-        # Masks are made while the model computes: neither needs the interpreter meanwhile.
+        # Masks are made while the model computes: neither needs the interpreter.
         masks = self._masks.begin(constrained).result if constrained else None
         return self._compute(self._forward, plan, slots, masks).read()
 
@@ -107,7 +107,7 @@ class TorchRunner:
                 torch.cuda.empty_cache()
 
     def _begin(self, slot: int, request: Request) -> None:
-        """Prepare ``slot`` for ``request``, whose blocks are in the table already."""
+        """Prepare ``slot`` for ``request``, with blocks that are already in the table."""
         if request.job.pooling is None:
             self._pooling_slots.discard(slot)
         else:
@@ -197,7 +197,7 @@ class _SlotTable:
     """The running request of each slot, a version of it, and the blocks that it holds.
 
     The version changes when the slot's tables may not have the request's current text: it was
-    paused, and went on in another slot; or a step of it was taken back.
+    paused, and resumed in another slot; or a step of it was undone.
     """
 
     def __init__(self, slots: int, max_blocks: int) -> None:
@@ -270,7 +270,7 @@ def spread(
 
 
 def _note_sampled(result: StepResult, sampling: Sequence[int], ids: Sequence[int]) -> None:
-    """Note rows whose logits were not finite, and take away their tokens."""
+    """Note rows with non-finite logits, and remove their tokens."""
     if NO_TOKEN in ids:
         broken = [row for row, token in zip(sampling, ids, strict=True) if token == NO_TOKEN]
         result.not_finite = [*result.not_finite, *broken]

@@ -33,7 +33,7 @@ class XidWatch:
         self._probe = probe
         self.fault = ""
         """Why nothing can be computed any more; empty while the device works."""
-        # On a thread of its own: a driver whose GPU is gone may take its time.
+        # On its own thread: a driver without its GPU may be slow.
         self._thread = threading.Thread(target=self._run, name="tidegate-xid", daemon=True)
         self._thread.start()
 
@@ -46,13 +46,13 @@ class XidWatch:
                     engine_log.warning("the driver reports Xid %d; the GPU computes as before", xid)
             except DeviceLost as error:
                 self.fault = f"the driver reports Xid {xid}, and {error}"
-            except Exception as error:  # whatever the driver raises
-                engine_log.info("the driver tells of no GPU errors: %s", error)
+            except Exception as error:  # any error of the driver
+                engine_log.info("the driver reports no GPU errors: %s", error)
                 return
 
 
 def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
-    """A function that says why a loaded engine's GPU is lost; "" while it is not known to be."""
+    """A function that says why a loaded engine's GPU is lost; "" while it works."""
     is_paced = settings.engine == "synthetic-paced"
     if is_paced and (slow_file := synthetic_args(settings).slow_file) is not None:
         device = SimulatedDevice(slow_file)

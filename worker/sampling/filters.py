@@ -42,7 +42,7 @@ class Penalties:
         self._requests: list[Request | None] = [None] * slots
 
     def begin(self, slot: int, request: Request) -> None:
-        """Enter the text of ``request`` as it stands."""
+        """Enter the current text of ``request``."""
         texts, marks = self._tables()
         ids = self._upload(np.array(request.tokens, np.int64))
         prompt = request.prompt_tokens - request.job.begun_tokens
@@ -63,10 +63,10 @@ class Penalties:
         last_ids: Tensor,
         table: SamplingTable,
     ) -> None:
-        """Change ``rows`` of ``logits``, whose texts in ``slots`` have ``positions`` tokens.
+        """Change ``rows`` of ``logits``; their texts in ``slots`` have ``positions`` tokens.
 
-        ``last_ids`` are the last tokens of all rows of the step. Ids behind the end of a shorter
-        text are looked up in that text's marks too, so that they change nothing more.
+        ``last_ids`` are the last tokens of all rows of the step. Ids after the end of a shorter
+        text are looked up in that text's marks, so they change nothing more.
         """
         texts, marks = self._tables()
         self._catch_up(rows, slots, positions, last_ids)

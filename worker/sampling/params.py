@@ -37,7 +37,7 @@ class SamplingTable:
     seed: NDArray[np.uint64]
     logprobs: NDArray[np.int64]
     first_free_position: NDArray[np.int64]
-    """Position from which on end-of-sequence may come (``min_tokens``)."""
+    """First position at which end-of-sequence may come (``min_tokens``)."""
 
     @classmethod
     def empty(cls, slots: int) -> "SamplingTable":

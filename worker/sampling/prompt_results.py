@@ -1,5 +1,5 @@
 """Results of a step for prompts: log-probabilities of their own tokens, embeddings, and whether
-what was computed is finite.
+they are finite.
 
 The hidden state of each token but the last gives the next one's probabilities. Logits are made of a
 few hundred states at a time, and only the results asked for are kept: all logits of a long prompt

@@ -1,4 +1,4 @@
-"""Draws tokens from logits, in one vectorised pass over the rows of a step.
+"""Draws tokens from logits, in one vectorized pass over the rows of a step.
 
 ::
 
@@ -43,7 +43,7 @@ from worker.sampling.params import (
 from worker.scheduler.request import Request
 
 NO_TOKEN: Final = -1
-"""Id given to a row whose logits are not finite."""
+"""Id of a row with non-finite logits."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -343,7 +343,7 @@ def draw_plain(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
     """Draw tokens [rows] from ``logits`` [rows, vocabulary] by ``chances`` (``plain_chances``).
     ``chosen`` [rows] are the likeliest tokens, or ``NO_TOKEN``.
 
-    They are drawn as other rows are, so that a text does not depend on which of its steps were
+    They are drawn like other rows, so that a text does not depend on which of its steps were
     recorded.
     """
     kernels = _kernels_for(logits.device)
@@ -364,8 +364,8 @@ def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:
     # In float64: the order of a sum depends on the number of rows, and must not decide a token.
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # Strictly less than the total, whatever rounding does: the first sum beyond the target then
-    # belongs to a token of positive weight.
+    # Strictly less than the total, despite rounding: the first sum beyond the target then belongs
+    # to a token of positive weight.
     target = torch.minimum(draws[:, None] * total, total.nextafter(torch.zeros_like(total)))
     picked = torch.searchsorted(cumulative, target, right=True).squeeze(1)
     # A broken model's NaNs must not become an id that does not exist.

@@ -237,7 +237,7 @@ def _edge(
         third = tl.where(third > low, third, most)
         second = tl.minimum(0.5 * low + 0.5 * most, third)
         first = tl.minimum(0.75 * low + 0.25 * most, second)
-        # The first pass tells whether the goal is reached at all.
+        # The first pass shows whether the goal is reached at all.
         first = tl.where(is_first > 0, low, first)
         above_1 = tl.zeros((BLOCK,), tl.int32 if BY_COUNT else tl.float32)
         above_2 = above_1
@@ -343,7 +343,7 @@ def _pick(
 ):
     """The first token at which the cumulative weights exceed ``number`` of their sum.
 
-    Always one of positive weight, whatever rounding does; -1 if there is none.
+    Always one of positive weight, despite rounding; -1 if there is none.
     """
     at = tl.arange(0, BLOCK)
     index = tl.arange(0, BLOCKS)

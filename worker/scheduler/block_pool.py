@@ -1,11 +1,11 @@
-"""The KV pool's accounts: who uses which fixed page, and which prefix it holds. No tensors.
+"""The KV pool's accounts: the users of each page, and its prefix. No tensors.
 
 ::
 
     used     referenced by one request or by several that share a prefix
-    cached   holds a prefix with a hash, referenced by nobody: evicted on demand, oldest first;
-             what is *kept* for somebody goes after all the others
-    empty    holds nothing that anybody could ask for
+    cached holds a prefix with a hash, without references: evicted on demand, oldest first;
+             blocks *kept* for sessions go last
+    empty holds nothing that can be asked for
     spoilt   used, and never found again: cleared when its last reference goes, and empty then
 
     free = empty + cached,  used + free = total, always (WK-4)
@@ -27,13 +27,13 @@ class BlockPool:
     def __init__(
         self, total: int, clear: Callable[[Sequence[int]], None] = lambda blocks: None
     ) -> None:
-        """``clear`` fills the memory of blocks that nobody uses with zeros before it returns."""
+        """``clear`` fills the memory of unused blocks with zeros before it returns."""
         if total < 1:
             raise ValueError(f"a block pool needs at least 1 block, got {total}")
         self.total = total
         self.evictions_total = 0
         self.kept_evictions_total = 0
-        """Evicted blocks that were kept for somebody, when nothing else was left."""
+        """Evicted kept blocks, when nothing else was left."""
         # A stack: the block that was freed last is the one most likely still in a CPU cache.
         self._empty = list(range(total - 1, -1, -1))
         self._clear = clear
@@ -137,7 +137,7 @@ class BlockPool:
             self._empty += spoilt
 
     def spoil(self, blocks: Iterable[int]) -> None:
-        """Mark used blocks as holding what nobody may read: ``match`` never finds them again."""
+        """Mark used blocks as invalid: ``match`` never finds them again."""
         for block in blocks:
             assert self._references[block], f"block {block} was spoilt while free"
             self._spoilt.add(block)
@@ -152,12 +152,12 @@ class BlockPool:
         evictable = sum(1 for block in shared if not references[block])
         return count + evictable <= self.free_count
 
-    # ── kept for somebody ────────────────────────────────────────────────────────────────────
+    # ── kept blocks ────────────────────────────────────────────────────────────────────────
 
     def keep(self, hashes: Sequence[bytes]) -> None:
         """Evict blocks with these hashes after all others, from now on; ``unkeep`` ends that.
 
-        They still count as free: whoever needs a block gets it.
+        They still count as free.
         """
         for block_hash in reversed(hashes):
             keeps = self._keeps.get(block_hash, 0)
@@ -213,7 +213,7 @@ class BlockPool:
         return True
 
     def oldest_cached(self, count: int) -> list[tuple[int, bytes]]:
-        """Up to ``count`` blocks that are to be evicted next, with their hashes."""
+        """Up to ``count`` next blocks to evict, with their hashes."""
         all_cached = chain(self._cached, self._kept)
         cached = ((block, self._hashes[block]) for block in islice(all_cached, count))
         return [(block, block_hash) for block, block_hash in cached if block_hash is not None]
@@ -260,7 +260,7 @@ class BlockPool:
         used = {block for block, references in enumerate(self._references) if references}
         assert not used & (empty | cached), "a free block is in use"
         assert len(used) + len(empty) + len(cached) == self.total, "a block was lost"
-        assert min(self._references) >= 0, "a reference was given up twice"
+        assert min(self._references) >= 0, "a reference was released twice"
         assert self._spoilt <= used, "a free block was not cleared"
         found = {
             block_hash: block
@@ -272,7 +272,7 @@ class BlockPool:
         assert not self._spoilt & set(found.values()), "a spoilt block has a hash"
         assert cached <= set(found.values()), "a cached block has no hash"
         kept = {self._hashes[block] for block in self._kept}
-        assert kept <= self._keeps.keys(), "a block is kept for nobody"
+        assert kept <= self._keeps.keys(), "a kept block has no keeper"
         plain = {self._hashes[block] for block in self._cached}
-        assert not plain & self._keeps.keys(), "a block that is to be kept is not"
-        assert all(keeps > 0 for keeps in self._keeps.values()), "nobody keeps a hash"
+        assert not plain & self._keeps.keys(), "a block that should be kept is not"
+        assert all(keeps > 0 for keeps in self._keeps.values()), "a kept hash has no keeper"

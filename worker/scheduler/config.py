@@ -6,7 +6,7 @@ from typing import Final
 MAX_PAUSES: Final = 4
 MAX_STALL_S: Final = 0.05
 """Most seconds by which prompts may lengthen a step that also carries decodes, which is as slow as
-texts may get (LB-2); where steps take longer than this anyway, prompts may double one."""
+texts may get (LB-2); if steps take longer than this anyway, prompts may double one."""
 MAX_WAITING: Final = 256
 """Jobs held beyond those that run before new ones are refused: orchestrators send only a few more
 than run, so these are others', by the plain contract."""

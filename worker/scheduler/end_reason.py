@@ -39,7 +39,7 @@ NOT_FINITE = EndReason(
 )
 NOT_FINITE_LOG = (
     "numbers that are not finite after %d tokens: the request ends with not_finite, and its KV is"
-    " given up. Where many do, check the weights' files and the device, or compute in float32"
+    " dropped. If many do, check the weights' files and the device, or compute in float32"
 )
 ENGINE_LOST = EndReason(
     FinishReason.ERROR,
@@ -62,12 +62,12 @@ ABORTED: dict[AbortCause, EndReason] = {
 
 
 def loss_of(job: Job) -> EndReason:
-    """End of a job whose engine fails as a whole: one that had not started has no part in it."""
+    """End of a job when its engine fails: one that had not started is not blamed."""
     return ENGINE_LOST if job.has_started else DRAINED
 
 
 def grammar_failed(why: str) -> EndReason:
-    """End of a job whose grammar is invalid or too costly: not the engine's fault."""
+    """End of a job with an invalid or too costly grammar: not the engine's fault."""
     return EndReason(FinishReason.ERROR, Code.INVALID_REQUEST, why)
 
 

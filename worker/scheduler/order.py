@@ -19,15 +19,15 @@ def expected_left(request: Request, step_time: StepTime) -> float:
     made = request.generated
     expected = float(request.job.expected_tokens)
     if expected and made:
-        # A job beyond its expected tokens is taken to go on for a while.
+        # A job beyond its expected tokens is assumed to continue for a while.
         expected = max(expected - made, made * _BEYOND, 1.0)
     likely = expected or step_time.typical_tokens
     return max(request.least_tokens, min(likely, request.limit_tokens - len(request.tokens)))
 
 
 def prompt_due(request: Request, step_time: StepTime) -> float:
-    """When a request's prompt has to be computed: its deadline less the time for what comes after,
-    or the deadline of its first token if earlier."""
+    """When a request's prompt must be computed: its deadline minus the time for the rest, or its
+    first token's deadline if earlier."""
     job = request.job
     deadline = min(job.deadline, job.due_by)
     if deadline == math.inf:
@@ -37,9 +37,8 @@ def prompt_due(request: Request, step_time: StepTime) -> float:
 
 
 def latest_start(request: Request, step_time: StepTime) -> float:
-    """Deadline less expected service, an order by least slack whatever the time is.
-
-    While the first token is to come, its own deadline counts too, less the rest of the prompt.
+    """Deadline less expected service, an order by least slack at any time. Before the first token
+    its own deadline counts too, minus the rest of the prompt.
     """
     left = len(request.tokens) - request.computed
     return prompt_due(request, step_time) - step_time.service_s(left, 0)
@@ -69,10 +68,10 @@ def most_urgent_first(
 def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
     """Urgency of a prompt, larger first: log apparent tardiness cost (Vepsalainen, Morton 1987).
 
-    ``slack_s`` is what is left until the request must be worked on without a break, ``work_s`` what
-    it takes, ``backlog_s`` what all prompts under way take together. With a short backlog that is
-    least slack first, with a long one the shortest work first: when not everybody can be in time,
-    one long prompt must not make several short ones late.
+    ``slack_s`` is the time until the request must run without a break, ``work_s`` its work,
+    ``backlog_s`` the work of all running prompts. With a short backlog that is least slack first,
+    with a long one the shortest work first: under overload one long prompt must not make several
+    short ones late.
     """
     wait_s = max(_MIN_S, _HORIZON * backlog_s)
     return -max(0.0, slack_s) / wait_s - math.log(max(_MIN_S, work_s))
@@ -88,8 +87,8 @@ def not_delaying(
     """The ``others`` that do not delay ``head``: it can have its blocks as early as without them.
 
     ``holders`` have blocks and end at the latest with their last token, so the step is known by
-    which enough of them have ended. Paused ones count as if they went on now: ``head`` cannot have
-    their blocks any sooner.
+    which enough of them have ended. Paused ones count as if they resumed now: ``head`` cannot have
+    their blocks sooner.
     """
     missing = config.blocks_for(head.limit_tokens) - free_blocks
     fits_after = 0

@@ -58,10 +58,10 @@ class DeviceTime(NamedTuple):
 class StepResult:
     """Result of a step: ``ids[i]`` are the new tokens of ``plan.rows[i]``, if any.
 
-    ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
-    None when no row asked. ``prompts[i]`` has log-probabilities of what row i read of its prompt,
-    where asked for, ``pooled[i]`` what it adds to its embedding, a numpy vector. Rows in
-    ``not_finite`` got numbers that are NaN or infinite, and no tokens.
+    ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is None
+    when no row asked. ``prompts[i]`` has log-probabilities of what row i read of its prompt, if
+    requested, ``pooled[i]`` its part of its embedding, a numpy vector. Rows in ``not_finite`` got
+    numbers that are NaN or infinite, and no tokens.
     """
 
     ids: list[list[int]]
@@ -70,4 +70,4 @@ class StepResult:
     pooled: Mapping[int, Any] | None = None
     not_finite: Sequence[int] = ()
     device: DeviceTime | None = None
-    """The step's time by the device's clock; None where the runner has none."""
+    """The step's time by the device's clock; None without one."""

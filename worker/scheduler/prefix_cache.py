@@ -1,4 +1,4 @@
-"""Lets requests share blocks whose content another request has computed, or is computing."""
+"""Lets requests share blocks that another request has computed, or is computing."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -63,8 +63,8 @@ class PrefixCache:
         request.full_blocks = request.computed = request.cached_tokens = 0
 
     def adopt(self, request: Request) -> bool:
-        """Swap reserved blocks of a request that has not begun for equal ones computed meanwhile.
-        True if there were any, so that reserved ones are free again.
+        """Swap reserved blocks of a request that has not begun for equal ones that were computed
+        since. True if there were any, so that reserved ones are free again.
         """
         first, end = request.full_blocks, self.shareable_blocks(request)
         found = self._pool.match(islice(request.hashes, first, end))

@@ -53,7 +53,7 @@ class EngineLimits:
 
     def line_up(self, request: Request, waiting: list[Request], step_time: StepTime) -> None:
         """Put a request that is not refused among ``waiting``, least slack first."""
-        # A job that only reads its prompt generates a token all the same, which is not published.
+        # A job that only reads its prompt still generates a token, which is not published.
         wanted = request.prompt_tokens + max(1, request.job.sampling.max_tokens)
         request.limit_tokens = min(wanted, self.capacity_tokens)
         room = request.limit_tokens - request.prompt_tokens

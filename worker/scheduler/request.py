@@ -58,13 +58,13 @@ class Request:
     is_looked_up: bool = False
     """Whether its head has been looked for on disk."""
     loading: bool = False
-    """Whether blocks of its head are being loaded from disk: it is not admitted meanwhile."""
+    """Whether blocks of its head are being loaded from disk: it is not admitted until then."""
     compiling: bool = False
-    """Whether its grammar is being compiled: it is not admitted meanwhile."""
+    """Whether its grammar is being compiled: it is not admitted until then."""
     leaving: bool = False
     """Whether no further step is planned for it; it stays until launched ones have been read."""
     pausing: bool = False
-    """Whether it is paused once the step in flight has been read; none is planned meanwhile."""
+    """Whether it is paused once the step in flight has been read; none is planned until then."""
     paused: bool = False
     """Whether it is paused: it has left its slot, and keeps its blocks."""
     held_back: bool = False
@@ -85,7 +85,7 @@ class Request:
     step_failed: bool = False
     """Whether a step of it failed, which may have left anything in its blocks."""
     spared: bool = False
-    """Whether it was certain to miss its deadline, and goes on all the same."""
+    """Whether it was certain to miss its deadline, and continues anyway."""
 
     @property
     def generated(self) -> int:
@@ -97,7 +97,7 @@ class Request:
 
 
 def make_request(job: Job, *, submitted_at: float, own_seed: int) -> Request:
-    """A request for ``job``; ``own_seed`` (64 bits) serves when the client gave none.
+    """A request for ``job``; ``own_seed`` (64 bits) is used if the client gave none.
 
     ``limit_tokens`` is set by the scheduler, which knows the capacity.
     """

@@ -3,7 +3,7 @@
 Free slots are filled first, least slack first. Then each step spends a token budget: one token for
 each request that decodes, the rest on chunks of prompts, the most urgent first. A request is
 admitted only when its blocks can be reserved to completion, so nothing that has begun is ever
-preempted for memory; one that has not begun gives way to a more urgent one. Only blocks beyond the
+preempted for memory; one that has not begun yields to a more urgent one. Only blocks beyond the
 cached prefix need reserving. A paused request gives up its slot, not its blocks::
 
     waiting ◀─admit, give way─▶ running ◀──pause, resume──▶ paused     slot: running only
@@ -76,7 +76,7 @@ class Scheduler:
         return refusal
 
     def next_prompt_tokens(self, is_more_coming: bool) -> int:
-        """Most prompt tokens that the next step can carry beside decodes."""
+        """Most prompt tokens that the next step can carry with its decodes."""
         if not (
             is_more_coming
             or self.waiting
@@ -106,7 +106,7 @@ class Scheduler:
                 prefilling.append(request)
         decodes = len(rows)
         budget = self._prompt_budget(decodes, gap_s)
-        # Admitted first, so that a long prompt under way does not keep an urgent short one out.
+        # Admitted first, so that a long running prompt does not block an urgent short one.
         started: list[Request] = []
         if budget and self.waiting:
             self._make_way(prefilling)
@@ -182,7 +182,7 @@ class Scheduler:
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def release(self, request: Request) -> None:
-        """Forget a request, wherever it is; its slot and blocks are free when this returns."""
+        """Forget a request in any state; its slot and blocks are free when this returns."""
         self._blocked = False
         if request.paused:
             self.paused.remove(request)
@@ -204,7 +204,7 @@ class Scheduler:
         self.paused.append(request)
 
     def resume(self, request: Request) -> bool:
-        """Give a paused request a slot, perhaps another one than before; False if none is free."""
+        """Give a paused request a slot, perhaps another one; False if none is free."""
         if not self._free_slots:
             return False
         self.paused.remove(request)
@@ -245,7 +245,7 @@ class Scheduler:
         assert not full & set(own), "a shared block is written"
         assert not self._pinned.keys() & set(own), "a pinned block is written"
         held = len(full | self._pinned.keys()) + len(own)
-        assert held == self.pool.used_count, "blocks are used that nobody holds"
+        assert held == self.pool.used_count, "blocks are used without a holder"
         slots = self._free_slots + [request.slot for request in self.running]
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
         for request in holders:
@@ -266,15 +266,13 @@ class Scheduler:
         return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
-        """Most prompt tokens for the next step, before looking at what its decodes can bear.
+        """Most prompt tokens for the next step, before its decodes' limits. They delay its decodes
+        by ``max_stall_s``, or by the time of a step without prompts if that is longer: with less,
+        prompts would starve. ``gap_s`` is the least time that any decode allows between two tokens
+        (DL-14): a step may take no longer.
 
-        They delay its decodes by ``max_stall_s`` or, where a step without prompts takes longer than
-        that, by as long again: with less, prompts would starve, and the first token counts too.
-        ``gap_s`` is the least time that any decode allows between two tokens (DL-14): a step may
-        take no longer.
-
-        A tile of tokens that is begun costs a whole one: one that is half full is filled up, unless
-        ``gap_s`` forbids it, and any other is left out.
+        A partial tile of tokens costs a whole one: one that is half full is filled up, unless
+        ``gap_s`` forbids it, and any other is dropped.
         """
         budget = self.config.max_step_tokens - decodes
         if not decodes:
@@ -351,8 +349,8 @@ class Scheduler:
                 return
 
     def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
-        """Whether ``request`` could be admitted ``without`` these: a slot, and blocks even if none
-        is shared."""
+        """Whether ``request`` could be admitted ``without`` these: a slot, and blocks without
+        sharing."""
         blocks = self.pool.free_count + sum(len(one.blocks) for one in without)
         has_slot = bool(self._free_slots or without)
         return has_slot and self.config.blocks_for(request.limit_tokens) <= blocks

@@ -3,13 +3,12 @@
 ::
 
     a turn ends ─▶ kept: its full blocks are evicted after all others
-                     ├─ the next turn ends in time ─▶ kept anew, with what is new
+                     ├─ the next turn ends in time ─▶ kept again, with the new blocks
                      ├─ its time is over, or others need its share ─▶ cached like any other
                      └─ running work needs the blocks ─▶ evicted, the least recently used first
 
 Kept blocks still count as free: they never make any work wait, and neither admission nor health
-sees them. A disk tier, where there is one, has the text of every turn that ended, so that what is
-no longer kept here is loaded from there.
+sees them. A disk tier has every ended turn, so evicted blocks are loaded from there.
 """
 
 import math
@@ -39,7 +38,7 @@ class KeptSessions:
         """``share``: largest part (0 to 1) of the pool that is kept."""
         self.expired_total = 0
         self.displaced_total = 0
-        """Conversations given up for others before their time."""
+        """Conversations evicted for others before their time."""
         self._pool = pool
         self._most_blocks = int(share * pool.total)
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
@@ -77,7 +76,7 @@ class KeptSessions:
             self._give_up(name)
 
     def expire(self, now: float) -> None:
-        """Give up conversations whose time is over. Costs one comparison while there are none."""
+        """Drop expired conversations. Costs one comparison while there are none."""
         if now < self._next_expiry:
             return
         for name, kept in list(self._kept.items()):

@@ -1,11 +1,11 @@
-"""Decides how many prompt tokens go beside decodes: a prompt pays for the stall that it causes.
+"""Decides how many prompt tokens go with decodes: a prompt pays for the stall that it causes.
 
 Each prompt token in a step delays every row that decodes in it. A row can spare what its deadline
 leaves beyond the tokens that it will probably still make, in steps without prompts. What every row
 can spare goes at full speed, and so does a short prompt that would wait for longer than all rows
 together wait for it. The rest goes at a *pace*, so many seconds a step: the largest at which each
 row still ends in time, or what a prompt needs for its own deadline where that is more. It is saved
-up until it makes a chunk worth what each takes beside its tokens (``StepTime.chunk_s``)::
+up until it makes a chunk worth its fixed cost (``StepTime.chunk_s``)::
 
     a row bears     (time left / SURE − tokens left · plain step) / tokens left
     a prompt needs  plain step · u / (1 − u),    u = SURE · work / time left
@@ -32,15 +32,14 @@ LOST: Final = 0.6
 MIN_SHARE: Final = 1 / 16
 """Least share of the time of steps that prompts get, so that none starves."""
 _MIN_YIELD: Final = 4.0
-"""Least time of a chunk's tokens, in what a chunk takes beside them: smaller ones waste the
-engine."""
+"""Least time of a chunk's tokens, relative to its fixed cost: smaller ones waste the engine."""
 _ROUNDING_S: Final = 1e-9
 _MAX_NEEDS: Final = 3
 """Most different paces needed by prompts that are compared."""
 
 
 class _Tight(NamedTuple):
-    """A decode that the prompts at hand could make late; ``left``: its expected tokens to come."""
+    """A decode that the prompts could make late; ``left``: its expected remaining tokens."""
 
     time_s: float
     work_s: float
@@ -70,7 +69,7 @@ class Stalls:
     def prompt_tokens(
         self, decoding: Sequence[Row], prompts: Sequence[Request], most: int, now: float
     ) -> int:
-        """Number of tokens, 0 to ``most``, of ``prompts`` (in order) beside these decodes."""
+        """Number of tokens, 0 to ``most``, of ``prompts`` (in order) with these decodes."""
         times, plain_s = self._step_time, self._step_time.plain_step_s
         if not times.prompt_token_s or not plain_s or not most or now == -math.inf:
             return most
@@ -167,9 +166,9 @@ class Stalls:
         return max([pace_s, *needs[:_MAX_NEEDS]], key=chances)
 
     def _chunk(self, others: int, cost: "_Cost", left: int) -> int:
-        """Tokens of the credit to spend beside ``others``, of ``left`` that are to be paced: what
-        ends a tile, at least a block, or all that a step carries or is left; 0 while that would
-        take little more than any chunk does."""
+        """Tokens of the credit to spend with ``others``, of ``left`` paced ones: what ends a tile,
+        at least a block, or all that a step carries or is left; 0 while that would take little more
+        than any chunk does."""
         largest = min(cost.most, left)
         tokens = min(largest, cost.tokens_within(self._credit_s))
         if tokens == largest:
@@ -181,8 +180,8 @@ class Stalls:
 
 
 class _Cost(NamedTuple):
-    """Time that prompts take beside decodes: ``chunk_s`` for a chunk of at most ``most`` tokens,
-    and ``token_s`` for each of them."""
+    """Time that prompts add to decodes: ``chunk_s`` for a chunk of at most ``most`` tokens, and
+    ``token_s`` for each of them."""
 
     chunk_s: float
     token_s: float

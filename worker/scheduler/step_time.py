@@ -26,9 +26,8 @@ early or to cut prompts into smaller chunks."""
 class StepTime:
     """Running estimates of step times, in seconds unless the name says otherwise.
 
-    Two bounds matter more than the mean: a job is given up only if even the shortest step times
-    seen would be too long, and one that ends cleanly before its deadline leaves room for a *slow*
-    step.
+    Two bounds matter more than the mean: a job is dropped only if even the shortest step times seen
+    would be too long, and one that ends cleanly before its deadline leaves room for a *slow* step.
     """
 
     def __init__(self) -> None:
@@ -39,11 +38,11 @@ class StepTime:
         self.plain_step_s = 0.0
         """Moving average over steps that only decoded; 0 until there was one."""
         self.least_token_s = 0.0
-        """Least time that a token takes, however small the batch; 0 until known.
+        """Least time that a token takes in any batch; 0 until known.
 
         The least time per token over ``BOUND_STEPS`` steps in a row, and a margin. Larger batches
-        are slower, so that they alone do not reveal it: it counts once enough steps had one row,
-        and none since was clearly faster.
+        are slower and do not reveal it: it counts once enough steps had one row, and none since was
+        clearly faster.
         """
         self._fastest_token_s = math.inf
         """Least time per token seen; it never grows."""
@@ -53,7 +52,7 @@ class StepTime:
         """Seconds and tokens per row of the latest steps that decoded."""
         self._lone_steps = 0
         """Steps of a single row since the least time was last clearly improved on."""
-        # Time that steps take beyond what was expected of them.
+        # Time that steps take beyond their expectation.
         self._deviation_s = 0.0
         self._worst_s = 0.0
         # Fading sums over steps with prompt tokens; long chunks weigh more, as they should.
@@ -142,7 +141,7 @@ class StepTime:
             self.plain_step_s = known_s + (duration_s - known_s) * _SMOOTHING
             return
         if self._prompt_tokens:
-            # An accident says nothing about the cost of prompts; a new speed is learnt in a few
+            # An accident says nothing about the cost of prompts; a new speed is learned in a few
             # steps.
             duration_s = min(duration_s, _MAX_EXCESS * self._expected_s(tokens))
         if self.plain_step_s:
@@ -164,7 +163,7 @@ class StepTime:
         return plain_s + self.chunk_s + self.further_token_s * prompt_tokens
 
     def _compare(self, duration_s: float, expected_s: float) -> None:
-        """Learn how far steps deviate from what is expected; nothing is expected of the first."""
+        """Learn how far steps deviate from their expectation; the first has none."""
         if not expected_s:
             return
         excess_s = duration_s - expected_s
@@ -174,8 +173,8 @@ class StepTime:
     def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
         """Learn the least time per token.
 
-        A time that is much less than any before begins the count anew: the machine was busy until
-        now, and its best is not known yet.
+        A much shorter time restarts the count: the machine was busy until now, and its best is not
+        known yet.
         """
         self._latest.append((duration_s, tokens_per_row))
         self._lone_steps += is_lone
@@ -191,10 +190,10 @@ class StepTime:
 
 
 class _ChunkCost:
-    """Splits what chunks of prompts take into a part for each token and one that all have alike.
+    """Splits the time of prompt chunks into a part per token and a fixed part.
 
-    A line through the latest chunks, by least squares, whose weights fade. Where all were about as
-    large, which cannot tell, the last split that was seen holds.
+    A line through the latest chunks, by least squares, whose weights fade. If all had about one
+    size, the last split stays.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks who may open a lane, drain the worker, or generate through the plain contract."""
+"""Checks callers that open a lane, drain the worker, or generate through the plain contract."""
 
 import hmac
 
@@ -8,7 +8,7 @@ from worker.core import Clock
 from worker.log import service_log
 
 WARN_EVERY_S = 60.0
-"""Least seconds between logged refusals, so that whoever causes them cannot fill the disk."""
+"""Least seconds between logged refusals, so that a client cannot fill the disk."""
 
 
 class Secret:
@@ -23,7 +23,7 @@ class Secret:
         self._refused = 0
 
     def admits(self, shown: object) -> bool:
-        """Whether ``shown`` is the token, or none is asked. A refusal is counted and logged."""
+        """Whether ``shown`` is the token, or none is required. A refusal is counted and logged."""
         if self._token is None:
             return True
         given = shown.encode("utf-8", "surrogatepass") if isinstance(shown, str) else b""
@@ -42,9 +42,9 @@ class Secret:
 
 
 def warn_if_open(lane: Secret) -> None:
-    """Tell the operator once, at start, what anybody who reaches Triton's ports may do."""
+    """Log once, at start, what every client of Triton's ports may do."""
     if not lane.is_asked:
         service_log.warning(
-            "no lane token is set (TIDEGATE_WORKER__LANE_TOKEN): whoever reaches Triton's gRPC "
-            "port may open lanes, read the hashes of cached blocks and drain this worker"
+            "no lane token is set (TIDEGATE_WORKER__LANE_TOKEN): every client of Triton's gRPC port"
+            " may open lanes, read the hashes of cached blocks and drain this worker"
         )

@@ -17,9 +17,9 @@ Tensors = Mapping[str, NDArray[Any]]
 class Responder(Protocol):
     """Answers one request. Only the emitter's thread may touch it.
 
-    Exactly one of ``send(final=True)``, ``close`` and ``fail`` ends it; whatever is called after
-    that does nothing, and ``is_cancelled`` is then False without asking Triton (asking a sender
-    that has ended crashes the whole server).
+    Exactly one of ``send(final=True)``, ``close`` and ``fail`` ends it; later calls do nothing, and
+    ``is_cancelled`` is then False without asking Triton (asking a sender that has ended crashes the
+    whole server).
     """
 
     def send(self, tensors: Tensors, *, final: bool = False) -> None:

@@ -4,7 +4,7 @@
 
     serving ──Drain──▶ jobs end, lanes close ──▶ drained ──stopped──▶ gone
        ▲                                            │
-       └────────── nobody stopped it for HOLD_S ────┘
+       └────────── not stopped for HOLD_S ────┘
 
 A swap of models drains too, but keeps the lanes; ``release`` ends that.
 
@@ -23,8 +23,8 @@ from worker.service.emitter import Emitter
 from worker.service.lane import LaneJob
 
 HOLD_S: Final = 30.0
-"""Seconds after a drain in which a worker that is not stopped accepts work again: whoever drained
-it did not mean to stop it, or cannot any more."""
+"""Seconds after a drain in which a worker that is not stopped accepts work again: its drainer did
+not stop it, or cannot any more."""
 
 
 class Drainer:
@@ -35,7 +35,7 @@ class Drainer:
 
     def __init__(self, engine: EngineService, emitter: Emitter, clock: Clock) -> None:
         self.engine = engine
-        """The engine whose jobs are drained."""
+        """The draining engine."""
         self.is_swapping = False
         """Whether it drains for a swap of models: lanes stay, and more may be opened."""
         self._emitter = emitter
@@ -61,7 +61,7 @@ class Drainer:
 
     @property
     def is_for_good(self) -> bool:
-        """Whether whoever drains the worker is about to stop it."""
+        """Whether the worker will be stopped after the drain."""
         return self._stops or bool(self._asked_by) or self._drained_at is not None
 
     def begin_swap(self, grace_s: float, on_drained: Callable[[], None]) -> None:
@@ -90,12 +90,12 @@ class Drainer:
         )
         self._emitter.draining = True
         self._emitter.drain_ends_at = ends_at
-        self._emitter.announce()  # first, so that those who get a job back know why
+        self._emitter.announce()  # first, so that the receivers of returned jobs know why
         self._hand_back()
 
     def _hand_back(self) -> None:
         for job, reply in list(self._emitter.job_replies.items()):
-            # A job that begins in the step under way may have a token before this thread knows.
+            # A job that begins in the current step may have a token before this thread knows.
             if isinstance(reply, LaneJob) and not job.has_started and job.abort is None:
                 self.engine.cancel(job, AbortCause.DRAIN)
 

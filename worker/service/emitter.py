@@ -8,7 +8,7 @@ The engine's thread leaves events here; the request thread leaves actions. Each 
          → check for lost clients (bounded) → statistics and heartbeats
 
 When sending falls behind, events pile up and one response then carries several tokens; when too
-many pile up, the engine's thread waits here, so that it cannot run ahead of what can be sent.
+many pile up, the engine's thread waits here, so that it cannot run ahead of the sending.
 """
 
 import threading
@@ -56,7 +56,7 @@ PLAIN_CHECK_S = 0.035
 """Seconds between checks whether a plain request's client is gone (``LANE_CHECK_S``: a lane's), a
 round trip of 45 to 70 µs each."""
 IDLE_LANE_CHECK_S = 0.1
-"""Seconds between checks of a lane without jobs: nothing is computed for whoever is gone."""
+"""Seconds between checks of a lane without jobs: nothing is computed for a lost client."""
 CHECK_EARLY = 0.25
 """Share of these times by which a check may come early, in a cycle that runs anyway: waking up for
 the check alone costs several times as much as the check."""
@@ -211,7 +211,7 @@ class Emitter:
 
     def before_events(self, action: Action) -> None:
         """Run ``action`` in every cycle before its events are applied: these may be an engine's
-        last, and whoever gets them must know why."""
+        last, and their receivers must know why."""
         self._before_events.append(action)
 
     def each_cycle(self, action: Action) -> None:
@@ -242,7 +242,7 @@ class Emitter:
                     return
 
     def _guarded(self, action: Action) -> None:
-        """Run ``action``, and log its failure, so that the rest of the cycle goes on."""
+        """Run ``action``, and log its failure, so that the rest of the cycle runs."""
         try:
             action()
         except Exception:
@@ -263,7 +263,7 @@ class Emitter:
 
     def _until_next_check(self) -> float:
         dues = [queue[0][0] for queue in self._watched.values() if queue]
-        beat_s = max(self._heartbeat_s, STATS_S)  # statistics come no sooner, whatever is asked
+        beat_s = max(self._heartbeat_s, STATS_S)  # statistics come no sooner
         dues += [lane.last_sent + beat_s for lane in self._lanes]
         return max(0.0, min(dues) - self._clock()) if dues else self._heartbeat_s
 
@@ -382,7 +382,7 @@ class Emitter:
 
 
 def _as_told(event: JobFinished) -> JobFinished:
-    """A job's end as its client is told: a text that was made to end in time has not stopped by
+    """A job's end for its client: a text that was forced to end in time has not stopped by
     itself."""
     constraint = event.job.constraint
     if event.reason is FinishReason.STOP and constraint is not None and constraint.has_closed:

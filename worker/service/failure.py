@@ -1,9 +1,9 @@
 """Ends the process of a worker whose engine has failed or hung, so that its supervisor starts
 another one.
 
-A dead engine thread cannot be started anew: the state of its device's memory is unknown. One that
+A dead engine thread cannot be restarted: the state of its device's memory is unknown. One that
 hangs in a step (a kernel or a driver that never returns) cannot be ended at all. If the process
-went on, the worker would refuse everything, or keep every job for ever, and look alive.
+kept running, the worker would refuse everything, or keep every job for ever, and look alive.
 
 ``FailureWatch`` needs the interpreter's lock: native code that never returns and never releases it
 stops that too. ``ProcessGuard`` is a timer of ``faulthandler``, whose thread needs no lock.
@@ -36,10 +36,10 @@ STEP_TIMEOUT_S: Final = 60.0
 the process ends, so that its supervisor starts it again. While no step has been measured, the limit
 is ten times as long."""
 STUCK_SHARE: Final = 1 / 6
-"""Share of the time to hang after which senders of work are told that a step is stuck."""
+"""Share of the hang limit after which orchestrators learn that a step is stuck."""
 STUCK_ON_GPU_S: Final = 1.0
-"""Seconds after which they are told on a GPU, where no other process delays a step, or
-``STUCK_SHARE`` of ``TIMES_USUAL`` times the usual time where that is longer."""
+"""The same in seconds on a GPU, where no other process delays a step, or ``STUCK_SHARE`` of
+``TIMES_USUAL`` times the usual time where that is longer."""
 LOOK_S: Final = 0.25
 MAX_LOOK_S: Final = 1.0
 """Most seconds counted between two looks: any more was a standstill of the whole process."""
@@ -183,8 +183,8 @@ class ProcessGuard:
     """
 
     def __init__(self, timeout_s: float, clock: Clock) -> None:
-        """``timeout_s`` 0: the process is never ended. One that is stopped for that long ends too,
-        once it goes on: everybody has given it up by then."""
+        """``timeout_s`` 0: the process is never ended. A process that was stopped for that long
+        ends too when it resumes: its jobs have moved by then."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._due_at = clock()

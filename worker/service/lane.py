@@ -1,4 +1,4 @@
-"""The lane contract: many jobs on one stream, whose events are sent together in frames."""
+"""The lane contract: many jobs on one stream, with their events in common frames."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Takes plain requests: reads, tokenises and submits them.
+"""Takes plain requests: reads, tokenizes and submits them.
 
 It has a thread of its own, so that a long prompt does not delay a lane.
 """
@@ -38,7 +38,7 @@ class PlainReply:
         tokenizer: Tokenizer,
         cancel: Callable[[Job, AbortCause], None],
     ) -> None:
-        """``jobs``: one for each text. ``cancel`` stops those whose texts nobody can get."""
+        """``jobs``: one for each text. ``cancel`` stops jobs without a reader."""
         self.responder = responder
         self.choices = [PlainChoice(request, job, tokenizer, self) for job in jobs]
         self._request = request
@@ -124,7 +124,7 @@ class PlainChoice:
 
     @property
     def finish_reason(self) -> str:
-        """vLLM's spelling: "None" while the text goes on."""
+        """vLLM's spelling: "None" while the text continues."""
         return "None" if self.end is None else self.end.reason.value
 
     def take_text(self) -> str:
@@ -134,7 +134,7 @@ class PlainChoice:
         return text
 
     def take_logprobs(self) -> list[dict[str, dict[str, Any]]] | None:
-        """Log-probabilities of the tokens since the last call; None where none are asked for."""
+        """Log-probabilities of the tokens since the last call; None unless requested."""
         taken = self._logprobs
         if taken is not None:
             self._logprobs = []
@@ -200,7 +200,7 @@ class PlainChoice:
 WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request parameter {PARAM_TOKEN}"
 
 DEFAULT_DEADLINE_S: Final = 300.0
-"""Deadline of plain requests that state none, in seconds from their arrival."""
+"""Default deadline of plain requests, in seconds from their arrival."""
 
 
 class PlainIntake:
@@ -282,7 +282,7 @@ class PlainIntake:
 
 
 def _check_length(prompt: str, serving: Serving) -> None:
-    """Raise ``ContextOverflow`` where that is certain without tokenising, which takes a second for
+    """Raise ``ContextOverflow`` where that is certain without tokenizing, which takes a second for
     a few megabytes."""
     card = serving.card
     if len(prompt) > card.context_tokens * serving.tokenizer.longest_token_bytes:

@@ -65,7 +65,7 @@ _GRAMMAR_FIELDS = (*_WHOLE, *_GUIDED)
 
 
 def read_grammar(stated: Mapping[str, Any]) -> Grammar | None:
-    """The grammar that ``stated`` parameters ask for; None for none. Raises ``InvalidCall``."""
+    """The grammar that ``stated`` parameters ask for; None without one. Raises ``InvalidCall``."""
     asked: list[tuple[str, str, Any]] = []
     for field in _WHOLE:
         asked += ((field, kind, value) for kind, value in _options(field, stated.get(field)))
@@ -115,7 +115,7 @@ _DEADLINES = (
     names.PARAM_FIRST_TOKEN_MS,
     names.PARAM_TOKEN_GAP_MS,
 )
-"""Deadline parameters, which count wherever they are stated; the earliest wins (DL-1)."""
+"""Deadline parameters, which count in every place; the earliest wins (DL-1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class PlainRequest:
     finish_reason: bool
     cumulative_logprob: bool
     logprobs: bool
-    """Whether log-probabilities are an output; null if the sampling parameters ask for none."""
+    """Whether log-probabilities are an output; null without them in the sampling parameters."""
     num_input_tokens: bool
     num_output_tokens: bool
 

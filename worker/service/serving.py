@@ -49,8 +49,8 @@ class Constraints:
         clock: Clock = time.monotonic,
     ) -> Constraint | None:
         """The constraint for ``grammar``, None without one; ``begun`` was generated under it
-        already, and what matches it is whole within ``max_tokens``, too. ``finish_by``, on
-        ``clock``, is when the text must have come to a whole end. Raises ``InvalidCall``."""
+        already, and a match is whole within ``max_tokens``, too. ``finish_by``, on ``clock``, is
+        when the text must end whole. Raises ``InvalidCall``."""
         closing = None
         if finish_by is not None and self._closings is None:
             raise InvalidCall(
@@ -98,7 +98,7 @@ class Serving:
     card: ModelCard
     constraints: Constraints
     settings: WorkerSettings
-    """The settings by which it was loaded."""
+    """The settings of its load."""
     load_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -119,8 +119,8 @@ class Serving:
 
 
 def _closings(loaded: LoadedEngine) -> ClosingTables | None:
-    """Tables by which texts are brought to a whole end; None where the engine takes no masks, or
-    nothing is known of what tokens say."""
+    """Tables by which texts are brought to a whole end; None if the engine takes no masks, or
+    tokens' texts are unknown."""
     pieces = loaded.tokenizer.pieces
     if pieces is None or loaded.grammars is None or Feature.GRAMMAR in loaded.card.lacks:
         return None

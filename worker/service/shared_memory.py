@@ -1,7 +1,7 @@
 """Restricts Triton's shared memory, in which prompts and answers travel, to its owner.
 
-The Python backend makes its region readable for everybody, whatever the umask says (boost sets the
-mode after making it).
+The Python backend makes its region readable for all users, despite the umask (boost sets the mode
+after making it).
 """
 
 import os
@@ -22,7 +22,7 @@ def restrict_shared_memory(
         for region in {line[5] for line in mapped if len(line) > 5}:
             if not region.startswith(directory):
                 continue
-            with suppress(OSError):  # gone, or somebody else's
+            with suppress(OSError):  # gone, or another user's
                 mode = os.stat(region).st_mode & 0o777
                 if mode & _FOR_OTHERS:
                     os.chmod(region, mode & ~_FOR_OTHERS)

@@ -9,13 +9,13 @@ STRING input kills the process::
     numpy 1 (what pybind reads) kind…flags   type_num   elsize (int)  alignment   …
     numpy 2 (what is there)     kind…flags   type_num   flags (uint64)            elsize
 
-Python 3.13 has no numpy 1, so there the launcher asks for this mend; on 3.11 and 3.12 numpy is
-pinned below 2 instead. pybind11 finds numpy through the table in ``_ARRAY_API``. It is given a
-copy of the table in which the three functions that hand out descriptors hand out *twins*: copies
-with the size written where numpy 1 had it. Twins never enter numpy itself: the function that takes
+Python 3.13 has no numpy 1, so there the launcher asks for this patch; on 3.11 and 3.12 numpy is
+pinned below 2 instead. pybind11 finds numpy through the table in ``_ARRAY_API``. It is given a copy
+of the table in which the three functions that hand out descriptors hand out *twins*: copies with
+the size written where numpy 1 had it. Twins never enter numpy itself: the function that takes
 descriptors is replaced by one that translates back. Arrays on their way out get a twin in place of
-their own descriptor; they are views without data of their own, which numpy neither clears nor
-frees by the descriptor. Twins are never freed.
+their own descriptor; they are views without data of their own, which numpy neither clears nor frees
+by the descriptor. Twins are never freed.
 """
 
 import ctypes

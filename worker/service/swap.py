@@ -44,12 +44,12 @@ PLACE_S = 10.0
 """Seconds that the emitter has to put a model in place."""
 LAST_WORDS_S = 1.0
 NICENESS = 10
-"""Niceness of a load beside a model that serves, so that its steps come first."""
+"""Niceness of a load next to a serving model, so that its steps come first."""
 _MIB = 2**20
 
 
 class SwapBusy(RequestError):
-    """Another swap is under way."""
+    """Another swap is running."""
 
     code = Code.NOT_READY
 
@@ -104,10 +104,8 @@ class Swapper:
         *,
         anew: bool = False,
     ) -> None:
-        """Begin a swap; ``responder`` gets a report for each phase. ``anew`` asks for the model
-        that is served. Raises ``RequestError``.
-
-        A request for the swap that is under way gets its reports.
+        """Begin a swap; ``responder`` gets a report for each phase. ``anew`` reloads the served
+        model. Raises ``RequestError``. A request for the running swap gets its reports.
         """
         target = self.serving.settings if anew else self._target_of(asked)
         with self._lock:
@@ -145,7 +143,7 @@ class Swapper:
         return self._previous
 
     def close(self) -> None:
-        """Give up a drain for a swap; a load under way is not put in place. Idempotent."""
+        """Stop a drain for a swap; a running load is discarded. Idempotent."""
         self._is_closing = True
         self._drained.set()
 
@@ -156,7 +154,7 @@ class Swapper:
         error = ""
         try:
             self._swap(target, grace_s)
-        except Exception as failed:  # whatever a load raises: only this model is unavailable
+        except Exception as failed:  # any error of a load: only this model is unavailable
             error = excerpt(f"{failed}" or type(failed).__name__, 1000)
             if not isinstance(failed, SwapFailed | RequestError | OSError | ValueError):
                 service_log.exception("the swap to %s failed", name_of(target))
@@ -252,7 +250,7 @@ class Swapper:
         self._emitter.post(said.set)
         said.wait(LAST_WORDS_S)
 
-    # ── what is served ───────────────────────────────────────────────────────────────────────
+    # ── serving ─────────────────────────────────────────────────────────────────────────────
 
     def _serving_of(self, loaded: LoadedEngine, settings: WorkerSettings) -> Serving:
         card = msgspec.structs.replace(
@@ -281,7 +279,7 @@ class Swapper:
         self._on_emitter(place)
 
     def _retire(self) -> None:
-        """Serve no model meanwhile; lanes and requests are still answered."""
+        """Serve no model for now; lanes and requests are still answered."""
         empty = replace(
             self.serving,
             engine=NoEngine(self._emitter.sink),

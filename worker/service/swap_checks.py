@@ -26,8 +26,8 @@ _OF_THE_PROCESS = frozenset(
 )
 """Settings of the process, which no swap changes."""
 _LOADING_SHARE = 1.25
-"""Peak memory of a load, relative to its weights in the end, which are packed by layers. What it
-takes beside them is free again when the KV pool is allocated."""
+"""Peak memory of a load, relative to the final weights, which are packed by layers. The rest is
+free again when the KV pool is allocated."""
 
 
 def name_of(settings: WorkerSettings) -> str:
@@ -63,7 +63,7 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
 
 
 def _problem(name: str) -> str:
-    """Why a swap cannot set what is named so; empty if it can."""
+    """Why a swap cannot set a name; empty if it can."""
     if name in _OF_THE_PROCESS:
         return "it is the process's own"
     return problem_of(name, WorkerSettings, "a worker setting")
@@ -87,7 +87,7 @@ def known_models(started: WorkerSettings) -> dict[str, Path]:
 
 
 def loadable(started: WorkerSettings, load_ms: Mapping[str, float]) -> tuple[Loadable, ...]:
-    """Models for the card, none if the settings list none. ``load_ms``: measured times by name."""
+    """Models for the card, from the settings. ``load_ms``: measured times by name."""
     if not started.models:
         return ()
     return tuple(
@@ -141,8 +141,8 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
             f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, take"
             " a smaller model or fewer KV blocks, or quantize it"
         )
-    # A pool without a stated size takes all that is free on a GPU: beside another one it would be
-    # far too small. What other engines' pools take is not known here.
+    # A pool without a stated size takes all free memory of a GPU: next to another one it would be
+    # far too small. Other engines' pools are unknown here.
     is_sized = not target.computes_on_gpu or pool > 0
     # The hard limit is for all of a pool, even where it has yet to fill.
     return is_sized and peak <= free and (not hard or used + whole <= hard)
@@ -164,13 +164,13 @@ def weight_bytes(settings: WorkerSettings) -> int:
 
 
 def pool_bytes_of(settings: WorkerSettings) -> int:
-    """Bytes of the KV pool that the settings ask for; 0 where it is sized by what is free, or only
-    its engine knows."""
+    """Bytes of the KV pool that the settings ask for; 0 if it takes the free memory, or only its
+    engine knows."""
     if settings.engine != "torch" or not settings.kv.blocks:
         return 0
     try:
         config = read_config(settings.model_path)
-    except (OSError, ValueError):  # to be told by whoever loads it
+    except (OSError, ValueError):  # the loader reports it
         return 0
     number_bytes = _number_bytes(settings, config)
     return settings.kv.blocks * block_bytes(config, BLOCK_TOKENS, number_bytes)

@@ -66,7 +66,7 @@ class TritonResponder:
     def fail(self, code: Code, message: str) -> None:
         kind = self._pb_utils.TritonError
         error = kind(f"{code.value}: {message}", getattr(kind, ERROR_CODES.get(code, "INTERNAL")))
-        with contextlib.suppress(ResponderLost):  # nobody is left to tell
+        with contextlib.suppress(ResponderLost):  # the client is gone
             self._send(self._pb_utils.InferenceResponse(error=error), final=True)
 
     def is_cancelled(self) -> bool:

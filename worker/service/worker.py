@@ -67,7 +67,7 @@ STOP_GRACE_S = 2.0
 MAX_DRAIN_MS = 24 * 3_600_000.0
 """Longest grace of a drain: a longer one would be an outage, not a drain."""
 WRONG_LANE_TOKEN = (
-    "this worker asks for a lane token, and another one or none was shown: set the same value as "
+    "this worker asks for a lane token, and got another one or none: set the same value as "
     "TIDEGATE_LANES__TOKEN for the orchestrator and TIDEGATE_WORKER__LANE_TOKEN for the worker"
 )
 
@@ -85,9 +85,9 @@ class Worker:
         guard: ProcessGuard | None = None,
         device_fault: Callable[[], str] = str,
     ) -> None:
-        """``load`` is for models that it is told to swap to; ``die`` ends the process after a
-        failure that cannot be mended here, ``guard`` where not even that can be called any more.
-        ``device_fault`` says why the device is lost; "" while it is not."""
+        """``load`` loads models for swaps; ``die`` ends the process after a permanent failure,
+        ``guard`` if not even that can be called. ``device_fault`` says why the device is lost; ""
+        while it is not."""
         self._guard = guard
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
@@ -300,7 +300,7 @@ class Worker:
         lane.jobs[message.handle] = lane_job
         self._emitter.job_replies[job] = lane_job
         serving.engine.submit(job)
-        if lane.ended:  # lost between the look above and the registration: nobody else will stop it
+        if lane.ended:  # lost between the check above and the registration: only this stops it
             serving.engine.cancel(job, AbortCause.LANE_LOST)
 
     def _check(self, message: Submit, card: ModelCard) -> None:

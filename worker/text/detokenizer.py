@@ -37,7 +37,7 @@ class TokenTexts(dict[int, str | None]):
 
 
 class ByteDetokenizer:
-    """A ``Detokenizer`` for tokens that are bytes: joins them and decodes what is complete.
+    """A ``Detokenizer`` for tokens that are bytes: joins them and decodes complete characters.
 
     Invalid bytes give what ``bytes.decode("utf-8", "replace")`` of the whole text would give.
     """

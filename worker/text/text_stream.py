@@ -1,4 +1,4 @@
-"""A job's text as it grows: detokenised, cut at stop strings, of which nothing gets through."""
+"""A job's text as it grows: detokenized, cut at stop strings, of which nothing gets through."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class StopMatcher:
 
     Holds back only what may still become a stop string. Each stop string is tracked by the length
     of its longest prefix that ends the text (Knuth, Morris, Pratt), so a character costs the same
-    wherever the text is split.
+    for any split of the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ class StopMatcher:
         self._matched = [0] * len(stops)
         self._held = ""
         self.found = ""
-        """The stop string that ended the text; empty while none has."""
+        """The stop string that ended the text; empty before that."""
 
     def feed(self, text: str) -> Passed:
         """Pass on text that cannot be part of a stop string, after what was held back before."""
@@ -104,11 +104,11 @@ class TextStream:
         self._matcher = StopMatcher(stop) if stop else None
         self._exempt_tokens = min_tokens
         self.stop_token_id: int | None = None
-        """The client's stop token that ended the text; None while none has."""
+        """The client's stop token that ended the text; None before that."""
 
     @property
     def stop(self) -> str:
-        """The stop string that ended the text; empty while none has."""
+        """The stop string that ended the text; empty before that."""
         return "" if self._matcher is None else self._matcher.found
 
     def feed(self, ids: Sequence[int]) -> Fed:

@@ -92,7 +92,7 @@ class Tokenizer:
         return None if token is None else self._hf.token_to_id(token)
 
     def spelling_of(self, token_id: int) -> str:
-        """A token as the vocabulary has it; empty for an id of none."""
+        """A token in the vocabulary's spelling; empty for an unknown id."""
         return self._hf.id_to_token(token_id) or ""
 
     @property
@@ -125,7 +125,7 @@ class Tokenizer:
 
     def stream_for(self, asked: Sampling, stop_after: int | None = None) -> TextStream:
         """A fresh text stream for a job that asks for ``asked``. Stop strings count after
-        ``stop_after`` tokens, by default ``min_tokens``; another number is for text begun
+        ``stop_after`` tokens, by default ``min_tokens``; another number is for text that began
         elsewhere.
         """
         detokenizer = self.detokenizer(skip_special=asked.skip_special_tokens)

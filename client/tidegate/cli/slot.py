@@ -268,7 +268,7 @@ def _tell(result: "SlotFacts", saved: Mapping[str, Path]) -> None:
     out.print(", ".join(parts))
     out.print(" · ".join(took))
     if result.given_up:
-        out.print(f"given up to be in time: {', '.join(result.given_up)}", style="yellow")
+        out.print(f"dropped to be in time: {', '.join(result.given_up)}", style="yellow")
     if result.check is not None and not result.check.passed:
         score = "" if result.check.score is None else f" (score {result.check.score:.2f})"
         out.print(f"the picture does not fit its prompt well{score}", style="yellow")

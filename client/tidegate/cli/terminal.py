@@ -1,7 +1,7 @@
 """Output of the commands: tables for people, JSON for programs.
 
 Colour and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. Output that is not a terminal
-gets neither colour nor lines that are cut.
+gets neither color nor lines that are cut.
 """
 
 import os

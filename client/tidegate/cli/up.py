@@ -68,7 +68,7 @@ environment:
   worker/settings.py, clips/render/settings.py and orchestrator/settings/sections.py in
   {runtime.folder()}
 
-exit status: 0 ended as asked, 1 it could not go on (the reason is on stderr), 2 wrong usage,
+exit status: 0 ended as asked, 1 failure (the reason is on stderr), 2 wrong usage,
 130 the end was cut short by a second Ctrl-C, or it came before anything was started
 """
 

@@ -60,7 +60,7 @@ class _Model:
         return unit[:, 0]
 
     def _pixels(self, keyframes: torch.Tensor) -> torch.Tensor:
-        """Pixels as the checkpoint's preprocessor makes them: scaled bicubically, normalised."""
+        """Pixels as the checkpoint's preprocessor makes them: scaled bicubically, normalized."""
         pixels = keyframes.to(self.mean.device, torch.float32) / 255
         pixels = nn.interpolate(
             pixels, (self.size, self.size), mode="bicubic", antialias=True, align_corners=False

@@ -1,4 +1,4 @@
-"""Positions and colours of a procedural face, and how a prompt chooses among them.
+"""Positions and colors of a procedural face, and how a prompt chooses among them.
 
 Coordinates are those of the picture: -1 to 1 from left to right and from top to bottom.
 """

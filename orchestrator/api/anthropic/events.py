@@ -109,7 +109,7 @@ class ParsedMessageEvents(MessageEvents):
         self._output = output
         self._index = -1
         self._open = ""
-        """Type of the block that has begun and not ended; empty between blocks."""
+        """Type of the open block; empty between blocks."""
 
     def started(self, task: Task) -> None:
         self._output.begin(task)

@@ -19,8 +19,8 @@ _STOP_REASONS = {
     FinishReason.LENGTH: "max_tokens",
     FinishReason.DEADLINE: "deadline",
 }
-"""Why a message ended, in Anthropic's words. ``deadline`` is our own, and only sent to those who
-ask for ``on_deadline``."""
+"""Why a message ended, in Anthropic's words. ``deadline`` is our own, and only sent with
+``on_deadline``."""
 
 
 def blocks_of(output: Output) -> list[object]:
@@ -81,7 +81,7 @@ def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | 
 
 def usage(task: Task) -> dict[str, int]:
     """Token counts. Each prompt token is in one of three fields. From the first token on the worker
-    has said what its prefix cache had; nothing is ever cached for a fee."""
+    has reported its prefix cache's part; caching costs no fee."""
     told = min(task.likely_cached, task.prompt_tokens)
     cached = told if task.ending is None else task.cached_tokens
     return {
@@ -110,8 +110,8 @@ class ThreadUnsupported(InvalidRequest):
 
 
 def status_of(error: TidegateError) -> int:
-    """HTTP status of an error: the one of every dialect, except that 529 stands for whatever
-    another time or place would serve."""
+    """HTTP status of an error: the one of every dialect, except that 529 means that another time or
+    place could serve it."""
     if isinstance(error, Unavailable) and not isinstance(error, RateLimited):
         return OVERLOADED
     return error.status

@@ -52,7 +52,7 @@ _thinking_reader: Reader[ThinkingBody | None] = Reader(ThinkingBody | None)
 
 
 def tool_use_of(stated_tools: msgspec.Raw, tool_choice: msgspec.Raw) -> ToolUse | None:
-    """The tools that may be called; None where there are none. Raises ``InvalidRequest``."""
+    """The tools that may be called; None without any. Raises ``InvalidRequest``."""
     require_bounds(stated_tools)
     require_bounds(tool_choice, "tool_choice")
     choice: ChoiceBody | None = decode_part(tool_choice, _choice_reader, "tool_choice")
@@ -77,9 +77,9 @@ def tool_use_of(stated_tools: msgspec.Raw, tool_choice: msgspec.Raw) -> ToolUse 
 
 
 def _is_served(tool: MessagesToolBody, where: str) -> bool:
-    """Whether a tool can be called. Tools that run on Anthropic's servers, which nobody has here,
-    are ignored. Raises ``InvalidRequest`` for those that a client runs and whose schemas
-    Anthropic's models know by heart: if ignored, the client would wait for calls in vain."""
+    """Whether a tool can be called. Tools that run on Anthropic's servers are ignored. Raises
+    ``InvalidRequest`` for client tools without a schema, which only Anthropic's models know: the
+    client would wait for calls that never come."""
     if tool.type in (None, "custom") or tool.input_schema != NULL:
         return True
     kind = excerpt(str(tool.type), 64)

@@ -118,8 +118,8 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
             )
         if last.content != last.content.rstrip():
             raise InvalidRequest(
-                "messages: the last one is the assistant's, with which the model goes on: it must "
-                "not end with whitespace",
+                "messages: the last one is the assistant's, which the model continues: it must not"
+                " end with whitespace",
                 field="messages",
             )
         turns[-1] = msgspec.structs.replace(last, is_open=True)
@@ -222,8 +222,8 @@ def _result_of(content: str | Sequence[TextBlock | ImageBlock] | None, where: st
     texts = [block.text for block in content if isinstance(block, TextBlock)]
     if len(texts) < len(content):
         raise InvalidRequest(
-            f"{where}: images in a tool's result are not served; send them as image blocks beside "
-            "the tool_result",
+            f"{where}: images in a tool's result are not served; send them as image blocks next to"
+            " the tool_result",
             field=where,
         )
     return "".join(texts)

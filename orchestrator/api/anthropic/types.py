@@ -148,14 +148,14 @@ class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
-    """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
+    """Raise ``InvalidRequest`` for the first unsupported field."""
     _require_whole_conversation(body.thread)
     refuse_unserved(body, _ONLY)
 
 
 def _require_whole_conversation(thread: msgspec.Raw) -> None:
-    """Raise ``ThreadUnsupported`` where the messages are only what is new in a conversation that
-    the server is to have kept. One that begins (``{"type": "create"}``) has all of its messages."""
+    """Raise ``ThreadUnsupported`` if the messages are only the new part of a conversation that the
+    server should have kept. One that begins (``{"type": "create"}``) has all of its messages."""
     try:
         stated = msgspec.json.decode(thread, type=_Thread)
     except msgspec.ValidationError:  # not an object: it names no conversation

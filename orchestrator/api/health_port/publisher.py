@@ -1,4 +1,4 @@
-"""The orchestrator's end of the health port: runs a responder and tells it what to answer."""
+"""The orchestrator's end of the health port: runs a responder and sends it the answers."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from orchestrator.telemetry.log import fields, service_log
 PUBLISH_EVERY_S = 0.05
 """Time within which a change shows on the port, not counting what the pipe takes."""
 BEAT_EVERY_S = 0.5
-"""How often the responder is told that the event loop is alive."""
+"""Seconds between signs of life of the event loop."""
 _BACKLOG = 256
 _RESTART_S = 0.5
 _END_S = 1.0
@@ -27,7 +27,7 @@ Answers = Callable[[], Mapping[str, PreparedResponse]]
 
 class HealthPort:
     """Keeps one responder running, and sends it the answers. The socket stays open while a
-    responder is replaced: checks wait meanwhile."""
+    responder is replaced; checks wait."""
 
     def __init__(self, answers: Answers, host: str, port: int, *, is_shared: bool = False) -> None:
         """``is_shared``: other processes listen there too. Raises ``OSError``."""

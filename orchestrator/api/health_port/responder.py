@@ -1,11 +1,11 @@
-"""Answers health checks for an orchestrator, in a process of its own.
+"""Answers health checks for an orchestrator, in its own process.
 
     orchestrator ──(stdin: a pipe)──▶ responder ◀── HTTP ── kubelet, load balancer
 
 A line of JSON on stdin has all answers, by path: ``{"/health/live": [200, "…"], …}``; an empty line
-says that the event loop is alive. When no line comes for 5 s the loop hangs, and every
-check is answered 503 ``stalled``: that this process lives says nothing about the one that counts.
-It ends when stdin does, so it never outlives the orchestrator, however that ends.
+says that the event loop is alive. When no line comes for 5 s the loop hangs, and every check is
+answered 503 ``stalled``: the responder's own life says nothing about the orchestrator. It ends when
+stdin does, so it never outlives the orchestrator, however that ends.
 
 Standard library only, run as ``python -I -S responder.py FD`` with a listening socket as
 file ``FD``: it is up in some 30 ms and takes about 10 MB.
@@ -242,7 +242,7 @@ def _error(code: str, message: str) -> bytes:
 
 
 def main() -> None:
-    # Whoever stops the orchestrator's process group has it drain first, so answer until it ends.
+    # A signal to the process group drains the orchestrator first, so answer until it ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))

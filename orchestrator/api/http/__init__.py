@@ -1,14 +1,14 @@
-"""What every dialect is made of.
+"""Parts that every dialect uses.
 
 A connection: ``connection`` makes and is one, with ``accepting`` (how many, as open files allow)
-and ``hang_ups`` (who has hung up, and who has said all).
+and ``hang_ups`` (hung up, or only done sending).
 
-A request: ``context`` (what is known of it), ``browsers`` (which web pages may ask), ``body`` (read
-within bounds, large ones on a thread), ``decode`` (JSON to a type; ``ignored``: what means nothing
-here), ``deadlines`` (in every spelling), ``fields`` (what every dialect's body may say) with
-``grammars``, ``tools`` and ``images``.
+A request: ``context`` (its facts), ``browsers`` (which web pages may ask), ``body`` (read within
+bounds, large ones on a thread), ``decode`` (JSON to a type; ``ignored``: unknown fields),
+``deadlines`` (in every spelling), ``fields`` (what every dialect's body may say) with ``grammars``,
+``tools`` and ``images``.
 
 An answer: ``responses`` (JSON, errors, headers; of a request that is one task), ``event_stream``
-(server-sent events), ``outputs`` (what the model wrote), ``finding`` (tasks by id, to tell of them
-or cancel them).
+(server-sent events), ``outputs`` (the model's output), ``finding`` (tasks by id, to show or cancel
+them).
 """

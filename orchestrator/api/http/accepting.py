@@ -2,7 +2,7 @@
 
 The last few are for operators::
 
-    for everybody, 3/4 of them from one address │ operators │ beyond the limit
+    for all clients, 3/4 of them from one address │ operators │ beyond the limit
     ◀───────────── most - 16 ─────────────────▶ ◀── 16 ───▶ ◀── 64 at most ──▶
                                                 ◀──── all but operators get ───▶
                                                       a 503 and are closed
@@ -38,7 +38,7 @@ class Counted(Protocol):
         """Whether a request is in progress."""
 
     def turn_away(self) -> None:
-        """Close the connection without having heard what it wants."""
+        """Close the connection without reading its request."""
 
 
 class KeyShares:
@@ -54,7 +54,7 @@ class KeyShares:
         """Count a request during the block. Raises ``NoCapacity`` for a key at its share."""
         if self._by_key[key] >= self._most:
             raise NoCapacity(
-                f"{self._most} requests of this key are under way, which is its share of the "
+                f"{self._most} requests of this key are running, which is its share of the "
                 "connections; try again when some of them have ended",
                 retry_after_ms=1000.0,
             )
@@ -75,11 +75,11 @@ class ConnectionLimit:
         self._beyond = RESERVED_CONNECTIONS + min(_TURNED_AWAY, most // 2)
         self._by_address: Counter[str] = Counter()
         self._reserved: dict[Counted, None] = {}
-        """Connections beyond those for everybody, the longest silent first."""
+        """Connections beyond those for all clients, longest silent first."""
 
     def opened(self, connection: Counted, address: str) -> bool:
         """Count a connection; False if it is one of the last few, which are not for every request.
-        Where there are too many of those, the longest silent one is closed."""
+        If there are too many of those, the longest silent one is closed."""
         own = self._by_address[address]
         most_of_one = max(1, _MAX_OF_ONE * self._usual)
         if self._by_address.total() < self._usual and own < most_of_one:
@@ -144,7 +144,7 @@ class Port(asyncio.AbstractServer):
 
     asyncio's own server loses a connection that it has accepted and not attached when it closes
     (cpython#109564), and one that closes for another to listen loses what waits in the kernel. Here
-    the socket stays, and ``server`` decides who gets the next connection.
+    the socket stays, and ``server`` gets the next connection.
     """
 
     def __init__(self, listening: Sequence[socket.socket], server: ProtocolFactory) -> None:

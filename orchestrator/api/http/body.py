@@ -1,9 +1,9 @@
 """JSON bodies, read within bounds and decoded.
 
 The bytes of bodies that are arriving are bounded over all connections. They count when they come,
-not when a Content-Length announces them: an announcement alone reserves nothing. Nobody waits for
-room. When there is none, the unfinished body that holds most is given up for one that holds less;
-otherwise the one that wants more is. A few large bodies that never end keep no small one out.
+not when a Content-Length announces them: an announcement alone reserves nothing. No body waits for
+room. If there is none, the largest unfinished body is dropped for a smaller one; otherwise the
+growing one is. A few large bodies that never end keep no small one out.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ ALL_BODIES_BYTES: Final = 256 * 2**20
 RETRY_AFTER_MS = 1000.0
 SMALL_BYTES = 64 * 2**10
 """Largest body that may use the last eighth of the budget. Whole bodies that wait to be decoded are
-never given up, and could otherwise fill it."""
+never dropped, and could otherwise fill it."""
 
 
 class BodyShare:
@@ -56,7 +56,7 @@ class BodyShare:
         self.held_bytes += count
 
     def finish(self) -> None:
-        """The whole body is kept from now on. Raises ``NoCapacity`` when it was just given up."""
+        """The whole body is kept from now on. Raises ``NoCapacity`` if it was just dropped."""
         if self.is_given_up:
             raise self.refusal()
         self._budget.finished(self)
@@ -126,8 +126,8 @@ _BYTES_PER_S = 2**20
 
 
 class Patience:
-    """How long a body may take to come, whichever route reads it: ``BODY_TIMEOUT_S``, and what its
-    bytes take at ``LEAST_BYTES_PER_S``. Time in which nobody reads does not count."""
+    """How long a body may take to arrive: ``BODY_TIMEOUT_S``, plus the time of its bytes at
+    ``LEAST_BYTES_PER_S``. Time in which no handler reads does not count."""
 
     def __init__(self) -> None:
         self._left_s = BODY_TIMEOUT_S
@@ -156,7 +156,7 @@ class Patience:
         """Wait no longer."""
         self._left_s = 0.0
         if self._timeout is not None:
-            with suppress(RuntimeError):  # its own time has just run out, or nobody reads now
+            with suppress(RuntimeError):  # its own time has just run out, or no handler reads now
                 self._timeout.reschedule(0.0)
 
 
@@ -191,7 +191,7 @@ class LargeBodies:
 
         def done(work: "asyncio.Future[Any]") -> None:
             if not work.cancelled():
-                work.exception()  # the client may be gone, and then nobody needs to know
+                work.exception()  # the client may be gone
             self._gate.leave(tenant, loop.time() - began)
 
         work = loop.run_in_executor(self._executor, self._work, call)
@@ -228,8 +228,8 @@ LARGE_BODIES = web.AppKey("large_bodies", LargeBodies)
 
 async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T], R]) -> R:
     """Read the request's body as ``reader``'s type; returns what ``make`` makes of it, and keeps
-    nothing else. Raises ``InvalidRequest`` or a kind of it, and ``DeadlineExceeded`` when the
-    deadline of the headers passes meanwhile."""
+    nothing else. Raises ``InvalidRequest`` or a subclass, and ``DeadlineExceeded`` if the headers'
+    deadline passes first."""
     require_json(request)
     async with _held(request) as body:
         if request.app[ELSEWHERE].keeps_bodies:
@@ -268,7 +268,7 @@ async def _held(request: web.Request) -> AsyncIterator[bytes]:
 @contextmanager
 def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
     """Collects what is ignored while the request is read, and reports it afterwards, even if the
-    request is refused. Yields None where nothing may be ignored."""
+    request is refused. Yields None if nothing may be ignored."""
     context, route = request[CONTEXT], request.match_info.route.resource
     if request.app[CONFIG].http.strict_fields or not context.dialect.is_tolerant or route is None:
         yield None

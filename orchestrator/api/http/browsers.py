@@ -1,8 +1,7 @@
-"""What web pages may do here: not everything that reaches a socket was meant for it.
+"""Limits what web pages may do here.
 
-A page that somebody has open in a browser can send requests to services on their machine. While no
-key is configured nothing else stands between the two, so then the names under which a request comes
-are checked (a token proves more than any of them)::
+A page in a local browser can send requests to this service. While no key is configured, the names
+in a request are checked (a token proves more than any of them)::
 
     Host      must be ours, or DNS rebinding makes any page one of our own
     Origin    must be ours for changes: a page may send such requests without asking
@@ -51,8 +50,8 @@ class Browsers:
         self._any_origin = ANY in settings.cors_origins
 
     def check(self, method: str, headers: Mapping[str, str]) -> None:
-        """Check a request to a service without keys. Raises ``Forbidden`` for what a foreign page
-        may have sent: none comes without ``Host`` (HTTP/1.0) or, for changes, ``Origin``."""
+        """Check a request to a service without keys. Raises ``Forbidden`` if a foreign page may
+        have sent it: none comes without ``Host`` (HTTP/1.0) or, for changes, ``Origin``."""
         host = headers.get("Host")
         if not (host is None or self._any_host or self._is_our_name(_bare(host))):
             raise Forbidden(

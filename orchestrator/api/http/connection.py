@@ -1,8 +1,8 @@
 """The server, and its clients' connections: bounds how long a head may take, notices hang-ups and
-idle readers, and leaves nothing to be answered by aiohttp itself.
+idle readers, and lets aiohttp answer nothing itself.
 
-aiohttp allows a connection an hour of silence, and buffers what comes behind a running request,
-where an end of input does not show.
+aiohttp allows a connection an hour of silence, and buffers input after a running request, which
+hides an end of input.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ _NO_ROOM = (
 
 
 class Connection(RequestHandler):
-    """One client's connection. Closed when a request's head takes too long to come, or when nothing
-    of what is sent is read for as long as an idle connection may stand. A client that only ends its
-    side behind a whole request still gets its answer; see ``hang_ups``."""
+    """One client's connection. Closed if a request's head takes too long, or if the client reads
+    nothing for the idle timeout. A client that only ends its side after a whole request still gets
+    its answer; see ``hang_ups``."""
 
     def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
@@ -96,7 +96,7 @@ class Connection(RequestHandler):
         return self._waiter is not None and not self._waiter.done()
 
     def drop(self) -> None:
-        """Close at once; what is still to be sent may be lost."""
+        """Close at once; unsent data may be lost."""
         transport = self.transport
         self.force_close()
         if transport is not None:
@@ -142,8 +142,8 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._discards:
             return
-        # The last byte that is not a line end, and all behind it, are looked at separately: a
-        # request that ends with them is whole, and nothing of another one has come.
+        # The last byte that is not a line end, and everything after it, are parsed separately: a
+        # request that ends with them is whole, and no other one has begun.
         last = max(0, len(data.rstrip(b"\r\n")) - 1)
         if last:
             self._feed(data[:last])
@@ -176,7 +176,7 @@ class Connection(RequestHandler):
         return self._payload.is_eof()
 
     def _break_off(self, payload: StreamReader) -> None:
-        """End a body that cannot be read any further: its request is told, and is the last one."""
+        """End a body that cannot be read any further: its request fails, and is the last one."""
         self._messages.pop()
         payload.set_exception(web.RequestPayloadError("malformed"))
         payload.feed_eof()  # or aiohttp would wait for the rest of it
@@ -269,7 +269,7 @@ class Connection(RequestHandler):
         if self._address is not None:
             self._limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
-        # Until then the handler writes to a transport that is closing, which nobody reads.
+        # Until then the handler writes to a closing transport.
         self._losses.add(partial(super().connection_lost, exc))
 
     def handle_error(
@@ -282,7 +282,7 @@ class Connection(RequestHandler):
         """Answer what the parser refused, or a fault in aiohttp itself."""
         if status < 500:
             return self._unhandled.malformed(request, exc)
-        if isinstance(exc, ConnectionError):  # the client's own: nobody is left to be told
+        if isinstance(exc, ConnectionError):  # the client's own: it is gone
             raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
@@ -292,7 +292,7 @@ class Connection(RequestHandler):
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Log what failed, without messages and tracebacks, which may contain users' content."""
         error = options.get("exc_info")
-        if isinstance(error, web.RequestPayloadError):  # the client's own; it has been told
+        if isinstance(error, web.RequestPayloadError):  # the client's own; it has its answer
             return
         reason = type(error).__name__ if isinstance(error, BaseException) else None
         service_log.error(str(args[0]).partition(":")[0], extra=fields(reason=reason))

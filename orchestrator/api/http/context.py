@@ -22,7 +22,7 @@ from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
 from protocol import Grammar
 
 ANY_END = "*"
-"""Ends an alias that stands for all names that begin like it."""
+"""Ends an alias that is a prefix."""
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
 """OpenAI's name for the correlation id's header, which proxies use too."""
@@ -78,12 +78,12 @@ class Context:
     key: Key = ANYBODY
     """The key of the token that came with the request."""
     request_id: str = ""
-    """The client's ``x-request-id``; empty where there is none that may be passed on."""
+    """The client's ``x-request-id``; empty without a valid one."""
     deadline: Deadline | None = None
     field_names: Mapping[str, str] = field(default_factory=dict)
     """The client's names for fields that are called something else here."""
     ignored: Ignored | None = None
-    """Record of what was ignored in the request; None where nothing may be."""
+    """Record of what was ignored in the request; None if nothing may be."""
     grammars: tuple[Grammar, ...] = ()
     """Grammars one of which the answer must match."""
     ignored_headers: list[str] = field(default_factory=list)
@@ -109,7 +109,7 @@ TRACE = web.RequestKey("trace", TraceContext)
 
 def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Dialect]) -> Context:
     """Context of a new request, named by the client's ``x-request-id`` or an id of our own."""
-    # CONNECT states no path but an authority; a path that somebody wrote there is what they meant.
+    # CONNECT states no path but an authority; a path in its place is taken as one.
     path = request.raw_path if request.method == "CONNECT" else request.path
     return context_of(path, request.headers, instant(clock), dialects)
 

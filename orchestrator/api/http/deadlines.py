@@ -16,11 +16,11 @@ For the whole request; the earliest of all wins, and the answer names it (DL-20)
 ``x-stainless-timeout``             seconds; the other SDKs'                     a bound
 ==================================  ===========================================  ===========
 
-A bound says how long somebody between us and the user waits for this exchange. It makes a deadline
-earlier and never later, and means nothing for a task that outlives its connection. The last two
-say how long an SDK waits for an answer in one piece, or between two pieces of one: they count for
-the former only. ``x-request-timeout`` has no standard: without a unit it means seconds, and more
-than 3600 of them are passed over, for they are probably milliseconds.
+A bound says how long a proxy or SDK waits for this exchange. It makes a deadline earlier and never
+later, and is ignored for a task that outlives its connection. The last two say how long an SDK
+waits for an answer in one piece, or between two pieces of one: they count for the former only.
+``x-request-timeout`` has no standard: without a unit it means seconds, and more than 3600 are
+ignored as probable milliseconds.
 
 For parts of the answer (DL-14), none negative; the smallest of all wins:
 
@@ -40,8 +40,8 @@ target, the request ends there; a target that is missed stops nothing.
 
 Relative ones count from the arrival of the request's head. What cannot be read of ``X-…``,
 ``grpc-timeout`` and the body, which clients write themselves, is an error. What gateways and SDKs
-add never refuses a request: 0 states nothing, what cannot be read is passed over and
-its header named (``ignored``). Where a proxy has joined several with commas, each counts.
+add never refuses a request: 0 states nothing, unreadable values are ignored and named
+(``ignored``). Values that a proxy joined with commas all count.
 """
 
 import math
@@ -107,10 +107,9 @@ def read_deadline(
     in_one_piece: bool = False,
     ignored: MutableSequence[str] | None = None,
 ) -> Deadline:
-    """The deadline of a request, whose answer comes ``in_one_piece`` or bit by bit. Bounds count if
-    the client waits for it on this connection (``is_awaited``). Unreadable headers of gateways and
-    SDKs are added to ``ignored``. Raises ``InvalidRequest`` for those that a client states
-    itself."""
+    """The deadline of a request with an answer ``in_one_piece`` or streamed. Bounds count if the
+    client waits for it on this connection (``is_awaited``). Unreadable headers of gateways and SDKs
+    are added to ``ignored``. Raises ``InvalidRequest`` for those that a client states itself."""
     passed_over: MutableSequence[str] = [] if ignored is None else ignored
     stated = list(_budgets(headers, arrival))
     for name, read in _DEADLINES_OF_OTHERS.items():
@@ -158,7 +157,7 @@ def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) 
 
 
 def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
-    """The deadline of a request that states none, or none that can be read."""
+    """The deadline of a request that states none, or no readable one."""
     return read_deadline(CIMultiDict(), None, arrival, policy)
 
 
@@ -226,7 +225,7 @@ def _budgets(headers: Headers, arrival: Instant) -> Iterator[_Limit]:
 def _limits_of_others(
     headers: Headers, name: str, read: _Read, ignored: MutableSequence[str], unit_s: float = 1.0
 ) -> Iterator[_Limit]:
-    """Limits from a header that others add. No limit for 0, by which they mean none."""
+    """Limits from a header that gateways or SDKs add; 0 means no limit."""
     for value in headers.getall(name, ()):
         for part in value.split(","):
             stated = read(part.strip())

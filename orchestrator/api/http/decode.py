@@ -1,7 +1,7 @@
-"""JSON to a type, with errors that name the field that is wrong and what it may be.
+"""JSON to a type, with errors that name the wrong field and its valid values.
 
-Where unknown fields are ignored, the text is parsed again along its type to find their names. The
-content of unknown fields, and of what the type leaves raw, is not examined.
+Where unknown fields are ignored, the text is parsed again along its type to find their names.
+Unknown fields and raw parts of the type are not examined.
 """
 
 import re
@@ -28,9 +28,8 @@ _STEP = re.compile(r"[^.\[\]]+")
 
 
 class Reader(Generic[T]):
-    """Reads JSON as a type: strictly, or, where the request is read tolerantly (``passing_over``),
-    ignoring unknown fields and accepting numbers in strings. That costs nothing extra for a text
-    without such fields: the same decoding tells."""
+    """Reads JSON as a type: strictly, or tolerantly (``passing_over``), ignoring unknown fields and
+    accepting numbers in strings, at no extra cost for a text without such fields."""
 
     @overload
     def __init__(self, kind: type[T], *, strict: bool = True) -> None: ...
@@ -292,7 +291,7 @@ def _items_of(shape: types.Type) -> types.Type | None:
 
 
 def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.StructType | None:
-    """The message type of an object; of several its tag decides. None where none fits."""
+    """The message type of an object; of several by its tag. None if none fits."""
     messages = [one for one in _alternatives(shape) if isinstance(one, types.StructType)]
     if len(messages) < 2:
         return messages[0] if messages else None

@@ -7,12 +7,12 @@ A stream takes bytes synchronously from the lane's reader and never makes it wai
 
 What only informs (``metrics``, ``narration``) goes directly or not at all: it is the first to be
 dropped for a client that falls behind, and a token never is. A stream that is silent carries a
-comment before the keep-alive time is over, so that nothing between the two ends takes it for dead.
+comment before the keep-alive time is over, so that no proxy takes it for dead.
 
 Headers leave with the first event or after a second, whichever is sooner: until then an error can
 still be an HTTP status (DL-5), and no client or proxy waits for long without a byte (OR-23). A
-client whose backlog outgrows its bound, or that reads nothing for too long while
-something waits for it, is disconnected.
+client whose backlog outgrows its bound, or that reads nothing for too long while data waits, is
+disconnected.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class EventStream:
     # ── synchronous side: called while a frame is being handed out ───────────────────────────
 
     def send(self, data: bytes) -> None:
-        """Write one or more whole events. Never waits; silently drops what nobody will read."""
+        """Write one or more whole events. Never waits; drops data for a client that is gone."""
         if not data:  # an empty chunk would end the response
             return
         self._quiet = False
@@ -152,9 +152,9 @@ class EventStream:
     # ── the handler's side ───────────────────────────────────────────────────────────────────
 
     async def run(self, past: Iterator[bytes] | None = None) -> web.StreamResponse:
-        """Serve the stream to its end. With ``past``, headers leave at once, followed by what it
-        yields: it is asked for more only when all before has left. Raises what was given to
-        ``refuse``, and ``ConnectionError`` or ``CancelledError`` when the client is gone."""
+        """Serve the stream to its end. With ``past``, headers leave at once, then its pieces, each
+        once the one before has left. Raises the error of ``refuse``, and ``ConnectionError`` or
+        ``CancelledError`` when the client is gone."""
         if past is None:
             await self._until_first_event()
         if self._refusal is not None:

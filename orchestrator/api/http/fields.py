@@ -65,7 +65,7 @@ _MAX_BIAS_BYTES = 64 * 1024
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Placement of a task. ``/v2/instances`` names ``instances``, and says what each offers. All
-    fields are our own, so that an unknown one is a mistake in every dialect."""
+    fields are our own, so an unknown one is an error in every dialect."""
 
     has_fields_of_ours: ClassVar[bool] = True
 
@@ -275,7 +275,7 @@ def one_limit(field: str, stated: int | None, max_tokens: int | None) -> int | N
 
 
 def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) -> None:
-    """Raise ``InvalidRequest`` for the first field whose value is not ``served``."""
+    """Raise ``InvalidRequest`` for the first field with a value that is not ``served``."""
     for field, (fits, expected, is_hint) in served.items():
         value = getattr(body, field, None)
         if isinstance(value, msgspec.Raw):
@@ -308,7 +308,7 @@ def class_of(headers: Headers, body: GenerationRequest) -> Priority:
 
 def _tenant(headers: Headers, stated: str | None, context: Context) -> str:
     """The tenant whose share to use. A gateway's header counts only with a key that may name
-    tenants, and is ignored otherwise, because anybody can write a header."""
+    tenants, and is ignored otherwise, because any client can write a header."""
     key = context.key
     if stated is not None:
         return key.tenant_for(_name("tenant", stated))
@@ -375,7 +375,7 @@ def _idle_keep_s(body: GenerationRequest, default_s: float, session_id: str) -> 
 
 
 def read_idle_keep_s(stated: float) -> float:
-    """A stated time in seconds, within what anybody may ask for. Raises ``InvalidRequest``."""
+    """A stated time in seconds, within the limits. Raises ``InvalidRequest``."""
     if not 0 <= stated <= MAX_IDLE_KEEP_S:
         raise InvalidRequest(
             f"idle_keep_s must be 0 to {MAX_IDLE_KEEP_S:g} seconds, got {stated:g}",

@@ -1,8 +1,8 @@
 """Tasks by the ids that clients name: found, and cancelled, in this process, in the journal of an
 earlier one, or in another process.
 
-An orchestrator that shares a state asks the one that has what is unknown here, and the other
-processes at its port (``orchestrator.state.forwarding``). One that is alone asks nobody.
+An orchestrator that shares a state asks the owner of an unknown id, and the other processes at its
+port (``orchestrator.state.forwarding``).
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def find_task(request: web.Request) -> Task:
 
 
 async def find_tasks(request: web.Request, stated: str) -> list[Task]:
-    """Tasks by any id that was shown: one task, all choices of one answer, or whatever runs under a
+    """Tasks by any id that was shown: one task, all choices of one answer, or everything under a
     correlation id. For their own key or an admin's. Raises ``NotFound``."""
     key = request[CONTEXT].key
     orchestrator, task_id = request.app[ORCHESTRATOR], task_id_of(stated)
@@ -73,7 +73,7 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
         kept = [orchestrator.store.get(task_id)]
     except NotFound:
         kept = []
-    if kept and kept[0].job.api not in ID_PREFIXES:  # it stands alone
+    if kept and kept[0].job.api not in ID_PREFIXES:  # it is alone
         live: list[Task] = []
     else:
         live = [task for task in orchestrator.live() if task not in kept]
@@ -168,7 +168,7 @@ class SiblingAnswer(NamedTuple):
 
 
 class Elsewhere:
-    """Other processes that answer for this one: none, unless a room puts its own in place."""
+    """Other processes that answer for this one: none, unless a room replaces it."""
 
     keeps_bodies = False
     """Whether a request may be sent on, so that its body is kept until it is answered."""
@@ -177,8 +177,8 @@ class Elsewhere:
         """Close all connections."""
 
     async def answer(self, request: web.Request, error: TidegateError) -> web.StreamResponse | None:
-        """The answer of the one that has what ``error`` says is unknown here; None if none has.
-        Raises ``NotReady`` if it is about to be taken on, or not answered; ``NoCapacity``."""
+        """The answer of the owner of what ``error`` says is unknown here; None if none has it.
+        Raises ``NotReady`` if it is about to be taken over, or not answered; ``NoCapacity``."""
         return None
 
     async def of_one(self, request: web.Request) -> web.StreamResponse | None:
@@ -240,12 +240,12 @@ async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:
 
 
 async def recorded(task: Task) -> None:
-    """Wait until a durable task's outcome is on the disk, before anybody is told of it. Raises
-    ``Draining`` where the task is left to the next process."""
+    """Wait until a durable task's outcome is on disk, before a client gets it. Raises ``Draining``
+    if the task is left to the next process."""
     if task.entry is not None and task.ending is not None:
         written = asyncio.Event()
         if not task.entry.is_left:
             task.entry.when_recorded(written.set)
             await written.wait()
         if task.entry.is_left:
-            raise Draining("the task goes on in another process; ask again in a moment")
+            raise Draining("the task continues in another process; ask again in a moment")

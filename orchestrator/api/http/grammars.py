@@ -1,7 +1,7 @@
 """Fields for the form of the answer: OpenAI's ``response_format``, and vLLM's
 ``structured_outputs`` with its older spelling, ``guided_…``.
 
-A schema's own text goes to the worker as it came: it may be long, and nobody else reads it.
+A schema's text goes to the worker unchanged: it may be long, and only the worker reads it.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Tells clients that hang up from clients that have only finished sending (WP-1).
 
 TCP shows the same end of input (FIN) for both. While a connection is not read, because too many
-requests came behind a running one, it shows nothing at all. So the kernel is asked about such a
+requests came after a running one, it shows nothing at all. So the kernel is asked about such a
 connection (``EPOLLRDHUP``), and at the end of input something is sent that has no meaning: a closed
 socket answers it with a reset, a half-closed one acknowledges it::
 
@@ -43,8 +43,8 @@ counts as a hang-up, and goes unnoticed while nothing is read."""
 
 
 def notice_vanished(client: socket.socket) -> None:
-    """Have the kernel probe a silent client, and give up one that acknowledges nothing. Otherwise
-    its work would continue until its deadline, and sending to it for a quarter of an hour."""
+    """Make the kernel probe a silent client, and drop one that acknowledges nothing. Otherwise its
+    work would continue until its deadline, and sending for a quarter of an hour."""
     options = {
         "TCP_KEEPIDLE": _PROBE_AFTER_S,
         "TCP_KEEPINTVL": _PROBE_EVERY_S,
@@ -116,7 +116,7 @@ class Prober:
         self._loop = asyncio.get_running_loop()
         self._often_until = self._loop.time() + NOTICE_WITHIN_S
         self._waits_since: float | None = None
-        """When the probe was sent that is still to be acknowledged; None if there is none."""
+        """When the unacknowledged probe was sent; None without one."""
         self._timer: asyncio.Handle = self._loop.call_soon(self._look)
 
     def stop(self) -> None:

@@ -120,5 +120,5 @@ def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
 
 
 def passed_over() -> Ignored | None:
-    """Record of what is ignored in the request being read; None where nothing may be."""
+    """Record of what is ignored in the request being read; None if nothing may be."""
     return _current.get()

@@ -1,8 +1,8 @@
-"""Images that a body has in itself. Nothing is fetched: a URL in a request could name any host that
-this process can reach, and no other client (server-side request forgery).
+"""Images within a body. Nothing is fetched: a URL could name a host that only this process can
+reach (server-side request forgery).
 
-An image of some kilobytes can stand for billions of pixels, so its header tells its size before
-anybody decodes it. Of all formats only those are read that OpenAI's and Anthropic's APIs take.
+An image of some kilobytes can stand for billions of pixels, so its header is checked before it is
+decoded. Of all formats only those are read that OpenAI's and Anthropic's APIs take.
 """
 
 import base64
@@ -39,8 +39,8 @@ def image_of_url(url: str | None, where: str) -> Image:
 
 
 def image_of_base64(data: str | None, where: str) -> Image:
-    """The image whose file is ``data``, as base64. Its format is seen from the file, whatever the
-    body calls it. Raises ``InvalidRequest``."""
+    """The image whose file is ``data``, as base64. Its format is read from the file, not from the
+    body. Raises ``InvalidRequest``."""
     if not data:
         raise InvalidRequest(f"{where} is required: the image's file as base64", field=where)
     try:

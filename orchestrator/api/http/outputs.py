@@ -30,7 +30,7 @@ from protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
 _THINKING = ("enable_thinking", "thinking")
 """Template arguments with which clients turn the thinking off."""
 _AT_ONCE = 256
-"""Tokens whose text is parsed together: each call in it copies what is left of the text."""
+"""Tokens whose text is parsed together: each call in it copies the rest of the text."""
 
 
 class TaskOutput:
@@ -108,7 +108,7 @@ def format_of(app: web.Application, encoder: PromptEncoder) -> OutputFormat:
 @lru_cache(maxsize=64)
 def reads(format: OutputFormat, written: str) -> bool:
     """Whether calls in ``format`` are what a template writes: a mark that it has may be part of
-    another one. ``written`` is the encoder's ``written_call``; empty tells nothing."""
+    another one. ``written`` is the encoder's ``written_call``; empty if unknown."""
     if not written or format.calls is CallFormat.HARMONY:
         return True
     parser = OutputParser(replace(format, reasoning=None), tools={PROBE.name: None})
@@ -141,7 +141,7 @@ def output_of(
 
 
 def _may_think(job: Job, tools: ToolUse | None) -> bool:
-    """Whether the model may think first; else all is the answer, whatever it looks like."""
+    """Whether the model may think first; else all of it is the answer."""
     if job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG:
         return True
     return bool(job.grammar.before) or (tools is not None and tools.must_call)
@@ -151,7 +151,7 @@ def in_form(
     request: web.Request, encoder: PromptEncoder, job: Job, chat: Prompt, use: ToolUse | None
 ) -> Job:
     """The request's job, with grammars for what its answer must match in the model's own format:
-    calls that must be made or match a schema, a stated form behind the model's thinking. Raises
+    forced calls, calls that match a schema, a stated form after the model's thinking. Raises
     ``InvalidRequest`` for a model whose tool calls could not be told from text."""
     if use is not None:
         job = _with_tools(request, encoder, job, chat, use)

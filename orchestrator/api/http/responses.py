@@ -74,7 +74,7 @@ def error_response(error: TidegateError, context: Context, now: float) -> web.Re
 
 
 def error_headers(error: TidegateError) -> dict[str, str]:
-    """Headers from which a client can tell what to do without reading the body."""
+    """Headers that tell a client what to do without reading the body."""
     # The official OpenAI SDK honors it.
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if isinstance(error, Unavailable) and error.retryable:

@@ -1,4 +1,4 @@
-"""What a body tells its chat template: tools, and vLLM's ``chat_template_kwargs``."""
+"""A body's input for the chat template: tools, and vLLM's ``chat_template_kwargs``."""
 
 import re
 from collections.abc import Mapping
@@ -45,9 +45,9 @@ def read_tool(
 
 
 def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str) -> ToolCall:
-    """Read a call of an earlier turn, whose arguments are an object, one in a string, or none. What
-    is no JSON object is shown to the model as it wrote it, unless requests are read strictly.
-    Raises ``InvalidRequest``."""
+    """Read a call of an earlier turn, with arguments as an object, in a string, or none. What is no
+    JSON object reaches the model as written, unless requests are read strictly. Raises
+    ``InvalidRequest``."""
     if isinstance(arguments, str):
         text = arguments
     elif bytes(memoryview(arguments)[:1]) == b'"':

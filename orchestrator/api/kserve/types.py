@@ -1,8 +1,8 @@
 """Bodies of the plain contract: by field (``generate``) or by tensor (``infer``).
 
 Sampling is stated in ``sampling_parameters``, a JSON object in a string, or, without it, in
-``parameters``; numbers may be strings there. Deadlines count wherever they stand, and the earliest
-wins (DL-1). Beside vLLM's parameters there are those of every dialect (``GrammarRequest``).
+``parameters``; numbers may be strings there. Deadlines count anywhere, and the earliest wins
+(DL-1). In addition to vLLM's parameters there are those of every dialect (``GrammarRequest``).
 """
 
 import math

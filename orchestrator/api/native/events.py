@@ -102,8 +102,8 @@ class TaskEvents(NumberedEvents):
         return self._stream.is_behind
 
     def replay(self, task: Task, queue_position: int) -> Iterator[bytes]:
-        """Yield what has happened so far, in pieces; after the last one the task is listened to.
-        The task proceeds while a piece is being read, so there may be more after each."""
+        """Yield past events in pieces, then follow the task, which continues while a piece is
+        sent."""
         queued = {"task_id": task.id, "queue_position": queue_position}
         yield self._event(0, "queued", queued)
         transcript = task.record()

@@ -59,13 +59,13 @@ async def listed(
 
 
 def _place(line: dict[str, Any]) -> tuple[bool, float]:
-    """Sort key of a list's line: live work, then what has ended, each the newest first."""
+    """Sort key of a list's line: live work, then ended work, each newest first."""
     has_ended = line["outcome"] is not None
     return has_ended, line["age_ms"] - (line["took_ms"] if has_ended else 0.0)
 
 
 def _newest_first(orchestrator: Orchestrator) -> Iterator[AnyWork]:
-    """All live work, whatever route it came by, then the kept tasks that have ended."""
+    """All live work of every route, then the kept ended tasks."""
     live: list[AnyWork] = [*orchestrator.live()]
     live += [work for room in orchestrator.rooms for work in room.live()]
     yield from sorted(live, key=lambda one: one.marks.received, reverse=True)

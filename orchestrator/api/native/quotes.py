@@ -25,7 +25,7 @@ class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only
 
     prompt_tokens: int | None = None
     accept: float | None = None
-    """Chance with which a deadline is to be reserved; None reserves nothing."""
+    """Chance of the deadline to reserve; None reserves nothing."""
     hold_ms: float = 5000.0
     """How long a reservation is held for the request that uses it, in ms."""
 
@@ -88,8 +88,8 @@ def _reservation(held: Reservation, unix_ms: float, hold_ms: float) -> dict[str,
 def _read(request: web.Request, body: QuoteRequest) -> _Asked:
     if body.accept is not None and body.accept not in BROKEN:
         raise InvalidRequest(
-            f"accept must be one of {', '.join(map(str, BROKEN))}: the chance with which the "
-            "reserved deadline is to be kept",
+            f"accept must be one of {', '.join(map(str, BROKEN))}: the chance of keeping the"
+            " reserved deadline",
             field="accept",
         )
     if not 0 < body.hold_ms <= MAX_HOLD_MS:

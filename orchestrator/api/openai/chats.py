@@ -29,7 +29,8 @@ class ImageUrl(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
-    """A part of a message, of any type; text and images are served, whatever an SDK calls them."""
+    """A part of a message, of any type; text and images are served under every SDK's name for
+    them."""
 
     type: str | None = None
     text: str | None = None
@@ -201,7 +202,7 @@ def _result(message: ChatMessage, content: str, where: str, called: Mapping[str,
 
 def _text_of(message: ChatMessage, where: str) -> str:
     """The text of a message. An assistant's turn with calls, or a tool's result, may have none.
-    Others must: where it is missing, it stands under another name, which was ignored."""
+    Others must: if it is missing, it came under another name, which was ignored."""
     content = message.content
     if isinstance(content, str):
         return content

@@ -1,7 +1,7 @@
 """The choices of one request: one task for each, which succeed or fail together.
 
 All have the request's deadline, and all end when its client goes. An error of one ends the request,
-because nobody could use the others' texts without it.
+because the others are of no use without it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Listener, Task
 
 AT_ONCE = 2
-"""Tasks begun or ended per pass of the event loop, so that nobody waits for all of them."""
+"""Tasks started or ended per pass of the event loop, so that none waits for all of them."""
 
 
 class Choices:
@@ -30,7 +30,7 @@ class Choices:
         """The first task that ended in an error, upon which the others are cancelled."""
         self._orchestrator = orchestrator
         self._read_ahead: deque[Task] = deque()
-        """The first task of each prompt whose choices have not begun."""
+        """The first task of each prompt before its choices start."""
         self._readings: deque[Reading] = deque()
         """Parallel to ``_read_ahead``: how the prompt reads, for its other tasks."""
         self._listeners: list[Listener] = []
@@ -60,7 +60,7 @@ class Choices:
                     await asyncio.sleep(0)
                     if self._stopped():
                         return
-                # The listener is made first, because that raises if the model has gone meanwhile.
+                # The listener is made first, because that raises if the model is gone.
                 listener = listener_of(len(self.tasks))
                 if draw == 0:
                     task = self._read_ahead.popleft()

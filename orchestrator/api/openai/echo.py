@@ -174,7 +174,7 @@ def _checked(
         if piece.first == at:
             at += len(piece)
     if at != len(ids):
-        raise TidegateError("the instance told the log-probabilities of a part of the prompt only")
+        raise TidegateError("the instance returned log-probabilities of a part of the prompt only")
     for piece in read:
         yield piece.first, piece.unpack()
 

@@ -200,8 +200,8 @@ async def submitted(
     listener_of: Callable[[int], Listener],
     stream: EventStream | None = None,
 ) -> AsyncIterator[None]:
-    """Submit all choices for the time of the block; ends what still runs when it is left. Without a
-    ``stream``, which tells it, raises the error of the choice that failed."""
+    """Submit all choices for the block; ends running ones when it is left. Without a ``stream`` to
+    report it, raises the error of the choice that failed."""
     try:
         try:
             await choices.submit(listener_of)

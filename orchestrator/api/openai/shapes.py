@@ -39,7 +39,7 @@ _LARGE = ("content", "top_logprobs")
 _encode = msgspec.json.Encoder().encode
 
 TokenOf = Callable[[int], Token]
-"""Finds what one token id stands for on its own."""
+"""Finds the text of a single token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Shape:
 
 
 class Deltas:
-    """Makes the ``delta`` of each chunk of a chat. A call's free text is told once it is whole."""
+    """Makes the ``delta`` of each chunk of a chat. A call's free text is sent once it is whole."""
 
     def __init__(self, free_texts: Set[str]) -> None:
         self._free_texts = free_texts

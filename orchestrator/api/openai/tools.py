@@ -27,7 +27,7 @@ class TextGrammar(msgspec.Struct, frozen=True):
 
 
 class FreeTextFormat(TextGrammar, frozen=True):
-    """How a tool's free text is to be written; chats have the grammar in a field of its own."""
+    """The form of a tool's free text; chats have the grammar in a separate field."""
 
     type: str = "text"
     grammar: TextGrammar | None = None

@@ -180,7 +180,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     """Fields of which only some values are served."""
 
     def refuse_unsupported(self) -> None:
-        """Raise ``InvalidRequest`` for the first field whose value is not served."""
+        """Raise ``InvalidRequest`` for the first unsupported value."""
         refuse_unserved(self, self.served)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
@@ -214,8 +214,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         return self.service_tier
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
-        """The prompts, each with choices of its own; the model is told of the tools that it may
-        ``use``. Raises ``InvalidRequest`` for prompts that are not served."""
+        """The prompts, each with its own choices; the model sees the tools that it may ``use``.
+        Raises ``InvalidRequest`` for prompts that are not served."""
         raise NotImplementedError
 
     def tool_use(self) -> ToolUse | None:
@@ -378,7 +378,7 @@ def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
 
 def split_list(text: bytes, field: str) -> list[msgspec.Raw]:
     """The items of a JSON list of at most ``MAX_CHOICES``. Raises ``InvalidRequest`` for more, and
-    ``msgspec.DecodeError`` for what is not a list."""
+    ``msgspec.DecodeError`` if it is not a list."""
     try:
         items = msgspec.structs.astuple(_prompts_decoder.decode(text))
     except msgspec.ValidationError as error:

@@ -31,7 +31,7 @@ class Control:
 
 CONTROL = web.AppKey("control", Control)
 _POLICY = {"admission", "deadlines", "dispatch", "placement", "queue"}
-"""Sections of the settings by which the service decides; they have no secrets."""
+"""Sections of the settings that decide; they have no secrets."""
 _STATUSES = ("serving", "draining", "drained")
 _DURATION = "graceful_shutdown_duration_ms"
 
@@ -63,7 +63,7 @@ async def reload(request: web.Request) -> web.Response:
 
 
 async def recording(request: web.Request) -> web.Response:
-    """Give what is recorded of this process's latest requests, and by which settings it decides."""
+    """Return the records of this process's latest requests, and the settings that decide."""
     control = request.app[CONTROL]
     settings = control.reloader.settings.model_dump(mode="json", include=_POLICY)
     return json_response({"settings": settings, **await control.recorder.recording()})

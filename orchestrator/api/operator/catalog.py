@@ -72,7 +72,7 @@ _Seen = dict[tuple[Kind, str], Verification]
 
 class Verifications:
     """Reads entries' files again, one entry at a time, on one thread that the process does not wait
-    for, and that yields to everything else: requests are served meanwhile."""
+    for, at the lowest priority."""
 
     def __init__(self, home: Callable[[], Path]) -> None:
         self.states: _Seen = {}
@@ -98,7 +98,7 @@ class Verifications:
                 problem = self._problem(kind, id)
             except (ProvisionError, OSError) as error:
                 problem = str(error)
-            except Exception as error:  # nobody would hear of it on this thread
+            except Exception as error:  # an exception on this thread would be lost
                 service_log.exception("a catalog's entry could not be verified")
                 problem = f"it could not be verified: {type(error).__name__}"
             self.states[kind, id] = msgspec.structs.replace(

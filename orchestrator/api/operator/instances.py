@@ -24,7 +24,7 @@ _OF_CARD = (
     *("quantization", "vram_bytes", "compute_capability", "device_mask", "tensor_parallel"),
     *("can_pause", "can_continue", "deterministic", "abort_ms", "context_tokens"),
 )
-"""What is told of an instance as its card has it."""
+"""An instance's facts from its card."""
 
 
 async def listing(request: web.Request) -> web.Response:
@@ -91,8 +91,8 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 async def swap(request: web.Request) -> web.Response:
-    """Give an instance another model: 202 while it loads, 200 where the caller waits. Idempotent.
-    Raises ``SwapFailed`` for a caller who waits; others see it in ``GET /v2/instances``."""
+    """Give an instance another model: 202 while it loads, 200 if the caller waits. Idempotent.
+    Raises ``SwapFailed`` for a waiting caller; others see it in ``GET /v2/instances``."""
     asked = await read_swap(request)
     swaps = request.app[ORCHESTRATOR].stages.swaps
     running = swaps.start(request.match_info["address"], asked.settings, asked.grace_s)
@@ -182,7 +182,7 @@ def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]
 
 def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]) -> None:
     """Add the jobs that other processes at this port have on instances to those of this one.
-    ``load`` has them already: the worker's statistics count everybody's jobs."""
+    ``load`` includes them: the worker's statistics count all jobs."""
     by_address = {one["address"]: one for one in described}
     for other in elsewhere:
         if (mine := by_address.get(other["address"])) is not None:

@@ -152,7 +152,7 @@ VLLM: tuple[Row[Orchestrator], ...] = (
         "gauge",
         "num_requests_running",
         "requests",
-        "Requests whose answer is being made",
+        "Requests that are being answered",
         _tasks((Stage.RUNNING,)),
         _MODEL,
     ),

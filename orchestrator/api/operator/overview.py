@@ -1,8 +1,8 @@
-"""``/v2/overview``: the service as a page or a terminal watches it.
+"""``/v2/overview``: the service's state for pages and terminals.
 
-A snapshot is taken once a second for all watchers, and only while there are any; it takes half a
-millisecond with 80 requests waiting. The last minutes are kept for the next watcher: a page that is
-reloaded has its curves at once. None has prompts, texts or names of tasks.
+A snapshot is taken once a second for all watchers, and only while there are watchers; it takes half
+a millisecond with 80 requests waiting. The last minutes are kept for the next watcher: a page that
+is reloaded has its curves at once. None has prompts, texts or names of tasks.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class FinishTimes(NamedTuple):
 
 
 class Finishes:
-    """Compares predicted and actual ends of tasks, as far as it is told of their admission."""
+    """Compares predicted and actual ends of tasks."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
@@ -55,7 +55,7 @@ class Finishes:
         """Number of finishes so far; the last of them are in ``recent``."""
 
     def offered(self, task: Task) -> None:
-        """Forecast the end of a task that was let in, as a client would be told it."""
+        """Forecast the end of an admitted task, as for a client."""
         if self._left <= 0 or task.ending is not None:
             return
         self._left -= 1
@@ -104,7 +104,7 @@ class Finishes:
 
 def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, object]:
     """Everything at this moment except ``Finishes``. Where several ``processes`` share the port,
-    these are the figures of the one that is asked, but for what instances report of themselves."""
+    these are the asked one's figures, except for the instances' own reports."""
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
     registry = orchestrator.registry
@@ -143,7 +143,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
 
 
 def without_tenants(taken: dict[str, object]) -> dict[str, object]:
-    """A snapshot for readers who may not know of other tenants."""
+    """A snapshot for readers that may not see other tenants."""
     queue = taken["queue"]
     assert isinstance(queue, dict)
     first = [{k: v for k, v in task.items() if k != "tenant"} for task in queue["first"]]
@@ -167,8 +167,8 @@ def _waiting(task: Task, now: float) -> dict[str, object]:
 
 
 def _codes(orchestrator: Orchestrator) -> dict[str, int]:
-    """Number of requests that ended in each error code, the most frequent first; not of those that
-    were missed, whose stage to blame is counted."""
+    """Number of requests that ended in each error code, the most frequent first; without misses,
+    which are counted by the stage to blame."""
     counts: Counter[str] = Counter()
     for metric in orchestrator.stages.settler.metrics.outcomes.collect():
         for sample in metric.samples:

@@ -22,13 +22,13 @@ async def live(request: web.Request) -> web.Response:
 
 
 async def startup(request: web.Request) -> web.Response:
-    """Check that the service has started: 503 until some instance has told what it serves."""
+    """Check that the service has started: 503 until some instance has reported what it serves."""
     return _answer(request.app[HEALTH].startup)
 
 
 async def ready(request: web.Request) -> web.Response:
-    """Check that the service takes work: 503 ``not_ready``, ``draining`` or ``exhausted`` while
-    nobody is let in; 200 ``ready``, ``near_exhaustion`` or ``degraded``."""
+    """Check that the service takes work: 503 ``not_ready``, ``draining`` or ``exhausted`` while no
+    request is accepted; 200 ``ready``, ``near_exhaustion`` or ``degraded``."""
     return _answer(request.app[HEALTH].ready)
 
 

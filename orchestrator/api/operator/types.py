@@ -15,7 +15,7 @@ MAX_GRACE_MS = 24 * 3_600_000.0
 
 
 class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of a drain. ``grace_ms``: how long running work may go on."""
+    """Body of a drain. ``grace_ms``: time for running work."""
 
     grace_ms: float | None = None
 
@@ -29,10 +29,10 @@ class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a swap. ``model``: a name that the instance knows, or the path of a folder on its
-    machine; ``name`` is then what to call it. ``settings`` are further settings of the worker
-    by their dotted names, such as ``kv.blocks``. ``grace_ms``: how long running work may go on; by
-    default, to the last of its deadlines. ``wait`` answers once the swap is over. ``back`` instead
-    of a model: the previous one."""
+    machine; ``name`` is then its name. ``settings`` are further settings of the worker by their
+    dotted names, such as ``kv.blocks``. ``grace_ms``: time for running work, by default until its
+    last deadline. ``wait`` answers once the swap is over. ``back`` instead of a model: the previous
+    one."""
 
     model: str = ""
     name: str = ""

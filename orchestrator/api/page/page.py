@@ -72,7 +72,7 @@ def _files_in(folder: Path, below: str = "") -> dict[str, _File]:
 
 def _all_files() -> dict[str, _File]:
     """The page's files, with the views of optional rooms: a folder ``page`` with ``view.css`` and
-    ``view.html``, a ``<section>`` whose ``data-module`` exports ``View`` and ``Card``."""
+    ``view.html``, a ``<section>`` with a ``data-module`` that exports ``View`` and ``Card``."""
     found = _files_in(_STATIC)
     views = sorted(Path(orchestrator.__file__).parents[1].glob("*/page/view.html"))
     sections = [view.read_text("utf-8") for view in views]

@@ -91,7 +91,7 @@ async def retrieve(request: web.Request) -> web.Response:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Cancel a batch: no more of its requests are begun; results so far are kept."""
+    """Cancel a batch: no more of its requests start; results so far are kept."""
     name = request.match_info["batch_id"]
     return json_response(shape(await batches_of(request).cancel(owner_of(request), name)))
 

@@ -168,8 +168,8 @@ class _Form(NamedTuple):
 
 
 class _Parts:
-    """The body's parts. What cannot be read is the client's to mend, and its bytes are quoted
-    nowhere: aiohttp raises whatever it comes upon, and warns with the header itself."""
+    """The body's parts. Errors are the client's and quote none of its bytes: aiohttp raises many
+    kinds and warns with the header itself."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request

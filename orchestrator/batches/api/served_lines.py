@@ -1,5 +1,5 @@
-"""Lines of batches, served by the handlers of the live routes as batch-class work: whatever these
-read and answer, without a connection."""
+"""Lines of batches, served by the handlers of the live routes as batch-class work, without a
+connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -127,7 +127,7 @@ def _request(app: web.Application, path: str, body: bytes) -> web.Request:
 
 
 class HasBatches(Protocol):
-    """The room that keeps batches; None where it keeps none."""
+    """The room that keeps batches; None without one."""
 
     @property
     def batches(self) -> Batches | None: ...
@@ -148,7 +148,7 @@ _UNSERVED = {
 
 
 def batches_of(request: web.Request) -> Batches:
-    """The service's batches. Raises ``InvalidRequest`` where it has none."""
+    """The service's batches. Raises ``InvalidRequest`` without any."""
     batches = request.app[BATCHES].batches
     if batches is None:
         raise InvalidRequest(
@@ -220,7 +220,7 @@ class BatchLines:
                 job,
                 deadline=job.deadline if is_own else whole,
                 priority=Priority.BATCH,
-                # Nobody comes back for a line that its batch has given up.
+                # No one returns for a line that its batch has dropped.
                 on_disconnect=OnDisconnect.CANCEL,
                 keep=False,
             )

@@ -1,4 +1,4 @@
-"""Makes model cards for servers that have none, from the tokenizer's folder, what the server told,
+"""Makes model cards for servers that have none, from the tokenizer's folder, the server's answers,
 and facts about its kind.
 """
 
@@ -100,7 +100,7 @@ def _ids(value: object) -> tuple[int, ...]:
 
 
 def count_of(value: object) -> int:
-    """A count of tokens or slots that somebody states; 0 if ``value`` is none."""
+    """A stated count of tokens or slots; 0 if ``value`` is none."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return value if 0 < value < 2**31 else 0
@@ -126,7 +126,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts about a server, told by itself or usual for its kind; 0 or empty if it told none."""
+    """Facts about a server, its own or its kind's; 0 or empty if unknown."""
 
     model: str
     engine: str
@@ -142,7 +142,7 @@ class ServerFacts:
 def make_card(endpoint: Endpoint, folder: ModelFolder, told: ServerFacts) -> ModelCard:
     """A card for the server."""
     contexts = [c for c in (endpoint.context, told.context_tokens, folder.context_tokens) if c]
-    # An instance that states no weights shares them with none: equal names do not mean equal files.
+    # An instance without stated weights shares them with none: equal names do not mean equal files.
     weights = endpoint.weights or f"{endpoint.name} {told.model}"
     is_digest = _DIGEST.fullmatch(endpoint.weights)  # as workers have it
     return ModelCard(

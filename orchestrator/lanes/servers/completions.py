@@ -26,7 +26,7 @@ CONNECT_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 2**20
 """Most bytes read of an answer that is not a stream."""
 USAGE_S = 1.0
-"""Seconds that a text that has ended waits for what the server still says about it."""
+"""Seconds that an ended text waits for the server's final facts."""
 _DONE: Final = b"[DONE]"
 _KEY = re.compile(r"[!-~]+")
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -63,7 +63,7 @@ class HttpLane(PolledLane):
 
     @abstractmethod
     async def _facts(self) -> ServerFacts:
-        """What the server tells of itself. Raises ``ServerLost``."""
+        """The server's facts. Raises ``ServerLost``."""
 
     @abstractmethod
     def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class HttpLane(PolledLane):
             ) from None
 
     async def _get_or(self, path: str, otherwise: bytes) -> bytes:
-        """The body of a 200 answer, or ``otherwise`` if the server has none there."""
+        """The body of a 200 answer, or ``otherwise`` without one."""
         try:
             return await self._get(path)
         except ServerLost:
@@ -164,7 +164,7 @@ class HttpLane(PolledLane):
 
     async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
         body = msgspec.json.encode(self._request(job, prompt))
-        with suppress(TimeoutError):  # of the wait for what is still said after the text
+        with suppress(TimeoutError):  # of the wait for the final facts
             async with asyncio.timeout(None) as limit:
                 try:
                     await self._read_answer(job, body, limit)
@@ -222,7 +222,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     """The body, cut at ``MAX_ANSWER_BYTES``: the connection is not used again then."""
     found = bytearray()
     while len(found) < MAX_ANSWER_BYTES:
-        # One read gives what is there by now, which may be a part.
+        # One read may return a part.
         piece = await response.content.read(MAX_ANSWER_BYTES - len(found))
         if not piece:
             break

@@ -2,8 +2,8 @@
 answers.
 
 - ``vllm_backend``: ``sampling_parameters`` as one JSON object. Tidegate's worker answers it too.
-- ``tensorrtllm_backend``'s ``ensemble`` and ``tensorrt_llm_bls``: a tensor for each parameter,
-  whose names differ by version; those count that the model's metadata has.
+- ``tensorrtllm_backend``'s ``ensemble`` and ``tensorrt_llm_bls``: a tensor for each parameter, with
+names that differ by version: those of the model's metadata count.
 """
 
 import struct

@@ -1,5 +1,5 @@
-"""The servers over HTTP, each by the API that tells most of a token: vLLM, llama.cpp and
-text-generation-inference. None has a deadline: the lane's is all there is.
+"""The servers over HTTP, each by its API with the most facts per token: vLLM, llama.cpp and
+text-generation-inference. None has a deadline; the lane keeps it.
 """
 
 import re
@@ -56,8 +56,8 @@ class _Chunk(ServerEvent):
 class VllmLane(HttpLane):
     """A lane to one ``vllm serve``, by its OpenAI completions: takes token ids, gives ids and text.
 
-    A closed connection aborts the request in vLLM's engine, after the step under way and the
-    server's own turn: 27 to 63 ms measured (0.32, a small model on a CPU).
+    A closed connection aborts the request in vLLM's engine, after the current step and the server's
+    own turn: 27 to 63 ms measured (0.32, a small model on a CPU).
     """
 
     path = "/v1/completions"
@@ -82,7 +82,7 @@ class VllmLane(HttpLane):
         except ServerLost:  # not every version has it
             version = ""
         found = _VERSION.match(version)
-        # An unknown version is taken for a new one.
+        # An unknown version counts as new.
         self.names_ids = found is None or tuple(int(n or 0) for n in found.groups()) >= _IDS_SINCE
         return ServerFacts(
             self._model,
@@ -185,8 +185,7 @@ class LlamaCppLane(HttpLane):
     string, so its card says that it lacks them. ``t_max_predict_ms`` is set to the job's budget: it
     counts from the first token on and looks at line ends, so it is a second net and no deadline.
     The server notices a closed connection with the next token that it sends (docs/engines.md has
-    what was measured); while it computes a prompt it looks when for a second it has told nobody
-    anything, tokens and counts among it.
+    what was measured); while it computes a prompt it looks only after a second without any output.
     """
 
     path = "/completion"
@@ -302,7 +301,7 @@ class TgiLane(HttpLane):
     """A lane to one ``text-generation-launcher``, by ``/generate_stream``: takes text, gives ids.
 
     It leaves stop strings in the text. Closing the connection drops the request from its batch
-    after the step under way.
+    after the current step.
     """
 
     path = "/generate_stream"

@@ -13,10 +13,10 @@ class LaneMeter:
 
     def __init__(self) -> None:
         self._window: dict[int, int] = {}
-        """Tokens of each job under way since the last report."""
+        """Tokens of each running job since the last report."""
         self._busy_since: float | None = None
         self._busy_s = 0.0
-        """Seconds with a job under way, in this window and in those before it without a token."""
+        """Seconds with a running job, in this window and earlier ones without a token."""
         self._steps_total = 0
         self._busy_ms_total = 0.0
         self._prompt_tokens_total = 0
@@ -50,9 +50,8 @@ class LaneMeter:
             self._busy_since = None
 
     def saw_others(self, jobs: int) -> None:
-        """Take in how many jobs of others the server says it has.
-
-        Its word is from a moment ago: only a number that it says twice counts.
+        """Take in how many other jobs the server reports. Reports lag: only a number that comes
+        twice counts.
         """
         self._foreign, self._foreign_before = min(jobs, self._foreign_before), jobs
 

@@ -2,8 +2,8 @@
 
 The card says what such a backend lacks (``contract``): prompts are sent as text, answers come as
 text without ids, and the backend does not tell how full its engine is. A job is cancelled by
-closing its stream, which Triton tells the backend, and its deadline travels as the call's own.
-Tidegate's own lanes spare one response per token and a stream per job: ``make bench`` has both.
+closing its stream, which Triton reports to the backend, and its deadline is the call's. Tidegate's
+own lanes avoid a response per token and a stream per job.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A lane to another kind of server: jobs by its own API, its health by asking.
+"""A lane to another kind of server: jobs by its own API, its health by polling.
 
 ::
 
@@ -7,9 +7,9 @@
     submit ─▶ generate: one request per job ─▶ tokens … ─▶ finish
                  ▲ cancel, deadline: the request is closed, its end is reported by us
 
-The server knows nothing of deadlines, so the lane keeps them: at a job's deadline it ends, whatever
-the server says, and nothing that comes later is passed on. A closed request may hold its slot at
-the server for the card's ``abort_ms``: for that time it counts as load.
+The server knows nothing of deadlines, so the lane keeps them: at a job's deadline it ends, and
+later output is dropped. A closed request may hold its slot at the server for the card's
+``abort_ms``: for that time it counts as load.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class PolledLane(Lane):
 
     @abstractmethod
     async def _reach(self, folder: ModelFolder) -> ServerFacts:
-        """Check that the server is there, and what it is. Raises ``ServerLost``."""
+        """Check that the server answers, and what it is. Raises ``ServerLost``."""
 
     @abstractmethod
     async def _poll(self) -> int | None:
@@ -111,20 +111,19 @@ class PolledLane(Lane):
 
     @abstractmethod
     async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
-        """Have a job done, and tell each piece to ``_deliver``, whose exceptions are not caught.
-
-        When cancelled, close the request, so that the server stops. Raises ``JobFailed`` and
+        """Run a job, and pass each piece to ``_deliver``, without catching its exceptions. When
+        cancelled, close the request, so that the server stops. Raises ``JobFailed`` and
         ``ServerLost``.
         """
 
     async def _drop_connection(self) -> None:
-        """Drop a connection that was given up: it may be a dead one."""
+        """Drop an abandoned connection: it may be dead."""
 
     @abstractmethod
     async def _disconnect(self) -> None:
         """Release what the lane holds. Idempotent."""
 
-    # ── for those who have work ──────────────────────────────────────────────────────────────
+    # ── for callers with work ───────────────────────────────────────────────────────────────
 
     @property
     def load(self) -> int:
@@ -248,7 +247,7 @@ class PolledLane(Lane):
             end = self._failed(job, Code.INVALID_REQUEST, str(error))
         except JobFailed as error:
             end = self._failed(job, error.code, str(error))
-        except asyncio.CancelledError:  # a library's own, where nobody gave the job up
+        except asyncio.CancelledError:  # a library's own; the job was not cancelled
             self._lose(job, "its request was cancelled")
             raise
         except ServerLost as error:

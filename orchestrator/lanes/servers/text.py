@@ -4,10 +4,10 @@ strings.
 A prompt is token ids here, made with the model's own tokenizer and chat template. A server that
 takes text gets what those ids stand for, and reads it with its own tokenizer:
 
-- What that tokenizer puts around every prompt (a begin token) is left out, and put there again.
+- What that tokenizer adds to every prompt (a begin token) is left out here.
 - A text that only looks like a special token would become one there. Such a prompt is refused:
-  its author could end a message and go on as the system.
-- Otherwise the server may cut the same text into other tokens. That is the loss.
+  its author could end a message and continue as the system.
+- Otherwise the server may split the same text into other tokens.
 """
 
 import asyncio

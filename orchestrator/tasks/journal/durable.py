@@ -1,8 +1,8 @@
 """Durable tasks, as the event loop sees them: accepted, running, ended, found again (OR-5).
 
-Tokens cost nothing here: a running task's are read from its transcript every 250 ms. Clients are
-told of an end only once its record is on the disk, unless the disk takes nothing, so that a crash
-never changes an end that somebody has seen.
+Tokens cost nothing here: a running task's are read from its transcript every 250 ms. Clients get an
+end only once its record is on disk, unless the disk fails, so that a crash never changes an end
+that a client has seen.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Entry:
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Its error is read here, so that it is not reported when nobody waits for it any more.
+        # Its error is read here, so that it is not logged when no one awaits it.
         self.committed.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def when_recorded(self, call: Callable[[], None]) -> None:
@@ -128,17 +128,16 @@ class DurableTasks:
         self.on_fault: Callable[[], None] = lambda: None
         self.commits = self.records = 0
         self.recovered: Counter[str] = Counter()
-        """Number of tasks of an earlier process, by what was done with them."""
+        """Number of tasks of an earlier process, by treatment."""
         self.observe_ms: Callable[[float], None] = lambda ms: None
         """Called with the time that each transaction took, in ms."""
         self.on_lost: Callable[[Task], None] = lambda task: None
-        """Called with each task that another orchestrator has taken on, because this one had not
-        been heard of for too long."""
+        """Called with each task that another orchestrator has taken over, because this one was
+        silent for too long."""
         self.lost = 0
-        """How many those were; their outcome is told by the other orchestrator."""
+        """How many those were; the other orchestrator counts their outcome."""
         self.on_outdone: Callable[[Task], None] = lambda task: None
-        """Called with each task that has ended here although another orchestrator had taken it on
-        before, which tells its end."""
+        """Called with each task that ended here after another orchestrator had taken it over."""
         self.outdone = 0
         """How many those were; each is in the outcomes of both."""
         self.boot = store.boot
@@ -150,7 +149,7 @@ class DurableTasks:
         """Entries of tasks that have ended, by number, until the writer has dealt with the end."""
         self._left: list[Entry] = []
         self._undecided: dict[int, Entry] = {}
-        """Entries whose clients wait for the disk, the oldest first."""
+        """Entries with clients that wait for the disk, oldest first."""
         self._looks_at: asyncio.TimerHandle | None = None
         """One timer for all waiting clients: one for each cost as much as the rest of the wait."""
         self._by_name: dict[tuple[str, str], Entry] = {}
@@ -180,7 +179,7 @@ class DurableTasks:
     def _close(self) -> None:
         is_over = self._loop is None or self._writer.close()
         self._reader.close()
-        if is_over:  # else it goes with the process, lest another writes beside it
+        if is_over:  # else it ends with the process, so that no second one writes there
             self._store.close()
 
     @property
@@ -254,7 +253,7 @@ class DurableTasks:
         self._looks_at = asyncio.get_running_loop().call_later(wait_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Refuse the tasks whose clients have waited for too long."""
+        """Refuse tasks that have waited for too long."""
         self._looks_at = None
         now = asyncio.get_running_loop().time()
         for n, entry in list(self._undecided.items()):
@@ -266,7 +265,7 @@ class DurableTasks:
             entry.decide(f"the disk did not take it within {COMMIT_WAIT_S:g} s")
 
     def refuse(self, task: Task) -> None:
-        """Mark a task that nobody was told of: its end frees its submission's name."""
+        """Mark a task that was never accepted: its end frees its submission's name."""
         entry = task.entry
         assert isinstance(entry, Entry)
         entry.is_refused = True
@@ -301,17 +300,17 @@ class DurableTasks:
             self._writer.put(tokens)
 
     def keep_no_tokens(self, task: Task) -> None:
-        """Write no more tokens of an adopted task whose text is made again from its start."""
+        """Write no more tokens of an adopted task that is generated again from its start."""
         assert isinstance(task.entry, Entry)
         task.entry.keeps_tokens = False
 
     def leave(self, task: Task) -> bool:
-        """Leave a task as it is to the next process: its end here is not written down, and its
-        followers are not told. False for one that is not durable, or not yet."""
+        """Leave a task to the next process: its end here is not recorded, and its followers get
+        none. False for one that is not durable, or not yet."""
         entry = task.entry
         if not isinstance(entry, Entry) or entry.n not in self._live:
             return False
-        if not entry.committed.done() and not self.is_async:  # it is promised to nobody yet
+        if not entry.committed.done() and not self.is_async:  # it is not accepted yet
             self.refuse(task)
             entry.committed.set_exception(
                 Draining("the service is going down; try again elsewhere")
@@ -324,8 +323,8 @@ class DurableTasks:
         return True
 
     def take_back(self) -> list[tuple[Task, UnfinishedTask]]:
-        """Take back what was left to the next process, because this one goes on. Returns each with
-        the task that it was until then."""
+        """Take back what was left to the next process, because this one continues. Returns each
+        with the task that it was until then."""
         left, self._left = self._left, []
         now = self._clock.now()
         return [(entry.task, entry.unfinished(now)) for entry in left]
@@ -361,8 +360,8 @@ class DurableTasks:
     # ── looking up ───────────────────────────────────────────────────────────────────────────
 
     async def submission(self, key: str, idempotency_key: str) -> Task | None:
-        """The task of a submission by that name that is just being written; waits for that. None if
-        there is none. Raises what ``committed`` does."""
+        """The task of a submission with that name that is being written; waits for that. None
+        without one. Raises what ``committed`` does."""
         entry = self._by_name.get((key, idempotency_key))
         if entry is None:
             return None
@@ -370,7 +369,7 @@ class DurableTasks:
         return entry.task
 
     def ending(self, task_id: str) -> Task | None:
-        """A task that has just ended, and of whose end the file does not know yet; else None."""
+        """A task that has just ended, before the file has its end; else None."""
         entries = self._ending.values()
         return next((entry.task for entry in entries if entry.task.id == task_id), None)
 

@@ -1,10 +1,10 @@
-"""The journal's file: who may open it, and what an earlier process left in it (OR-5).
+"""The journal's file: its locks, and an earlier process's tasks (OR-5).
 
 One process at a time may use it, so that no task ever runs twice at once. Two locks are held for as
-long as the process lives, stopped or not: on a file next to the journal, which says whose it is,
-and on the journal itself. Removing the first one does not open the way for a second orchestrator,
-and it is made again before the next transaction. Where both files were replaced, and another
-process has them, this one never writes again. A damaged file is renamed, never deleted.
+long as the process lives, stopped or not: on a file next to the journal, which names the owner, and
+on the journal itself. Removing the first one does not open the way for a second orchestrator, and
+it is made again before the next transaction. Where both files were replaced, and another process
+has them, this one never writes again. A damaged file is renamed, never deleted.
 """
 
 import errno
@@ -71,7 +71,7 @@ class JournalLock:
             if _inode(self._beside) != self._lock_inode:
                 self._take_lock()
                 service_log.warning(
-                    "the journal's lock file was removed: it was made anew; leave it where it is",
+                    "the journal's lock file was removed and made again; leave it in place",
                     extra=fields(journal=str(self._path)),
                 )
             self._take_file()
@@ -95,7 +95,7 @@ class JournalLock:
             try:
                 _lock(lock, self._path, os.pread(lock, 32, 0).decode(errors="replace").strip())
                 inode = os.fstat(lock).st_ino
-                if _inode(self._beside) != inode:  # removed meanwhile
+                if _inode(self._beside) != inode:  # removed since
                     os.close(lock)
                     continue
             except BaseException:
@@ -280,9 +280,8 @@ def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connectio
     """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``, also for a missing file
     unless it ``is_new``.
 
-    While it is open nobody here may close another descriptor of the file: that would drop all locks
-    that this process has on it (POSIX), and whoever else reads the file and leaves it would then
-    take itself for the last one and delete the log that is being written.
+    While it is open this process must not close another descriptor of the file: that would drop all
+    of its locks (POSIX), and another reader would then delete the log on leaving.
     """
     if is_new:
         _make_private(config.path)
@@ -302,7 +301,7 @@ def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connectio
 
 def _make_private(path: Path) -> None:
     """Create the file if missing, and take it away from other users if they may read it, for
-    instance after a restore. SQLite gives the files beside it the same permissions."""
+    instance after a restore. SQLite gives its other files the same permissions."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     for suffix in ("", "-wal", "-shm"):
@@ -343,7 +342,7 @@ def finish_set_aside(path: Path) -> None:
                 os.rename(f"{path}{suffix}", f"{asides[-1]}{suffix}")
         sync_folder(path.parent)
         service_log.warning(
-            "a damaged journal had been set aside without its log: that is beside it now",
+            "a damaged journal had been set aside without its log, which is next to it now",
             extra=fields(journal=str(path), set_aside=str(asides[-1])),
         )
 

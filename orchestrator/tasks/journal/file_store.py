@@ -90,7 +90,7 @@ class AgeClock:
 
 
 TIDY_ROWS = 2000
-"""Most rows removed at a time, lest submissions wait for it."""
+"""Most rows removed at a time, so that submissions do not wait."""
 
 _INSERT = (
     f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
@@ -268,7 +268,7 @@ class JournalWriter(GroupCommit):
         self._lacks_live |= not inode
         if self._db is not None and self._inode != inode:
             service_log.error(
-                "the journal's file is gone: it is written anew",
+                "the journal's file is gone: it is written again",
                 extra=fields(journal=str(self._config.path)),
             )
             self._disconnect()
@@ -315,7 +315,7 @@ class JournalWriter(GroupCommit):
         except (sqlite3.Error, OSError, JournalError) as error:
             self._tell(self._failed(error))
         except Exception as error:  # a fault of ours must not end the thread
-            service_log.exception("removing what is old from the journal failed; will retry")
+            service_log.exception("removing old rows from the journal failed; will retry")
             self._tell(self._failed(error))
         finally:
             self._busy_since = None

@@ -1,4 +1,4 @@
-"""The stored form of a durable task, what is written of it, and a task made from it again.
+"""The stored form of a durable task, and the task made from it.
 
 Records are stored in MessagePack. A record that cannot be read costs its own task only.
 """
@@ -29,7 +29,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     sampling: Sampling
-    """Sampling as admission settled it, with a seed wherever something is drawn."""
+    """Sampling as admission settled it, with a seed if tokens are drawn."""
     token_ids: bytes
     vocabulary: bytes
     model_digest: str
@@ -233,7 +233,7 @@ def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> f
 
 
 def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None, source: str = "") -> Job:
-    """The job of a row whose request is gone, as far as it is known."""
+    """The job of a row without its request, as far as it is known."""
     offset = clock.unix() - clock.now()
     return Job(
         api=Api.NATIVE,
@@ -305,7 +305,7 @@ def _error_of(stored: StoredError) -> TidegateError:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """A task that must be on the disk before it is promised to anybody."""
+    """A task that must be on disk before it is accepted."""
 
     row: TaskRow
     request: StoredRequest | None
@@ -330,7 +330,7 @@ class Ended:
     completion_tokens: int
     result: StoredResult
     is_accepted: bool = True
-    """Whether somebody was told of the task; if not, it keeps no idempotency key."""
+    """Whether the task was accepted; if not, it keeps no idempotency key."""
 
 
 Operation = Accept | Tokens | Ended

@@ -1,10 +1,10 @@
-"""What durable tasks are kept in: a file of this orchestrator, or a store that several share.
+"""The store of durable tasks: a file of this orchestrator, or one that several share.
 
 Writes are by group commit: everything that came while one transaction was written goes into the
-next. A transaction that fails is given up as a whole: tasks in it are not accepted, tokens in it
-are written later, and ends in it are kept and tried again until the store takes them. Meanwhile
-the journal has a ``fault``; the thread checks every second whether it is over. Look-ups have
-a thread of their own that never waits for writes.
+next. A transaction that fails is dropped as a whole: tasks in it are not accepted, tokens in it are
+written later, and ends in it are kept and tried again until the store takes them. Meanwhile the
+journal has a ``fault``; the thread checks every second whether it is over. Look-ups have a thread
+of their own that never waits for writes.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ KEEP_OUTCOMES_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class JournalTerms:
-    """How much of a durable task may be lost, and what is kept of it for how long."""
+    """How much of a durable task may be lost, and how long it is kept."""
 
     window_ms: float = 0.0
     """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
@@ -96,7 +96,7 @@ class GroupCommit(ABC):
 
     @property
     def set_aside(self) -> str:
-        """New name of a damaged file; empty where there is none."""
+        """New name of a damaged file; empty without one."""
         return ""
 
     def start(self) -> None:
@@ -120,7 +120,7 @@ class GroupCommit(ABC):
 
     @abstractmethod
     def _failed(self, error: Exception) -> str:
-        """Give up what ``_write`` has begun; returns a description of the error, for clients."""
+        """Roll back what ``_write`` has begun; returns the error's description, for clients."""
 
     @abstractmethod
     def _tidy(self) -> None:
@@ -181,7 +181,7 @@ class GroupCommit(ABC):
             batch.fault = self._failed(error)
             self._unwritten = self._promised([*kept, *operations])
         except Exception as error:  # a fault of ours
-            service_log.exception("the journal failed; what cannot be written is given up")
+            service_log.exception("the journal failed; what cannot be written is dropped")
             batch.fault = self._failed(error)
             self._unwritten = self._one_by_one([*kept, *self._promised(operations)])
         finally:
@@ -192,8 +192,8 @@ class GroupCommit(ABC):
         self._tell(batch.fault)
 
     def _one_by_one(self, promised: Sequence[Operation]) -> list[Operation]:
-        """Write each operation by itself, lest one that cannot be written takes others with it, or
-        is tried for ever. Returns those that the store did not take, to be tried again."""
+        """Write each operation alone, so that one that cannot be written does not block others or
+        retry for ever. Returns those to retry."""
         unwritten: list[Operation] = []
         for one in promised:
             try:

@@ -165,7 +165,7 @@ REFUSED = [
     (messages(image({"type": "url", "url": FOREIGN})), "send the image itself as a data: URL"),
     (messages(image({"type": "file", "file_id": "file_1"})), "uploaded files"),
     (messages(image({"type": "base64", "data": "a*b"})), "not valid base64"),
-    (messages({"type": "tool_result", "tool_use_id": "t", "content": [base64_of(CAT)]}), "beside"),
+    (messages({"type": "tool_result", "tool_use_id": "t", "content": [base64_of(CAT)]}), "next to"),
     (tasks([FOREIGN]), "messages[0].images[0]: images are not fetched"),
     (tasks([url(CAT)], role="assistant"), "images are the user's"),
     (tasks([url(CAT)], durable=True), "durable"),

@@ -217,16 +217,16 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
 @pytest.mark.parametrize(
     ("received", "said"),
     [
-        (frame(FrameType.DATA, 0, 3, message(b"x")), "DATA on stream 3, which nobody opened"),
-        (frame(FrameType.DATA, 0, 0, message(b"x")), "DATA on stream 0, which nobody opened"),
+        (frame(FrameType.DATA, 0, 3, message(b"x")), "DATA on stream 3, which is not open"),
+        (frame(FrameType.DATA, 0, 0, message(b"x")), "DATA on stream 0, which is not open"),
         (
             frame(FrameType.RST_STREAM, 0, 2, bytes(4)),
-            "RST_STREAM on stream 2, which nobody opened",
+            "RST_STREAM on stream 2, which is not open",
         ),
         (frame(FrameType.PING, 0, 1, bytes(8)), "PING on stream 1, where it has no place"),
         (frame(FrameType.PING, 0, 0, bytes(7)), "PING of 7 bytes instead of 8"),
         (frame(FrameType.GOAWAY, 0, 1, bytes(8)), "GOAWAY on stream 1, where it has no place"),
-        (window_update(5, 1), "WINDOW_UPDATE for stream 5, which nobody opened"),
+        (window_update(5, 1), "WINDOW_UPDATE for stream 5, which is not open"),
         (window_update(0, 0), "a WINDOW_UPDATE of 0"),
         (window_update(0, MAX_WINDOW), "a flow control window of 2147549182 bytes"),
         (window_update(1, MAX_WINDOW), "a flow control window of 2147549182 bytes"),

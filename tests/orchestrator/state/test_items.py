@@ -135,4 +135,4 @@ async def test_what_nobody_has_any_more_is_named(sharing: Sharing, worker: FakeW
         await client.delete(*await client.keys("*:item:*"))
     await kill(one, two)
     status, answer = await submit(two, session_id=session["session_id"], durable=False)
-    assert status == 404 and "begin anew" in answer["error"]["message"]
+    assert status == 404 and "start again" in answer["error"]["message"]

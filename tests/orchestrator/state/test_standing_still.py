@@ -213,7 +213,7 @@ async def test_or23_a_stream_has_headers_and_keep_alives_while_the_lease_decides
     assert error.event == "error" and error.json()["error"]["code"] == "instance_lost"
     async with two.http.get(f"/v2/tasks/{lost_id}") as response:
         assert response.status == 410 and response.headers["x-should-retry"] == "false"
-        assert "begin anew" in (await response.json())["error"]["message"]
+        assert "start again" in (await response.json())["error"]["message"]
 
 
 async def test_or27_a_streamed_answer_of_one_that_stands_still_ends_with_its_deadline(

@@ -1,8 +1,8 @@
-"""LoRA adapters: checks them against their base model, and has vLLM load them.
+"""LoRA adapters: checks them against their base model, and loads them into vLLM.
 
-vLLM refuses what it does not compute (DoRA, biases and the like), and takes a folder's word for
-which model it is for: it passes over layers that the model does not have, and tells of shapes that
-differ by a traceback, if at all. So what the files say of that is looked at here first.
+vLLM refuses what it does not compute (DoRA, biases and the like), and trusts a folder: it ignores
+layers that the model does not have, and reports different shapes by a traceback, if at all. So the
+files are checked here first.
 """
 
 import json
@@ -39,8 +39,8 @@ def adapter_defaults(settings: WorkerSettings) -> dict[str, str]:
     base = _shapes(settings.model_path.glob("*.safetensors"))
     rank = max(_rank_of(path, base, name, most) for name, path in settings.adapters.items())
     # All of them stay loaded, so that none waits for another one's texts to end. On the CPU vLLM
-    # takes the last place's weights for texts without an adapter that are beside others with one:
-    # it stays empty.
+    # takes the last place's weights for texts without an adapter in a batch with others that have
+    # one: it stays empty.
     places = len(settings.adapters) + (settings.device == "cpu")
     return {
         "enable_lora": "true",
@@ -59,7 +59,7 @@ def adapters_of(settings: WorkerSettings) -> tuple[Adapter, ...]:
 
 def load_adapters(core: Any, settings: WorkerSettings) -> dict[str, Any]:
     """Load the adapters into vLLM's engine ``core``; returns a ``LoRARequest`` for each, by name.
-    Raises ``BrokenCheckpoint`` with what vLLM says."""
+    Raises ``BrokenCheckpoint`` with vLLM's message."""
     from vllm.lora.request import LoRARequest
 
     loaded = {}

@@ -135,8 +135,8 @@ def check_names(stated: Mapping[str, str], known: Mapping[str, list[str]]) -> No
 
 
 def command_line(stated: Mapping[str, str], flags: Mapping[str, list[str]]) -> list[str]:
-    """The settings as words for vLLM's own parser, which knows the types. What can be switched on
-    and off has an option for either."""
+    """The settings as words for vLLM's own parser, which knows the types. Switches have an option
+    for either value."""
     words = []
     for name, value in stated.items():
         options = flags[name]

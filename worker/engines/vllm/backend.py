@@ -2,8 +2,8 @@
 
 Not ``AsyncLLM``, which puts the core into another process behind two sockets and an event loop:
 there an abort is a message that is read between two of its steps, and a step's tokens are packed,
-sent and unpacked before anybody can look at them. Here an abort is a call between two steps, and
-the core's own outputs are what is read.
+sent and unpacked before they can be read. Here an abort is a call between two steps, and the core's
+own outputs are what is read.
 """
 
 import threading
@@ -24,11 +24,10 @@ from worker.errors import InvalidCall
 
 
 class HeldRequests:
-    """The requests that are kept from vLLM's scheduler, for jobs that are paused. On the engine's
-    thread.
+    """Requests of paused jobs, held back from vLLM's scheduler. On the engine's thread.
 
     It is vLLM's own preemption: a request's blocks go back to the pool, where the prefix cache
-    still has them, and the request goes on with its next token, seeds and grammar included.
+    still has them, and the request continues with its next token, seeds and grammar included.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -54,7 +53,7 @@ class HeldRequests:
         return not request.num_stale_output_tokens
 
     def release(self, name: str) -> None:
-        """Let a request go on. Does nothing for one that is not held."""
+        """Resume a request. Does nothing for one that is not held."""
         request = self._held.pop(name, None)
         if request is not None:
             self._scheduler._enqueue_waiting_request(request)
@@ -70,8 +69,8 @@ class EngineCoreDead(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class CoreParts:
-    """An ``EngineCore`` and what was put into it. ``reports`` is None without a prefix cache whose
-    blocks can be named."""
+    """An ``EngineCore`` and what was put into it. ``reports`` is None without a prefix cache with
+    nameable blocks."""
 
     core: Any
     hasher: BlockHasher | None
@@ -81,10 +80,10 @@ class CoreParts:
     ends: EndMask
     vocab_size: int
     can_continue: bool
-    """Whether a request's draws and penalties are the same wherever it was begun."""
+    """Whether a request's draws and penalties do not depend on where it began."""
     can_pause: bool
     has_kv_connector: bool
-    """Whether something else may keep the blocks of a request that was given up."""
+    """Whether something else may keep the blocks of an aborted request."""
     has_failed: threading.Event
     """Set by vLLM when one of its processes ends."""
     prepare_thread: Callable[[], None]
@@ -117,7 +116,7 @@ class VllmCore:
         self._preparing = ThreadPoolExecutor(1, "tidegate-images")
         self._held = HeldRequests(core.scheduler)
         self._fences: dict[int, int] = {}
-        """The latest step that may still write to blocks of a job that was given up, by handle."""
+        """The latest step that may still write to an aborted job's blocks, by handle."""
         self._wake = threading.Event()
         self._closed = False
         self._is_prepared = False
@@ -243,7 +242,7 @@ class VllmCore:
             self._core.shutdown()
 
     def _start_seen(self) -> list[Produced]:
-        """Start the jobs whose images are ready; returns the ends of those that have none."""
+        """Start jobs with ready images; returns the ends of those that have none."""
         failed = []
         for name in [name for name, one in self._looking.items() if one.seen.done()]:
             one = self._looking.pop(name)
@@ -251,7 +250,7 @@ class VllmCore:
                 self._start(int(name), one.job, one.max_tokens, one.seen.result())
             except RequestError as error:
                 code, message = error.code, str(error)
-            except Exception as error:  # whatever a library, or a model's own code, raises
+            except Exception as error:  # any error of a library or a model's own code
                 code, message = Code.ENGINE_ERROR, f"its images could not be prepared: {error!r}"
             else:
                 continue

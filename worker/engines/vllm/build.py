@@ -204,11 +204,11 @@ _FILTERED = Sampling(max_tokens=_TOKENS, top_p=0.9, min_p=0.1)
 
 
 def warm_up(parts: CoreParts, most: int) -> None:
-    """Have vLLM do once whatever requests may ask of it, ``most`` jobs at a time. Raises
-    ``BrokenCheckpoint`` where it fails at an image.
+    """Warm vLLM up with every kind of request, ``most`` jobs at a time. Raises ``BrokenCheckpoint``
+    where it fails at an image.
 
     vLLM compiles parts of its sampler when a request first asks for them, and again for the first
-    batch of more than one: some ten seconds each on a CPU, while all jobs stand still.
+    batch of more than one: some ten seconds each on a CPU, while all jobs wait.
     """
     core = VllmCore(parts)
     speculates = parts.core.vllm_config.speculative_config is not None
@@ -222,7 +222,7 @@ def warm_up(parts: CoreParts, most: int) -> None:
         ids = [*_PROMPT, *[vision.token_id] * vision.tokens_of(*size), *_PROMPT]
         try:
             _run(core, [Job(ids, _GREEDY, math.inf, images=[file])])
-        except Exception as error:  # whatever a model's code raises
+        except Exception as error:  # any error of a model's code
             raise BrokenCheckpoint(
                 f"vLLM fails at an image with this model: {error};"
                 " TIDEGATE_WORKER__ENGINE_ARGS=language_model_only=true has it read text only"

@@ -89,7 +89,7 @@ def start_core(
     images: VisionReader | None,
     prepare_thread: Callable[[], None],
 ) -> CoreParts:
-    """Load the model and its adapters. Raises ``BrokenCheckpoint`` with what vLLM says,
+    """Load the model and its adapters. Raises ``BrokenCheckpoint`` with vLLM's message,
     ``MemoryError``."""
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
@@ -116,7 +116,9 @@ def start_core(
         if len(groups) == 1 and groups[0].kv_cache_spec.block_size == block_tokens:
             reports = PrefixReports(lambda name: pool.get_cached_block(name, [0]) is not None)
         else:
-            model_log.info("vLLM keeps this model's KV in several groups: its blocks are not told")
+            model_log.info(
+                "vLLM keeps this model's KV in several groups: its blocks are not reported"
+            )
     return CoreParts(
         core=core,
         hasher=hasher,
@@ -126,9 +128,9 @@ def start_core(
         ends=end_mask(vocab_size, eos_token_ids),
         vocab_size=vocab_size,
         # Only the second model runner draws by seed, position and token, and knows where an answer
-        # begins; with guesses ahead draws depend on what was guessed, too.
+        # begins; with speculation draws also depend on the guesses.
         can_continue=config.use_v2_model_runner and config.speculative_config is None,
-        # A connector may be about to hand the blocks on that a pause gives up.
+        # A connector may be about to pass on the blocks that a pause frees.
         can_pause=config.kv_transfer_config is None,
         has_kv_connector=config.kv_transfer_config is not None,
         has_failed=has_failed,

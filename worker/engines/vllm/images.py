@@ -1,4 +1,4 @@
-"""Images as vLLM takes them: decoded within our bounds, prepared by vLLM's own processor.
+"""Images for vLLM: decoded within our bounds, prepared by vLLM's own processor.
 
 The processor gets each image with its one token, and says which tokens it makes of that. Its work
 on whole prompts is not used: orchestrators have put the tokens there, by the card's ``Vision``.
@@ -85,8 +85,7 @@ def counting_rule(
 
 
 def places_of(vision: Vision, token_ids: Sequence[int]) -> list[int]:
-    """Where a prompt that comes with images has tokens of them. Raises ``InvalidCall`` if it has
-    none."""
+    """Positions of a prompt's image tokens. Raises ``InvalidCall`` if it has none."""
     places = [at for at, one in enumerate(token_ids) if one == vision.token_id]
     if not places:
         raise InvalidCall("the prompt has images, and no tokens for them")
@@ -143,8 +142,8 @@ class VisionReader:
     def read(self, job: Job) -> Seen:
         """Prepare the images of a job's prompt. Any thread.
 
-        Raises ``InvalidCall`` for what is not an image, and where the prompt has not as many tokens
-        for them as vLLM makes.
+        Raises ``InvalidCall`` for what is not an image, and if the prompt's number of image tokens
+        differs from vLLM's.
         """
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
@@ -172,15 +171,15 @@ class VisionReader:
 
 
 def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> VisionReader | None:
-    """The reader of a model's images; None where it reads text only. If only its images cannot be
-    read here, the log says why, and vLLM leaves out what is for images."""
+    """The reader of a model's images; None if it reads text only. If only its images cannot be read
+    here, the log says why, and vLLM skips the image parts."""
     model = config.model_config
     if not model.is_multimodal_model or model.multimodal_config.language_model_only:
         return None
     model.skip_tokenizer_init = False  # vLLM's processors ask for its own tokenizer
     try:
         return _opened(settings, model, tokenizer)
-    except Exception as error:  # whatever a library, or a model's own code, raises
+    except Exception as error:  # any error of a library or a model's own code
         model_log.warning(
             "%s is served for text only, without its images: %s",
             settings.model_path,

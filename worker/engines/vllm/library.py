@@ -100,11 +100,10 @@ def _choose_sums(settings: WorkerSettings) -> None:
 
 
 def let_llvmlite_be_scanned() -> None:
-    """Have llvmlite's library say that it has no ``__dict__``, as is true.
-
-    vLLM 0.32 looks at every object of every module for kernels to replace on the CPU, and
-    llvmlite's wrapper gives a function for any name that it is asked for. So vLLM would not start
-    in a process that has used numba: one whose model was our own engine's, before a swap.
+    """Make llvmlite's library report that it has no ``__dict__``. vLLM 0.32 searches every object
+    of every module for kernels to replace on the CPU, and llvmlite's wrapper returns a function for
+    any name. So vLLM would not start in a process that has used numba: for example by our own
+    engine, before a swap.
     """
     module = sys.modules.get("llvmlite.binding.ffi")
     if module is None or not hasattr(module.lib, "__dict__"):
@@ -122,11 +121,11 @@ def let_llvmlite_be_scanned() -> None:
 
 def _check_gpus(count: int) -> None:
     """Raise ``DeviceUnavailable`` unless this process sees ``count`` GPUs. It opens none of them:
-    each is for a process of its own, and a context here would only take memory."""
+    each is for its own process, and a context here would only take memory."""
     found = torch.cuda.device_count()
     if found < count:
         raise DeviceUnavailable(
-            f"the model is to be split over {count} GPUs (TIDEGATE_WORKER__TENSOR_PARALLEL times"
+            f"the model must be split over {count} GPUs (TIDEGATE_WORKER__TENSOR_PARALLEL times"
             f" pipeline_parallel_size of TIDEGATE_WORKER__ENGINE_ARGS), and {found} can be seen"
             " here; check CUDA_VISIBLE_DEVICES (tidegate up --gpus, devices in pool.toml)"
         )

@@ -1,7 +1,7 @@
 """Gives vLLM's prefix cache our names for KV blocks, so that orchestrators can place by it.
 
-vLLM names a block by whatever hash its requests are made with. With ours (``protocol``), its
-events say which of them it holds; they are taken in the process, where it would publish them.
+vLLM names a block by its requests' hash. With ours (``protocol``), its events say which of them it
+holds; they are taken in the process, where it would publish them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +62,7 @@ class PrefixReports(ReportQueue):
         self.evicted_total = 0
 
     def publish(self, batch: Any) -> None:
-        """Queue a report of the changes that ``batch``, a ``KVEventBatch``, tells of."""
+        """Queue a report of the changes in ``batch``, a ``KVEventBatch``."""
         touched: dict[bytes, None] = {}
         for event in batch.events:
             hashes: Iterable[bytes] | None = getattr(event, "block_hashes", None)
@@ -82,4 +82,4 @@ class PrefixReports(ReportQueue):
         """Do nothing; vLLM calls this to end its publishers."""
 
     def get_publisher_config(self) -> None:
-        """Return None: nobody can subscribe."""
+        """Return None: there are no subscribers."""

@@ -1,9 +1,8 @@
-"""Translates a job to vLLM's ``SamplingParams`` and ``Request``, and what a step made of it back.
+"""Translates a job to vLLM's ``SamplingParams`` and ``Request``, and a step's results back.
 
-vLLM's front end, which is bypassed here, checks what its engine core takes on trust: there a value
-that is out of range raises in the middle of a step, and ends the engine with all of its jobs. What
-its front end checks is checked here (``SamplingParams.verify``), as is what only its model runner
-objects to.
+vLLM's front end, which is bypassed here, checks what its engine core trusts: there a value out of
+range raises in the middle of a step, and ends the engine with all of its jobs. So this module does
+the front end's checks (``SamplingParams.verify``), and the model runner's.
 
 ``GrammarState`` and ``GrammarMasks`` have the methods that vLLM's structured outputs call by name,
 except those for tokens that are guessed ahead: with speculation the card says that there are none.
@@ -46,8 +45,8 @@ class GrammarState:
         self._generated: list[int] = []
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Record tokens. Always True: ``Constraint.error`` tells of tokens that break the grammar,
-        which vLLM would write to its log."""
+        """Record tokens. Always True: ``Constraint.error`` reports tokens that break the grammar,
+        which vLLM would log."""
         self._generated += tokens
         self._constraint.advance(self._generated)
         return True

@@ -19,11 +19,11 @@ class GgufFile:
         self.architecture = self.text("general.architecture")
 
     def text(self, key: str, default: str = "") -> str:
-        """A string; what is not UTF-8 in it is replaced, since a card could not carry it."""
+        """A string; invalid UTF-8 is replaced, because a card could not carry it."""
         return as_text(self._get(key, str, default))
 
     def texts(self, key: str) -> list[str]:
-        """An array of strings; empty where the file has none."""
+        """An array of strings; empty if the file has none."""
         found: list[str] = self._get(key, list, [])
         if not all(isinstance(one, str) for one in found):
             raise BrokenCheckpoint(

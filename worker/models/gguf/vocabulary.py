@@ -103,7 +103,7 @@ def token_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def chat_template(file: GgufFile) -> str:
-    """Jinja source of the chat template; empty where the file has none."""
+    """Jinja source of the chat template; empty if the file has none."""
     return file.text("tokenizer.chat_template")
 
 
@@ -130,7 +130,7 @@ def _byte_level(file: GgufFile, pieces: list[str]) -> Tokenizer:
         )
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     merges = [_pair(merge) for merge in file.texts(_KEY + "merges")]
-    # Llama 3's tokenizer keeps a word that is a token, whatever the merges would make of it.
+    # Llama 3's tokenizer keeps a word that is a token, regardless of the merges.
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=patterns is _LLAMA_3))
     if patterns is _QWEN_2:
         tokenizer.normalizer = normalizers.NFC()

@@ -98,7 +98,7 @@ class OutputCollector:
         self.complete.set()
 
     def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Hear of an event; nobody does here."""
+        """Handle an event; the default ignores it."""
 
     # its current state
 
@@ -161,7 +161,7 @@ class ResponseEvents(OutputCollector):
         super().__init__(asked, output, token_of, keep)
         self._stream = stream
         self._events: list[bytes] = []
-        """Encoded events that are to be sent together."""
+        """Encoded events to send together."""
         self._number = 0
         self._has_begun = False
         self._before_text = b""

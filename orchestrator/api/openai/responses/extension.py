@@ -1,4 +1,4 @@
-"""OpenAI's Responses (``/v1/responses``), and what is remembered of earlier answers (OR-3)."""
+"""OpenAI's Responses (``/v1/responses``), and kept answers (OR-3)."""
 
 from types import ModuleType
 

@@ -1,7 +1,7 @@
 """The items of a conversation in the Responses API.
 
-Items of an earlier answer that a client sends back have whatever its SDK keeps with the text;
-only the fields read here matter.
+Items of an earlier answer that a client sends back have all of the SDK's other fields; only the
+fields read here matter.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,7 @@
 """OpenAI's response object and its items: a message, the model's thinking, its tool calls.
 
-Items are filled from the pieces into which a model's output is parsed. A stream hears of each step,
-in the order of OpenAI's events.
+Items are filled from the pieces into which a model's output is parsed. A stream gets each step, in
+the order of OpenAI's events.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +31,8 @@ from orchestrator.tasks.task import Task
 from protocol import AbortCause, FinishReason, TokenLogprob
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
-"""Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent to those
-who ask for ``on_deadline``."""
+"""Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent with
+``on_deadline``."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -147,12 +147,12 @@ class Item:
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is a call with free text in the place of arguments."""
+        """Whether it is a call with free text instead of arguments."""
         return self.origin is not None and self.origin.is_custom
 
     @property
     def place(self) -> dict[str, object]:
-        """The fields with which an event says where its text belongs."""
+        """The fields that say where an event's text belongs."""
         place: dict[str, object] = {"item_id": self.id, "output_index": self.index}
         return place if self.kind is ItemKind.CALL else {**place, "content_index": 0}
 
@@ -168,7 +168,7 @@ class Item:
         }
 
     def body(self, *, is_new: bool = False) -> dict[str, object]:
-        """The item as it stands in the output; ``is_new``: before it has any content."""
+        """The item in the output; ``is_new``: before it has any content."""
         match self.kind:
             case ItemKind.MESSAGE:
                 own: dict[str, object] = {
@@ -261,7 +261,7 @@ class OutputItems:
                 case CallArguments(_, json):
                     item = self._in(ItemKind.CALL)
                     item.texts.append(json)
-                    if item.is_custom:  # its text is told when it is whole
+                    if item.is_custom:  # its text is sent when it is whole
                         continue
                     self._tell(item.kind.delta, {**item.place, "delta": json})
                 case CallEnds():

@@ -79,15 +79,15 @@ async def retrieve(request: web.Request) -> web.Response:
     for field in ("stream", "starting_after"):
         if request.query.get(field, "false") != "false":
             raise InvalidRequest(
-                f"{field}: a response's events are told once, to who asked for it; a task of "
-                "/v2/tasks tells its own again",
+                f"{field}: a response's events are sent once, to its own request; a task of"
+                " /v2/tasks can send them again",
                 field=field,
             )
     return _answer(request.app[RESPONSES].get(*_named(request)).body)
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Cancel a response that somebody waits for; one that has ended stays as it is (OR-21)."""
+    """Cancel a running response; an ended one stays (OR-21)."""
     key, name = _named(request)
     try:
         return _answer(request.app[RESPONSES].get(key, name).body)
@@ -161,7 +161,7 @@ def _conversation(request: web.Request, asked: ParsedResponses) -> tuple[tuple[M
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
     """The conversation that a request continues. Raises ``InvalidRequest`` with OpenAI's status,
-    wording and code, by which clients know to send all of it again."""
+    wording and code, which make clients send all of it again."""
     if name is None:
         return ()
     try:

@@ -16,7 +16,7 @@ from orchestrator.telemetry.metrics import Kept
 from protocol import excerpt
 
 KEPT_RESPONSES: Final = Retention(keep_count=1000, keep_s=3600.0, keep_bytes=64 * 2**20)
-"""What is kept of answers. One takes what its text does, with each of its answers."""
+"""Kept answers; each takes as much memory as its text."""
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128
 """Bytes that a response takes on top of its body, and each message on top of its text."""
@@ -44,7 +44,7 @@ class ResponseStore:
         self.on_change: ItemCall = ignore
         """Called with the key and name of a response that has ended, or is gone."""
         self.on_use: ItemCall = ignore
-        """Never called: a response is not kept for longer because somebody reads it."""
+        """Never called: reading a response does not extend its life."""
         self._ended: OwnedStore[Stored] = OwnedStore(clock, retention)
         self._ended.on_change = lambda key, name: self.on_change(key, name)
 

@@ -39,7 +39,7 @@ class CallableTool(msgspec.Struct, frozen=True):
     format: FreeTextFormat | None = None
     output_schema: Unused = NULL
     defer_loading: Unused = NULL
-    """Has no effect: the model is told of every tool at once."""
+    """Has no effect: the model sees every tool at once."""
 
 
 class StatedTool(CallableTool, frozen=True):
@@ -133,8 +133,8 @@ def _use_of(known: tuple[Tool, ...], tool_choice: msgspec.Raw, is_parallel: bool
 
 
 def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]]:
-    """Every tool that can be called, with where it stands. The model is not told of others, so that
-    it answers without them."""
+    """Every tool that can be called, with where it stands. Others are hidden from the model, so
+    that it answers without them."""
     for at, tool in enumerate(stated):
         where = f"tools[{at}]"
         if tool.type != "namespace":

@@ -125,7 +125,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
         return names
 
     def refuse_unsupported(self) -> None:
-        """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
+        """Raise ``InvalidRequest`` for the first unsupported field."""
         refuse_unserved(self, _ONLY)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
@@ -218,7 +218,7 @@ _ONLY = {
     ),
     "conversation": ServedValues(
         nothing,
-        "conversations are not kept by name; go on with previous_response_id, or send all of it "
+        "conversations are not kept by name; continue with previous_response_id, or send all of it "
         "as input",
     ),
     "truncation": ServedValues(

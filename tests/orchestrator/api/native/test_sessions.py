@@ -210,7 +210,7 @@ async def test_bounds(
     service = await make_service(worker, SESSION_BYTES=2000, ALL_SESSIONS_BYTES=4200)
     first = await create(service)
     error = await call(service, "POST", "/v2/sessions", 400, prompt="x" * 2000)
-    assert "go on in a new session" in error["message"]
+    assert "continue in a new session" in error["message"]
     error = await say(service, first, status=400, prompt="x" * 2000)
     assert error["field"] == "session_id"
     await turn(service, first, prompt="x" * 400)

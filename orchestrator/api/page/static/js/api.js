@@ -3,7 +3,7 @@
 const KEY = "tidegate.key";
 
 export class ApiError extends Error {
-  // What the service said of why not: `code`, `message`, and figures beside them.
+  // The service's error: `code`, `message`, and its figures.
   constructor(status, body, headers) {
     const error = body?.error ?? {};
     super(error.message ?? `the service answered with status ${status}`);

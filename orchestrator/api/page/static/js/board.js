@@ -209,7 +209,7 @@ class InstanceCard {
     this.kv.show(used ?? 0, total, total ? percent(used / total) : "–");
     const facts = [
       ["tokens/s now", count(this.#pace(instance, seenAt))],
-      ["best of late", count(instance.perf_tokens_per_s)],
+      ["recent best", count(instance.perf_tokens_per_s)],
       ["first token", ms(instance.first_token_ms)],
       ["breaker", instance.breaker],
     ];

@@ -59,7 +59,7 @@ export class BudgetBar {
     const left = leftMs(run, now);
     const total = STAGES.reduce((sum, [stage]) => sum + spent[stage], 0);
     const deadline = run.asked.deadlineMs;
-    // One that is late goes on past the mark.
+    // A late one continues past the mark.
     const scale = Math.max(deadline, total) || 1;
     for (const [stage] of STAGES) {
       this.parts[stage].style.width = `${(100 * spent[stage]) / scale}%`;

@@ -69,7 +69,7 @@ $("key-forget").addEventListener("click", () => {
 });
 $("key-button").addEventListener("click", () => $("key-dialog").showModal());
 $("key-dialog").addEventListener("close", () => {
-  if (entered && !asking) refresh(); // else what asked for it goes on by itself
+  if (entered && !asking) refresh(); // else its caller continues
   entered = false;
 });
 $("key-button").hidden = key.get() === "";

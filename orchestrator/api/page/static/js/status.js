@@ -13,7 +13,7 @@ const WORDS = {
 };
 const NOTICES = {
   draining: "The service is draining: what runs is finished, new requests are refused. This page waits for it to come back.",
-  unreachable: "The service cannot be reached. This page goes on by itself when it is back.",
+  unreachable: "The service cannot be reached. This page continues when it is back.",
 };
 
 export class Status extends EventTarget {

@@ -1,4 +1,4 @@
-// What was submitted, a request or a clip: followed to its end, cancelled. It tells whoever shows it.
+// What was submitted, a request or a clip: followed to its end, cancelled. It notifies its views.
 
 import { ApiError, call } from "./api.js";
 
