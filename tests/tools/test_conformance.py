@@ -25,24 +25,13 @@ pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 TOLD = read_saying("X-Timeout-Ms: {ms}")
 SMALL = Effort(
-    rounds=1,
-    wave_s=0.06,
-    least_deadline_s=0.1,
-    streams=8,
-    burst=24,
-    longest=600,
-    patience=5.0,
+    rounds=1, wave_s=0.06, least_deadline_s=0.1, streams=8, burst=24, longest=600, patience=5.0
 )
 """As little as tells a keeper from a breaker."""
 
 
 def target_of(server: DeadlineServer, **changes: Any) -> Target:
-    usual = Target(
-        url=server.url,
-        model=MODEL,
-        deadline=TOLD,
-        partial={"on_deadline": "partial"},
-    )
+    usual = Target(url=server.url, model=MODEL, deadline=TOLD, partial={"on_deadline": "partial"})
     return replace(usual, **changes)
 
 
@@ -74,20 +63,10 @@ BREAKERS = {
     "passes over deadlines": (
         Manner(heeds=False, predicts=False),
         ("expiry", "partial"),
-        {
-            "expiry.stream",
-            "expiry.whole",
-            "expiry.past",
-            "expiry.unreadable",
-            "partial.answer",
-        },
+        {"expiry.stream", "expiry.whole", "expiry.past", "expiry.unreadable", "partial.answer"},
     ),
     "cuts without a word": (Manner(tells=False), ("expiry",), {"expiry.told"}),
-    "guesses at what it cannot read": (
-        Manner(reads=False),
-        ("expiry",),
-        {"expiry.unreadable"},
-    ),
+    "guesses at what it cannot read": (Manner(reads=False), ("expiry",), {"expiry.unreadable"}),
     "keeps what was hung up": (
         Manner(linger_s=0.25),
         ("hangup",),
@@ -96,13 +75,7 @@ BREAKERS = {
     "serves everybody late": (
         Manner(heeds=False, predicts=False, waiting=1000, linger_s=0.25, works_for_nobody=True),
         ("overload",),
-        {
-            "overload.met",
-            "overload.early",
-            "overload.waste",
-            "overload.ends",
-            "overload.recovers",
-        },
+        {"overload.met", "overload.early", "overload.waste", "overload.ends", "overload.recovers"},
     ),
     "does not say when": (Manner(retry_after=None), ("retry",), {"retry.said"}),
     "is not there when it said": (Manner(closed_s=2.5), ("retry",), {"retry.honest"}),
