@@ -53,6 +53,9 @@ class ChatOptions(SamplingOptions, total=False):
     session_id: str
     idle_keep_s: float
     calls_left: int
+    tell_time: bool
+    wind_down: float
+    tools_until: float
     extra_body: Mapping[str, Any]
     deadline: Deadline
     first_token: Deadline

@@ -21,6 +21,7 @@ from orchestrator.tasks.job import (
     PlacementMode,
     Priority,
     Prompt,
+    TellTime,
 )
 from orchestrator.tasks.runs import MAX_CALLS_LEFT
 from protocol import (
@@ -135,6 +136,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     session_id: str | None = None
     idle_keep_s: float | None = None
     calls_left: int | None = None
+    tell_time: bool | None = None
+    wind_down: float | None = None
+    tools_until: float | None = None
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
@@ -271,6 +275,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         tenant=_tenant(request.headers, body.tenant, context),
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
+        tell_time=_tell_time(body, context),
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].idle_keep_s, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
@@ -368,6 +373,25 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
             field=field,
         )
     return stated
+
+
+def _tell_time(body: GenerationRequest, context: Context) -> TellTime | None:
+    """How the model is told of the time that is left: as the body says, or by default the key."""
+    for field in ("wind_down", "tools_until"):
+        share = getattr(body, field)
+        if share is not None and not 0 <= share <= 1:
+            raise InvalidRequest(
+                f"{field} must be a share of the time from 0 to 1, got {share:g}", field=field
+            )
+    is_asked = body.tell_time or body.wind_down is not None or body.tools_until is not None
+    if body.tell_time is False or not (is_asked or context.key.tells_time):
+        return None
+    usual = TellTime()
+    return TellTime(
+        usual.wind_down if body.wind_down is None else body.wind_down,
+        body.tools_until or 0.0,
+        is_asked=bool(is_asked),
+    )
 
 
 def _is_unheard(name: str) -> bool:
