@@ -10,13 +10,7 @@ from aiohttp import web
 
 from perf.engine.checkpoints import SHAPES, set_ends, write_config
 from perf.goodput.__main__ import Scene, choices_of, new_arguments
-from perf.goodput.load import (
-    LOG_NORMAL,
-    at_once,
-    drawn_load,
-    log_normal,
-    source_of,
-)
+from perf.goodput.load import LOG_NORMAL, at_once, drawn_load, log_normal, source_of
 from perf.goodput.policies import COMPARED, OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
