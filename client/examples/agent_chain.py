@@ -47,7 +47,7 @@ async def run(about: str, url: str, seconds: float, tool_s: float = 0.05) -> str
     session_id = f"agent-{uuid.uuid4().hex}"
     messages: list[Message] = []
     async with Client(url) as client:
-        with deadline(seconds):
+        with deadline(seconds, tell_time=True):
             for number, step in enumerate(STEPS):
                 messages.append({"role": "user", "content": step.format(about=about)})
                 answer = await client.generate(
@@ -56,7 +56,6 @@ async def run(about: str, url: str, seconds: float, tool_s: float = 0.05) -> str
                     idle_keep_s=30,
                     calls_left=len(STEPS) - 1 - number,
                     on_deadline="fit",
-                    tell_time=True,
                     max_tokens=48,
                 )
                 left_s = remaining() or 0.0

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from tidegate.deadlines import Deadline, to_seconds
+from tidegate.deadlines import Deadline, to_seconds, told
 
 _NOT_IN_BODY = ("deadline", "first_token", "token_gap", "reservation")
 
@@ -142,7 +142,8 @@ Kind = Literal["messages", "prompt", "prompt_token_ids"]
 
 def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
     """Body of a submission whose deadline is in ``due_s`` seconds; None states no deadline."""
-    body: dict[str, Any] = {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
+    body: dict[str, Any] = {**told()} if kind_of(prompt) == "messages" else {}
+    body |= {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
     if due_s is not None:
         body["deadline_ms"] = round(due_s * 1000)
     # A gap may well be a fraction of a millisecond, and nothing rounded to 0 is accepted.

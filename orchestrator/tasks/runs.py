@@ -38,6 +38,9 @@ from orchestrator.tasks.task import Task
 
 MAX_RUNS = 16_384
 MAX_CALLS_LEFT = 1000
+ANOTHER_RUN = 0.1
+"""Share of what is left by which a deadline that is later is another run's, and not the same one
+stated as what is left of it by a client that was slow to send it."""
 SAME_DEADLINE_S = 0.02
 """Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
 Calls that follow each other more closely, each with as long a deadline, are rare."""
@@ -121,7 +124,8 @@ class Runs:
             run.calls = 1 + job.calls_left
         if not job.deadline.is_default:
             stated = job.deadline.unbounded or job.deadline
-            if run.calls is None and abs(stated.at - run.deadline.at) > SAME_DEADLINE_S:
+            later_s, left_s = stated.at - run.deadline.at, stated.at - job.arrived
+            if run.calls is None and later_s > max(SAME_DEADLINE_S, ANOTHER_RUN * left_s):
                 run.began = job.arrived  # another run of the same conversation
             run.deadline = stated
         self._remember(names, run)

@@ -146,9 +146,10 @@ def test_dl24_a_run_begins_with_its_first_call() -> None:
     tells = {"due_s": 10.0, "tells": True}
     assert bench.call(**tells, arrived=1).job.run_began is None
     bench.clock.advance(4)
-    assert bench.call(due_s=6.01, tells=True, arrived=5).job.run_began == 1
+    assert bench.call(due_s=6.3, tells=True, arrived=bench.clock.now()).job.run_began == 1
     assert bench.call(arrived=6).job.run_began == 1, "and its deadline is theirs"
-    assert bench.call(**tells, arrived=9).job.run_began == 9, "another run of the conversation"
+    now = bench.clock.now()
+    assert bench.call(**tells, arrived=now).job.run_began == now, "another run of the conversation"
     assert bench.call(due_s=9.0, arrived=2, session="").job.run_began is None
 
 

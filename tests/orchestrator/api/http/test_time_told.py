@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.prompts.time_left import with_time_left
-from orchestrator.tasks.job import Chat, Message, TellTime
+from orchestrator.tasks.job import Chat, Message
 from tests.orchestrator.api.tools import CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.test_runs import Bench
@@ -74,9 +74,8 @@ async def test_what_is_no_share_or_no_chat_is_refused_and_a_key_may_have_it_by_d
         answer = await service.ask("POST", PATH, 400, json=ASK | more, headers=own)
         assert answer["error"]["param"] == field
     plain = {"model": "fake", "prompt": "hi", "max_tokens": 4}
-    answer = await service.ask(
-        "POST", "/v1/completions", 400, json=plain | {"tell_time": True}, headers=own
-    )
+    told = plain | {"tell_time": True}
+    answer = await service.ask("POST", "/v1/completions", 400, json=told, headers=own)
     assert answer["error"]["param"] == "tell_time"
     await service.ask("POST", "/v1/completions", json=plain, headers=own)
     await service.ask("POST", PATH, json=ASK, headers=own)
@@ -105,6 +104,5 @@ def test_steps_are_coarse_and_the_share_is_of_the_whole_run() -> None:
     ):
         assert words in said(left_s)
     assert "final answer" in said(19) and "final answer" not in said(21)
-    assert job.tell_time == TellTime()
     mine = (Message("user", "hi"), Message("assistant", "ho", is_open=True))
     assert said(5, mine) == "ho", "the model's own words are left alone"
