@@ -128,7 +128,6 @@ CLASSES: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({}, {"x-gateway-inference-objective": "critical"}, "interactive"),
     ({}, {"x-dynamo-request-priority": "-1"}, "batch"),
     ({"priority": 0}, {"x-dynamo-request-priority": "-1"}, "interactive"),
-    ({}, {"x-dynamo-request-priority": "5"}, "interactive"),
 ]
 """What a body and a request's headers say beside the rest, and the class that is theirs."""
 
