@@ -449,7 +449,7 @@ def keys_of(settings: Settings) -> tuple[Key, ...]:
         keys.append(Key("admin", admin, is_admin=True))
     for name, key in settings.keys.items():
         digest = bytes.fromhex(key.digest_hex)
-        keys.append(Key(name, digest, key.names_tenants, is_admin=key.is_admin))
+        keys.append(Key(name, digest, key.names_tenants, key.is_admin, key.tell_time))
     return tuple(keys)
 
 

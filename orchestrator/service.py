@@ -33,8 +33,9 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.quotes import Quote
 from orchestrator.prediction.schedule import middle
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
-from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
+from orchestrator.prompts.kinds import bytes_of, has_turns, is_short, tokens_about
 from orchestrator.prompts.stage import EncodingStage, Steps
+from orchestrator.prompts.time_left import with_time_left
 from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sharing import Sharing
@@ -190,9 +191,22 @@ class Orchestrator:
         with self._admitting(task):
             if job.durable:
                 self._require_journal()
+            if job.tell_time is not None:
+                prompt = self._with_time_left(task, prompt)
             with _leaving_when_ended(task):
                 await self._read(task, prompt, reading)
         return task
+
+    def _with_time_left(self, task: Task, prompt: Prompt) -> Prompt:
+        """The prompt with what is left of the time. Raises ``InvalidRequest`` if it is no chat."""
+        told = task.job.tell_time
+        if told is not None and told.is_asked and not has_turns(prompt):
+            raise InvalidRequest(
+                "tell_time, wind_down and tools_until need a chat: a plain prompt has no turn to "
+                "tell the model in; send messages",
+                field="tell_time",
+            )
+        return with_time_left(prompt, task.job, task.deadline.at - self.clock.now())
 
     def reading_of(self, task: Task) -> Reading:
         """How the model reads the prompt of a task that is prepared and not offered yet."""

@@ -95,10 +95,7 @@ def discover(settings: Settings, pods: Pods, clock: LoopClock) -> DiscoverySync:
     """What keeps ``pods`` in step with the pods that the settings name."""
     endpoints = settings.section(PickerSection).endpoints
     return DiscoverySync(
-        pods,
-        (),
-        [source_of(entry) for entry in endpoints if is_source(entry)],
-        clock,
+        pods, (), [source_of(entry) for entry in endpoints if is_source(entry)], clock
     )
 
 

@@ -10,12 +10,7 @@ breaks tracing if both are installed.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from google.protobuf import (
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
-    struct_pb2,
-)
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
 from orchestrator.api.http.context import Context
 from orchestrator.api.http.responses import error_response, name_response

@@ -34,11 +34,7 @@ class PickerServer:
     """Serves one ``EndpointPicker``. ``check`` tells health probes how it is now."""
 
     def __init__(
-        self,
-        picker: EndpointPicker,
-        settings: Settings,
-        dialects: Sequence[Dialect],
-        clock: Clock,
+        self, picker: EndpointPicker, settings: Settings, dialects: Sequence[Dialect], clock: Clock
     ) -> None:
         self._picker = picker
         self._settings = settings
@@ -59,8 +55,7 @@ class PickerServer:
             maximum_concurrent_rpcs=MAX_REQUESTS,
         )
         handler = grpc.stream_stream_rpc_method_handler(
-            self.process,
-            response_serializer=ProcessingResponse.SerializeToString,
+            self.process, response_serializer=ProcessingResponse.SerializeToString
         )
         probes = {
             name: made(

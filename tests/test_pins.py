@@ -7,9 +7,7 @@ import pytest
 
 from tests.test_layers import ROOT
 
-KNOWN_BAD = {
-    ("redis", "8.1.0"): "asynchronous calls fail after an idle close (redis-py#4252)",
-}
+KNOWN_BAD = {("redis", "8.1.0"): "asynchronous calls fail after an idle close (redis-py#4252)"}
 """What is wrong with a release that was pinned once, or might be."""
 PINS = (ROOT / "constraints.txt", *sorted((ROOT / "pool/engines/pins").glob("*.txt")))
 

@@ -6,7 +6,8 @@
 Every call states the run's deadline and how many calls follow (``calls_left``). The service ranks
 each by its share of what is left, so that the first calls do not use up the time of the last, and
 stops none before the run's own deadline. ``on_deadline="fit"`` makes each answer as long as its
-share allows. The session keeps what was computed of the conversation while the agent's tools run.
+share allows, and ``tell_time`` tells the model what is left, to finish in the last fifth. The
+session keeps what was computed of the conversation while the agent's tools run.
 
 A tool has at most a quarter of what is left: the run continues without one that hangs, as with
 ``--tool-seconds 60``. What a tool does not use is left for the calls.
@@ -46,7 +47,7 @@ async def run(about: str, url: str, seconds: float, tool_s: float = 0.05) -> str
     session_id = f"agent-{uuid.uuid4().hex}"
     messages: list[Message] = []
     async with Client(url) as client:
-        with deadline(seconds):
+        with deadline(seconds, tell_time=True):
             for number, step in enumerate(STEPS):
                 messages.append({"role": "user", "content": step.format(about=about)})
                 answer = await client.generate(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tidegate import _clock
-from tidegate.deadlines import Deadline, to_seconds
+from tidegate.deadlines import Deadline, to_seconds, told
 from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_class
 from tidegate.requests import SamplingOptions
 from tidegate.results import Usage
@@ -53,6 +53,9 @@ class ChatOptions(SamplingOptions, total=False):
     session_id: str
     idle_keep_s: float
     calls_left: int
+    tell_time: bool
+    wind_down: float
+    tools_until: float
     extra_body: Mapping[str, Any]
     deadline: Deadline
     first_token: Deadline
@@ -152,7 +155,7 @@ def chat_call(
     """Request of a chat, its deadline counted from now. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
-    body: dict[str, Any] = {"model": model, **options, "messages": list(messages)}
+    body: dict[str, Any] = {**told(), "model": model, **options, "messages": list(messages)}
     body |= body.pop("extra_body", {})
     for name in ("deadline", "first_token", "token_gap"):
         if name in body:

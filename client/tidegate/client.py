@@ -7,15 +7,7 @@ from datetime import timedelta
 from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
 
-from tidegate.chats import (
-    ChatAnswer,
-    ChatDelta,
-    ChatMessage,
-    ChatOptions,
-    chat_call,
-    deltas,
-    whole,
-)
+from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions, chat_call, deltas, whole
 from tidegate.deadlines import Deadline, block_seconds, to_seconds
 from tidegate.errors import ProtocolError, error_class
 from tidegate.following import Stream, Work
@@ -121,11 +113,7 @@ class Client(Work[Submitted, Event]):
         return await self._get(f"/v2/tasks?limit={limit}{chosen}", TaskList)
 
     async def submit(
-        self,
-        prompt: Prompt,
-        *,
-        idempotency_key: str | None = None,
-        **options: Unpack[TaskOptions],
+        self, prompt: Prompt, *, idempotency_key: str | None = None, **options: Unpack[TaskOptions]
     ) -> Submitted:
         """Submit a task and return at once. Raises ``ApiError`` if it is refused. However often it
         is sent, it runs once, by ``idempotency_key``, which is drawn if none is given.

@@ -10,12 +10,18 @@ It works in ``async`` code and in plain code, and holds for the tasks and thread
 context (``asyncio.create_task``, ``asyncio.to_thread``). Every call states what is left of it to
 the server, and raises ``DeadlineExceeded`` without asking when nothing is. Your own code is not
 interrupted.
+
+``deadline(10, tell_time=True)`` makes the block's chats one run, whose model is told how much of
+the time is left and, at the share ``wind_down``, to give its final answer; from the share
+``tools_until`` on it is shown no tools.
 """
 
 import math
+import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 from tidegate import _clock
 
@@ -25,25 +31,34 @@ Deadline = timedelta | float
 
 _current: ContextVar[float | None] = ContextVar("tidegate_deadline", default=None)
 """When the innermost block ends, in seconds of ``_clock.now``; None outside of any block."""
+_told: ContextVar[Mapping[str, Any]] = ContextVar("tidegate_told", default={})  # noqa: B039
+"""Fields of the chats of the innermost block whose model is told of the time."""
 
 
 class DeadlineScope:
     """A block with a deadline, as ``deadline`` returns it; time runs from when it is entered."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, told: Mapping[str, Any] | None = None) -> None:
+        """``told`` has the fields of a block whose model is told of the time."""
         self._seconds = seconds
-        self._entered: list[tuple[float, Token[float | None]]] = []
+        self._tells = dict(told or {})
+        self._entered: list[tuple[float, Token[float | None], Token[Mapping[str, Any]]]] = []
 
     def __enter__(self) -> Self:
         ends_at = _clock.now() + self._seconds
         outer = _current.get()
         if outer is not None:
             ends_at = min(ends_at, outer)
-        self._entered.append((ends_at, _current.set(ends_at)))
+        told = _told.get()
+        if self._tells:
+            told = {"session_id": f"run-{uuid.uuid4().hex}", **self._tells}
+        self._entered.append((ends_at, _current.set(ends_at), _told.set(told)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        _current.reset(self._entered.pop()[1])
+        entered = self._entered.pop()
+        _current.reset(entered[1])
+        _told.reset(entered[2])
 
     def remaining(self) -> float:
         """Seconds left, with an outer block's deadline considered; negative once it has passed."""
@@ -52,9 +67,23 @@ class DeadlineScope:
         return self._entered[-1][0] - _clock.now()
 
 
-def deadline(seconds: float | timedelta) -> DeadlineScope:
-    """A block for ``with`` whose calls share ``seconds``. Raises ``ValueError`` unless finite."""
-    return DeadlineScope(block_seconds(seconds, "a deadline"))
+def deadline(
+    seconds: float | timedelta,
+    *,
+    tell_time: bool = False,
+    wind_down: float | None = None,
+    tools_until: float | None = None,
+) -> DeadlineScope:
+    """A block for ``with`` whose calls share ``seconds``. The others say whether, and at which
+    shares left, its chats tell the model so. Raises ``ValueError`` unless finite."""
+    stated = {"tell_time": tell_time or None, "wind_down": wind_down, "tools_until": tools_until}
+    told = {name: value for name, value in stated.items() if value is not None}
+    return DeadlineScope(block_seconds(seconds, "a deadline"), told)
+
+
+def told() -> Mapping[str, Any]:
+    """Fields that the caller's block adds to its chats; none outside of one that tells the time."""
+    return _told.get()
 
 
 def block_seconds(given: float | timedelta, name: str) -> float:

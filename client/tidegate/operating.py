@@ -91,11 +91,7 @@ class Operating:
             asked["back"] = True
         body = asked | (_grace(grace) or {})
         call = Call(
-            "POST",
-            f"{_path(address)}/swap",
-            body,
-            is_idempotent=not back,
-            patience_s=SWAP_S,
+            "POST", f"{_path(address)}/swap", body, is_idempotent=not back, patience_s=SWAP_S
         )
         return await self._transport.call(call, SwapState)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from tidegate.deadlines import Deadline, to_seconds
+from tidegate.deadlines import Deadline, to_seconds, told
 
 _NOT_IN_BODY = ("deadline", "first_token", "token_gap", "reservation")
 
@@ -102,9 +102,10 @@ class TaskOptions(SamplingOptions, total=False):
 
     ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
     conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
-    ``calls_left`` is the number of calls that follow under the same deadline. A ``durable`` task
-    outlives the orchestrator; an ``idempotent`` one may get another text after that. A
-    ``reservation`` of a quote states the deadline that it holds.
+    ``calls_left`` is the number of calls that follow under the same deadline. ``tell_time`` tells
+    the model how much of it is left, to finish at the share ``wind_down``, without tools from the
+    share ``tools_until`` on. A ``durable`` task outlives the orchestrator; an ``idempotent`` one
+    may get another text after that. A ``reservation`` of a quote states its deadline.
     """
 
     model: str
@@ -124,6 +125,9 @@ class TaskOptions(SamplingOptions, total=False):
     idempotent: bool
     idle_keep_s: float
     calls_left: int
+    tell_time: bool
+    wind_down: float
+    tools_until: float
     deadline: Deadline
     first_token: Deadline
     token_gap: Deadline
@@ -138,7 +142,8 @@ Kind = Literal["messages", "prompt", "prompt_token_ids"]
 
 def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
     """Body of a submission whose deadline is in ``due_s`` seconds; None states no deadline."""
-    body: dict[str, Any] = {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
+    body: dict[str, Any] = {**told()} if kind_of(prompt) == "messages" else {}
+    body |= {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
     if due_s is not None:
         body["deadline_ms"] = round(due_s * 1000)
     # A gap may well be a fraction of a millisecond, and nothing rounded to 0 is accepted.

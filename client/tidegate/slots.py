@@ -192,11 +192,7 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
     _terminal = (SlotResult, SlotFailed)
 
     async def create(
-        self,
-        recipe: Recipe,
-        *,
-        idempotency_key: str | None = None,
-        **options: Unpack[SlotOptions],
+        self, recipe: Recipe, *, idempotency_key: str | None = None, **options: Unpack[SlotOptions]
     ) -> SlotSubmitted:
         """Hand in a recipe and return at once. Raises ``ApiError`` when it is refused.
 

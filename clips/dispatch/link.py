@@ -17,14 +17,7 @@ from typing import Final, Protocol
 import msgspec
 from google.protobuf.message import DecodeError
 
-from clips.dispatch.wire import (
-    METHOD,
-    Answer,
-    BadAnswer,
-    is_absence,
-    read_answer,
-    watch_request,
-)
+from clips.dispatch.wire import METHOD, Answer, BadAnswer, is_absence, read_answer, watch_request
 from clips.state import ClipsState
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig

@@ -127,12 +127,7 @@ class ClipPipeline:
         begun = time.monotonic()
         clip = Clip(lease, plan)
         order = Order(
-            recipe,
-            self.whole(recipe),
-            deadline_at,
-            self._config.max_seconds,
-            degrade,
-            keep_on,
+            recipe, self.whole(recipe), deadline_at, self._config.max_seconds, degrade, keep_on
         )
         stages = self.providers.chosen(recipe.providers)
         rendering = Rendering(

@@ -14,12 +14,7 @@ from clips.render.stages.options import (
     LivePortraitSettings,
     ModelOptions,
 )
-from worker.environment import (
-    DELIMITER,
-    EnvironmentSettings,
-    Section,
-    read_environment,
-)
+from worker.environment import DELIMITER, EnvironmentSettings, Section, read_environment
 
 
 class ClipMemorySettings(Section):

@@ -26,6 +26,8 @@ class Key:
     names_tenants: bool = True
     """Whether the key may act for other tenants, as a gateway in front of us does."""
     is_admin: bool = False
+    tells_time: bool = False
+    """Whether models are told how much time is left unless a request says otherwise."""
 
     @property
     def sees_tenants(self) -> bool:

@@ -1,6 +1,7 @@
 """The web application: routes, and the middleware that every request passes through."""
 
 import asyncio
+import difflib
 import itertools
 import re
 from collections.abc import Iterator
@@ -76,8 +77,14 @@ _INSTEAD = {
     "/v1/conversations": "continue with previous_response_id of /v1/responses",
     "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
     "/input_items": "what a response was made from is what was sent; keep it",
+    **dict.fromkeys(("/api/chat", "/api/generate"), "send it to /v1/chat/completions"),
+    "/api/tags": "models are at /v1/models",
 }
 """What to use instead of routes that clients of the dialects know, by part of their path."""
+_PATH_CHARS, _MOST_PARTS = 128, 8
+"""How much of a path that is not served is compared with those that are."""
+_ALIKE = 0.8
+"""Least likeness (``difflib``) of a path that may be meant: /models and /v1/models have 0.82."""
 READ_BUFFER_BYTES = 2**14
 """Reading from a connection pauses while twice this many bytes wait for its handler; what one read
 of the socket brings, up to 256 KiB, comes on top. aiohttp's default of 256 KiB would be 3 GB over
@@ -237,15 +244,18 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
 
 def _likely_paths(request: web.Request) -> Iterator[str]:
     """Paths that are served and differ by what base URLs are often set wrong by: the version left
-    out or given twice, a slash too many."""
-    path = re.sub("/{2,}", "/", request.path).rstrip("/")
-    for found in (path, f"/v1{path}", f"/v2{path}", path.removeprefix("/v1")):
-        resources = request.app.router.resources() if found not in ("", request.path) else ()
-        for info in (resource.get_info() for resource in resources):
+    out, something in front, a slash too many, another case, a letter."""
+    path = re.sub("/{2,}", "/", request.path[:_PATH_CHARS]).rstrip("/")
+    infos = [resource.get_info() for resource in request.app.router.resources()]
+    behind = [path[at:] for at, char in enumerate(path) if char == "/"][:_MOST_PARTS]
+    for found in (path, f"/v1{path}", f"/v2{path}", *behind):
+        for info in infos if found not in ("", request.path) else ():
             pattern = info.get("pattern")
             if info.get("path") == found or (pattern and pattern.fullmatch(found)):
                 yield found
                 break
+    served = [info["path"] for info in infos if "path" in info]
+    yield from difflib.get_close_matches(path.lower(), served, 1, _ALIKE)
 
 
 async def _close(app: web.Application) -> None:

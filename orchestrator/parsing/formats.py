@@ -1,6 +1,6 @@
 """The formats that a model uses, derived from its chat template unless the operator states them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -133,7 +133,7 @@ _AUTO = FormatConfig()
 @lru_cache(maxsize=64)
 def format_of(chat_template: str) -> OutputFormat:
     """The format in which a template writes earlier turns, and which it asks for."""
-    calls = _calls_in(chat_template)
+    calls = next(calls_in(chat_template), None)
     if calls is CallFormat.HARMONY:
         return OutputFormat(calls, TAGS["harmony"])
     return OutputFormat(
@@ -144,10 +144,9 @@ def format_of(chat_template: str) -> OutputFormat:
     )
 
 
-def _calls_in(template: str) -> CallFormat | None:
-    return next(
-        (calls for calls, _, signs in _FORMATS if all(sign in template for sign in signs)), None
-    )
+def calls_in(template: str) -> Iterator[CallFormat]:
+    """The formats that a template has all marks of, the likeliest first."""
+    return (calls for calls, _, signs in _FORMATS if all(sign in template for sign in signs))
 
 
 def _tags_in(template: str) -> Tags | None:

@@ -48,6 +48,11 @@ def is_ids(prompt: Prompt) -> bool:
     return isinstance(prompt, tuple) and (not prompt or isinstance(prompt[0], int))
 
 
+def has_turns(prompt: Prompt) -> bool:
+    """Whether it is a chat, which somebody has said something in."""
+    return not isinstance(prompt, str) and not is_ids(prompt) and bool(chat_of(prompt).messages)
+
+
 def chat_of(prompt: Prompt) -> Chat:
     if isinstance(prompt, Chat):
         return prompt

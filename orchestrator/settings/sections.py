@@ -54,6 +54,8 @@ class KeySettings(Section):
     """Tokens of prompts and answers with this key in a minute."""
     concurrent: int | None = Field(default=None, ge=0)
     """Requests with this key in progress at a time."""
+    tell_time: bool = False
+    """Whether models are told how much of a request's time is left, unless it says otherwise."""
     names_tenants: bool = False
     """Whether requests may name a tenant; otherwise they all belong to the key's own tenant."""
     is_admin: bool = False

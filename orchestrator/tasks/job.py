@@ -137,6 +137,17 @@ class PromptEnd(NamedTuple):
     grammar: Grammar
 
 
+class TellTime(NamedTuple):
+    """How the model is told of the time that is left (``prompts.time_left``)."""
+
+    wind_down: float = 0.2
+    """Share left at which it is told to finish."""
+    tools_until: float = 0.0
+    """Share left at which it is shown no tools any more."""
+    is_asked: bool = True
+    """Whether the request says so, and not only its key."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A client's request, the same from every dialect, without the prompt itself.
@@ -179,6 +190,11 @@ class Job:
     """Whether the client has stated ``idle_keep_s`` itself."""
     calls_left: int | None = None
     """Calls of its run that follow this one, if the client says so (``runs``)."""
+    shares_calls: bool = False
+    """Whether ``calls_left`` is what is known of its run: calls that run beside it count."""
+    tell_time: TellTime | None = None
+    run_began: float | None = None
+    """When the first call of its run came, in seconds of the clock; None where none is known."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
     embeds: bool = False

@@ -17,16 +17,13 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from orchestrator.clock import Clock
-from orchestrator.tasks.runs import RunName, run_names
+from orchestrator.tasks.runs import SAME_DEADLINE_S, RunName, run_names
 from orchestrator.tasks.task import Task
 
 MAX_CALLS: Final = 128
 """Most calls of a run that are counted; after them no more are expected."""
 MAX_WATCHED: Final = 16_384
 MAX_KINDS: Final = 4096
-SAME_S: Final = 0.02
-"""Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
-Calls that follow each other more closely, each with as long a deadline, are rare."""
 HALF_LIFE: Final = 64
 _LEANING: Final = 3.0
 """Weight, in runs, of a wider kind's sample."""
@@ -181,7 +178,7 @@ class RunWatch:
         known = {self._by_name.get(name) for name in names} - {None}
         for run in known:
             assert run is not None
-            if abs(run.due_at - due_at) <= SAME_S:
+            if abs(run.due_at - due_at) <= SAME_DEADLINE_S:
                 self._name(run, names)
                 return run
             self._over(run)

@@ -7,10 +7,14 @@
     call 3  (nothing said)                   ─▶ T, 1 to come: half
     call 4  (nothing said)                   ─▶ T, none to come: all that is left
 
+Calls that go out side by side, and say nothing, are one step of the run: with calls 2 and 3 at once
+each has 1 to come.
+
 The calls of a run have the same ``session_id``, or the trace of the same ``traceparent``. Only a
-call that states how many follow makes a run: no other calls are counted, or inherit a deadline. A
-call that ended well is done; one that failed may be made again. A call's own deadline or number
-wins, and later ones use it.
+call that says how many are to come makes a run, or one with a deadline of which the model is told:
+nobody else's calls are counted, or inherit a deadline. A call that ended well is done; one that
+failed may be made again. A call that states a deadline or a number itself is taken at its word, and
+later ones go by that.
 
 A call is ranked by an equal share of the run's slack, which is what the usual work of all its calls
 leaves of the time (Kao and Garcia-Molina, 1993: *Deadline assignment in a distributed soft
@@ -22,7 +26,7 @@ Orchestrators that share a state tell each other of their runs' calls (``on_news
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -34,6 +38,12 @@ from orchestrator.tasks.task import Task
 
 MAX_RUNS = 16_384
 MAX_CALLS_LEFT = 1000
+ANOTHER_RUN = 0.1
+"""Share of what is left by which a deadline that is later is another run's, and not the same one
+stated as what is left of it by a client that was slow to send it."""
+SAME_DEADLINE_S = 0.02
+"""Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
+Calls that follow each other more closely, each with as long a deadline, are rare."""
 
 
 class RunName(NamedTuple):
@@ -48,10 +58,25 @@ class RunName(NamedTuple):
 @dataclass(slots=True)
 class _Run:
     deadline: Deadline
-    calls: int
-    """Number of calls that have not ended well yet, those to come included."""
+    calls: int | None
+    """Number of calls that have not ended well yet, those to come included; None where nobody has
+    said: the run is known for its beginning alone."""
+    began: float
+    """When its first call came."""
     counted: float = -1.0
     """When the call came that was counted last: its other choices are not further calls."""
+    running: list[Task] = field(default_factory=list)
+    """The run's calls that have not ended."""
+
+    def share(self) -> None:
+        """Calls that run side by side are one step of the run: what is to come after each of them
+        is what is left without all of them (a DAG's longest path, not its number of calls)."""
+        if self.calls is None or not any(task.job.shares_calls for task in self.running):
+            return
+        at_once = len({task.job.arrived for task in self.running})  # choices come together
+        to_come = max(0, self.calls - at_once)
+        for task in self.running:
+            task.calls_left = min(task.job.calls_left or 0, to_come)
 
 
 class RunNews(msgspec.Struct, frozen=True, array_like=True):
@@ -88,16 +113,21 @@ class Runs:
         names = run_names(job)
         run = self._find(names)
         if run is None:
-            if job.calls_left and names:
+            if names and (job.calls_left or (job.tell_time and not job.deadline.is_default)):
                 stated = job.deadline.unbounded or job.deadline
-                run = _Run(stated, 1 + job.calls_left)
+                calls = None if job.calls_left is None else 1 + job.calls_left
+                run = _Run(stated, calls, job.arrived)
                 self._remember(names, run)
                 self._tell(names, run)
             return job
         if job.calls_left is not None:
             run.calls = 1 + job.calls_left
         if not job.deadline.is_default:
-            run.deadline = job.deadline.unbounded or job.deadline
+            stated = job.deadline.unbounded or job.deadline
+            later_s, left_s = stated.at - run.deadline.at, stated.at - job.arrived
+            if run.calls is None and later_s > max(SAME_DEADLINE_S, ANOTHER_RUN * left_s):
+                run.began = job.arrived  # another run of the same conversation
+            run.deadline = stated
         self._remember(names, run)
         if job.calls_left is not None or not job.deadline.is_default:
             self._tell(names, run)
@@ -106,17 +136,29 @@ class Runs:
             bound, deadline = deadline, replace(run.deadline, source=RUN)
             if bound.unbounded is not None and bound.at < deadline.at:
                 deadline = replace(bound, is_default=deadline.is_default, unbounded=deadline)
-        return replace(job, deadline=deadline, calls_left=max(0, run.calls - 1))
+        job = replace(job, deadline=deadline, run_began=run.began)
+        if run.calls is None:
+            return job
+        states_none = job.calls_left is None
+        return replace(job, calls_left=max(0, run.calls - 1), shares_calls=states_none)
 
     def follow(self, task: Task) -> None:
         """Count the task's call once it has ended well."""
-        if task.job.calls_left is not None and run_names(task.job):
-            task.on_end.append(self._ended)
+        names = run_names(task.job)
+        if task.job.calls_left is None or not names:
+            return
+        task.on_end.append(self._ended)
+        if (run := self._find(names)) is not None:
+            run.running.append(task)
+            run.share()
 
     def _ended(self, task: Task) -> None:
         names = run_names(task.job)
         run = self._find(names)
         assert task.ending is not None
+        if run is not None and task in run.running:
+            run.running.remove(task)
+            run.share()
         if run is None or task.ending.error is not None or run.counted == task.job.arrived:
             return
         run.counted = task.job.arrived
@@ -124,7 +166,10 @@ class Runs:
         self.on_news(RunNews(tuple(names)))
 
     def _call_ended(self, names: Sequence[RunName], run: _Run) -> None:
+        if run.calls is None:
+            return
         run.calls -= 1
+        run.share()
         if run.calls < 1:
             for name in names:
                 self._forget(name)
@@ -132,6 +177,8 @@ class Runs:
     # ── together with other orchestrators ────────────────────────────────────────────────────
 
     def _tell(self, names: Sequence[RunName], run: _Run) -> None:
+        if run.calls is None:  # others begin to count its time when they hear its first call
+            return
         deadline = run.deadline
         left_s = deadline.at - self._clock.now()
         self.on_news(RunNews(tuple(names), run.calls, left_s, deadline.unix_ms))
@@ -141,7 +188,7 @@ class Runs:
         if news.calls is not None:
             deadline = Deadline(self._clock.now() + news.left_s, news.unix_ms)
             if run is None:
-                run = _Run(deadline, news.calls)
+                run = _Run(deadline, news.calls, self._clock.now())
             run.calls, run.deadline = news.calls, deadline
             self._remember(news.names, run)
         elif run is not None:

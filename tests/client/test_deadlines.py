@@ -86,6 +86,24 @@ async def test_every_call_states_what_is_left(fake_time: FakeTime) -> None:
     assert [body.get("deadline_ms") for body in fake.submitted] == [10_000, 6000, 2500, 6000]
 
 
+async def test_dl24_a_block_that_tells_the_time_is_one_run_of_chats(fake_time: FakeTime) -> None:
+    fake = FakeOrchestrator(*[[end(1, 0)]] * 5)
+    chat: list[tidegate.Message] = [{"role": "user", "content": "hi"}]
+    async with fake.serve(), Client(fake.base_url) as client:
+        with deadline(10, tell_time=True, tools_until=0.3):
+            await client.generate(chat)
+            with deadline(3):
+                await client.generate(chat, wind_down=0.5)
+            await client.generate(chat, session_id="own", tell_time=False)
+            await client.generate("a plain prompt, which nothing can tell")
+        await client.generate(chat)
+    told = {"session_id", "tell_time", "wind_down", "tools_until"}
+    first, inner, own, *rest = [{k: v for k, v in b.items() if k in told} for b in fake.submitted]
+    assert first["session_id"].startswith("run-") and inner == first | {"wind_down": 0.5}
+    assert first | {"session_id": ""} == {"session_id": "", "tell_time": True, "tools_until": 0.3}
+    assert own == {"session_id": "own", "tell_time": False, "tools_until": 0.3} and rest == [{}, {}]
+
+
 async def test_a_block_that_is_over_sends_nothing_but_cancels(fake_time: FakeTime) -> None:
     fake = FakeOrchestrator([sse(1, "started", {}), token(2, "a"), HANG])
     async with fake.serve(), Client(fake.base_url) as client:

@@ -10,15 +10,7 @@ from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.replay.worker import WorkerSpec
 from perf.sim.rivals.fleet import EngineFigures, Job, RivalFleet
-from perf.sim.rivals.policies import (
-    RIVALS,
-    Edf,
-    Fifo,
-    JitServe,
-    JitServeStages,
-    QoServe,
-    SlosServe,
-)
+from perf.sim.rivals.policies import RIVALS, Edf, Fifo, JitServe, JitServeStages, QoServe, SlosServe
 from worker.runner.synthetic import StepCost
 
 STEP_COST = StepCost(10e-3, 0.0, 0.1e-3)

@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 
 from catalog.engines import EngineCatalog
-from catalog.errors import (
-    GaveUp,
-    LogUnusable,
-    PortInUse,
-    StartFailed,
-    StateFileUnusable,
-)
+from catalog.errors import GaveUp, LogUnusable, PortInUse, StartFailed, StateFileUnusable
 from catalog.paths import state_dir
 from pool import launcher as launcher_module
 from pool.engines import ensure
@@ -34,12 +28,7 @@ from pool.spec import LaunchSpec
 from pool.supervise import RestartPolicy
 from tests.support.model_files import gguf
 from tests.support.processes import Marked
-from tests.support.triton_models import (
-    NEVER_FINALIZES,
-    QUIET,
-    REFUSES_TO_LOAD,
-    write_model,
-)
+from tests.support.triton_models import NEVER_FINALIZES, QUIET, REFUSES_TO_LOAD, write_model
 
 pytestmark = pytest.mark.e2e
 

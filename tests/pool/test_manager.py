@@ -33,11 +33,7 @@ async def test_what_is_asked_for_starts_and_is_told_once_it_is_ready() -> None:
     assert machine.ready == frozenset()
     await asyncio.sleep(LOAD_S)
     assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
-    assert machine.kinds("a") == [
-        EventKind.FITS,
-        EventKind.SPAWNED,
-        EventKind.READY,
-    ]
+    assert machine.kinds("a") == [EventKind.FITS, EventKind.SPAWNED, EventKind.READY]
     await manager.stop(1.0)
 
 

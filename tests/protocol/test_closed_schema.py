@@ -127,10 +127,13 @@ def test_what_is_passed_over_is_named(schema: Any, names: list[str]) -> None:
         ("^a$|^b$", ["a", "b"]),
         (r"^x?\.$", [".", "x."]),
         ("^$", [""]),
+        (r"\Aa\z", ["a"]),
+        ("(?i)^a1$", ["a1", "A1"]),
+        ("^(?i:a)b$", ["ab", "Ab"]),
         *((pattern, None) for pattern in ("a", "^a", "^a$|b", "^a*$", "^[a-z]{2}$", "^[^a]$")),
         *(
             (pattern, None)
-            for pattern in ("(?i)^a$", "^(?!a)b$", "^a$b", "(", r"^\w$", "^a{99999}$")
+            for pattern in (r"^a\\z", "(?i)^.$", "^(?!a)b$", "^a$b", "(", r"^\w$", "^a{99999}$")
         ),
     ],
 )

@@ -37,12 +37,7 @@ SMALL = Effort(
 
 
 def target_of(server: DeadlineServer, **changes: Any) -> Target:
-    usual = Target(
-        url=server.url,
-        model=MODEL,
-        deadline=TOLD,
-        partial={"on_deadline": "partial"},
-    )
+    usual = Target(url=server.url, model=MODEL, deadline=TOLD, partial={"on_deadline": "partial"})
     return replace(usual, **changes)
 
 
@@ -74,20 +69,10 @@ BREAKERS = {
     "passes over deadlines": (
         Manner(heeds=False, predicts=False),
         ("expiry", "partial"),
-        {
-            "expiry.stream",
-            "expiry.whole",
-            "expiry.past",
-            "expiry.unreadable",
-            "partial.answer",
-        },
+        {"expiry.stream", "expiry.whole", "expiry.past", "expiry.unreadable", "partial.answer"},
     ),
     "cuts without a word": (Manner(tells=False), ("expiry",), {"expiry.told"}),
-    "guesses at what it cannot read": (
-        Manner(reads=False),
-        ("expiry",),
-        {"expiry.unreadable"},
-    ),
+    "guesses at what it cannot read": (Manner(reads=False), ("expiry",), {"expiry.unreadable"}),
     "keeps what was hung up": (
         Manner(linger_s=0.25),
         ("hangup",),

@@ -47,12 +47,7 @@ def test_on_the_cpu_and_by_name_nothing_is_looked_up(model: Path, packages: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("deterministic", True),
-        ("kv__disk_path", "/kv"),
-        ("quantize", "int8"),
-    ],
+    ("name", "value"), [("deterministic", True), ("kv__disk_path", "/kv"), ("quantize", "int8")]
 )
 def test_what_only_our_own_engine_does_chooses_it(
     model: Path, packages: Path, name: str, value: object

@@ -70,18 +70,9 @@ def test_the_slot_models_limits_are_11_and_11_and_a_half_gb() -> None:
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
-        (
-            {"TIDEGATE_WORKER_KV_BLOCKS": "4"},
-            r"not a .* mean TIDEGATE_WORKER__KV__BLOCKS\?",
-        ),
-        (
-            {"TIDEGATE_WORKER__KV_BLOCKS": "4"},
-            r"not a .* mean TIDEGATE_WORKER__KV__BLOCKS\?",
-        ),
-        (
-            {"TIDEGATE_WORKER_DEVICE": "cpu"},
-            r"not a .* mean TIDEGATE_WORKER__DEVICE\?",
-        ),
+        ({"TIDEGATE_WORKER_KV_BLOCKS": "4"}, r"not a .* mean TIDEGATE_WORKER__KV__BLOCKS\?"),
+        ({"TIDEGATE_WORKER__KV_BLOCKS": "4"}, r"not a .* mean TIDEGATE_WORKER__KV__BLOCKS\?"),
+        ({"TIDEGATE_WORKER_DEVICE": "cpu"}, r"not a .* mean TIDEGATE_WORKER__DEVICE\?"),
         (
             {"TIDEGATE_WORKER_KV__BLOCKS": "4"},
             r"TIDEGATE_WORKER_KV__BLOCKS: not a .* mean TIDEGATE_WORKER__KV__BLOCKS\?",

@@ -304,9 +304,7 @@ session_ids = _names(
 
 
 def _known(
-    ctx: click.Context,
-    incomplete: str,
-    names: "Callable[[SyncClient], list[tuple[str, str]]]",
+    ctx: click.Context, incomplete: str, names: "Callable[[SyncClient], list[tuple[str, str]]]"
 ) -> list[CompletionItem]:
     """A service's names, each with a short description; none if it is slow."""
     from tidegate import SyncClient, TidegateError, deadline

@@ -80,10 +80,7 @@ def chat(
 
 
 async def run(
-    base_url: str,
-    options: "TaskOptions",
-    token: str | None = None,
-    read: ReadLine | None = None,
+    base_url: str, options: "TaskOptions", token: str | None = None, read: ReadLine | None = None
 ) -> int:
     """Chat until the input, by default the terminal's, ends; returns 0, or 1 when the server cannot
     be used, or has not answered the last question."""
@@ -131,10 +128,7 @@ def _one_line(question: str) -> ReadLine:
 
 
 async def run_json(
-    base_url: str,
-    options: "TaskOptions",
-    token: str | None = None,
-    read: ReadLine | None = None,
+    base_url: str, options: "TaskOptions", token: str | None = None, read: ReadLine | None = None
 ) -> int:
     """Chat with a program: one JSON object on a line for each line of input."""
     import asyncio

@@ -41,10 +41,7 @@ Print a script that completes commands and options in your shell.
 
 
 @click.group(
-    cls=Group,
-    help=DESCRIPTION,
-    epilog=EPILOG,
-    context_settings={"max_content_width": 100},
+    cls=Group, help=DESCRIPTION, epilog=EPILOG, context_settings={"max_content_width": 100}
 )
 @click.version_option(package_name="tidegate", prog_name="tidegate")
 def tidegate() -> None:

@@ -20,15 +20,7 @@ from tidegate.cli.arguments import (
     server_options,
 )
 from tidegate.cli.runtime import importing
-from tidegate.cli.terminal import (
-    console,
-    count,
-    duration,
-    print_facts,
-    print_json,
-    show_list,
-    size,
-)
+from tidegate.cli.terminal import console, count, duration, print_facts, print_json, show_list, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -126,12 +118,7 @@ models.command("served", help="Models that a service has.", short_help="what a s
 @option("--connections", type=POSITIVE, default=8, help="files that are fetched at once")
 @on_catalog("models")
 def add(
-    catalog: "ModelCatalog",
-    what: str,
-    load: bool,
-    keep_free: int,
-    as_json: bool,
-    **given: Any,
+    catalog: "ModelCatalog", what: str, load: bool, keep_free: int, as_json: bool, **given: Any
 ) -> int:
     with importing():
         from pool.artifacts.staging import AddRequest

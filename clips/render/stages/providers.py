@@ -36,9 +36,7 @@ SPEECH: Mapping[str, Callable[[torch.device, ModelOptions], SpeechProvider]] = {
 PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]] = {
     "procedural": lambda device, options: ProceduralPortrait(),
     "flux": lambda device, options: FluxPortrait.load(
-        device,
-        options.flux.folder,
-        FluxOptions(options.flux.precision),
+        device, options.flux.folder, FluxOptions(options.flux.precision)
     ),
 }
 VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {

@@ -92,10 +92,7 @@ class _Bend:
         from_x, from_y = self._x + bend[:, 0], self._y + bend[:, 1]
         grid = torch.stack((from_x, from_y), dim=-1)
         pictures = nn.grid_sample(
-            self._actor.expand(len(t), -1, -1, -1),
-            grid,
-            padding_mode="border",
-            align_corners=False,
+            self._actor.expand(len(t), -1, -1, -1), grid, padding_mode="border", align_corners=False
         )
         # Positions in the head without the jaw's part: mouth and lids are drawn by these.
         drop = (_JAW * opening)[:, None, None]

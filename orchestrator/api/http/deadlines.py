@@ -29,6 +29,7 @@ For parts of the answer (DL-14), none negative; the smallest of all wins:
 ``X-First-Token-Timeout-Ms``              milliseconds                           ends the request
 ``x-llm-d-inference-ttl``                 Go duration (``1m30s``)  llm-d's       ends the request
 ``x-llm-d-slo-ttft-ms``, ``x-slo-…``      milliseconds             llm-d's       a target
+``x-dynamo-slo-ttft-ms``, ``…-meta-…``    milliseconds             Dynamo's      a target
 ``token_gap_ms``                          milliseconds             in the body   a target
 ``x-llm-d-slo-tpot-ms``, ``x-slo-…``      milliseconds             llm-d's       a target
 ========================================  =======================  ============  ================
@@ -181,7 +182,7 @@ def read_parts(
         *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
         *of_others(1.0, _go_duration_s, "x-llm-d-inference-ttl"),
     ]
-    targets = list(of_others(1e-3, _amount, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"))
+    targets = list(of_others(1e-3, _amount, *TTFT_TARGETS))
     gaps = [
         *_positive_ms("token_gap_ms", body.token_gap_ms),
         *of_others(1e-3, _amount, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
@@ -253,6 +254,10 @@ _DEADLINES_OF_OTHERS: Mapping[str, _Read] = {
     "x-request-timeout": _seconds_or_duration,
     "Request-Timeout": _seconds_or_duration,
 }
+TTFT_TARGETS = (
+    *("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
+    *("x-dynamo-slo-ttft-ms", "x-dynamo-meta-slo-ttft-ms"),
+)
 _ENVOY = "x-envoy-expected-rq-timeout-ms"
 _SDKS = ("x-stainless-read-timeout", "x-stainless-timeout")
 

@@ -1,14 +1,14 @@
 """Fields of a body about a generation that mean the same in every dialect (OR-2, DL-1)."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, Context, served_name, trace_of
-from orchestrator.api.http.deadlines import Headers, read_deadline, read_parts
+from orchestrator.api.http.deadlines import TTFT_TARGETS, Headers, read_deadline, read_parts
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
@@ -21,6 +21,7 @@ from orchestrator.tasks.job import (
     PlacementMode,
     Priority,
     Prompt,
+    TellTime,
 )
 from orchestrator.tasks.runs import MAX_CALLS_LEFT
 from protocol import (
@@ -39,6 +40,13 @@ MAX_INSTANCES = 64
 MAX_INSTANCE_CHARS = 256
 """A host's name has at most 253 characters; what is stated is kept with the task."""
 SESSION_HEADER = "X-Session-Id"
+SESSIONS_OF_OTHERS = ("x-dynamo-session-id", "x-claude-code-session-id")
+"""Headers in which agents name their conversation by themselves."""
+PRIORITY_OF_DYNAMO = "x-dynamo-request-priority"
+"""Header with a whole number; the higher, the more urgent."""
+KEEPS_ON = "x-request-disconnect-disabled"
+"""Ray Serve's header: ``?1`` has the request go on when its client is gone."""
+HEARD_OF_DYNAMO = frozenset((*TTFT_TARGETS, *SESSIONS_OF_OTHERS, PRIORITY_OF_DYNAMO))
 FLEX = "flex"
 """OpenAI's ``service_tier`` for work that may wait."""
 BATCH_OBJECTIVE: Final = "batch"
@@ -58,6 +66,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """Names that are safe in headers, logs and metrics; the same as for correlation ids."""
 _CAPABILITY = re.compile(r"\d{1,3}\.\d{1,3}", re.ASCII)
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,10}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
 _MAX_BIAS_BYTES = 64 * 1024
 """Bound on ``logit_bias``: all allowed entries take less, and many more take long to decode."""
@@ -127,6 +136,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     session_id: str | None = None
     idle_keep_s: float | None = None
     calls_left: int | None = None
+    tell_time: bool | None = None
+    wind_down: float | None = None
+    tools_until: float | None = None
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
@@ -155,6 +167,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     def is_awaited(self) -> bool:
         """Whether the answer is useless once the client is gone."""
         return self.on_disconnect is OnDisconnect.CANCEL
+
+    def hinted_priority(self) -> int | None:
+        """Dynamo's priority in the body: the higher, the more urgent; None if it is not stated."""
+        return None
 
     def stated_tier(self) -> str | None:
         """The API's own word for ``priority``; None if it is not stated."""
@@ -210,18 +226,22 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         grammar = stated.grammar
         context.grammars = (grammar,)
     policy = request.app[ORCHESTRATOR].deadlines
+    keeps_on = request.headers.get(KEEPS_ON) == "?1"
     deadline = read_deadline(
         request.headers,
         body.deadline_ms,
         context.arrival,
         policy,
-        is_awaited=body.is_awaited(),
+        is_awaited=body.is_awaited() and not keeps_on,
         in_one_piece=body.wants_one_piece(),
         ignored=context.ignored_headers,
     )
     context.deadline = deadline
+    context.ignored_headers += [
+        name for name in map(str.lower, request.headers) if _is_unheard(name)
+    ]
     max_tokens = body.token_limit()
-    session_id = _session_id(request.headers, body)
+    session_id = _session_id(request.headers, body, context)
     job = Job(
         api=api,
         model=served_name(request, body.model),
@@ -248,13 +268,14 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         arrived=context.arrival.mono,
         parts=read_parts(request.headers, body, context.arrival, context.ignored_headers),
         on_deadline=body.on_deadline,
-        on_disconnect=body.on_disconnect,
+        on_disconnect=OnDisconnect.CONTINUE if keeps_on else body.on_disconnect,
         keep=keep,
         key=context.key.fingerprint,
-        priority=class_of(request.headers, body),
+        priority=class_of(request.headers, body, context.ignored_headers),
         tenant=_tenant(request.headers, body.tenant, context),
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
+        tell_time=_tell_time(body, context),
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].idle_keep_s, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
@@ -291,10 +312,10 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) ->
             pass_over("", field, refusal)
 
 
-def class_of(headers: Headers, body: GenerationRequest) -> Priority:
+def class_of(headers: Headers, body: GenerationRequest, ignored: MutableSequence[str]) -> Priority:
     """The class that a request waits in: by its ``priority``, else by its API's own word for it,
-    else by the objective that a gateway names. An integer is vLLM's: above 0 waits as batch
-    work."""
+    else by Dynamo's hint, its header before the body's, else by the objective that a gateway names.
+    An integer is vLLM's: above 0 waits as batch work, and below 0 where it is Dynamo's."""
     if isinstance(body.priority, Priority):
         return body.priority
     if body.priority is not None:
@@ -302,6 +323,13 @@ def class_of(headers: Headers, body: GenerationRequest) -> Priority:
     tier = body.stated_tier()
     if tier is not None:
         return Priority.BATCH if tier == FLEX else Priority.INTERACTIVE
+    named, hint = headers.get(PRIORITY_OF_DYNAMO), body.hinted_priority()
+    if named is not None and _WHOLE.fullmatch(named.strip()):
+        hint = int(named)
+    elif named is not None:
+        ignored.append(PRIORITY_OF_DYNAMO)
+    if hint is not None:
+        return Priority.BATCH if hint < 0 else Priority.INTERACTIVE
     objectives = (headers.get(name) for name in OBJECTIVE_HEADERS)
     return Priority.BATCH if BATCH_OBJECTIVE in objectives else Priority.INTERACTIVE
 
@@ -347,9 +375,40 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
     return stated
 
 
-def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:
-    """Id of the conversation, from the body, or a header for clients that cannot add a field."""
+def _tell_time(body: GenerationRequest, context: Context) -> TellTime | None:
+    """How the model is told of the time that is left: as the body says, or by default the key."""
+    for field in ("wind_down", "tools_until"):
+        share = getattr(body, field)
+        if share is not None and not 0 <= share <= 1:
+            raise InvalidRequest(
+                f"{field} must be a share of the time from 0 to 1, got {share:g}", field=field
+            )
+    is_asked = body.tell_time or body.wind_down is not None or body.tools_until is not None
+    if body.tell_time is False or not (is_asked or context.key.tells_time):
+        return None
+    usual = TellTime()
+    return TellTime(
+        usual.wind_down if body.wind_down is None else body.wind_down,
+        body.tools_until or 0.0,
+        is_asked=bool(is_asked),
+    )
+
+
+def _is_unheard(name: str) -> bool:
+    return name.startswith("x-dynamo-") and name not in HEARD_OF_DYNAMO
+
+
+def _session_id(headers: Headers, body: GenerationRequest, context: Context) -> str:
+    """Id of the conversation, from the body, or a header for clients that cannot add a field; else
+    as agents name it, unless that can be no id here."""
     named = headers.get(SESSION_HEADER)
+    if body.session_id is None and named is None:
+        for header in SESSIONS_OF_OTHERS:
+            theirs = headers.get(header, "")
+            if _NAME.fullmatch(theirs):
+                return theirs
+            if theirs:
+                context.ignored_headers.append(header)
     if body.session_id is None:
         return _name(SESSION_HEADER, named) or ""
     if named is not None and named != body.session_id:

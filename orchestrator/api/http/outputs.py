@@ -19,6 +19,7 @@ from orchestrator.parsing import (
     ToolUse,
 )
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
+from orchestrator.parsing.formats import calls_in
 from orchestrator.parsing.rules import Rules
 from orchestrator.parsing.thinking import AnswerGrammars, behind_thinking
 from orchestrator.prompts.encoder import PROBE, WORD, PromptEncoder
@@ -102,7 +103,11 @@ def format_of(app: web.Application, encoder: PromptEncoder) -> OutputFormat:
     format = formats.of(encoder.card.chat_template)
     if format.calls is None or formats.tool_calls != "auto" or not encoder.knows_tools:
         return format
-    return format if reads(format, encoder.written_call) else replace(format, calls=None)
+    written = encoder.written_call
+    if reads(format, written):
+        return format
+    others = (replace(format, calls=calls) for calls in calls_in(encoder.card.chat_template))
+    return next((one for one in others if reads(one, written)), replace(format, calls=None))
 
 
 @lru_cache(maxsize=64)

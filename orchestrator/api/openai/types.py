@@ -57,6 +57,10 @@ _SERVED = {
     "use_beam_search": ServedValues(nothing, "answers are sampled; send n or best_of"),
 }
 """Fields of which only some values are served. Ignoring them would change the answer."""
+_SERVED_OF_DYNAMO = {
+    name: ServedValues(nothing, "send it beside nvext, not in it")
+    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
+}
 _SERVED_OF_CHATS = {
     **_SERVED,
     "add_special_tokens": ServedValues(nothing, "the chat template has its own"),
@@ -140,6 +144,22 @@ class ParsedCompletion(NamedTuple):
         return self.tools.free_texts if self.tools else frozenset()
 
 
+class AgentHints(msgspec.Struct, frozen=True):
+    """What agents tell Dynamo of a request; the priority has a meaning here."""
+
+    priority: int | None = None
+
+
+class DynamosBody(msgspec.Struct, frozen=True):
+    """Dynamo's additions. Forms of the answer have names of their own here."""
+
+    agent_hints: AgentHints | None = None
+    guided_choice: msgspec.Raw = NULL
+    guided_grammar: msgspec.Raw = NULL
+    guided_json: msgspec.Raw = NULL
+    guided_regex: msgspec.Raw = NULL
+
+
 class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that both kinds of completion have in common."""
 
@@ -167,6 +187,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     truncate_prompt_tokens: Unused = NULL
     use_beam_search: Unused = NULL
 
+    nvext: DynamosBody | None = None
+
     # harmless
     user: Unused = NULL
     metadata: Unused = NULL
@@ -182,6 +204,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first unsupported value."""
         refuse_unserved(self, self.served)
+        if self.nvext is not None:
+            refuse_unserved(self.nvext, _SERVED_OF_DYNAMO)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -209,6 +233,10 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
 
     def wants_one_piece(self) -> bool:
         return not self.stream
+
+    def hinted_priority(self) -> int | None:
+        hints = self.nvext and self.nvext.agent_hints
+        return hints.priority if hints else None
 
     def stated_tier(self) -> str | None:
         return self.service_tier

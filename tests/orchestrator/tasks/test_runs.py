@@ -7,7 +7,7 @@ import pytest
 from orchestrator.errors import QueueFull
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.job import Api, Job, TellTime
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
@@ -31,6 +31,7 @@ class Bench:
         trace: str = "",
         key: str = "k",
         arrived: float | None = None,
+        tells: bool = False,
     ) -> Task:
         now = self.clock.now()
         job = Job(
@@ -45,6 +46,7 @@ class Bench:
             session_id=session,
             trace=TraceContext(trace, "1" * 16, False) if trace else None,
             calls_left=calls_left,
+            tell_time=TellTime() if tells else None,
         )
         task = Task("t", self.runs.join(job))
         self.runs.follow(task)
@@ -115,10 +117,40 @@ def test_by_trace_or_session_and_nobody_elses() -> None:
     bench = Bench()
     bench.end(bench.call(3, due_s=10, trace="a" * 32))
     assert bench.call(session="", trace="a" * 32).calls_left == 2
-    assert bench.call(session="s").calls_left == 2
+    assert bench.call(session="s").calls_left == 1, "beside the one above"
     assert bench.call(session="", trace="b" * 32).calls_left == 0
     assert bench.call(key="other", trace="a" * 32).calls_left == 0
     assert bench.call(2, due_s=10, session="").calls_left == 2, "alone it still counts for itself"
+
+
+def test_dl24_calls_side_by_side_are_one_step_of_their_run() -> None:
+    """Five calls: one, three at once, one. The longest way through them has three."""
+    bench = Bench()
+    bench.end(bench.call(4, due_s=10))
+    first = bench.call()
+    assert first.calls_left == 3
+    second, third = bench.call(), bench.call(arrived=77)
+    choice = bench.call(arrived=77)  # of the third, and no further call
+    assert [task.calls_left for task in (first, second, third, choice)] == [1] * 4
+    bench.end(second, refused(QueueFull("full")))
+    assert third.calls_left == 2, "it is to be made again"
+    for task in (bench.call(), first, third):
+        bench.end(task)
+    assert bench.call().calls_left == 0
+    stated = [bench.call(1, due_s=10, session="t") for _ in range(3)]
+    assert [task.calls_left for task in stated] == [1, 1, 1], "each for itself"
+
+
+def test_dl24_a_run_begins_with_its_first_call() -> None:
+    bench = Bench()
+    tells = {"due_s": 10.0, "tells": True}
+    assert bench.call(**tells, arrived=1).job.run_began is None
+    bench.clock.advance(4)
+    assert bench.call(due_s=6.3, tells=True, arrived=bench.clock.now()).job.run_began == 1
+    assert bench.call(arrived=6).job.run_began == 1, "and its deadline is theirs"
+    now = bench.clock.now()
+    assert bench.call(**tells, arrived=now).job.run_began == now, "another run of the conversation"
+    assert bench.call(due_s=9.0, arrived=2, session="").job.run_began is None
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -127,7 +159,7 @@ def test_runs_are_bounded(most: int) -> None:
     for number in range(9):
         bench.call(3, due_s=10, session=f"s{number}")
     assert len(bench.runs) == most
-    assert bench.call(session="s8").calls_left == 3
+    assert bench.call(session="s8").calls_left == 2
 
 
 def test_nobody_pushes_out_what_others_have_begun() -> None:

@@ -70,10 +70,7 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
 
 @pytest.mark.parametrize(
     ("machine", "said"),
-    [
-        (Machine("apt-get", fails=True), "cmake failed"),
-        (Machine(None), "neither apt-get nor dnf"),
-    ],
+    [(Machine("apt-get", fails=True), "cmake failed"), (Machine(None), "neither apt-get nor dnf")],
 )
 def test_what_cannot_be_installed_is_said(machine: Machine, said: str) -> None:
     with pytest.raises(MachineUnfit, match=said):

@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from pool.preflight.nvml import (
-    GpuDevice,
-    GpuFault,
-    GpuUnavailable,
-    Nvml,
-)
+from pool.preflight.nvml import GpuDevice, GpuFault, GpuUnavailable, Nvml
 
 
 class NvmlError(Exception):

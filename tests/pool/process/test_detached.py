@@ -12,12 +12,7 @@ import pytest
 
 from catalog.errors import StartFailed
 from pool.process import guardian
-from pool.process.detached import (
-    DetachedProcess,
-    DetachedStarter,
-    clear_remains,
-    find_detached,
-)
+from pool.process.detached import DetachedProcess, DetachedStarter, clear_remains, find_detached
 from pool.process.proc import ProcessId
 from pool.process.process import children_of, is_running
 from tests.support.processes import Marked, eventually

@@ -61,11 +61,7 @@ def no_compiler(pool: KVPool, heads: int) -> object:
 
 
 def test_the_fastest_sound_backend_is_chosen(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {
-        "triton": ReferenceAttention,
-        "flashinfer": Wrong,
-        "reference": ReferenceAttention,
-    }
+    kinds = {"triton": ReferenceAttention, "flashinfer": Wrong, "reference": ReferenceAttention}
     chosen = choose_among(
         monkeypatch,
         pool,

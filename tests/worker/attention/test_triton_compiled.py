@@ -30,11 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "shared", "dim", "capability"),
-    [
-        (torch.bfloat16, 4, 128, 90),
-        (torch.float16, 7, 256, 89),
-        (torch.float32, 4, 128, 90),
-    ],
+    [(torch.bfloat16, 4, 128, 90), (torch.float16, 7, 256, 89), (torch.float32, 4, 128, 90)],
     ids=str,
 )
 def test_decodes_and_chunks_compile(

@@ -322,9 +322,7 @@ class Busy:
         return b"".join(map(self.pieces, text)).decode(errors="replace")
 
 
-def test_dl23_a_value_is_whole_though_others_prompts_make_steps_slow(
-    loaded: LoadedEngine,
-) -> None:
+def test_dl23_a_value_is_whole_though_others_prompts_make_steps_slow(loaded: LoadedEngine) -> None:
     """The engine cuts a text well before its deadline while a prompt waits for the next step."""
     of = Steps(loaded)
     assert loaded.grammars is not None

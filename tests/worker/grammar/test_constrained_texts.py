@@ -36,12 +36,7 @@ def loaded() -> LoadedEngine:
 
 
 def build(path: Path) -> LoadedEngine:
-    settings = WorkerSettings(
-        model_path=path,
-        device="cpu",
-        max_running=8,
-        max_step_tokens=64,
-    )
+    settings = WorkerSettings(model_path=path, device="cpu", max_running=8, max_step_tokens=64)
     with constants_among({"block_tokens": 4}):
         return build_engine(settings)
 

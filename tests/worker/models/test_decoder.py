@@ -6,14 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.checkpoints import (
-    DEMO,
-    LLAMA3_ROPE,
-    ROPE,
-    YARN,
-    edit_config,
-    make_checkpoint,
-)
+from tests.support.checkpoints import DEMO, LLAMA3_ROPE, ROPE, YARN, edit_config, make_checkpoint
 from tests.support.lazy import transformers
 from tests.support.model import Rig
 

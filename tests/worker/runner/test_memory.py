@@ -19,12 +19,7 @@ from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.errors import DeviceLost, MemoryLimitExceeded
 from worker.memory import GIB, MemoryLimits
-from worker.runner.memory import (
-    ProcessMemory,
-    is_out_of_memory,
-    pool_bytes,
-    text_guard,
-)
+from worker.runner.memory import ProcessMemory, is_out_of_memory, pool_bytes, text_guard
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.plan import Plan
 from worker.settings import KvSettings, MemorySettings, WorkerSettings
@@ -319,12 +314,7 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
     monkeypatch.setattr(ProcessMemory, "drop_caches", lambda meter: dropped.append(meter))
 
     def texts() -> list[list[int]]:
-        settings = WorkerSettings(
-            model_path=tiny,
-            device="cpu",
-            max_step_tokens=16,
-            max_running=8,
-        )
+        settings = WorkerSettings(model_path=tiny, device="cpu", max_step_tokens=16, max_running=8)
         with constants_among({"attention": "reference", "block_tokens": 4}):
             engine = build_engine(settings).engine
         assert isinstance(engine, Engine)

@@ -104,9 +104,7 @@ def test_a_simulated_gpu_is_watched_by_its_file(tmp_path: Path) -> None:
     file = tmp_path / "fault"
     file.write_text(f"xid {os.getpid()}")
     settings = WorkerSettings(
-        model_path=Path("unused"),
-        engine="synthetic-paced",
-        engine_args={"slow_file": str(file)},
+        model_path=Path("unused"), engine="synthetic-paced", engine_args={"slow_file": str(file)}
     )
     fault, ends_at = gpu_fault_of(settings), time.monotonic() + 60
     while not fault() and time.monotonic() < ends_at:

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(
         not INTERPRETED and not torch.cuda.is_available(),
         reason="needs a CUDA device, or triton's interpreter: see test_interpreted.py",
-    ),
+    )
 ]
 if INTERPRETED or torch.cuda.is_available():
     pytest.importorskip("triton")

@@ -10,9 +10,7 @@ from worker.text import Tokenizer
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
-def test_special_tokens_in_prompts_are_tokens_or_text_as_set(
-    make: Callable[[], Library],
-) -> None:
+def test_special_tokens_in_prompts_are_tokens_or_text_as_set(make: Callable[[], Library]) -> None:
     library = make()
     end, source = library.token_to_id(SPECIAL), library.to_str().encode()
     tokens = Tokenizer(source, {}, "")

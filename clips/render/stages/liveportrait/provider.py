@@ -70,11 +70,7 @@ def make_networks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Net
     """Make networks with random weights."""
     with device:
         networks = Networks(
-            Appearance(sizes),
-            Motion(sizes),
-            Warping(sizes),
-            Generator(sizes),
-            Retargeting(sizes),
+            Appearance(sizes), Motion(sizes), Warping(sizes), Generator(sizes), Retargeting(sizes)
         )
     for network in networks.named().values():
         network.eval().requires_grad_(False)

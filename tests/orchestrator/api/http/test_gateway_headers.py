@@ -126,6 +126,8 @@ CLASSES: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({}, {"x-llm-d-inference-objective": "batch"}, "batch"),
     ({}, {"x-gateway-inference-objective": "batch"}, "batch"),
     ({}, {"x-gateway-inference-objective": "critical"}, "interactive"),
+    ({}, {"x-dynamo-request-priority": "-1"}, "batch"),
+    ({"priority": 0}, {"x-dynamo-request-priority": "-1"}, "interactive"),
 ]
 """What a body and a request's headers say beside the rest, and the class that is theirs."""
 
@@ -148,6 +150,43 @@ async def test_dl20_service_tiers_priorities_and_objectives_are_classes(
         events = (await service.ask("POST", path, json=body, headers=headers)).split("\n\n")[:-2]
         told = {json.loads(event[6:]).get("service_tier") for event in events}
         assert told == ({tier} if "service_tier" in more else {None}), (more, headers)
+
+
+async def test_dl20_what_agents_and_other_servers_clients_say_is_heard_or_named(
+    service: Service, worker: FakeWorker
+) -> None:
+    tasks = offered(service)
+    path, own = "/v1/chat/completions", {"X-Session-Id": "ours"}
+    for headers, session in (
+        ({"x-dynamo-session-id": "run-42:researcher"}, "run-42:researcher"),
+        ({"X-Claude-Code-Session-Id": "0b5c"}, "0b5c"),
+        ({"x-claude-code-session-id": "0b5c"} | own, "ours"),
+        ({"x-dynamo-session-id": "no id"}, ""),
+    ):
+        response = await answered(service, path, CHAT, headers)
+        assert tasks[-1].job.session_id == session
+        ignored = None if session else "header:x-dynamo-session-id"
+        assert response.headers.get("x-tidegate-ignored") == ignored
+    headers = {
+        "x-dynamo-slo-ttft-ms": "9000",
+        "x-request-disconnect-disabled": "?1",
+        "x-dynamo-dp-rank": "1",
+        "x-dynamo-request-priority": "high",
+    }
+    hints = {"nvext": {"agent_hints": {"priority": -2, "osl": 9}, "cache_salt": "s"}}
+    body = CHAT | hints | {"agent_hint": {}, "vllm_xargs": {"a": 1}}
+    response = await answered(service, path, body, headers)
+    named = response.headers["x-tidegate-ignored"].split(", ")
+    assert set(named) == {
+        *("header:x-dynamo-dp-rank", "header:x-dynamo-request-priority", "agent_hint"),
+        *("vllm_xargs", "nvext.agent_hints.osl", "nvext.cache_salt"),
+    }
+    job = tasks[-1].job
+    assert (job.on_disconnect, job.priority) == ("continue", "batch")
+    assert job.parts.first_token_at == pytest.approx(job.arrived + 9)
+    guided = CHAT | {"nvext": {"guided_json": {"type": "object"}}}
+    response = await answered(service, path, guided)
+    assert response.status == 400 and "guided_json" in await response.text()
 
 
 @pytest.mark.parametrize(

@@ -521,7 +521,10 @@ async def test_a_format_that_only_looks_known_is_refused(
     ("card", "calls"),
     [
         (
-            writing(f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_TEXT}}}\n</tool_call>'),
+            writing(
+                f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_TEXT}}}\n</tool_call>',
+                hint="not in <tool_calls>",  # which is a mark of another format
+            ),
             "hermes",
         ),
         (writing(f'{{"name": "{_NAME}", "parameters": {_TEXT}}}', hint="<|python_tag|>"), "llama3"),

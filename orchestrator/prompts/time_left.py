@@ -1,0 +1,49 @@
+"""Tells a model how much of its run's time is left (DL-24)::
+
+    …<|user|>And then?
+
+    [About 20 seconds are left for this task.]<|assistant|>
+
+It stands at the end of the last turn, which templates take whoever speaks, so that what is cached
+of the turns before holds; and in coarse steps, so that the same turn soon after is the same text.
+"""
+
+from dataclasses import replace
+from itertools import takewhile
+
+from orchestrator.prompts.kinds import chat_of, has_turns
+from orchestrator.prompts.turns import with_end
+from orchestrator.tasks.job import Job, Prompt
+from protocol import GrammarKind
+
+_STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800)
+_FINISH = ": give your final answer now, with what you have"
+
+
+def with_time_left(prompt: Prompt, job: Job, left_s: float) -> Prompt:
+    """``prompt`` with the seconds left in its last turn, as ``job.tell_time`` says, and without
+    tools once they are withheld. As it is where it is no chat, or ends with the model's words."""
+    told = job.tell_time
+    if told is None or not has_turns(prompt):
+        return prompt
+    chat = chat_of(prompt)
+    begun = job.arrived if job.run_began is None else job.run_began
+    share = left_s / max(job.deadline.at - begun, left_s, 1e-3)
+    last = chat.messages[-1]
+    if last.role != "assistant":
+        end = _FINISH if share <= told.wind_down else ""
+        said = with_end(last, f"\n\n[{_about(left_s)} left for this task{end}.]")
+        chat = replace(chat, messages=(*chat.messages[:-1], said))
+    # A grammar may need the tools: then they are to be called.
+    is_free = job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG
+    if share <= told.tools_until and is_free:
+        chat = replace(chat, tools=())
+    return chat
+
+
+def _about(left_s: float) -> str:
+    seconds = ([0, *takewhile(lambda step: step <= left_s, _STEPS_S)])[-1]
+    if not seconds:
+        return "Less than a second is"
+    count, unit = (seconds // 60, "minute") if seconds >= 60 else (seconds, "second")
+    return f"About {count} {unit}{' is' if count == 1 else 's are'}"
