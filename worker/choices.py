@@ -1,5 +1,5 @@
-"""Choices by measurement: made by CPU time, so that the load of the moment does not decide, and kept
-for the next start."""
+"""Choices by measurement: made by CPU time, so that the load of the moment does not decide, and
+kept for the next start."""
 
 import contextlib
 import hashlib
