@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from catalog.errors import EngineNotFound, NoEngine, PortsUnguarded
 from catalog.hosts import is_loopback
-from catalog.paths import NGC_ROOT
+from catalog.paths import NGC_ROOT, state_dir
 from pool.engines import triton_wheel as wheel
 from pool.preflight.host import check_stub_python, libpython_dir
 from pool.process.process import command_environment
@@ -213,6 +213,7 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
     return command_environment(
         {
             **_running_python(),
+            "TIDEGATE_WORKER__CHOICES_PATH": str(state_dir() / "choices"),
             **(spec.env or {}),
             "LD_LIBRARY_PATH": _path_list(*install.library_path, before="LD_LIBRARY_PATH"),
             "PYTHONUNBUFFERED": "1",

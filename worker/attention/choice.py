@@ -5,9 +5,10 @@ errors and times, are logged and kept.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Final, Literal
 
@@ -22,6 +23,7 @@ from worker.attention.numba_backend import NumbaAttention
 from worker.attention.paged import AttentionBackend, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.attention.triton_backend import TritonAttention
+from worker.choices import TURNS, Choices, cpu_seconds, in_turns, one_thread
 from worker.log import model_log
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -120,8 +122,8 @@ AttentionSetting = Literal["auto", "reference", "numba", "triton", "flashinfer"]
 
 _ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "flashinfer", "reference")
 _ON_CPU: Final[tuple[AttentionName, ...]] = ("numba", "reference")
+_ATTENTION: Final = "attention"
 _REPEATS: Final = 20
-_MIN_REPEATS, _ENOUGH_US = 5, 50_000.0
 _TRIAL_DECODES: Final = 16
 _TRIAL_KEYS: Final = 1024
 _TRIAL_CHUNK: Final = 256
@@ -161,8 +163,10 @@ def choose_attention(
     windows: Sequence[int] = (),
     deterministic: bool = False,
     timer: Timer | None = None,
+    choices: Choices | None = None,
 ) -> Choice:
-    """The backend that ``setting`` names, or with ``auto`` the fastest sound one.
+    """The backend that ``setting`` names, or with ``auto`` the fastest sound one; on the CPU that
+    of ``choices``, where one was kept.
 
     With ``deterministic`` nothing is measured: ``auto`` is ``fixed`` on the CPU and ``triton`` on
     CUDA, and every backend makes a row's result independent of the batch, which the reference and
@@ -179,8 +183,18 @@ def choose_attention(
 
     on_cpu = pool.device.type == "cpu"
     names = (fixed,) if fixed is not None else _ON_CPU if on_cpu else _ON_CUDA
+    choices = choices if choices is not None and fixed is None and on_cpu else Choices()
+    for name in names:
+        if choices.kept(_ATTENTION, (name,)) is not None:
+            with suppress(Exception):  # whatever a compiler raises: it is measured again
+                return Choice(name, build(name))
     trial, expected = _trial(pool, num_heads, windows)
-    tried = tuple(_try(name, build, trial, expected, timer or _time_us) for name in names)
+    with one_thread():
+        found = [_try(name, build, trial, expected) for name in names]
+        timer = timer or (_cpu_us if on_cpu else _time_us)
+        steps = {each.name: partial(timer, step, pool.device) for each, step in found if step}
+        times_us = in_turns(steps, TURNS if on_cpu else 1)
+    tried = tuple(replace(each, step_us=times_us.get(each.name, math.nan)) for each, _ in found)
     pool.data[0, _blocks_of(trial, pool)] = 0.0
     for one in tried:
         model_log.info("%s", _told(one))
@@ -189,6 +203,7 @@ def choose_attention(
         raise ValueError("; ".join(_refusal(one.name, one.problem or "") for one in tried))
     best = min(sound, key=lambda one: one.step_us)
     model_log.info("attention runs on %s", best.name)
+    choices.keep(_ATTENTION, best.name)
     return Choice(best.name, build(best.name), tried)
 
 
@@ -250,31 +265,31 @@ def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial,
 
 
 def _try(
-    name: AttentionName, build: _Builder, trial: Trial, expected: torch.Tensor, timer: Timer
-) -> Tried:
+    name: AttentionName, build: _Builder, trial: Trial, expected: torch.Tensor
+) -> tuple[Tried, Callable[[], object] | None]:
+    """What there is to say of a backend before its time, and its step if it is a candidate."""
     try:
         backend = build(name)
         error = error_of(backend, 0, trial, expected)
         limit = TOLERANCE[build.pool.data.dtype]
         if not error <= limit:
-            return Tried(name, f"its results are off by {error:.1e}, more than {limit:.0e}", error)
+            wrong = f"its results are off by {error:.1e}, more than {limit:.0e}"
+            return Tried(name, wrong, error), None
         step = backend.prepare(trial.batch)
-        step_us = timer(lambda: step.attend(0, trial.queries, trial.keys_values), build.pool.device)
     except Exception as problem:  # any error of a compiler or driver
-        return Tried(name, _sentence(problem))
-    return Tried(name, None, error, step_us)
+        return Tried(name, _sentence(problem)), None
+    return Tried(name, None, error), lambda: step.attend(0, trial.queries, trial.keys_values)
+
+
+def _cpu_us(call: Callable[[], object], device: torch.device) -> float:
+    return 1e6 * cpu_seconds(call)
 
 
 def _time_us(call: Callable[[], object], device: torch.device) -> float:
-    """Median of several calls, after a warm-up.
-
-    On CUDA the replays of a graph, timed by the device: what launching costs is the same for all
-    backends there, and no part of a decode.
-    """
+    """Median of several replays of a graph, timed by the device: what launching costs is the same
+    for all backends there, and no part of a decode."""
     for _ in range(3):
         call()
-    if device.type != "cuda":
-        return median(_host_times_us(call))
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     # A swap may load next to a serving engine, which uses the device at the same time.
@@ -282,16 +297,6 @@ def _time_us(call: Callable[[], object], device: torch.device) -> float:
         call()
     graph.replay()
     return median(_device_us(graph.replay) for _ in range(_REPEATS))
-
-
-def _host_times_us(call: Callable[[], object]) -> list[float]:
-    """Times of calls one after the other: fewer where they take long, since the load waits."""
-    times: list[float] = []
-    while len(times) < _MIN_REPEATS or (len(times) < _REPEATS and sum(times) < _ENOUGH_US):
-        started = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - started) * 1e6)
-    return times
 
 
 def _device_us(call: Callable[[], object]) -> float:

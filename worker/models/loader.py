@@ -10,21 +10,22 @@ The largest parameters are loaded first and alone, while little else is in memor
 layer: the peak is the weights and about one layer. An embedding on the CPU is always mapped, since
 a step reads only a few of its rows.
 
-The layout of linear layers on the CPU is chosen by time: which is fastest depends on the CPU.
+The layout of linear layers on the CPU is chosen by CPU time: which is fastest depends on the CPU.
 """
 
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from worker.choices import Choices, cpu_seconds, in_turns, one_thread
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.block_products import fastest_form
 from worker.cpu_kernels.compiled import has_dots
@@ -45,11 +46,11 @@ from worker.models.linear import (
 from worker.models.malloc import returning_large_blocks
 from worker.models.parameters import Kind, Parameter, Part, stacked_shape
 
+_PRODUCTS: Final = "matrix products"
 TRIAL_ROWS: Final = (1, 8, 32, 256)
 """Rows of the trials: one text, several, and a prompt's chunk. All count alike."""
 CLEARLY: Final = 0.95
 """Share of the first layout's time below which another takes its place: less is chance."""
-_ROUNDS: Final = 3
 _MATRIX_ELEMENTS: Final = 1 << 22
 _BEYOND_CACHE_BYTES: Final = 1 << 26
 """Most bytes of weights that are used in turn, so that each comes from where it comes from in a
@@ -68,17 +69,23 @@ def fastest_format(
     dtype: torch.dtype,
     model_bytes: int = _BEYOND_CACHE_BYTES,
     timer: Timer | None = None,
+    choices: Choices | None = None,
 ) -> Format:
     """The fastest of ``formats``, by name, for weights [outputs, inputs] like those of ``shape`` in
     a model of ``model_bytes``.
 
-    Times are compared by their geometric mean over ``TRIAL_ROWS``. The first is kept unless another
-    is clearly faster. Takes up to half a second, and up to 128 MiB that are given back.
+    The one of ``choices``, where one was kept. Else CPU times are compared by their geometric mean
+    over ``TRIAL_ROWS``; the first is kept unless another is clearly faster. That takes some
+    seconds, and up to 128 MiB that are given back.
     """
     first = next(iter(formats))
     if len(formats) == 1:
         return formats[first]
-    times = _times(formats, shape, dtype, model_bytes, timer or _seconds)
+    choices = choices or Choices()
+    if (kept := choices.kept(_PRODUCTS, formats)) is not None:
+        return formats[kept]
+    with one_thread():
+        times = _times(formats, shape, dtype, model_bytes, timer or cpu_seconds)
     ratios = {name: _ratio(each, times[first]) for name, each in times.items()}
     best = min(ratios, key=lambda name: ratios[name])
     chosen = best if ratios[best] < CLEARLY else first
@@ -87,7 +94,8 @@ def fastest_format(
         f" ({', '.join(_figure(*one) for one in zip(TRIAL_ROWS, each, strict=True))})"
         for name, each in times.items()
     ]
-    model_log.info("matrix products by %s: %s", chosen, "; ".join(figures))
+    model_log.info("%s by %s: %s", _PRODUCTS, chosen, "; ".join(figures))
+    choices.keep(_PRODUCTS, chosen)
     return formats[chosen]
 
 
@@ -102,7 +110,7 @@ def _times(
     model_bytes: int,
     timer: Timer,
 ) -> dict[str, list[float]]:
-    """The least seconds of one product by each format, for each of ``TRIAL_ROWS``."""
+    """Seconds of one product by each format, for each of ``TRIAL_ROWS``."""
     inputs = shape[1]
     outputs = max(1, min(shape[0], _MATRIX_ELEMENTS // inputs))
     weight = torch.randn(outputs, inputs).div_(math.sqrt(inputs)).to(dtype)
@@ -111,15 +119,16 @@ def _times(
     layers = {
         name: [each.linear([weight], None) for _ in range(count)] for name, each in formats.items()
     }
-    found = {name: [math.inf] * len(TRIAL_ROWS) for name in formats}
-    for _ in range(_ROUNDS):  # by turns: a busy moment falls on all
-        for at, rows in enumerate(TRIAL_ROWS):
-            for name, each in formats.items():
-                used = layers[name] if rows < _CHUNK_ROWS else layers[name][:1]
-                x = torch.randn(rows, inputs).to(each.rows_dtype or dtype)
-                took_s = timer(lambda used=used, x=x: _use(used, x)) / len(used)  # type: ignore[misc]
-                found[name][at] = min(found[name][at], took_s)
-    return found
+
+    def sample(name: str, rows: int) -> float:
+        used = layers[name] if rows < _CHUNK_ROWS else layers[name][:1]
+        x = torch.randn(rows, inputs).to(formats[name].rows_dtype or dtype)
+        return timer(lambda: _use(used, x)) / len(used)
+
+    found = in_turns(
+        {(rows, name): partial(sample, name, rows) for rows in TRIAL_ROWS for name in formats}
+    )
+    return {name: [found[rows, name] for rows in TRIAL_ROWS] for name in formats}
 
 
 def _use(layers: list[Linear], x: torch.Tensor) -> None:
@@ -133,12 +142,6 @@ def _ratio(times: list[float], beside: list[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 _READERS: Final = 2
 
 
@@ -147,13 +150,14 @@ class Layout:
     """Layout of weights on the CPU; see ``WorkerSettings.quantize``.
 
     ``small``: the caches hold much of the weights, so that what a call costs counts. ``measured``:
-    in the layout whose products are the fastest here, which may differ from one worker to the next;
-    else in the first that the CPU supports.
+    in the layout whose products are the fastest here, kept in ``choices``; else in the first that
+    the CPU supports.
     """
 
     int8: bool = False
     small: bool = False
     measured: bool = False
+    choices: Choices = field(default_factory=Choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +238,8 @@ def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Paramet
     outputs, inputs = max(products, key=lambda one: one.elements).shape
     read = [each for each in parameters.values() if each.kind is not Kind.EMBEDDING]
     model_bytes = sum(each.elements for each in read) * dtype.itemsize
-    return fastest_format(formats, (outputs, inputs), dtype, model_bytes)
+    shape = outputs, inputs
+    return fastest_format(formats, shape, dtype, model_bytes, choices=layout.choices)
 
 
 class _CPULoader:

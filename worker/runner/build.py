@@ -8,9 +8,11 @@ import torch
 from worker.attention import AttentionBackend, KVPool, PackedBatch
 from worker.attention.choice import AttentionSetting, choose_attention
 from worker.attention.reference import ReferenceAttention
+from worker.choices import Choices, machine_facts
 from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.block_products import may_use_amx
 from worker.cpu_kernels.compiled import compiler_problem, give_up, toolchain
+from worker.errors import NotDeterministic
 from worker.kv_disk.cuda_copies import memory_of
 from worker.loaded import LoadTiming
 from worker.log import model_log
@@ -62,11 +64,14 @@ def build_torch_runner(
             set_threads(settings, config)
             _compile_loops()
         dtype = choose_dtype(settings, config, device)
+    facts = {"dtype": dtype, "int8": settings.quantize, "numba": toolchain(), "model": config}
+    choices = Choices(settings.choices_path, machine_facts() | facts)
     layout = Layout(
         int8=settings.quantize == "int8",
         # Packed layers sum in one order for any number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
         measured=not settings.deterministic,
+        choices=choices,
     )
     with timing.timed("model_load"):
         model = load_model(settings.model_path, config, dtype, device, layout)
@@ -109,7 +114,7 @@ def build_torch_runner(
     max_blocks = min(blocks, blocks_per_job)
     max_tokens = max_blocks * BLOCK_TOKENS
     with timing.timed("attention_choice"):
-        forward, attention = _forward(settings, config, model, pool, max_tokens)
+        forward, attention = _forward(settings, config, model, pool, max_tokens, choices)
     sampler = Sampler(
         eos_token_ids,
         device,
@@ -152,7 +157,12 @@ def _compile_loops() -> None:
 
 
 def _forward(
-    settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_tokens: int
+    settings: WorkerSettings,
+    config: ModelConfig,
+    model: Model,
+    pool: KVPool,
+    max_tokens: int,
+    choices: Choices,
 ) -> tuple[Forward, str]:
     """The forward pass, and the name of its attention."""
     attention = choose_attention(
@@ -161,16 +171,33 @@ def _forward(
         config.num_heads,
         windows=config.windows,
         deterministic=settings.deterministic,
+        choices=choices,
     )
     if not settings.deterministic:
         return BatchForward(model, attention.backend), attention.name
     tiled = TiledForward(model, attention.backend)
-    tiled.check(
-        vocab_size=config.vocab_size,
-        block_tokens=BLOCK_TOKENS,
-        max_tokens=min(config.context_tokens, max_tokens),
-        device=pool.device,
-    )
+
+    def check() -> None:
+        tiled.check(
+            vocab_size=config.vocab_size,
+            block_tokens=BLOCK_TOKENS,
+            max_tokens=min(config.context_tokens, max_tokens),
+            device=pool.device,
+        )
+
+    try:
+        check()
+    except NotDeterministic:
+        threads = torch.get_num_threads()
+        if pool.device.type != "cpu" or threads == 1:
+            raise
+        torch.set_num_threads(1)
+        check()
+        model_log.warning(
+            "deterministic computes on one thread: on %d this CPU's products give a token that is"
+            " computed alone other logits",
+            threads,
+        )
     return tiled, attention.name
 
 

@@ -1,6 +1,8 @@
 """Choice by measurement: what is wrong or cannot run is out, the fastest of the rest is in."""
 
 from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tests.support.attention_cases import random_case
 from worker.attention import AttentionStep, KVPool, PackedBatch, choice
 from worker.attention.choice import AttentionName, choose_attention
 from worker.attention.reference import ReferenceAttention
+from worker.choices import Choices
 
 
 @pytest.fixture
@@ -43,17 +46,16 @@ def choose_among(
     times_us: dict[str, float],
 ) -> choice.Choice:
     """As on CUDA, with other builders and a timer that knows the backend by its step."""
-    order: list[AttentionName] = []
 
     def build(self: object, name: AttentionName) -> object:
-        order.append(name)
         return kinds[name](pool, heads)
 
+    turns = cycle(each for name, each in times_us.items() if kinds[name] is ReferenceAttention)  # type: ignore[index]
     heads = pool.kv_heads * 2
     monkeypatch.setattr(choice._Builder, "__call__", build)
     monkeypatch.setattr(choice, "_fixed", lambda *args: None)
     monkeypatch.setattr(choice, "_ON_CPU", choice._ON_CUDA)
-    return choose_attention("auto", pool, heads, timer=lambda call, device: times_us[order[-1]])
+    return choose_attention("auto", pool, heads, timer=lambda call, device: next(turns))
 
 
 def no_compiler(pool: KVPool, heads: int) -> object:
@@ -114,6 +116,17 @@ def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.Monke
     assert "no numba here" in (without.tried[0].problem or "")
     fixed = choose_attention("auto", pool, pool.kv_heads, deterministic=True)
     assert fixed.name == "fixed" and not fixed.tried
+
+
+def test_on_the_cpu_a_choice_is_kept(
+    pool: KVPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose() -> choice.Choice:
+        return choose_attention("auto", pool, pool.kv_heads, choices=Choices(tmp_path))
+
+    first = choose()
+    monkeypatch.setattr(choice, "_try", lambda *args: pytest.fail("measured"))
+    assert choose().name == first.name and first.tried and not pool.data.any()
 
 
 def test_deterministic_mode_measures_nothing(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:

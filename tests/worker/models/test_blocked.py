@@ -172,7 +172,7 @@ def test_dot_products_are_tried_where_the_cpu_has_them(
 ) -> None:
     tried: list[str] = []
 
-    def first(formats: dict[str, Any], *about: object) -> object:
+    def first(formats: dict[str, Any], *about: object, **choices: object) -> object:
         tried.extend(formats)
         return next(iter(formats.values()))
 

@@ -52,7 +52,11 @@ def test_the_layout_is_measured_by_the_largest_product_of_a_layer(
     asked = []
 
     def last(
-        formats: dict[str, Format], shape: tuple[int, int], dtype: torch.dtype, model_bytes: int
+        formats: dict[str, Format],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        *_: int,
+        **__: object,
     ) -> Format:
         asked.append((list(formats)[-1], shape, dtype))
         return list(formats.values())[-1]

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -8,6 +12,19 @@ from worker.runner.device import open_device
 def test_the_cpu_is_had_for_the_asking() -> None:
     """WK-2."""
     assert open_device("cpu") == torch.device("cpu")
+
+
+def test_threads_that_wait_for_each_other_sleep() -> None:
+    """WK-14: those that spin take the cores from the ones that have to get there."""
+    env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    told = subprocess.run(
+        [sys.executable, "-c", "import worker.encoding, torch"],
+        env=env | {"OMP_DISPLAY_ENV": "TRUE"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in told.stderr
 
 
 def test_cuda_without_support_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:

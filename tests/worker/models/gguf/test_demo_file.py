@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import DEMO, LLAMA3_ROPE, make_checkpoint
+from tests.support.checkpoints import DEMO
 from tests.support.to_gguf import TYPES, convert
 from worker.models.gguf import vocabulary
 from worker.models.gguf.file import GgufFile
@@ -35,9 +35,3 @@ def test_the_vocabulary_alone_reads_texts_alike(tmp_path: Path) -> None:
     original = Tokenizer.from_directory(DEMO)
     for text in ("Once upon a time, there was a girl.\n\nShe had 3 cats!", "é ✓ <|user|>Hi<|end|>"):
         assert built.encode(text) == original.encode(text)
-
-
-def test_a_stretch_of_positions_is_kept(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "llama3", "llama", rope_parameters=LLAMA3_ROPE)
-    convert(folder, tmp_path / "m.gguf")
-    assert b"rope_freqs.weight" in (tmp_path / "m.gguf").read_bytes()

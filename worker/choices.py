@@ -1,0 +1,101 @@
+"""Choices by measurement: made by CPU time, so that the load of the moment does not decide, and
+kept for the next start."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Final, TypeVar
+
+import torch
+
+from worker.log import model_log
+
+TURNS: Final = 7
+"""Samples of each candidate, one of each in turn: a median that two odd ones do not move."""
+
+Key = TypeVar("Key")
+
+
+class Choices:
+    """Names that were chosen on a machine for a model, both told by ``facts``, in a file of
+    ``folder``; nothing is kept without one. Removing the file has the next start measure anew."""
+
+    def __init__(
+        self, folder: Path | None = None, facts: Mapping[str, object] | None = None
+    ) -> None:
+        self._facts = json.loads(json.dumps(facts or {}, default=str))
+        digest = hashlib.sha256(json.dumps(self._facts, sort_keys=True).encode()).hexdigest()
+        self._file = None if folder is None else folder / f"{digest[:16]}.json"
+
+    def kept(self, what: str, among: Iterable[str]) -> str | None:
+        """The name that was chosen for ``what``, if it still is ``among`` the candidates."""
+        name = self._read().get(what)
+        if name not in among:
+            return None
+        model_log.info("%s by %s, as %s says", what, name, self._file)
+        return str(name)
+
+    def keep(self, what: str, name: str) -> None:
+        if self._file is None:
+            return
+        partial = self._file.with_suffix(f".{os.getpid()}")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.write_text(json.dumps(self._read() | {what: name, "of": self._facts}, indent=1))
+            partial.replace(self._file)
+        except OSError as error:
+            model_log.warning("the choice of %s is not kept: %s", what, error)
+
+    def _read(self) -> dict[str, object]:
+        if self._file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                found = json.loads(self._file.read_text())
+                return found if isinstance(found, dict) else {}
+        return {}
+
+
+def machine_facts() -> dict[str, object]:
+    """What makes this machine's products as fast as they are."""
+    name = ""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line for line in lines if line.startswith("model name")).partition(": ")[2]
+    return {
+        "cpu": name,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def in_turns(calls: Mapping[Key, Callable[[], float]], turns: int = TURNS) -> dict[Key, float]:
+    """The median of what each call measures, one sample of each in turn."""
+    samples: dict[Key, list[float]] = {key: [] for key in calls}
+    for _ in range(turns):
+        for key, call in calls.items():
+            samples[key].append(call())
+    return {key: median(found) for key, found in samples.items()}
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """CPU time that ``call`` takes on this thread, whatever else the machine does."""
+    began = time.thread_time()
+    call()
+    return time.thread_time() - began
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch compute on the calling thread alone, so that its CPU time is the work: parts that
+    threads take from each other go by who is given a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
