@@ -35,10 +35,10 @@ class Choices:
     def kept(self, what: str, among: Iterable[str]) -> str | None:
         """The name that was chosen for ``what``, if it still is ``among`` the candidates."""
         name = self._read().get(what)
-        if name not in among:
+        if not isinstance(name, str) or name not in among:
             return None
         model_log.info("%s by %s, as %s says", what, name, self._file)
-        return str(name)
+        return name
 
     def keep(self, what: str, name: str) -> None:
         if self._file is None:
