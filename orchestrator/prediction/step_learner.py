@@ -1,8 +1,7 @@
 """Learns what an instance's steps take, from its statistics and from jobs that finished on it.
 
-``StepLearner`` fits the model's coefficients to the differences between a worker's totals by two
-filters (``step_filter``), of which it believes whichever foretells them better. The ratios of
-finished jobs' actual to predicted times are kept in a window.
+``StepLearner`` fits the model's coefficients to the differences between a worker's totals
+(``step_filter``). The ratios of finished jobs' actual to predicted times are kept in a window.
 
 Orchestrators in front of one instance see the same statistics, so what they know of its steps is
 not added up: a new one begins with what another has learnt from more of them (``StepsLearnt``).
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.prediction.quantiles import Quantiles
-from orchestrator.prediction.step_filter import CalmFilter, NoisyFilter, StepFilter
+from orchestrator.prediction.step_filter import StepFilter
 from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
 from protocol import StepCosts, WorkerStats
 
@@ -87,11 +86,9 @@ class StepLearner:
         )
         if costs is not None:
             guess, self._bends = _line_of(costs, self._slots)
-        self._filters: list[StepFilter] = [NoisyFilter(guess), CalmFilter(guess)]
+        self._filter = StepFilter(guess)
         if costs is not None:
-            for each in self._filters:
-                each.begin_with(guess, (_AT_LOAD**2,) * 3)
-        self._best = self._filters[0]
+            self._filter.begin_with(guess, (_AT_LOAD**2,) * 3)
         self._last: _Totals | None = None
         self._last_step_ms = 0.0
         self._prompts_per_step = 0.0
@@ -128,7 +125,7 @@ class StepLearner:
     def model(self) -> StepModel:
         if self._model is None:
             known = self._bound_steps >= LEARNT_STEPS
-            base, row, prompt = self._best.coefficients
+            base, row, prompt = self._filter.coefficients
             self._model = StepModel(
                 slots=self._slots,
                 step_tokens=self._step_tokens,
@@ -143,7 +140,7 @@ class StepLearner:
                 steps=self._steps_at_pace,
                 jobs=self._jobs,
                 spread=max(0.0 if self._bends else LEAST_SPREAD, math.sqrt(self._square)),
-                doubt=min(1.0, self._best.doubt((1.0, float(self._slots), 0.0))),
+                doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0))),
                 bends=self._bends,
                 is_foreseen=bool(self._bends),
             )
@@ -153,7 +150,7 @@ class StepLearner:
     def _bound_ms(self) -> float:
         """The least time per token, in ms, once enough was seen."""
         # An instance that was never idle has not shown how fast it is alone: the fit tells it.
-        base, row, _ = self._best.coefficients
+        base, row, _ = self._filter.coefficients
         return min(self._fastest_ms, base + row)
 
     def observe(self, stats: WorkerStats) -> None:
@@ -211,7 +208,7 @@ class StepLearner:
         if not self._fitted:
             return
         if not self._judged_ms:
-            self._known = tuple(self._best.coefficients)
+            self._known = tuple(self._filter.coefficients)
         self._foretold_ms += steps * sum(c * x for c, x in zip(self._known, features, strict=True))
         self._judged_ms += busy_ms
         if self._judged_ms >= _JUDGED_MS:
@@ -248,8 +245,8 @@ class StepLearner:
     def learnt(self) -> StepsLearnt:
         return StepsLearnt(
             windows=self.windows,
-            coefficients=_three(self._best.coefficients),
-            variances=_three(self._best.variances),
+            coefficients=_three(self._filter.coefficients),
+            variances=_three(self._filter.variances),
             prompts_per_step=self._prompts_per_step,
             fastest_ms=self._fastest_ms,
             bound_steps=self._bound_steps,
@@ -262,8 +259,7 @@ class StepLearner:
     def begin_with(self, known: StepsLearnt) -> None:
         """Take over what another orchestrator has learnt of the same instance."""
         self.windows = known.windows
-        for each in self._filters:
-            each.begin_with(known.coefficients, known.variances)
+        self._filter.begin_with(known.coefficients, known.variances)
         self._prompts_per_step = known.prompts_per_step
         self._fastest_ms = min(self._fastest_ms, known.fastest_ms)
         self._bound_steps, self._steps_at_pace = known.bound_steps, known.steps_at_pace
@@ -281,9 +277,8 @@ class StepLearner:
         self._model = None
 
     def _speed_up(self, features: list[float], step_ms: float) -> None:
-        """Have all filters take up the speed that a window shows, with the shape as it is."""
-        for each in self._filters:
-            each.speed_up(step_ms / each.predicted(features))
+        """Take up the speed that a window shows, with the shape as it is."""
+        self._filter.speed_up(step_ms / self._filter.predicted(features))
 
     def _fit(self, features: list[float], step_ms: float) -> None:
         self._model = None
@@ -292,9 +287,7 @@ class StepLearner:
             self._fitted = True
             self._speed_up(features, step_ms)
             return
-        jumped = [each for each in self._filters if each.fit(features, step_ms)]
-        self._best = max(self._filters, key=lambda each: each.score)
-        if self._best in jumped:
+        if self._filter.fit(features, step_ms):
             self._epoch += 1
             self._steps_at_pace = 0
             self._rates.clear()

@@ -129,15 +129,14 @@ def test_what_a_row_takes_is_found_in_steps_that_scatter(memory: float) -> None:
     assert found[-len(found) // 20] < 1.25 * exact
 
 
-def test_what_a_row_takes_is_found_at_once_where_steps_do_not_scatter() -> None:
-    """A filter that expects noise would need minutes, and as many rows too many run until then."""
+def test_what_a_row_takes_is_known_at_once_where_steps_were_measured_at_load() -> None:
+    """Steps alone would show it in minutes, and as many rows too many would run until then."""
     worker, rng = Steps(noise=0.01), random.Random(7)
-    learner = StepLearner(64, 512)
+    learner = StepLearner(64, 512, StepCosts((1, 64), (12.5, 44.0), 0.05))
     for rows in (1, 5, 15, 34, 56, 57, 40, *(rng.randint(18, 25) for _ in range(60))):
         learner.observe(worker.run(4, rows, rng.randint(0, 40)))
-        if learner.windows > 8:
-            base, row = learner.model.base_ms, learner.model.row_ms
-            assert (base, row) == (pytest.approx(12, rel=0.1), pytest.approx(0.5, rel=0.1))
+        base, row = learner.model.base_ms, learner.model.row_ms
+        assert (base, row) == (pytest.approx(12, rel=0.1), pytest.approx(0.5, rel=0.1))
 
 
 @pytest.mark.parametrize("factor", [10.0, 3.0, 0.2])
