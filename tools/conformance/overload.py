@@ -55,8 +55,7 @@ def _findings(server: Server, answers: list[Answer], deadline_s: float) -> list[
     said = f"{met:.0%} of {count} requests within {deadline_s:.2f} s"
     findings = [judged("overload.met", met >= _MET, said, **figures)]
     if met >= _NO_OVERLOAD:
-        said += ": twice the measured capacity was no overload"
-        said += " (it may be larger with more --streams)"
+        said += ": twice the capacity was no overload (it may be larger with more --streams)"
         return findings + [unmeasured(f"overload.{n}", said) for n in ("early", "waste", "ends")]
     said = f"{waste:.0%} of the tokens were for requests that were not met"
     findings.append(judged("overload.waste", waste <= _WASTE, said, waste=waste))

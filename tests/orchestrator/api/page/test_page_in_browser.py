@@ -431,7 +431,7 @@ async def test_it_comes_back_by_itself_after_a_restart(
         await first.parts.lifecycle.drain(0.0)
         await first.runner.cleanup()
         await tab.until("document.querySelector('#status').dataset.state === 'unreachable'")
-        assert "by itself" in await tab.text("#notice")
+        assert "continues when it is back" in await tab.text("#notice")
         second = await make_service(worker)
         await web.TCPSite(second.runner, "127.0.0.1", urlsplit(first.url).port).start()
         await tab.until("document.querySelector('#status').dataset.state === 'ready'")
