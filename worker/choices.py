@@ -23,7 +23,7 @@ Key = TypeVar("Key")
 
 class Choices:
     """Names that were chosen on a machine for a model, both told by ``facts``, in a file of
-    ``folder``; nothing is kept without one. Removing the file has the next start measure anew."""
+    ``folder``; nothing is kept without one. After its removal the next start measures again."""
 
     def __init__(
         self, folder: Path | None = None, facts: Mapping[str, object] | None = None
@@ -35,10 +35,10 @@ class Choices:
     def kept(self, what: str, among: Iterable[str]) -> str | None:
         """The name that was chosen for ``what``, if it still is ``among`` the candidates."""
         name = self._read().get(what)
-        if name not in among:
+        if not isinstance(name, str) or name not in among:
             return None
         model_log.info("%s by %s, as %s says", what, name, self._file)
-        return str(name)
+        return name
 
     def keep(self, what: str, name: str) -> None:
         if self._file is None:
