@@ -23,7 +23,7 @@ Key = TypeVar("Key")
 
 class Choices:
     """Names that were chosen on a machine for a model, both told by ``facts``, in a file of
-    ``folder``; nothing is kept without one. Removing the file has the next start measure anew."""
+    ``folder``; nothing is kept without one. After its removal the next start measures again."""
 
     def __init__(
         self, folder: Path | None = None, facts: Mapping[str, object] | None = None

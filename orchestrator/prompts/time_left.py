@@ -4,8 +4,8 @@
 
     [About 20 seconds are left for this task.]<|assistant|>
 
-It stands at the end of the last turn, which templates take whoever speaks, so that what is cached
-of the turns before holds; and in coarse steps, so that the same turn soon after is the same text.
+The note is at the end of the last turn, in any role, so that earlier turns stay cached; and in
+coarse steps, so that the same turn soon after is the same text.
 """
 
 from dataclasses import replace

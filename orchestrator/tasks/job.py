@@ -191,7 +191,7 @@ class Job:
     calls_left: int | None = None
     """Calls of its run that follow this one, if the client says so (``runs``)."""
     shares_calls: bool = False
-    """Whether ``calls_left`` is what is known of its run: calls that run beside it count."""
+    """Whether ``calls_left`` comes from its run, which counts parallel calls."""
     tell_time: TellTime | None = None
     run_began: float | None = None
     """When the first call of its run came, in seconds of the clock; None where none is known."""

@@ -19,7 +19,7 @@ _NO_OVERLOAD: Final = 0.9
 
 
 async def check(server: Server) -> list[Finding]:
-    """Offer twice the capacity, and judge what becomes of it."""
+    """Offer twice the capacity, and judge the results."""
     deadline_s = max(server.effort.least_deadline_s, _PATIENCE * server.answer_s)
     return _findings(server, await _offered(server, deadline_s), deadline_s)
 

@@ -45,7 +45,7 @@ SESSIONS_OF_OTHERS = ("x-dynamo-session-id", "x-claude-code-session-id")
 PRIORITY_OF_DYNAMO = "x-dynamo-request-priority"
 """Header with a whole number; the higher, the more urgent."""
 KEEPS_ON = "x-request-disconnect-disabled"
-"""Ray Serve's header: ``?1`` has the request go on when its client is gone."""
+"""Ray Serve's header: ``?1`` continues the request when its client is gone."""
 HEARD_OF_DYNAMO = frozenset((*TTFT_TARGETS, *SESSIONS_OF_OTHERS, PRIORITY_OF_DYNAMO))
 FLEX = "flex"
 """OpenAI's ``service_tier`` for work that may wait."""

@@ -58,7 +58,7 @@ _SERVED = {
 }
 """Fields of which only some values are served. Ignoring them would change the answer."""
 _SERVED_OF_DYNAMO = {
-    name: ServedValues(nothing, "send it beside nvext, not in it")
+    name: ServedValues(nothing, "send it next to nvext, not in it")
     for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
 }
 _SERVED_OF_CHATS = {
