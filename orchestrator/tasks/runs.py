@@ -39,8 +39,9 @@ from orchestrator.tasks.task import Task
 MAX_RUNS = 16_384
 MAX_CALLS_LEFT = 1000
 ANOTHER_RUN = 0.1
-"""Share of what is left by which a deadline that is later is another run's, and not the same one
-stated as what is left of it by a client that was slow to send it."""
+"""Share of what is left by which a later deadline is another run's. By less it is the same one,
+stated as what is left of it and delayed on its way; a user's next run is later by all the time that
+has passed since the last one began."""
 SAME_DEADLINE_S = 0.02
 """Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
 Calls that follow each other more closely, each with as long a deadline, are rare."""
