@@ -70,6 +70,8 @@ def _prompt_s(runner: Runner, scheduler: Scheduler, tokens: int) -> float:
     """Seconds of a step of a prompt of so many ``tokens``."""
     least_s = math.inf
     for _ in range(2):
+        if BUDGET_S < least_s < math.inf:
+            break
         _enqueue(scheduler, [0] * tokens, Sampling(max_tokens=1))
         rows = _rows(scheduler)
         least_s = min(least_s, _step(runner, scheduler, rows))

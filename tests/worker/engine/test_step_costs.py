@@ -49,5 +49,14 @@ def test_each_size_is_measured_and_disturbances_are_left_out(
     assert found.prompt_token_ms == pytest.approx(0.01, rel=0.2)
 
 
+def test_a_slow_machine_measures_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start would take half a minute otherwise."""
+    runner = Bent()
+    monkeypatch.setattr("worker.engine.step_costs.perf_counter", lambda: runner.now)
+    monkeypatch.setattr("worker.engine.step_costs.BUDGET_S", 0.0)
+    costs = measure(runner, CONFIG, blocks=200)
+    assert costs is not None and runner.steps == 1 + len(costs.rows) + 2
+
+
 def test_a_pool_for_one_request_shows_nothing_of_more() -> None:
     assert measure(Bent(), CONFIG, blocks=3) is None
