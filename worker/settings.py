@@ -177,9 +177,8 @@ class WorkerSettings(EnvironmentSettings):
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """A generation that has less time than this left at its start is refused (DL-3)."""
     choices_path: LocalPath | None = None
-    """Directory for measured choices of products and attention, by machine and model; remove a
-    file to measure again. Unset: measured at each start. ``tidegate up`` and ``tidegate pool`` use
-    ``TIDEGATE_HOME/choices``."""
+    """Directory that keeps the fastest products and attention, by machine and model; unset:
+    measured at each start. ``tidegate up`` takes ``TIDEGATE_HOME/choices``."""
     models: dict[str, LocalPath] = Field(default_factory=dict)
     """Further models for swaps and loads on demand, by name: a JSON object of paths."""
     lane_token: Token = None
