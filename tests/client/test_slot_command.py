@@ -54,7 +54,7 @@ async def test_a_clip_is_saved_and_told_of(command: Command, tmp_path: Path) -> 
         "clip.mp4   0 kB",
         "1.5 s, 36 frames at 24/s, 256 × 256",
         "speech 30 ms · portrait 20 ms · video 100 ms · check 5.0 ms · in all 140 ms",
-        "given up to be in time: check",
+        "dropped to be in time: check",
     ]
     assert err.splitlines()[0] == "queued: 2 before it, expected in 900 ms"
     assert err.splitlines()[1].startswith("speech done after ")
