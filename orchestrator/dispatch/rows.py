@@ -15,7 +15,7 @@ from orchestrator.prediction.batch_size import (
     RecentDemand,
     RecentRequest,
     best_rows,
-    outlook,
+    paced_outlook,
     row_counts,
 )
 from orchestrator.prediction.prediction import Prediction
@@ -133,7 +133,7 @@ class RowControl:
         rows, before = row_counts(most), instance.outlook
         current = min(most, instance.concurrency.best_rows - others)
         jobs = len(self._in_flight) + len(self._queue)
-        found = instance.outlook = outlook(
+        found = instance.outlook = paced_outlook(
             demand,
             pace,
             rows,

@@ -29,7 +29,7 @@ lose next to nothing, whatever others ask for.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,8 @@ simulator, at twice the capacity, 0.1 met no more and wasted 25 % of the tokens 
 with a speed that wanders by a third it met 76 % instead of 77."""
 BATCH_WEIGHT = 0.05
 """Weight of a batch request beside an interactive one."""
+MIN_PROMPT_SHARE = 1 / 16
+"""Share of an engine's time that long prompts get in any case, as workers have it."""
 _MAX_PROMPT_SHARE = 0.9
 _SURE, _LOST = 1.15, 0.85
 """Multiples of the usual time within which a length is in time, or is not. They are closer together
@@ -94,6 +96,21 @@ class DemandArrays:
     weight: Floats
     tenant: NDArray[np.int64]
     span_ms: float
+
+    def without_long_prompts(self, step_tokens: int) -> "DemandArrays | None":
+        """The requests whose prompts fit into one step; None where all do, or none does."""
+        short = self.prompt_tokens <= step_tokens
+        if short.all() or not short.any():
+            return None
+        return DemandArrays(
+            left=self.left[short],
+            prompt_tokens=self.prompt_tokens[short],
+            whole_ms=self.whole_ms[short],
+            first_ms=self.first_ms[short],
+            weight=self.weight[short],
+            tenant=self.tenant[short],
+            span_ms=self.span_ms,
+        )
 
 
 class Outlook(NamedTuple):
@@ -222,6 +239,32 @@ def outlook(
     met[~_as_if_alone(demand, whole_chance, excess)] = 0.0
     shares = (prompts * served).sum(axis=1) / demand.span_ms
     return Outlook(rows, step_ms(own), met, shares, len(demand.left))
+
+
+def paced_outlook(
+    demand: DemandArrays,
+    pace: StepModel,
+    rows: Sequence[int],
+    *,
+    share: float = 1.0,
+    others: int = 0,
+    standing: float = 0.0,
+    prompt_share: Floats | float = 0.0,
+) -> Outlook:
+    """The better of two outlooks: all prompts at full speed, or long ones in what is left over.
+
+    Workers decide between these in each step (``worker.scheduler.stalls``). Arguments as of
+    ``outlook``.
+    """
+    foresee = partial(outlook, pace=pace, rows=rows, share=share, others=others, standing=standing)
+    found = foresee(demand, prompt_share=prompt_share)
+    short = demand.without_long_prompts(pace.step_tokens)
+    if short is None:
+        return found
+    prompts_ms = share * float(short.prompt_tokens.sum()) * pace.prompt_token_ms
+    least_share = prompts_ms / short.span_ms + MIN_PROMPT_SHARE
+    waiting = foresee(short, prompt_share=np.minimum(prompt_share, least_share))
+    return waiting if waiting.met.max() > found.met.max() else found
 
 
 def best_rows(found: Outlook, current: int) -> int:

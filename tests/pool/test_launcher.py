@@ -301,7 +301,7 @@ async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> 
     os.kill(launched.server_pid, signal.SIGKILL)
     told = await launched.until(EventKind.WARNED)
     assert told.target == first.name and "failed 3 times in a row" in told.text
-    assert "goes on: triton-1" in told.text and not launched.task.done()
+    assert "still running: triton-1" in told.text and not launched.task.done()
     assert second.describe()["pid"] == kept
     state = json.loads((tmp_path / "state.json").read_text())
     assert [each["pid"] for each in state["instances"]] == [None, kept]

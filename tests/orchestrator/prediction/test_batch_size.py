@@ -13,6 +13,7 @@ from orchestrator.prediction.batch_size import (
     RecentRequest,
     best_rows,
     outlook,
+    paced_outlook,
     row_counts,
 )
 from orchestrator.prediction.step_model import StepModel
@@ -63,6 +64,35 @@ def rows_for(asked: DemandArrays, current: int = SLOTS, **more: float) -> int:
 )
 def test_rows_follow_deadlines_and_load(asked: DemandArrays, least: int, most: int) -> None:
     assert least <= rows_for(asked) <= most
+
+
+def test_long_prompts_that_would_make_short_requests_late_are_left_out_of_account() -> None:
+    """A worker computes them in what is left over; then short ones may have the rows they need."""
+    recent = RecentDemand()
+    for number in range(36):
+        is_long = number % 9 == 8
+        recent.add(
+            RecentRequest(
+                at=number / 9,
+                left=SHORT if is_long else STORY,
+                prompt_tokens=3000.0 if is_long else 20.0,
+                whole_ms=4000.0 if is_long else 1000.0,
+                first_ms=math.inf,
+                weight=1.0,
+                tenant="",
+            )
+        )
+    asked = recent.demand(4.0)
+    assert asked is not None
+    rows = row_counts(SLOTS)
+    as_they_come = outlook(asked, PACE, rows, prompt_share=0.3)
+    paced = paced_outlook(asked, PACE, rows, prompt_share=0.3)
+    assert paced.met.max() > 1.1 * as_they_come.met.max()
+    assert best_rows(paced, SLOTS) >= 8 > best_rows(as_they_come, SLOTS)
+    stories = demand(STORY, per_s=8, whole_ms=1000.0)
+    assert stories.without_long_prompts(512) is None
+    alike = paced_outlook(stories, PACE, rows)
+    assert list(alike.met) == list(outlook(stories, PACE, rows).met)
 
 
 def test_the_number_of_rows_is_about_the_best_in_what_it_promises() -> None:
