@@ -343,6 +343,7 @@ def _dispatch(
     hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
     values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
+    prediction.schedule.may_free_row = pausing.may_free_row
     rows = RowControl(
         pausing,
         registry,

@@ -114,6 +114,14 @@ class Pausing:
             for instance in self._registry.instances.values()
         )
 
+    def may_free_row(self, task: Task) -> bool:
+        """Whether a job could be paused for ``task`` somewhere: its KV memory and the task's have
+        to fit together."""
+        return self._enabled and any(
+            self._registry.instances[name].can_pause and self._has_memory(name, task)
+            for name in self._placer.able(task)
+        )
+
     def is_due(self, now: float) -> bool:
         """Whether enough time has passed since the last scan of running jobs."""
         return self._enabled and now >= self._next_at

@@ -154,20 +154,21 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
                 begun.append(start)
                 heapreplace(free, start + length)
             starts[scenario, rows:] = begun
-    at = np.concatenate([starts, starts + steps], axis=1)
+    # Of events at one step ends come first: a prompt that takes a row delays nobody who left it.
+    at = np.concatenate([starts + steps, starts], axis=1)
     order = np.argsort(at, axis=1, kind="stable")
-    running = np.cumsum(np.repeat((1.0, -1.0), count)[order], axis=1)
+    running = np.cumsum(np.repeat((-1.0, 1.0), count)[order], axis=1)
     step_ms = machine.steps_ms(running)
-    wall = np.cumsum(np.concatenate([prompts * share, np.zeros(count)])[order], axis=1)
+    wall = np.cumsum(np.concatenate([np.zeros(count), prompts * share])[order], axis=1)
     passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
     wall[:, 1:] += np.cumsum(passed, axis=1)
     times, step_then = np.empty_like(wall), np.empty_like(wall)
     np.put_along_axis(times, order, wall, axis=1)
     np.put_along_axis(step_then, order, step_ms, axis=1)
     pace = np.exp(machine.spread * _NORMAL)[:, None]
-    begun, own_ms = times[:, :count], prompts * (1 - share)
-    first = begun + own_ms + step_then[:, :count] * (1 + extra)
-    end = times[:, count:] + own_ms + (tokens - np.minimum(tokens, most)) * busy_ms
+    begun, own_ms = times[:, count:], prompts * (1 - share)
+    first = begun + own_ms + step_then[:, count:] * (1 + extra)
+    end = times[:, :count] + own_ms + (tokens - np.minimum(tokens, most)) * busy_ms
     return Played(
         tokens, (begun - prompts * share) * pace, first * pace, np.maximum(first, end) * pace
     )

@@ -6,7 +6,7 @@ request, what others would lose by it, and when it will start and end.
 
 import math
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
@@ -119,6 +119,8 @@ class Schedule:
         self._forecaster = forecaster
         self._running = running
         self._clock = clock
+        self.may_free_row: Callable[[Task], bool] = lambda task: True
+        """Whether a job could be paused for a task."""
         self._lines: dict[str, deque[_Line]] = {}
 
     def of(self, task: Task, enough: float = 0.0) -> Prospect:
@@ -137,7 +139,7 @@ class Schedule:
             found = _prospect(task, line, place, others)
         else:
             found = self._at(place, task, others)
-        if found.gain >= enough or place < line.machine.rows:
+        if found.gain >= enough or place < line.machine.rows or not self.may_free_row(task):
             return found
         return max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
 

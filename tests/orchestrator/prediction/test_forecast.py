@@ -48,6 +48,14 @@ def test_a_prompt_holds_up_all_of_its_instance() -> None:
     assert (two.first_ms[:, 1] >= 100.0).all(), "its own waits for all of it"
 
 
+def test_a_prompt_that_takes_a_row_delays_nobody_who_left_it() -> None:
+    """Of equal lengths all end at one step, and the next ones begin there."""
+    machine = Machine(5.0, 0.5, rows=2)
+    played = play([asked(key, 10, prompt_ms=100.0) for key in range(4)], machine)
+    assert played.end_ms[:, :2] == pytest.approx(200.0 + 10 * 6.0)
+    assert played.end_ms[:, 2:] == pytest.approx(400.0 + 20 * 6.0)
+
+
 def test_what_is_cut_at_its_deadline_leaves_its_row_then() -> None:
     machine = Machine(5.0, 0.5, rows=1)
     played = play([asked(1, 1000, stop_ms=110.0, whole_ms=110.0), asked(2, 10)], machine)

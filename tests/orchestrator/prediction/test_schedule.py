@@ -95,6 +95,8 @@ def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     assert rig.schedule.of(urgent).chance == 0
     assert rig.schedule.of(urgent, enough=0.1).chance == 1
     assert not rig.refuses(urgent)
+    rig.schedule.may_free_row = lambda task: False
+    assert rig.refuses(urgent), "no job can be paused for it"
 
 
 def test_dl15_what_would_cost_others_more_than_it_gets_is_refused() -> None:
