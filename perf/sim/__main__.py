@@ -5,9 +5,8 @@
     python -m perf.sim --trace FILE --loads 1 2 3 --plot STEM
     python -m perf.sim STUDY [--loads …] [--seconds …] [--seeds …]
 
-Without a study policies are compared cell by cell: ours, as it is and with fixed numbers of rows,
-with others' schedulers, with ``--cells`` on drawn cells, with ``--trace`` on the requests of a real
-service.
+Without a study policies are compared cell by cell, ours and others': with ``--cells`` on drawn
+cells, with ``--trace`` on the requests of a real service.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from perf.sim import counterfactual, crowds, plot, quotes, reported, runs
 from perf.sim.campaign import KNOWN, LABELS, ROWS, SimCell, run_campaign
 from perf.sim.campaign_report import save, show
 from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, Traced, drawn_scenes, trace_scenes
+from perf.sim.scenes import FLEET as FLEET  # scripts of others import it from here
 from perf.sim.study import run_cases
 
 STUDIES = {
