@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.clock import Clock
-from orchestrator.prediction.batch_size import BATCH_WEIGHT
 from orchestrator.prediction.forecast import Asked, Machine, Played, play
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
@@ -130,7 +129,7 @@ class Schedule:
         taken, it is that of a row which it gets at once, from a job that is paused for it, if that
         is better.
         """
-        line = self._line(task.model)
+        line = self._line(task.model, task.priority)
         if line is None or not self._knows(task.model, line):
             return UNKNOWN
         others, place = line, self._place(task, line)
@@ -145,7 +144,7 @@ class Schedule:
 
     def start_ms(self, task: Task) -> tuple[float, ...]:
         """Equally likely times in ms from now until ``task`` starts, rising."""
-        line = self._line(task.model)
+        line = self._line(task.model, task.priority)
         if line is None:
             return (0.0,)
         place = self._place(task, line)
@@ -160,7 +159,7 @@ class Schedule:
         now = self._clock.now()
         leaves_at = self._queue.next_expiry
         room_ms = _FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
-        line = self._line(model)
+        line = self._line(model, Priority.BATCH)
         if line is not None and line.tasks:
             # The first that starts makes room in the queue, or the first that ends beyond it.
             waiting = [at for at, task in enumerate(line.tasks) if task in self._queue]
@@ -170,19 +169,25 @@ class Schedule:
 
     def chances(self, model: str) -> dict[Task, float]:
         """The chance of each task of ``model`` that waits, up to ``MOST`` of them."""
-        line = self._line(model)
-        if line is None or not self._queue or not self._knows(model, line):
-            return {}
-        found = zip(line.tasks, line.chances.tolist(), strict=True)
-        return {task: chance for task, chance in found if task in self._queue}
+        chances: dict[Task, float] = {}
+        for priority in Priority:
+            line = self._line(model, priority)
+            if line is None or not self._queue or not self._knows(model, line):
+                continue
+            found = zip(line.tasks, line.chances.tolist(), strict=True)
+            of = ((task, chance) for task, chance in found if task.priority is priority)
+            chances |= {task: chance for task, chance in of if task in self._queue}
+        return chances
 
     def meets_all(self, model: str, rows: int) -> bool:
         """Whether all that runs or waits would be met with so many rows an instance."""
-        line = self._line(model)
+        line = self._line(model, Priority.BATCH)
         if line is None or not line.tasks or not self._knows(model, line):
             return True
         machine = line.machine._replace(rows=rows * line.machine.instances)
-        return float(play(line.asked, machine).chances(line.asked).mean()) >= ALL_MET
+        chances = play(line.asked, machine).chances(line.asked)
+        first = np.array([task.priority is Priority.INTERACTIVE for task in line.tasks])
+        return float((chances[first] if first.any() else chances).mean()) >= ALL_MET
 
     def _knows(self, model: str, line: _Line) -> bool:
         """Whether enough is known of steps to refuse by it. What was measured at load, perhaps
@@ -204,13 +209,16 @@ class Schedule:
             found = others.prospects[key] = _prospect(task, line, place, others)
         return found
 
-    def _line(self, model: str) -> _Line | None:
-        """All that runs or waits for ``model``; None where nothing serves it."""
+    def _line(self, model: str, priority: Priority) -> _Line | None:
+        """What runs or waits for ``model`` as a task of ``priority`` finds it: interactive work
+        finds no batch work, which gives way to it (DL-8). None where nothing serves ``model``."""
         now = self._clock.now()
         machine = self._forecaster.machine(model, now)
         if machine is None:
             return None
         tasks = self._tasks(model)
+        if priority is Priority.INTERACTIVE:
+            tasks = [task for task in tasks if task.priority is Priority.INTERACTIVE]
         for line in self._lines.get(model, ()):
             if now - line.at < FRESH_S and line.tasks == tasks and line.machine == machine:
                 return line
@@ -271,10 +279,4 @@ def _weights(task: Task, others: Sequence[Task]) -> NDArray[np.float64]:
         return np.zeros(len(others))
     counts = Counter(other.tenant for other in others)
     own = max(1, counts[task.tenant])
-    return np.array(
-        [
-            min(1.0, own / counts[other.tenant])
-            * (BATCH_WEIGHT if other.priority is Priority.BATCH else 1.0)
-            for other in others
-        ]
-    )
+    return np.array([min(1.0, own / counts[other.tenant]) for other in others])

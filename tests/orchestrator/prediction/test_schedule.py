@@ -125,6 +125,16 @@ def test_dl8_batch_work_waits_rather_than_cost_anybody() -> None:
     assert rig.schedule.of(batch).gain == rig.schedule.of(batch).chance
 
 
+def test_dl8_interactive_work_finds_no_batch_work_in_its_way() -> None:
+    """Sixteen batch rows make steps of 13 ms; alone it takes 5.5 ms a token."""
+    rig = new_rig()
+    for _ in range(16):
+        runs(rig, rig.task(60_000, 1000, priority=Priority.BATCH))
+    rig.schedule.may_free_row = lambda task: False
+    assert rig.schedule.of(rig.task(800, 100, prompt=1)).chance == 1
+    assert rig.refuses(rig.task(800, 100, prompt=1, priority=Priority.BATCH))
+
+
 def test_dl7_an_answer_that_is_cut_needs_its_first_token() -> None:
     rig = new_rig()
     task = rig.task(200, 1000, prompt=1000, on_deadline=OnDeadline.PARTIAL)
