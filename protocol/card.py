@@ -79,8 +79,8 @@ class StepCosts(msgspec.Struct, frozen=True):
     """What each further token adds to it."""
 
     def up_to(self, most: int) -> "StepCosts":
-        """The costs of steps of no more than ``most`` rows, which is one of ``rows``."""
-        count = self.rows.index(most) + 1
+        """The costs of steps of no more than ``most`` rows."""
+        count = sum(rows <= most for rows in self.rows)
         return msgspec.structs.replace(self, rows=self.rows[:count], step_ms=self.step_ms[:count])
 
 
