@@ -28,8 +28,11 @@ def largest(settings: WorkerSettings) -> WorkerSettings:
     """``settings`` with the sizes that an engine is built for."""
     if settings.engine != "torch" or settings.device != "cuda":
         return settings
-    sizes = {"max_running": MOST_ROWS, "max_step_tokens": MOST_TOKENS}
     stated = settings.model_fields_set
+    tokens = settings.max_step_tokens if "max_step_tokens" in stated else MOST_TOKENS
+    rows = settings.max_running if "max_running" in stated else MOST_ROWS
+    # Each row needs a token of a step.
+    sizes = {"max_running": min(MOST_ROWS, tokens), "max_step_tokens": max(MOST_TOKENS, rows)}
     return settings.model_copy(
         update={name: most for name, most in sizes.items() if name not in stated}
     )

@@ -38,6 +38,7 @@ def test_a_gpu_gets_the_rows_and_tokens_that_its_steps_are_worth() -> None:
 def test_what_the_operator_states_is_not_changed() -> None:
     assert chosen(H100, max_running=64, max_step_tokens=512) == (64, 512)
     assert chosen(H100, max_running=16)[1] == 2048
+    assert chosen(H100.up_to(128), max_step_tokens=128) == (128, 128), "a row needs a token"
 
 
 @pytest.mark.parametrize("other", [{"device": "cpu"}, {"engine": "vllm"}])
