@@ -187,7 +187,9 @@ def choose_attention(
     for name in names:
         if choices.kept(_ATTENTION, (name,)) is not None:
             with suppress(Exception):  # whatever a compiler raises: it is measured again
-                return Choice(name, build(name))
+                backend = build(name)
+                model_log.info("attention runs on %s", name)
+                return Choice(name, backend)
     trial, expected = _trial(pool, num_heads, windows)
     with one_thread():
         found = [_try(name, build, trial, expected) for name in names]
