@@ -348,7 +348,6 @@ def _dispatch(
         pausing,
         registry,
         prediction,
-        common.queue,
         foresight.in_flight,
         clock,
         enabled=chosen.row_policy is RowPolicy.ADAPTIVE and values_time,

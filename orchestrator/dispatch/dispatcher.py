@@ -104,7 +104,7 @@ class Dispatcher:
             self._limits.loop_delay.watch(task.deadline.at)
         self._queue.push(task)
         self._replanner.wake()
-        self._rows.asked(task, self.pump)
+        self._rows.wake(self.pump)
         self.pump()
 
     def instances_changed(self) -> None:

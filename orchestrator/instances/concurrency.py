@@ -66,7 +66,7 @@ class ConcurrencyLimit:
         self.fitting = 1
         """Jobs that can run at once, by the worker's rows and KV blocks."""
         self.best_rows = UNBOUNDED
-        """Rows that should decode at once (``prediction.batch_size``)."""
+        """Rows that should decode at once (``dispatch.rows``)."""
         self._max_running = 1
         self._step_ms = 0.0
         self._jobs: set[InFlightJob] = set()

@@ -18,7 +18,6 @@ from orchestrator.instances.concurrency import ConcurrencyLimit
 from orchestrator.instances.provenance import UNKNOWN
 from orchestrator.lanes import Lane, kind_of
 from orchestrator.prediction import Load, Quantiles, StepLearner, StepModel
-from orchestrator.prediction.batch_size import Outlook
 from orchestrator.prompts.encoder import PromptEncoder
 from protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
 
@@ -93,8 +92,6 @@ class Instance:
         self.encoder: PromptEncoder | None = None
         self.provenance = UNKNOWN
         self.stats: WorkerStats | None = None
-        self.outlook: Outlook | None = None
-        """The outlook that decided how many rows it should run; None if all may run."""
         self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
         self.round_trip_ms = Quantiles([FIRST_ROUND_TRIP_MS] * 9, _ROUND_TRIPS)

@@ -67,10 +67,12 @@ class Machine(NamedTuple):
     """Standard deviation of the logarithm of its speed."""
     bends: tuple[float, ...] = ()
     """See ``StepModel``; by the rows of one instance."""
+    fewest: float = 1.0
+    """Rows that run on each instance at least: where work keeps coming, free rows are filled."""
 
     def steps_ms(self, running: Floats) -> Floats:
         """What a step takes where so many rows run on all instances together."""
-        each = np.maximum(running / self.instances, 1.0)
+        each = np.maximum(running / self.instances, self.fewest)
         if self.bends:
             each = np.interp(each, np.arange(len(self.bends)), self.bends)
         times: Floats = self.base_ms + self.row_ms * each

@@ -30,8 +30,6 @@ LOSS_WEIGHT: Final = 0.5
 requests take of it, and a worker holds a prompt up before rows miss a token. In 9 cells of the
 simulator 0, 0.5 and 1 met 0.995, 1.030 and 1.029 of what was met without; with 1, conversations
 with deadlines for parts met 0.85 at twice the capacity, with 0.5 no cell met less than 0.99."""
-ALL_MET: Final = 0.95
-"""Mean chance from which all are taken to be met."""
 FRESH_S: Final = 0.01
 """Seconds for which a line that was looked at is good, as long as the same requests are in it."""
 KEPT: Final = 4
@@ -179,15 +177,39 @@ class Schedule:
             chances |= {task: chance for task, chance in of if task in self._queue}
         return chances
 
-    def meets_all(self, model: str, rows: int) -> bool:
-        """Whether all that runs or waits would be met with so many rows an instance."""
+    def count(self, model: str) -> int:
+        """How many requests for ``model`` run or wait, up to ``MOST``."""
         line = self._line(model, Priority.BATCH)
-        if line is None or not line.tasks or not self._knows(model, line):
-            return True
-        machine = line.machine._replace(rows=rows * line.machine.instances)
-        chances = play(line.asked, machine).chances(line.asked)
-        first = np.array([task.priority is Priority.INTERACTIVE for task in line.tasks])
-        return float((chances[first] if first.any() else chances).mean()) >= ALL_MET
+        return 0 if line is None else len(line.tasks)
+
+    def met_with(self, model: str, rows: Sequence[int], foreign: int = 0) -> list[float]:
+        """The share (0 to 1) of what runs and waits for ``model`` that is met with each number of
+        ``rows`` an instance, by tenants' shares; empty where that cannot be told.
+
+        ``foreign`` rows of the instances are not ours. Every row is taken to stay full, batch work
+        included, as more work comes. Gaps between tokens do not count: workers keep those by
+        themselves (``worker.scheduler.stalls``).
+        """
+        everything = self._line(model, Priority.BATCH)
+        if everything is None or not everything.tasks or not self._knows(model, everything):
+            return []
+        line = self._line(model, Priority.INTERACTIVE)
+        if line is None or not line.tasks:
+            line = everything
+        asked = [one._replace(gap_ms=math.inf) for one in line.asked]
+        tenants = Counter(task.tenant for task in line.tasks)
+        share = len(line.tasks) / len(tenants)
+        weights = np.array([min(1.0, share / tenants[task.tenant]) for task in line.tasks])
+        instances = line.machine.instances
+        wanted = (len(everything.tasks) + foreign) / instances
+        machines = [
+            line.machine._replace(
+                rows=max(1, count * instances - foreign), fewest=max(1.0, min(count, wanted))
+            )
+            for count in rows
+        ]
+        chances = (play(asked, machine).chances(asked) for machine in machines)
+        return [float(of @ weights / weights.sum()) for of in chances]
 
     def _knows(self, model: str, line: _Line) -> bool:
         """Whether enough is known of steps to refuse by it. What was measured at load, perhaps

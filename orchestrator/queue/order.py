@@ -85,7 +85,7 @@ class RowPolicy(StrEnum):
     """How many rows an instance runs at once."""
 
     ADAPTIVE = "adaptive"
-    """The number of rows that meets the most deadlines (``prediction.batch_size``)."""
+    """The number of rows that meets the most deadlines (``dispatch.rows``)."""
     FIXED = "fixed"
     """The number of slots that the instance's worker has."""
 

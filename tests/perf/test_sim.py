@@ -157,7 +157,7 @@ def test_dl7_refusals_are_almost_never_wrong(capacity: float) -> None:
     run = run_policy(observe, scenario, FLEET, 0.7 * capacity, 30.0, SEED)
     summary = Summary.of(run, WARM_S)
     assert summary.samples > 80
-    assert summary.false_refusals < 0.01
+    assert summary.false_refusals * summary.samples < 0.02 * summary.offered
 
 
 @pytest.mark.slow

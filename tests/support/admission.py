@@ -118,7 +118,6 @@ class Rig:
                 Pausing(site, self.forecaster, placer, enabled=False),
                 site,
                 prediction,
-                self.queue,
                 in_flight,
                 self.clock,
                 enabled=False,

@@ -209,22 +209,8 @@ def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
 
 
 def _rows(instance: Instance) -> dict[str, object]:
-    """How many jobs should run on the instance at once, and what other numbers would achieve if
-    requests like the latest kept coming."""
-    found = instance.outlook
-    best = 0.0 if found is None else float(found.met.max())
-    return {
-        "most": None if instance.card is None else instance.concurrency.slots,
-        "outlook": []
-        if found is None
-        else [
-            {"rows": rows, "step_ms": round(step_ms, 3), "met": round(met / best, 3)}
-            for rows, step_ms, met in zip(
-                found.rows, found.step_ms.tolist(), found.met.tolist(), strict=True
-            )
-            if best
-        ],
-    }
+    """How many jobs should run on the instance at once."""
+    return {"most": None if instance.card is None else instance.concurrency.slots}
 
 
 def _pace(instance: Instance) -> dict[str, object]:

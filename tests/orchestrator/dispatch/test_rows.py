@@ -1,46 +1,108 @@
-"""How often the number of rows is decided."""
+"""How many rows instances run at once, and how often that is decided."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, cast
 
-from orchestrator.dispatch.rows import EVERY_S, MAX_PAUSES, RowControl
+import pytest
+
+from orchestrator.dispatch.rows import EVERY_S, RowControl, best_rows, row_counts
+from orchestrator.tasks.job import Priority
 from tests.support.admission import Rig
+
+ALL = 16
 
 
 class NoInstances:
-    """A registry that notes when it is looked at, once for each decision."""
+    """A registry that counts how often it is looked at, once for each decision."""
 
-    def __init__(self, rig: Rig) -> None:
-        self.instances: dict[str, object] = {}
-        self.looked_at: list[float] = []
-        self._now = rig.clock.now
+    decisions = 0
 
     def __iter__(self) -> Iterator[object]:
-        self.looked_at.append(self._now())
+        self.decisions += 1
         return iter(())
 
 
-def test_the_pause_grows_while_nothing_is_asked_for_and_is_short_again_for_the_next_request() -> (
-    None
-):
-    rig = Rig()
-    registry, in_flight = cast(Any, NoInstances(rig)), cast(Any, ["a job"])
-    rows = RowControl(
-        cast(Any, None), registry, rig.prediction, rig.queue, in_flight, rig.clock, enabled=True
-    )
-
-    def pauses(seconds: float) -> list[int]:
-        registry.looked_at = [rig.clock.now()]
-        rig.clock.advance(seconds)
-        at = registry.looked_at
-        return [round((b - a) / EVERY_S) for a, b in pairwise(at)]
-
-    rows.asked(rig.task(10_000), lambda: None)
-    assert pauses(1.0) == [1, 2, *[MAX_PAUSES] * 4]
-    rows.asked(rig.task(10_000), lambda: None)
-    assert pauses(0.4) == [1, 2, MAX_PAUSES]
+def test_it_is_decided_while_something_runs_and_not_after() -> None:
+    rig, registry, in_flight = Rig(), cast(Any, NoInstances()), cast(Any, ["a job"])
+    none = cast(Any, None)
+    rows = RowControl(none, registry, rig.prediction, in_flight, rig.clock, enabled=True)
+    for _ in range(3):
+        rows.wake(lambda: None)
+    rig.clock.advance(10.5 * EVERY_S)
+    assert registry.decisions == 10
     in_flight.clear()
-    assert pauses(5.0) == [3], "nothing is decided while nothing runs"
-    rows.asked(rig.task(10_000), lambda: None)
-    assert pauses(5.0) == [1]
+    rig.clock.advance(10 * EVERY_S)
+    assert registry.decisions == 11
+    RowControl(none, registry, rig.prediction, in_flight, rig.clock, enabled=False).wake(print)
+    rig.clock.advance(10 * EVERY_S)
+    assert registry.decisions == 11
+
+
+def test_two_numbers_are_tried_for_each_doubling() -> None:
+    assert row_counts(1) == (1,)
+    assert row_counts(20) == (1, 2, 3, 4, 6, 8, 11, 16, 20)
+
+
+@pytest.mark.parametrize(
+    ("met", "current", "requests", "chosen"),
+    [
+        ((0.2, 0.5, 0.9, 0.4), 8, 100, 4),
+        ((0.2, 0.5, 0.9, 0.4), 1, 100, 4),
+        ((0.5, 0.88, 0.9, 0.89), 1, 100, 8),
+        ((0.2, 0.5, 0.9, 0.85), 8, 100, 8),  # a change that is worth too little
+        ((0.2, 0.5, 0.9, 0.7), 8, 4, 8),  # of four requests it may be chance
+        ((0.0, 0.0, 0.0, 0.0), 2, 100, 8),
+    ],
+)
+def test_the_largest_number_that_meets_about_the_most(
+    met: tuple[float, ...], current: int, requests: int, chosen: int
+) -> None:
+    assert best_rows((1, 2, 4, 8), met, current, requests) == chosen
+
+
+def waiting(rig: Rig, count: int, budget_ms: float, **job: Any) -> None:
+    for _ in range(count):
+        task = rig.task(budget_ms, **job)
+        rig.forecaster.plan(task, rig.clock.now())
+        rig.queue.push(task)
+
+
+def test_a_burst_is_met_in_part_with_few_rows_and_not_at_all_with_many() -> None:
+    """100 tokens take 1.3 s with 7 rows, 1.8 s with 16."""
+    rig = Rig()
+    waiting(rig, 32, 1500)
+    met = dict(zip(row_counts(ALL), rig.schedule.met_with("m", row_counts(ALL)), strict=True))
+    assert met[ALL] == 0 < met[4] < met[8]
+    assert best_rows(row_counts(ALL), [*met.values()], ALL, 32) == 8
+
+
+def test_long_deadlines_leave_every_row() -> None:
+    rig = Rig()
+    waiting(rig, 32, 60_000)
+    assert rig.schedule.met_with("m", [ALL]) == [1.0]
+    assert Rig().schedule.met_with("m", [ALL]) == []
+
+
+def test_batch_work_counts_by_the_rows_that_it_fills() -> None:
+    rig = Rig()
+    waiting(rig, 4, 1500)
+    assert rig.schedule.met_with("m", [ALL]) == [1.0]
+    waiting(rig, 32, 60_000, priority=Priority.BATCH)
+    assert rig.schedule.met_with("m", [4, ALL]) == [1.0, 0.0]
+
+
+def test_rows_that_are_not_ours_are_taken_off() -> None:
+    rig = Rig()
+    waiting(rig, 8, 1450)
+    assert rig.schedule.met_with("m", [8]) == [1.0]
+    assert rig.schedule.met_with("m", [8], foreign=6)[0] < 0.5
+
+
+def test_a_tenant_that_asks_for_most_does_not_outweigh_the_others() -> None:
+    """With 16 rows the many long deadlines are kept, with 4 the few short ones."""
+    rig = Rig()
+    waiting(rig, 2, 1250, tenant="small")
+    waiting(rig, 30, 100_000, tenant="large")
+    few, many = met = rig.schedule.met_with("m", [4, ALL])
+    assert few == 1.0 and many == pytest.approx(16 / 18), "two requests of an equal share of 16"
+    assert best_rows((4, ALL), met, ALL, 1000) == 4
