@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from orchestrator.admission.admission import Admission
-from orchestrator.admission.rate_limits import Limiter
+from orchestrator.admission.rate_limits import Limiter, Standing
 from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
 from orchestrator.rooms import defined_in, modules_of_rooms
@@ -71,6 +71,8 @@ class Host(Protocol):
     """The service, as far as its rooms need it."""
 
     rooms: "Sequence[Extension]"
+    on_offered: list[Callable[[Task], None]]
+    """Called with each task that is taken on."""
     task_over: asyncio.Event
 
     async def submit(self, job: Job, prompt: Prompt) -> Task:
@@ -137,6 +139,14 @@ class Extension:
     def submit_of(self, job: Job) -> Submit | None:
         """How this room submits a job that is its own; None for any other job."""
         return None
+
+    def charge(self, task: Task) -> None:
+        """Called once all of a request is read, and before it is offered. Raises ``TidegateError``
+        to refuse it."""
+
+    def standings(self, key: str) -> Iterable[Standing]:
+        """Limits of this room that a key is told of with every answer."""
+        return ()
 
     # ── what people are shown ────────────────────────────────────────────────────────────────
 

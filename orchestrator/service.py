@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.images import ImageGate
-from orchestrator.admission.rate_limits import Limiter
+from orchestrator.admission.rate_limits import Limiter, Standing
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import (
@@ -356,6 +357,8 @@ class Orchestrator:
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)
+        for room in self.rooms:
+            room.charge(task)
         stages.limits.charge(task)
         await self.sharing.take(task)
 
@@ -495,6 +498,11 @@ class Orchestrator:
         anyway."""
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self.stages.dispatcher.mark_reading(task, keeps_up)
+
+    def standings(self, key: str) -> list[Standing]:
+        """What is left of the limits of a key."""
+        of_rooms = chain.from_iterable(room.standings(key) for room in self.rooms)
+        return [*self.limits.standings(key), *of_rooms]
 
     @property
     def queue_room(self) -> QueueRoom | None:

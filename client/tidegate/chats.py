@@ -53,6 +53,8 @@ class ChatOptions(SamplingOptions, total=False):
     session_id: str
     idle_keep_s: float
     calls_left: int
+    max_run_tokens: int
+    max_run_cost: float
     tell_time: bool
     wind_down: float
     tools_until: float

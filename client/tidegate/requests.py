@@ -102,9 +102,10 @@ class TaskOptions(SamplingOptions, total=False):
 
     ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
     conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
-    ``calls_left`` is the number of calls that follow under the same deadline. ``tell_time`` tells
-    the model how much of it is left, to finish at the share ``wind_down``, without tools from the
-    share ``tools_until`` on. A ``durable`` task outlives the orchestrator; an ``idempotent`` one
+    ``calls_left`` is the number of calls that follow under the same deadline; ``max_run_tokens``
+    and ``max_run_cost`` are the most that all calls of the run may come to. ``tell_time`` tells the
+    model how much time is left, to finish at the share ``wind_down``, without tools from the share
+    ``tools_until`` on. A ``durable`` task outlives the orchestrator; an ``idempotent`` one
     may get another text after that. A ``reservation`` of a quote states its deadline.
     """
 
@@ -125,6 +126,8 @@ class TaskOptions(SamplingOptions, total=False):
     idempotent: bool
     idle_keep_s: float
     calls_left: int
+    max_run_tokens: int
+    max_run_cost: float
     tell_time: bool
     wind_down: float
     tools_until: float

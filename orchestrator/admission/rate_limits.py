@@ -118,12 +118,12 @@ def _rate(known: Rate | None, per_min: int) -> Rate | None:
 
 
 class Standing(NamedTuple):
-    """One limit of a key: how many per minute, how many at once now, and seconds until it is whole
-    again."""
+    """One limit of a key: how much there is of it, how much of that is left now, and seconds until
+    it is whole again."""
 
     unit: str
-    per_min: int
-    remaining: int
+    limit: float
+    remaining: float
     reset_s: float
 
 

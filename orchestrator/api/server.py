@@ -294,7 +294,7 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     if request.method == "POST" and response.status != 401 and not is_open:
         response.headers.update(
             rate_limit_headers(
-                orchestrator.limits.standings(context.key.fingerprint),
+                orchestrator.standings(context.key.fingerprint),
                 orchestrator.queue_room if context.dialect.tells_queue else None,
             )
         )

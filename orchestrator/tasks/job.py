@@ -190,6 +190,10 @@ class Job:
     """Whether the client has stated ``idle_keep_s`` itself."""
     calls_left: int | None = None
     """Calls of its run that follow this one, if the client says so (``runs``)."""
+    max_run_tokens: int = 0
+    """Most tokens of prompts and answers that all calls of its run may come to; 0: unstated."""
+    max_run_cost: float = 0.0
+    """Most money that all calls of its run may come to; 0: unstated."""
     shares_calls: bool = False
     """Whether ``calls_left`` comes from its run, which counts parallel calls."""
     tell_time: TellTime | None = None

@@ -29,6 +29,7 @@ SERVED_AT = {
     "orchestrator/api/openai/responses": "/v1/responses",
     "orchestrator/api/page": "/",
     "orchestrator/batches": "/v1/batches",
+    "orchestrator/budgets": "/v2/budget",
     "orchestrator/sessions": "/v2/sessions",
 }
 """A path of each room that has some: nothing is there without the room."""

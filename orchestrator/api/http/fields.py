@@ -1,5 +1,6 @@
 """Fields of a body about a generation that mean the same in every dialect (OR-2, DL-1)."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, MutableSequence
 from typing import Any, ClassVar, Final, NamedTuple
@@ -136,6 +137,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     session_id: str | None = None
     idle_keep_s: float | None = None
     calls_left: int | None = None
+    max_run_tokens: int | None = None
+    max_run_cost: float | None = None
     tell_time: bool | None = None
     wind_down: float | None = None
     tools_until: float | None = None
@@ -275,6 +278,8 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         tenant=_tenant(request.headers, body.tenant, context),
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
+        max_run_tokens=int(_above_zero("max_run_tokens", body.max_run_tokens)),
+        max_run_cost=_above_zero("max_run_cost", body.max_run_cost),
         tell_time=_tell_time(body, context),
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].idle_keep_s, session_id),
@@ -373,6 +378,12 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
             field=field,
         )
     return stated
+
+
+def _above_zero(field: str, stated: float | None) -> float:
+    if stated is not None and not 0 < stated < math.inf:
+        raise InvalidRequest(f"{field} must be above 0, got {stated}", field=field)
+    return stated or 0
 
 
 def _tell_time(body: GenerationRequest, context: Context) -> TellTime | None:

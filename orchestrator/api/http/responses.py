@@ -107,10 +107,10 @@ def rate_limit_headers(
     if queue is not None:
         headers["x-ratelimit-limit-requests"] = str(queue.bound)
         headers["x-ratelimit-remaining-requests"] = str(queue.left)
-    for unit, per_min, remaining, reset_s in standings:
+    for unit, limit, remaining, reset_s in standings:
         if unit == "requests" and queue is not None and queue.left < remaining:
             continue
-        headers[f"x-ratelimit-limit-{unit}"] = str(per_min)
+        headers[f"x-ratelimit-limit-{unit}"] = str(limit)
         headers[f"x-ratelimit-remaining-{unit}"] = str(remaining)
         headers[f"x-ratelimit-reset-{unit}"] = spell_duration(reset_s)
     return headers

@@ -35,6 +35,8 @@ _BESIDE = (
     "session_id",
     "idle_keep_s",
     "calls_left",
+    "max_run_tokens",
+    "max_run_cost",
     "placement",
 )
 """Names that are read from ``parameters`` even when ``sampling_parameters`` is present."""

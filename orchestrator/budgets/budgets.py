@@ -1,0 +1,199 @@
+"""Holds requests to what their key and their run may spend (DL-25).
+
+A request reserves the most that it can come to: its prompt, and all that it may generate. What it
+has not used is free again at its end. A request that does not say how much it may generate gets
+what is left.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from orchestrator.admission.rate_limits import Standing
+from orchestrator.budgets.books import Amount, BookEntry, Books, month_ends, month_of
+from orchestrator.budgets.section import BudgetSection, KeyBudget, Price
+from orchestrator.clock import Clock
+from orchestrator.errors import InvalidRequest, NotReady, RateLimited
+from orchestrator.tasks.runs import MAX_RUNS, RunName, run_names
+from orchestrator.tasks.task import Task
+
+_FREE = Price()
+
+
+@dataclass(slots=True)
+class _Account:
+    """What a key or a run has spent and reserved, and what it may."""
+
+    whose: str
+    budget: KeyBudget = field(default_factory=KeyBudget)
+    tokens: int = 0
+    cost: float = 0.0
+
+    def tokens_left(self) -> int:
+        return max(0, self.budget.tokens - self.tokens)
+
+    def cost_left(self) -> float:
+        return max(0.0, self.budget.cost - self.cost)
+
+
+class Budgets:
+    """Budgets of all keys and runs, and the books."""
+
+    def __init__(
+        self, section: BudgetSection, names: Mapping[str, str], books: Books, clock: Clock
+    ) -> None:
+        """``names`` of keys, by their fingerprints."""
+        self.books = books
+        self._section = section
+        self._names = names
+        self._clock = clock
+        self._reserved: dict[str, _Account] = {}
+        """What the live requests of a key may still come to."""
+        self._runs: OrderedDict[RunName, _Account] = OrderedDict()
+        """Runs with a budget, the one that was used least recently first."""
+
+    def budget_of(self, key: str) -> KeyBudget:
+        return self._section.keys.get(self._names.get(key, ""), self._section.each_key)
+
+    def account_of(self, key: str) -> _Account:
+        """A key's account of this month."""
+        spent = self.books.spent(month_of(self._clock.unix()), key)
+        held = self._reserved.get(key, _Account(""))
+        whose, budget = "this key in this month", self.budget_of(key)
+        return _Account(whose, budget, spent.tokens + held.tokens, spent.cost + held.cost)
+
+    def standings(self, key: str) -> Iterator[Standing]:
+        account, now = self.account_of(key), self._clock.unix()
+        reset_s = month_ends(now) - now
+        if account.budget.tokens:
+            left = account.tokens_left()
+            yield Standing("tokens-month", account.budget.tokens, left, reset_s)
+        if account.budget.cost:
+            left_cost = round(account.cost_left(), 6)
+            yield Standing("cost-month", account.budget.cost, left_cost, reset_s)
+
+    def charge(self, task: Task) -> None:
+        """Reserve what a task that has been read may come to. Raises ``RateLimited`` or
+        ``NotReady``."""
+        if not self.books.is_open and self.budget_of(task.job.key) != KeyBudget():
+            raise NotReady("what this key has spent is being read; try again shortly")
+        accounts = [self.account_of(task.job.key), *self._run_of(task)]
+        price = self._section.prices.get(task.model, _FREE)
+        for account in accounts:
+            self._fit(task, account, price)
+        for account in accounts:
+            self._require(task, account, price)
+        most = _most(task, price)
+        held = self._reserved.setdefault(task.job.key, _Account(""))
+        for account in (held, *accounts[1:]):
+            account.tokens += most.tokens
+            account.cost += most.cost
+        task.on_end.append(lambda ended: self._release(ended, most, price, accounts[1:]))
+
+    def _run_of(self, task: Task) -> list[_Account]:
+        """The account of the task's run, if it has a budget."""
+        job, names = task.job, run_names(task.job)
+        run = next((self._runs[name] for name in names if name in self._runs), None)
+        if job.max_run_tokens or job.max_run_cost:
+            if not names:
+                raise InvalidRequest(
+                    "max_run_tokens and max_run_cost need a run: send a session_id, or a "
+                    "traceparent header, that all of its calls have",
+                    field="max_run_tokens" if job.max_run_tokens else "max_run_cost",
+                )
+            run = run or _Account("this run")
+            run.budget = KeyBudget(
+                tokens=job.max_run_tokens or run.budget.tokens,
+                cost=job.max_run_cost or run.budget.cost,
+            )
+        if run is None:
+            return []
+        for name in names:
+            self._runs[name] = run
+            self._runs.move_to_end(name)
+        while len(self._runs) > MAX_RUNS:
+            self._runs.popitem(last=False)
+        return [run]
+
+    @staticmethod
+    def _fit(task: Task, account: _Account, price: Price) -> None:
+        """Bound an answer that may be of any length by what is left."""
+        if task.job.max_tokens is not None:
+            return
+        most = task.sampling.max_tokens
+        if account.budget.tokens:
+            most = min(most, account.tokens_left() - task.prompt_tokens)
+        if account.budget.cost and price.completion:
+            left = account.cost_left() - task.prompt_tokens * price.prompt / 1e6
+            most = min(most, int(1e6 * left / price.completion))
+        least = max(1, task.sampling.min_tokens)
+        if least <= most < task.sampling.max_tokens:
+            task.sampling = msgspec.structs.replace(task.sampling, max_tokens=most)
+
+    def _require(self, task: Task, account: _Account, price: Price) -> None:
+        budget, most = account.budget, _most(task, price)
+        tokens_left, cost_left = account.tokens_left(), account.cost_left()
+        if budget.tokens and most.tokens > tokens_left:
+            needs, left = f"{most.tokens} tokens", f"{tokens_left} of {budget.tokens}"
+        elif budget.cost and most.cost > cost_left:
+            needs, left = f"{most.cost:.6g} in money", f"{cost_left:.6g} of {budget.cost:g}"
+        else:
+            return
+        error = RateLimited(
+            f"prompt and max_tokens can come to {needs}, and {left} are left to {account.whose}: "
+            "ask for less with max_tokens",
+            retryable=False,
+            field="max_tokens",
+        )
+        if budget.tokens:
+            error.details["tokens_left"] = tokens_left
+        if budget.cost:
+            error.details["cost_left"] = round(cost_left, 6)
+        error.details["resets_unix_ms"] = round(1000 * month_ends(self._clock.unix()))
+        raise error
+
+    def _release(self, task: Task, most: Amount, price: Price, runs: list[_Account]) -> None:
+        """Free what an ended task has not used."""
+        used = _used(task, price)
+        held = self._reserved[task.job.key]
+        held.tokens -= most.tokens
+        held.cost -= most.cost
+        for run in runs:
+            run.tokens += used.tokens - most.tokens
+            run.cost += used.cost - most.cost
+
+    def follow(self, task: Task) -> None:
+        """Enter what a task has come to once it ends."""
+        task.on_end.append(self._enter)
+
+    def _enter(self, task: Task) -> None:
+        assert task.ending is not None
+        job = task.job
+        # Many clients give each request a trace of its own: that alone is no run.
+        of_trace = job.trace is not None and (
+            job.calls_left is not None or any(name in self._runs for name in run_names(job))
+        )
+        run = job.session_id or (job.trace.trace_id if job.trace and of_trace else "")
+        model = task.model or task.job.model
+        month = month_of(self._clock.unix())
+        entry = BookEntry(month, task.job.key, run, model, task.ending.outcome.value)
+        self.books.enter(entry, _used(task, self._section.prices.get(model, _FREE)))
+
+
+def _most(task: Task, price: Price) -> Amount:
+    """The most that a task can come to."""
+    return _amount(task.prompt_tokens, 0, task.sampling.max_tokens, price)
+
+
+def _used(task: Task, price: Price) -> Amount:
+    prompt_tokens = task.prompt_tokens if task.marks.dispatched else 0
+    cached = min(prompt_tokens, task.cached_tokens)
+    return _amount(prompt_tokens, cached, task.completion_tokens, price)
+
+
+def _amount(prompt: int, cached: int, completion: int, price: Price) -> Amount:
+    cached_price = price.prompt if price.cached is None else price.cached
+    cost = (prompt - cached) * price.prompt + cached * cached_price + completion * price.completion
+    return Amount(1, prompt, cached, completion, cost / 1e6)
