@@ -1,7 +1,7 @@
 """Moves tasks from the queue onto lanes: starts what can start whenever something changes."""
 
 import math
-from itertools import chain, islice
+from itertools import chain
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
@@ -23,8 +23,6 @@ from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
 from protocol import End, OnDeadline
 
-FRESH = 4
-"""How many of the next waiting tasks are planned anew before anything is started."""
 POLICY_PASSES = 32
 """How many waiting tasks an operator's policy may send nowhere before a pass ends."""
 FEW_SPECS = 8
@@ -149,12 +147,7 @@ class Dispatcher:
             now = self._clock.now()
             self._end_expired(now)
             self._placer.refresh()
-            has_room = self._placer.has_room
-            if has_room or self._pausing.is_due(now):
-                first, forecaster = islice(self._queue, FRESH), self._prediction.forecaster
-                # A newcomer has just been planned, as it was let in.
-                self._replanner.plan([t for t in first if not forecaster.is_fresh(t, now)])
-            if has_room:
+            if self._placer.has_room:
                 self._start()
             room = self._pausing.make_room(self._queue, self._in_flight, now)
             if room.paused:

@@ -93,8 +93,7 @@ class ConcurrencyLimit:
 
     @property
     def most_rows(self) -> int:
-        """Jobs that should run at once. Long prompts, which may take many steps
-        (``worker.scheduler.stalls``), are not rows yet."""
+        """Jobs that should run at once. A long prompt, of several steps, is no row yet."""
         return self.best_rows + self._long_prompts
 
     @property

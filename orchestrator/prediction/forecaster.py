@@ -37,8 +37,6 @@ _WAIT_PER_DRAIN = 2.0
 meanwhile. In the simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity,
 and the same below it."""
 _WAIT_OF_PAUSED = 4.0
-LATE_PROMPT = 0.1
-"""Share of a prompt that is taken to be left once it should have been computed."""
 _FIRST_GUESS_MS = 1000.0
 FIT_SHARE = 0.94
 """Share of its time budget that a ``fit`` answer is told to fill; the rest is for new arrivals."""
@@ -50,8 +48,6 @@ faster than it was, or less busy: it ends at its deadline all the same. KV is re
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
 _SERVING_TTL_S = 0.25
-_FRESH_S = 0.002
-"""Age in seconds up to which a plan is as good as one of this moment."""
 _HIGH_SIGMAS = 2.05
 """Standard deviations from the middle to ``StepModel.high``, its 98 % quantile."""
 _PACE_SIGMAS = (-1.28, -0.52, 0.0, 0.52, 1.28)
@@ -183,11 +179,6 @@ class Forecaster:
         )
         task.rank = self._rank(found, task, now)
         task.drop_at = self._drop_at(task, self._serving_of(task.model, now).capacity)
-        task.planned_at = now
-
-    def is_fresh(self, task: Task, now: float) -> bool:
-        """Whether the plan of ``task`` is of this moment, and of this round of plans."""
-        return self._epoch < task.planned_at and now - task.planned_at < _FRESH_S
 
     def drop_at(self, task: Task) -> float:
         """When a waiting task is certain to miss, given what serves its model at this moment."""
@@ -239,8 +230,7 @@ class Forecaster:
         if not task.prompt_ready_at:
             return task.new_prompt_tokens
         left = 1000 * (task.prompt_ready_at - now) / costs.prompt_ms
-        new = task.new_prompt_tokens
-        return min(float(new), max(LATE_PROMPT * new, left))
+        return min(float(task.new_prompt_tokens), max(0.0, left))
 
     def _rank(self, found: Urgency, task: Task, now: float) -> float:
         """Place in the queue as of the last ``begin_plans``: the smallest leaves first."""

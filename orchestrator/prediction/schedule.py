@@ -188,7 +188,7 @@ class Schedule:
 
         ``foreign`` rows of the instances are not ours. Every row is taken to stay full, batch work
         included, as more work comes. Gaps between tokens do not count: workers keep those by
-        themselves (``worker.scheduler.stalls``).
+        themselves (``worker.scheduler.scheduler``).
         """
         everything = self._line(model, Priority.BATCH)
         if everything is None or not everything.tasks or not self._knows(model, everything):

@@ -129,7 +129,6 @@ class Task(WorkItem[Job, Listener]):
         "paused_at",
         "paused_on",
         "pauses",
-        "planned_at",
         "prefix_hashes",
         "prompt_kind",
         "prompt_logprobs",
@@ -197,7 +196,6 @@ class Task(WorkItem[Job, Listener]):
         self.is_unread = False
         """Whether its client is behind with reading: others may have its slot until it reads
         again."""
-        self.planned_at = 0.0
         self.paused_on = ""
         """The instance that keeps its KV while it is paused; empty if it is not."""
         self.paused_at = 0.0

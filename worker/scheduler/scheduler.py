@@ -25,7 +25,6 @@ from worker.scheduler.prefix_cache import PrefixCache
 from worker.scheduler.refusal import EngineLimits, queue_order
 from worker.scheduler.request import PENDING, Request
 from worker.scheduler.sessions import KeptSessions
-from worker.scheduler.stalls import Stalls
 from worker.scheduler.step_time import StepTime
 
 
@@ -41,7 +40,6 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
-        self._stalls = Stalls(config, self.step_time)
         self._block_tokens = config.block_tokens
         self._limits = EngineLimits(
             self.capacity_tokens,
@@ -115,8 +113,6 @@ class Scheduler:
         prefilling += started
         if len(prefilling) > 1:
             prefilling = most_urgent_first(prefilling, self.step_time, now)
-        if prefilling and decodes:
-            budget = self._stalls.prompt_tokens(rows, prefilling, budget, now)
         ahead: list[Request] = []
         if prefilling:
             ahead += [request for request in self.running if self._has_unregistered_blocks(request)]

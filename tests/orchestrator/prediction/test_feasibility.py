@@ -178,18 +178,3 @@ def test_dl7_a_sample_of_what_waited_in_vain_gets_its_try() -> None:
     assert rig.queue.expired(rig.clock.now()) == [task]
     task.end(Ending(Outcome.MISSED, FinishReason.DEADLINE), rig.clock.now())
     assert (rig.feasibility.stats.infeasible, rig.feasibility.stats.sampled_missed) == (1, 1)
-
-
-def test_a_newcomers_plan_holds_for_this_moment_and_this_round() -> None:
-    """The pass that its arrival makes over the queue need not plan it again."""
-    rig = Rig()
-    task = rig.task(1000)
-    rig.admission.finish(task)
-    now = rig.clock.now()
-    assert rig.forecaster.is_fresh(task, now)
-    assert not rig.forecaster.is_fresh(task, now + 0.01)
-    rig.forecaster.begin_plans([], now)  # ranks of another round cannot be compared with its rank
-    assert not rig.forecaster.is_fresh(task, now)
-    rig.clock.advance(0.01)
-    rig.forecaster.plan(task, rig.clock.now())
-    assert rig.forecaster.is_fresh(task, rig.clock.now())
