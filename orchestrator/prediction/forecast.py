@@ -53,7 +53,6 @@ class Asked(NamedTuple):
     """When its next token is due, the first one or by the schedule of a stated gap."""
     gap_ms: float = inf
     """Ms by which each later token is due after the one before."""
-    weight: float = 1.0
 
 
 class Machine(NamedTuple):

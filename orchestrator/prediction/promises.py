@@ -92,7 +92,7 @@ class Promises:
         """Learn whether a deadline that we named was kept: later ones become as much safer or
         tighter as keeps the share of the lost (Gibbs and Candès 2021, eq. 2)."""
         stretch = self._stretch[model] + _STRETCH_STEP * ((not kept) - _MAY_BE_LOST)
-        self._stretch[model] = min(max(stretch, 0.0), _MAX_STRETCH)
+        self._stretch[model] = min(max(stretch, -_MAX_STRETCH), _MAX_STRETCH)
 
     def wait_ms(self, tenant: str = "", work_ms: float = math.inf) -> float:
         """Ms until one more promise of that much work can be kept: after all earlier ones of its

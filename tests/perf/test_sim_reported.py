@@ -63,7 +63,7 @@ def test_dl16_a_deadline_that_was_named_is_kept(overload: Reported, light: Repor
     kept = overload.deadlines_kept + light.deadlines_kept
     assert kept > 50
     assert kept >= 0.9 * (kept + overload.deadlines_lost + light.deadlines_lost)
-    # DL-16 asks for 1.5: missed, 1.38 to 2.01 in the four runs of the overload.
+    # DL-16 asks for 1.5: missed, 1.30 to 2.76 in four runs of the overload.
     assert 1 <= median_ratio(overload.deadlines + light.deadlines) <= 2.0
     assert min(overload.deadlines_kept, light.deadlines_kept) > 2
     # Under light load a few are named, and by their median chance decides.
