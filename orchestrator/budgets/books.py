@@ -156,8 +156,10 @@ class Books:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     async def close(self) -> None:
+        """Write what is left, and close the file. Idempotent."""
         if not self.is_open:
             return
+        self.is_open = False
         try:
             await self.flush()
         finally:

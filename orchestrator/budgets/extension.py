@@ -27,8 +27,6 @@ class BudgetRoom(Extension):
         section, journal = settings.section(BudgetSection), settings.journal.path
         stated = ((name, bytes.fromhex(key.digest_hex)) for name, key in settings.keys.items())
         names = {Key(name, digest).fingerprint: name for name, digest in stated}
-        if unknown := set(section.keys) - set(settings.keys):
-            raise ValueError(f"budgets.keys names {sorted(unknown)[0]!r}, which is not in keys")
         path = None if journal is None else journal.with_suffix(".books")
         books = Books(path, core.clock.unix())
         self.budgets = Budgets(section, names, books, core.clock)

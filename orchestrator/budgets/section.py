@@ -1,11 +1,14 @@
 """The room's settings."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from orchestrator.settings.room_section import RoomSection
 from worker.environment import Section
+
+if TYPE_CHECKING:
+    from orchestrator.settings import Settings
 
 
 class Price(Section):
@@ -37,3 +40,7 @@ class BudgetSection(RoomSection):
     """Budgets of single keys, by their names."""
     prices: dict[str, Price] = Field(default_factory=dict)
     """Prices by the name of a model. A model without one costs nothing."""
+
+    def check(self, settings: "Settings") -> None:
+        if unknown := sorted(set(self.keys) - set(settings.keys)):
+            raise ValueError(f"budgets.keys names {unknown[0]!r}, which is not among keys")

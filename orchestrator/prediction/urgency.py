@@ -39,6 +39,8 @@ class Costs:
     prompt_ms: float
     token_ms: float
     token_work_ms: float
+    start_ms: float = 0.0
+    """Ms from the decision to the first step."""
 
 
 class Due(NamedTuple):
@@ -72,7 +74,7 @@ def urgency(
     """
     if left[0] == left[-1]:
         left = left[:1]  # as where a length is stated: one stands for all
-    first_ms = new_prompt_tokens * costs.prompt_ms
+    first_ms = costs.start_ms + new_prompt_tokens * costs.prompt_ms
     next_ms = first_ms + costs.token_ms
     count, token_ms, room_ms = len(left), costs.token_ms, due.whole_ms - first_ms
     # An answer that does not end by then is stopped: it costs no more than up to the deadline.

@@ -21,6 +21,7 @@ costs = st.builds(
     prompt_ms=st.floats(0.001, 10),
     token_ms=st.floats(0.1, 100),
     token_work_ms=st.floats(0.01, 10),
+    start_ms=st.floats(0, 50),
 )
 waits = st.floats(50, 1e5)
 times = st.floats(-1000, 1e6)
@@ -49,7 +50,7 @@ def test_every_urgency_is_a_number_and_hopeless_work_has_none(
     assert found.work_ms > 0 and math.isfinite(found.work_ms)
     assert not math.isnan(found.log_urgency) and found.log_urgency < math.inf
     assert (found.chance == 0) == (found.log_urgency == -math.inf)
-    least_ms = prompt * costs.prompt_ms + left[0] * costs.token_ms
+    least_ms = costs.start_ms + prompt * costs.prompt_ms + left[0] * costs.token_ms
     if whole < 0.99 * LOST * least_ms:
         assert found.chance == 0
     if whole > 1.01 * SURE * (least_ms + left[-1] * costs.token_ms):
