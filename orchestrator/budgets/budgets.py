@@ -20,6 +20,7 @@ from orchestrator.tasks.runs import MAX_RUNS, RunName, run_names
 from orchestrator.tasks.task import Task
 
 _FREE = Price()
+_RUN = "this run"
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class Budgets:
                     "traceparent header, that all of its calls have",
                     field="max_run_tokens" if job.max_run_tokens else "max_run_cost",
                 )
-            run = run or _Account("this run")
+            run = run or _Account(_RUN)
             run.budget = KeyBudget(
                 tokens=job.max_run_tokens or run.budget.tokens,
                 cost=job.max_run_cost or run.budget.cost,
@@ -151,7 +152,8 @@ class Budgets:
             error.details["tokens_left"] = tokens_left
         if budget.cost:
             error.details["cost_left"] = round(cost_left, 6)
-        error.details["resets_unix_ms"] = round(1000 * month_ends(self._clock.unix()))
+        if account.whose != _RUN:
+            error.details["resets_unix_ms"] = round(1000 * month_ends(self._clock.unix()))
         raise error
 
     def _release(self, task: Task, most: Amount, price: Price, runs: list[_Account]) -> None:

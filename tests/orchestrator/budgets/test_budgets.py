@@ -93,6 +93,7 @@ async def test_a_run_has_a_budget_that_its_calls_share(
     await complete(service, session_id="s-1")  # a later call says nothing
     refused = await complete(service, 429, session_id="s-1")
     assert refused["error"]["tokens_left"] == 3 and "this run" in refused["error"]["message"]
+    assert "resets_unix_ms" not in refused["error"], "a run's budget does not come back"
     await complete(service, session_id="s-2")
     told = await complete(service, 400, max_run_tokens=5)
     assert "send a session_id" in told["error"]["message"]
