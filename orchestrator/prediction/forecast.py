@@ -78,6 +78,28 @@ class Machine(NamedTuple):
         return times
 
 
+class Table(NamedTuple):
+    """Requests as arrays, with one entry for each; ``tokens`` to come by scenario and request."""
+
+    tokens: Floats
+    prompt_ms: Floats
+    extra_steps: Floats
+    """Steps of the prompt but the first."""
+    stop_ms: Floats
+    whole_ms: Floats
+    first_ms: Floats
+    gap_ms: Floats
+
+    @classmethod
+    def of(cls, asked: Sequence[Asked], draws: int = DRAWS) -> "Table":
+        """``draws`` scenarios: with fewer a play is cheaper and coarser."""
+        columns = [
+            (a.prompt_ms, max(0, a.prompt_steps - 1), a.stop_ms, a.whole_ms, a.first_ms, a.gap_ms)
+            for a in asked
+        ]
+        return cls(lengths(asked)[:draws], *np.array(columns, dtype=np.float64).reshape(-1, 6).T)
+
+
 class Played(NamedTuple):
     """Times in ms from now and tokens to come, each by scenario and request."""
 
@@ -87,19 +109,17 @@ class Played(NamedTuple):
     end_ms: Floats
     """When the last token comes, if nothing stops the request before."""
 
-    def chances(self, asked: Sequence[Asked]) -> Floats:
+    def chances(self, asked: "Sequence[Asked] | Table") -> Floats:
         """The chance of each request that every part of it is in time."""
         if not asked:
             return np.empty(0)
-        whole, first, gap = (
-            np.array(due)
-            for due in zip(*((a.whole_ms, a.first_ms, a.gap_ms) for a in asked), strict=True)
-        )
-        kept = (self.end_ms <= whole) & (self.first_ms <= first)
+        due = asked if isinstance(asked, Table) else Table.of(asked)
+        first, gap = due.first_ms, due.gap_ms
+        kept = (self.end_ms <= due.whole_ms) & (self.first_ms <= first)
         if (paced := np.isfinite(gap)).any():
             begin = np.where(np.isfinite(first), first, self.first_ms)
-            due = begin + (self.tokens - 1) * np.where(paced, gap, 0.0)
-            kept &= ~paced | (self.end_ms <= due)
+            by_gaps = begin + (self.tokens - 1) * np.where(paced, gap, 0.0)
+            kept &= ~paced | (self.end_ms <= by_gaps)
         shares: Floats = kept.mean(axis=0)
         return shares
 
@@ -128,24 +148,19 @@ def _spread(left: Sequence[float]) -> tuple[float, ...]:
     return tuple(left[(i * len(left)) // DRAWS] for i in range(DRAWS))
 
 
-def play(asked: Sequence[Asked], machine: Machine) -> Played:
+def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     """Play ``asked`` forward: the first ``machine.rows`` run now, each later one once a row is
     free."""
-    if not asked:
-        return Played(*[np.empty((DRAWS, 0))] * 4)
-    count, rows, share = len(asked), machine.rows, 1 / machine.instances
-    tokens = lengths(asked)
-    prompts, extra, stop = (
-        np.array(column)
-        for column in zip(
-            *((a.prompt_ms, max(0, a.prompt_steps - 1), a.stop_ms) for a in asked), strict=True
-        )
-    )
+    table = asked if isinstance(asked, Table) else Table.of(asked)
+    tokens, prompts, extra, stop = table[:4]
+    (draws, count), rows, share = tokens.shape, machine.rows, 1 / machine.instances
+    if not count:
+        return Played(*[np.empty((draws, 0))] * 4)
     busy_ms = float(machine.steps_ms(np.array(float(min(count, rows)))))
     # What does not end by its deadline is stopped there, and leaves its row to others.
     most = np.maximum(1.0, (stop - prompts) / busy_ms)
     steps = np.minimum(tokens, most) + extra
-    starts = np.zeros((DRAWS, count))
+    starts = np.zeros((draws, count))
     if count > rows:
         for scenario, own in enumerate(steps.tolist()):
             free, begun = own[:rows], []
@@ -166,7 +181,7 @@ def play(asked: Sequence[Asked], machine: Machine) -> Played:
     times, step_then = np.empty_like(wall), np.empty_like(wall)
     np.put_along_axis(times, order, wall, axis=1)
     np.put_along_axis(step_then, order, step_ms, axis=1)
-    pace = np.exp(machine.spread * _NORMAL)[:, None]
+    pace = np.exp(machine.spread * _NORMAL[:draws])[:, None]
     begun, own_ms = times[:, count:], prompts * (1 - share)
     first = begun + own_ms + step_then[:, count:] * (1 + extra)
     end = times[:, :count] + own_ms + (tokens - np.minimum(tokens, most)) * busy_ms

@@ -67,11 +67,15 @@ def waiting(rig: Rig, count: int, budget_ms: float, **job: Any) -> None:
         rig.queue.push(task)
 
 
+def met_with(rig: Rig, *rows: int, foreign: int = 0) -> list[float]:
+    return list(rig.schedule.met_with("m", rows, foreign))
+
+
 def test_a_burst_is_met_in_part_with_few_rows_and_not_at_all_with_many() -> None:
     """100 tokens take 1.3 s with 7 rows, 1.8 s with 16."""
     rig = Rig()
     waiting(rig, 32, 1500)
-    met = dict(zip(row_counts(ALL), rig.schedule.met_with("m", row_counts(ALL)), strict=True))
+    met = dict(zip(row_counts(ALL), met_with(rig, *row_counts(ALL)), strict=True))
     assert met[ALL] == 0 < met[4] < met[8]
     assert best_rows(row_counts(ALL), [*met.values()], ALL, 32) == 8
 
@@ -79,23 +83,23 @@ def test_a_burst_is_met_in_part_with_few_rows_and_not_at_all_with_many() -> None
 def test_long_deadlines_leave_every_row() -> None:
     rig = Rig()
     waiting(rig, 32, 60_000)
-    assert rig.schedule.met_with("m", [ALL]) == [1.0]
-    assert Rig().schedule.met_with("m", [ALL]) == []
+    assert met_with(rig, ALL) == [1.0]
+    assert met_with(Rig(), ALL) == []
 
 
 def test_batch_work_counts_by_the_rows_that_it_fills() -> None:
     rig = Rig()
     waiting(rig, 4, 1500)
-    assert rig.schedule.met_with("m", [ALL]) == [1.0]
+    assert met_with(rig, ALL) == [1.0]
     waiting(rig, 32, 60_000, priority=Priority.BATCH)
-    assert rig.schedule.met_with("m", [4, ALL]) == [1.0, 0.0]
+    assert met_with(rig, 4, ALL) == [1.0, 0.0]
 
 
 def test_rows_that_are_not_ours_are_taken_off() -> None:
     rig = Rig()
     waiting(rig, 8, 1450)
-    assert rig.schedule.met_with("m", [8]) == [1.0]
-    assert rig.schedule.met_with("m", [8], foreign=6)[0] < 0.5
+    assert met_with(rig, 8) == [1.0]
+    assert met_with(rig, 8, foreign=6)[0] < 0.5
 
 
 def test_a_tenant_that_asks_for_most_does_not_outweigh_the_others() -> None:
@@ -103,6 +107,6 @@ def test_a_tenant_that_asks_for_most_does_not_outweigh_the_others() -> None:
     rig = Rig()
     waiting(rig, 2, 1250, tenant="small")
     waiting(rig, 30, 100_000, tenant="large")
-    few, many = met = rig.schedule.met_with("m", [4, ALL])
+    few, many = met = met_with(rig, 4, ALL)
     assert few == 1.0 and many == pytest.approx(16 / 18), "two requests of an equal share of 16"
     assert best_rows((4, ALL), met, ALL, 1000) == 4
