@@ -52,20 +52,31 @@ class LoopThread:
         end."""
         if self.is_closed:
             raise RuntimeError("this client is closed")
-        ended = threading.Event()
+        ended, is_cut = threading.Event(), threading.Event()
+        tasks: list[asyncio.Task[Any] | None] = []
 
         async def work() -> _T:
+            tasks.append(asyncio.current_task())
             try:
+                if is_cut.is_set():
+                    raise asyncio.CancelledError
                 return await make()
             finally:
                 ended.set()
 
-        # The task gets a copy of this thread's context, and so its deadline.
-        done = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        def cancel() -> None:
+            for task in tasks:
+                assert task is not None
+                task.cancel()
+
         try:
-            return done.result()
+            # The task gets a copy of this thread's context, and so its deadline.
+            return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
         except BaseException:
-            if done.cancel():
+            # Ctrl-C may come when the work has just been handed over, before its future has a name.
+            if not ended.is_set():
+                is_cut.set()
+                self._loop.call_soon_threadsafe(cancel)
                 ended.wait(_INTERRUPTED_WAIT_S)
             raise
 

@@ -159,6 +159,30 @@ async def test_a_program_that_ends_leaves_no_work_behind(
         assert said.decode().rstrip().endswith("KeyboardInterrupt")
 
 
+async def test_ctrl_c_right_after_the_work_was_handed_over_stops_it(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the loop has the work and its future has no name yet: the next event
+    was waited for without end, and so was the close."""
+    worker.plan = lambda submit: Plan(stall_at=1)
+    submit = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*work: Any) -> Any:
+        monkeypatch.undo()
+        submit(*work)
+        raise KeyboardInterrupt
+
+    def run(client: SyncClient) -> None:
+        events = client.stream("hi")
+        assert next(event for event in events if isinstance(event, tidegate.Token))
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(events)
+
+    await plainly(run, service.url)
+    await worker.until(lambda: len(worker.cancels) == 1)
+
+
 def test_what_is_no_address_is_said_so_and_leaves_no_thread() -> None:
     with pytest.raises(ValueError, match="'foo' is not an address of a service: expected http://"):
         SyncClient("foo")
