@@ -1,5 +1,6 @@
-"""``make soak``: text and durable tasks for an hour, paced, among cancels, dropped connections,
-mistakes and short deadlines. Does anything grow, and is every answer the right one to its end?
+"""``make soak``: every kind of request for an hour, paced: text and durable tasks among cancels,
+dropped connections, mistakes and short deadlines, and each route of each dialect in turn. Does
+anything grow, and is every answer the right one to its end?
 
 The bounds of what an orchestrator keeps of ended tasks, of what a lane carries before it is
 renewed, and the worker's KV pool, are small, and in the first tenth clients ask without a pause, so
@@ -18,6 +19,7 @@ import aiohttp
 from perf.chaos import checks
 from perf.chaos.bad_clients import BadClient
 from perf.chaos.clients import Ledger, SteadyClients
+from perf.chaos.every_kind import EveryKind
 from perf.chaos.world import World, orchestrating
 from perf.load.usage import PARTS, Looks, Usage
 from perf.report.stats import median
@@ -102,13 +104,17 @@ async def run(seconds: float, seed: int) -> Soak:
 async def _more(
     world: World, ledger: Ledger, rng: random.Random, every_s: float, until: float
 ) -> None:
-    """Send what is wrong every so many seconds."""
+    """Send what is wrong every so many seconds, and each kind in turn eight times as often."""
     url, timeout = world.orchestrators[0].url, aiohttp.ClientTimeout(total=60.0)
     async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
-        client = BadClient(http, url, ledger, rng)
-        while (left := until - time.monotonic()) > 0:
-            group.create_task(client.visit())
-            await asyncio.sleep(min(left, rng.uniform(0.0, 2 * every_s)))
+
+        async def visit_on(client: BadClient | EveryKind, pause_s: float) -> None:
+            while (left := until - time.monotonic()) > 0:
+                group.create_task(client.visit())
+                await asyncio.sleep(min(left, rng.uniform(0.0, 2 * pause_s)))
+
+        group.create_task(visit_on(BadClient(http, url, ledger, rng), every_s))
+        group.create_task(visit_on(EveryKind(http, url, ledger, rng), every_s / 8))
 
 
 def judge_answers(ledger: Ledger) -> None:

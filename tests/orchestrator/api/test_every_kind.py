@@ -1,0 +1,53 @@
+"""The soak's client of every kind knows every route, and what each answers (WK-9)."""
+
+import random
+import re
+from pathlib import Path
+
+import aiohttp
+
+from orchestrator.api.openapi.document import operations_of
+from perf.chaos.clients import Ledger
+from perf.chaos.every_kind import KINDS, EveryKind
+from tests.orchestrator.api.tools import CARD
+from tests.orchestrator.conftest import MakeService, MakeWorker
+
+_OTHERS = (
+    "/v2/slots",  # clips have a soak of their own
+    "/admin",
+    "/v2/instances/",
+    "/v2/catalog",
+    "/cancel",
+    "/overview/events",  # for as long as somebody looks
+    "/v1/embeddings",  # the demo model makes none
+    "/infer",
+    "/versions/",
+    "POST /ping",
+    "POST /v2/instances",
+    " /tokenize",  # these three as below /v1
+    " /detokenize",
+    " /tokenizer_info",
+)
+"""Parts of routes that it leaves out; operators' are among them."""
+
+
+async def test_every_kind_is_answered(
+    make_worker: MakeWorker, make_service: MakeService, tmp_path: Path
+) -> None:
+    worker = await make_worker(**CARD, model="demo", grammars="llguidance")
+    service = await make_service(worker, journal__path=str(tmp_path / "journal.sqlite"))
+    ledger = Ledger()
+    async with aiohttp.ClientSession() as http:
+        client = EveryKind(http, service.url, ledger, random.Random(1))
+        for _ in range(2 * len(KINDS)):
+            await client.visit()
+    assert ledger.faults == []
+    assert service.runner.app is not None
+    sent = [f"{method} {path}" for method, path, _ in KINDS]
+    patterns = {
+        route: re.compile(re.sub(r"{[^}]*}", "[^/]+", route))
+        for route in operations_of(service.runner.app)
+        if not route.startswith("DELETE") and not any(part in route for part in _OTHERS)
+    }
+    missing = [r for r, known in patterns.items() if not any(map(known.fullmatch, sent))]
+    assert not missing, "\n".join(missing)
