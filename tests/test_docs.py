@@ -51,6 +51,12 @@ def test_the_pages_are_short() -> None:
     assert sum(len(page.read_text().split()) for page in ROOT.glob("docs/*.md")) <= 35_000
 
 
+def test_the_tour_can_be_read_in_one_sitting() -> None:
+    named = re.findall(r"^\| `([\w/]+\.py)`", (ROOT / "docs/tour.md").read_text(), re.M)
+    sizes = [len((ROOT / name).read_text("utf-8").splitlines()) for name in named]
+    assert len(sizes) > 5 and max(sizes) <= 300 and sum(sizes) <= 1500
+
+
 def test_pf9_the_figures_of_the_readme_are_the_page_of_performances() -> None:
     """``perf.figures`` writes that page from bundles; where this fails, copy its rows."""
     table = (
