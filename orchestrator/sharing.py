@@ -6,7 +6,7 @@ store (OR-18, OR-28).
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.retention import ItemCall
@@ -54,6 +54,16 @@ class Shelf(Protocol):
         """Keys and names of all items that are kept here."""
 
 
+class Sums(Protocol):
+    """Sums of tokens and cost, by name, that several orchestrators keep together."""
+
+    def own(self) -> Mapping[str, tuple[int, float]]:
+        """This process's part of each sum that matters here at the moment."""
+
+    def hear(self, name: str, others: tuple[int, float]) -> None:
+        """Take in all other processes' part of a sum."""
+
+
 class Sharing:
     """What an orchestrator that is alone shares: nothing. Every call has no effect."""
 
@@ -88,6 +98,9 @@ class Sharing:
 
     def keep(self, kind: str, shelf: Shelf) -> None:
         """Copy what clients keep on ``shelf``, so that it outlives this process."""
+
+    def add_up(self, sums: Sums) -> None:
+        """Keep ``sums`` together with the others."""
 
     async def take(self, task: Task) -> None:
         """Take a request from the limits that hold for all together. Raises ``RateLimited``."""

@@ -3,6 +3,9 @@
 A request reserves the most that it can come to: its prompt, and all that it may generate. What it
 has not used is free again at its end. A request that does not say how much it may generate gets
 what is left.
+
+Orchestrators that share a store add up what they have spent (``Sums``): each knows within a second
+or two what the others' requests have come to once these have ended.
 """
 
 from collections import OrderedDict
@@ -21,6 +24,21 @@ from orchestrator.tasks.task import Task
 
 _FREE = Price()
 _RUN = "this run"
+MAX_SHARED = 256
+"""Most sums that are exchanged at a time."""
+
+
+@dataclass(slots=True)
+class _Spending:
+    """What this process has spent on something since it began, and all others as of late."""
+
+    tokens: int = 0
+    cost: float = 0.0
+    others: tuple[int, float] = (0, 0.0)
+
+    def add(self, used: Amount) -> None:
+        self.tokens += used.tokens
+        self.cost += used.cost
 
 
 @dataclass(slots=True)
@@ -31,12 +49,14 @@ class _Account:
     budget: KeyBudget = field(default_factory=KeyBudget)
     tokens: int = 0
     cost: float = 0.0
+    name: str = ""
+    spending: _Spending = field(default_factory=_Spending)
 
     def tokens_left(self) -> int:
-        return max(0, self.budget.tokens - self.tokens)
+        return max(0, self.budget.tokens - self.tokens - self.spending.others[0])
 
     def cost_left(self) -> float:
-        return max(0.0, self.budget.cost - self.cost)
+        return max(0.0, self.budget.cost - self.cost - self.spending.others[1])
 
 
 class Budgets:
@@ -54,6 +74,11 @@ class Budgets:
         """What the live requests of a key may still come to."""
         self._runs: OrderedDict[RunName, _Account] = OrderedDict()
         """Runs with a budget, the one that was used least recently first."""
+        self._months: dict[str, _Spending] = {}
+        """By month and key."""
+        self._shared: OrderedDict[str, _Spending] = OrderedDict()
+        """What other processes are told of: of months and of runs with a budget, by name, the one
+        that was used least recently first."""
 
     def budget_of(self, key: str) -> KeyBudget:
         return self._section.keys.get(self._names.get(key, ""), self._section.each_key)
@@ -63,7 +88,11 @@ class Budgets:
         spent = self.books.spent(month_of(self._clock.unix()), key)
         held = self._reserved.get(key, _Account(""))
         whose, budget = "this key in this month", self.budget_of(key)
-        return _Account(whose, budget, spent.tokens + held.tokens, spent.cost + held.cost)
+        # The books have what this machine's processes spent, the others' sums also what they did.
+        all_spent = self._of_month(key)
+        tokens = max(spent.tokens, all_spent.tokens + all_spent.others[0])
+        cost = max(spent.cost, all_spent.cost + all_spent.others[1])
+        return _Account(whose, budget, tokens + held.tokens, cost + held.cost)
 
     def standings(self, key: str) -> Iterator[Standing]:
         account, now = self.account_of(key), self._clock.unix()
@@ -104,13 +133,14 @@ class Budgets:
                     "traceparent header, that all of its calls have",
                     field="max_run_tokens" if job.max_run_tokens else "max_run_cost",
                 )
-            run = run or _Account(_RUN)
+            run = run or _Account(_RUN, name="run " + " ".join(names[0]))
             run.budget = KeyBudget(
                 tokens=job.max_run_tokens or run.budget.tokens,
                 cost=job.max_run_cost or run.budget.cost,
             )
         if run is None:
             return []
+        self._used(run.name, run.spending)
         for name in names:
             self._runs[name] = run
             self._runs.move_to_end(name)
@@ -165,6 +195,7 @@ class Budgets:
         for run in runs:
             run.tokens += used.tokens - most.tokens
             run.cost += used.cost - most.cost
+            run.spending.add(used)
 
     def follow(self, task: Task) -> None:
         """Enter what a task has come to once it ends."""
@@ -181,7 +212,31 @@ class Budgets:
         model = task.model or task.job.model
         month = month_of(self._clock.unix())
         entry = BookEntry(month, task.job.key, run, model, task.ending.outcome.value)
-        self.books.enter(entry, _used(task, self._section.prices.get(model, _FREE)))
+        used = _used(task, self._section.prices.get(model, _FREE))
+        self.books.enter(entry, used)
+        self._of_month(job.key).add(used)
+
+    # ── together with other orchestrators ────────────────────────────────────────────────────
+
+    def own(self) -> Mapping[str, tuple[int, float]]:
+        """See ``Sums``: the sums that were used last."""
+        return {name: (one.tokens, one.cost) for name, one in self._shared.items()}
+
+    def hear(self, name: str, others: tuple[int, float]) -> None:
+        """See ``Sums``."""
+        if (one := self._shared.get(name)) is not None:
+            one.others = others
+
+    def _used(self, name: str, spending: _Spending) -> _Spending:
+        self._shared[name] = spending
+        self._shared.move_to_end(name)
+        if len(self._shared) > MAX_SHARED:
+            self._shared.popitem(last=False)
+        return spending
+
+    def _of_month(self, key: str) -> _Spending:
+        name = f"{month_of(self._clock.unix())} {key}"
+        return self._used(name, self._months.setdefault(name, _Spending()))
 
 
 def _most(task: Task, price: Price) -> Amount:

@@ -30,6 +30,7 @@ class BudgetRoom(Extension):
         path = None if journal is None else journal.with_suffix(".books")
         books = Books(path, core.clock.unix())
         self.budgets = Budgets(section, names, books, core.clock)
+        core.sharing.add_up(self.budgets)
         self._next_at = 0.0
         self._writing: asyncio.Task[None] | None = None
 

@@ -85,6 +85,10 @@ class Names:
         """The copy of what a client keeps: a session, a response, a conversation."""
         return f"{self.prefix}item:{digits}"
 
+    def sum(self, name: str) -> str:
+        """Each orchestrator's part of a sum."""
+        return f"{self.prefix}sum:{name}"
+
     def demands_of(self, address: str) -> str:
         """Each orchestrator's jobs on an instance, or those that it would send there."""
         return f"{self.prefix}demands:{address}"

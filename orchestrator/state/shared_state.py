@@ -8,7 +8,7 @@ from orchestrator.errors import NotReady
 from orchestrator.ids import digits_of, tag_of
 from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.sharing import Sharing, Shelf
+from orchestrator.sharing import Sharing, Shelf, Sums
 from orchestrator.state import connection
 from orchestrator.state.connection import StateConfig
 from orchestrator.state.cordons import Cordons
@@ -17,6 +17,7 @@ from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Holder, Members, Siblings
 from orchestrator.state.runs import SharedRuns
 from orchestrator.state.shares import SlotShares
+from orchestrator.state.sums import SharedSums
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.journal.file import JournalFile
@@ -77,6 +78,9 @@ class SharedState(Sharing):
 
     def keep(self, kind: str, shelf: Shelf) -> None:
         self.items.add(kind, shelf)
+
+    def add_up(self, sums: Sums) -> None:
+        SharedSums(self.members, self.tasks.names, self.tasks.tag, sums)
 
     async def take(self, task: Task) -> None:
         if self.limits is not None:
