@@ -12,7 +12,7 @@ from aiohttp import web
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
 from protocol import FinishReason, OnDeadline
-from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, Service
+from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -440,3 +440,16 @@ async def test_it_comes_back_by_itself_after_a_restart(
         await tab.click("#send")
         assert await ended(tab) == "met"
     assert second.outcomes() == ["met"]
+
+
+async def test_the_demo_model_is_not_the_best_there_is(
+    devtools: str, make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """Somebody who sees only the demo model is offered real weights, with their size."""
+    service = await make_service(await make_worker(model="demo"))
+    async with page(devtools, service) as tab:
+        await tab.until("!document.querySelector('#real').hidden")
+        assert "93 MB" in await tab.text("#real-copy")
+        await tab.js("navigator.clipboard.writeText = async (text) => (window.copied = text)")
+        await tab.click("#real-copy")
+        await tab.until("window.copied === 'make demo MODEL=smollm2'")

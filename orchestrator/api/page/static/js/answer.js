@@ -1,6 +1,7 @@
 // The request that is looked at: verdict, budget, text, facts.
 
 import { BudgetBar } from "./budget.js";
+import { copy } from "./copy.js";
 import { el, ms } from "./format.js";
 import { figuresOf, reasonOf, verdictOf } from "./verdict.js";
 
@@ -19,7 +20,7 @@ export class Answer {
     this.onRetry = onRetry;
     $("answer-bar").append(this.#bar.element);
     $("text").append(this.#textNode);
-    $("copy").addEventListener("click", () => this.#copy());
+    $("copy").addEventListener("click", () => copy($("copy"), this.#run.curl()));
   }
 
   get run() {
@@ -36,17 +37,6 @@ export class Answer {
     this.#textNode.data = "";
     this.#draw();
     this.#tick();
-  }
-
-  async #copy() {
-    const words = $("copy").textContent;
-    try {
-      await navigator.clipboard.writeText(this.#run.curl());
-      $("copy").textContent = "Copied";
-      setTimeout(() => ($("copy").textContent = words), 1500);
-    } catch {
-      prompt("Copy it from here:", this.#run.curl()); // a page without TLS may not write
-    }
   }
 
   // The bar moves while a request runs; slowly where the system asks for little motion.

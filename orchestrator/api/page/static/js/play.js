@@ -2,6 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { call, getJson } from "./api.js";
+import { copy } from "./copy.js";
 import { ms, percent } from "./format.js";
 import { History } from "./history.js";
 import { bodyOf, Run } from "./run.js";
@@ -41,6 +42,7 @@ export class Playground {
     });
     $("ask").addEventListener("input", () => this.#quoteSoon());
     $("cancel").addEventListener("click", () => this.cancel());
+    $("real-copy").addEventListener("click", () => copy($("real-copy"), "make demo MODEL=smollm2"));
     for (const button of document.querySelectorAll("[data-try]")) {
       button.addEventListener("click", () => {
         this.#fill(TRIES[button.dataset.try]);
@@ -57,6 +59,7 @@ export class Playground {
     const options = data.map(({ id }) => new Option(id, id, false, id === chosen));
     select.replaceChildren(...options);
     select.disabled = options.length < 2;
+    $("real").hidden = data.some(({ id }) => id !== "demo");
     $("version").textContent = `version ${(await getJson("/version")).version}`;
     this.#quoteSoon();
   }
