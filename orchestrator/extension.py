@@ -88,6 +88,9 @@ class Extension:
     led: ClassVar[tuple[str, ...]] = ()
     """Paths below which one process answers for all that share a port."""
 
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Those of ``ROOM_FIELDS`` that this room sees to."""
+
     def __init__(self, core: Core) -> None:
         self.core = core
 

@@ -43,7 +43,7 @@ from orchestrator.sharing import Sharing
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.image import Image
-from orchestrator.tasks.job import Job, OnDisconnect, Prompt
+from orchestrator.tasks.job import ROOM_FIELDS, Job, OnDisconnect, Prompt
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.prompt_kind import kind_of
 from orchestrator.tasks.run_lengths import RunWatch
@@ -357,6 +357,9 @@ class Orchestrator:
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)
+        for name in ROOM_FIELDS:
+            if getattr(task.job, name) and not any(name in room.keeps for room in self.rooms):
+                raise InvalidRequest(f"this service does not keep {name}", field=name)
         for room in self.rooms:
             room.charge(task)
         stages.limits.charge(task)

@@ -13,6 +13,7 @@ from orchestrator.budgets.books import Books
 from orchestrator.budgets.budgets import Budgets
 from orchestrator.budgets.section import BudgetSection
 from orchestrator.extension import Core, Extension, Host
+from orchestrator.tasks.job import ROOM_FIELDS
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 
@@ -21,6 +22,8 @@ FLUSH_S = 1.0
 
 
 class BudgetRoom(Extension):
+    keeps = ROOM_FIELDS
+
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         settings = core.settings

@@ -13,6 +13,8 @@ from orchestrator.tasks.tools import Tool, ToolCall
 from orchestrator.telemetry.trace_context import TraceContext
 from protocol import Feature, Grammar, OnDeadline, Sampling
 
+ROOM_FIELDS: Final = ("max_run_tokens", "max_run_cost")
+"""Fields of a ``Job`` that mean nothing without an optional room that sees to them."""
 MAX_IDLE_KEEP_S: Final = 600.0
 """Longest ``idle_keep_s`` in seconds that a client may ask for."""
 

@@ -88,6 +88,10 @@ async def serve_without(rooms: tuple[str, ...], folder: Path, worker: FakeWorker
                         break
                 await asyncio.sleep(0.05)
             assert response.status == 200
+            if "orchestrator/budgets" in rooms:
+                bounded = body | {"session_id": "s", "max_run_tokens": 9}
+                async with http.post("/v1/completions", json=bounded) as response:
+                    assert response.status == 400 and "max_run_tokens" in await response.text()
             for room in rooms:
                 if room in SERVED_AT:
                     async with http.get(SERVED_AT[room]) as response:
