@@ -174,7 +174,7 @@ def build(
     health = HealthBoard(registry, instances.models, queue, admission, sharing, durable)
     health.has_tenants = _has_tenants(settings)
     limiter = Limiter(_rate_limits(settings, keys), clock)
-    sharing.share(registry, queue, limiter, foresight.forecaster.lengths)
+    sharing.share(registry, queue, limiter)
     rooms = build_rooms(
         Core(
             settings=settings,

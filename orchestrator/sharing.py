@@ -21,7 +21,6 @@ from orchestrator.tasks.task import Task
 if TYPE_CHECKING:
     from orchestrator.admission.rate_limits import Limiter
     from orchestrator.instances.registry import Registry
-    from orchestrator.prediction.answer_length import AnswerLengths
     from orchestrator.queue.task_queue import TaskQueue
     from orchestrator.tasks.runs import Runs
     from orchestrator.telemetry.metrics import Metrics
@@ -81,14 +80,8 @@ class Sharing:
         """The store of durable tasks; None without one."""
         return None if file is None else FileStore(file)
 
-    def share(
-        self,
-        registry: "Registry",
-        queue: "TaskQueue[Task]",
-        limiter: "Limiter",
-        lengths: "AnswerLengths",
-    ) -> None:
-        """Share the instances' slots, keys' limits and learned lengths, from the start."""
+    def share(self, registry: "Registry", queue: "TaskQueue[Task]", limiter: "Limiter") -> None:
+        """Share the instances' slots and keys' limits, from the start."""
 
     def follow(self, runs: "Runs", metrics: "Metrics") -> None:
         """Continue runs of calls at the others, and publish metrics of the shared state."""

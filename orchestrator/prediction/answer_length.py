@@ -20,10 +20,6 @@ What the chains say of an answer is mixed. A chain's weight is how probable it h
 came, against the other chains that knew as narrow a kind then (Bayes' rule over specialists; Freund
 et al. 1997); weights leak towards each other, so that a chain whose kinds begin to tell something
 is soon heard. Where a kind of prompt says nothing, its chain's weight, and what it costs, is small.
-
-Several orchestrators may learn together (``prediction.tallies``): what they tell each other is how
-many answers came, of kinds that are named by model, tenant, cap and deadline. Hashes of prompts
-mean nothing to another process, and stay here.
 """
 
 import math
@@ -31,13 +27,12 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from orchestrator.prediction.tallies import LengthCounts, LengthTally
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 
 QUANTILES = 16
@@ -195,12 +190,6 @@ class _Node:
         self.ended = array("d", _NOTHING)
         self.reached = array("d", _NOTHING)
         self.answers = 0
-        self.tally: LengthTally | None = None
-        """Answers that other orchestrators were not told of; None for a kind that is not shared."""
-        self.told_answers = 0
-        """How many answers of all orchestrators were known when they were last told."""
-        self.share = 1.0
-        """Share of the latest answers that came to this orchestrator."""
         self.weights = [1 / CHAINS] * CHAINS
         """Weights of the chains, if the node is of a model or a tenant."""
         self._mean_rank = 0.5
@@ -214,35 +203,11 @@ class _Node:
             self._scale(0.5 ** (_DECAY_EVERY / HALF_LIFE))
         last = min(bisect_left(_EDGES, tokens), len(_EDGES) - 1)
         self._watch(last, finished=finished)
-        self._count(last, 1.0, finished=finished)
-        if self.tally is not None:
-            self.tally.add(last, finished=finished)
-
-    def _count(self, last: int, count: float, *, finished: bool) -> None:
         for at in range(last):
-            self.reached[at] += count
+            self.reached[at] += 1.0
         if finished:
-            self.reached[last] += count
-            self.ended[last] += count
-
-    def take_in(self, counts: LengthCounts, told: int) -> None:
-        """Replace what is known by what all orchestrators have learnt, ``told`` answers of this one
-        among it, and by what they were not told of yet."""
-        assert self.tally is not None
-        others = max(0, counts.answers - self.told_answers - told)
-        self.told_answers = counts.answers
-        if others or told:
-            self.share = told / (told + others)
-        if not others:
-            return
-        self.answers += others
-        self.ended, self.reached = array("d", _NOTHING), array("d", _NOTHING)
-        for finished, found in ((True, counts.ended), (False, counts.cut)):
-            for last, count in found.items():
-                self._count(last, count * self.tally.kept, finished=finished)
-        for finished, found in ((True, self.tally.ended), (False, self.tally.cut)):
-            for last, count in found.items():
-                self._count(last, count, finished=finished)
+            self.reached[last] += 1.0
+            self.ended[last] += 1.0
 
     def weigh(self, heard: Sequence[int], chances: Sequence[float]) -> None:
         """Move the weights of the ``heard`` chains after an answer that they had given these
@@ -272,15 +237,11 @@ class _Node:
         self._mean_rank += _RANK_SMOOTHING * (rank - self._mean_rank)
         if abs(self._mean_rank - 0.5) > _SURPRISE:
             self._scale(_KEPT_OF_OLD)
-            if self.tally is not None:  # others' answers may be like it still
-                self.tally.kept *= 1 - self.share * (1 - _KEPT_OF_OLD)
             self._mean_rank = 0.5
 
     def _scale(self, factor: float) -> None:
         self.ended = array("d", [count * factor for count in self.ended])
         self.reached = array("d", [count * factor for count in self.reached])
-        if self.tally is not None:
-            self.tally.scale(factor)
 
     def hazards(self, prior: Sequence[float]) -> Sequence[float]:
         """Hazards by bin, drawn towards ``prior``.
@@ -327,8 +288,6 @@ class AnswerLengths:
     """Learns curves from answers. Bounded: the kinds least recently used are dropped."""
 
     def __init__(self) -> None:
-        self.is_shared = False
-        """Whether answers are tallied for other orchestrators; to be set before the first one."""
         self._nodes: OrderedDict[Link, _Node] = OrderedDict()
         self._mixed: dict[tuple[Link, ...], _Mixed] = {}
         self._asked: dict[LengthKey, LengthCurve] = {}
@@ -373,41 +332,10 @@ class AnswerLengths:
     def _new_node(self, link: Link) -> _Node:
         """A new node. A tenant's chains begin with the weights that they have for the model."""
         node = _Node()
-        if self.is_shared and all(isinstance(part, int) for part in link[2:]):
-            node.tally = LengthTally()
         model = self._nodes.get(link[:1])
         if len(link) == 2 and model is not None:
             node.weights = list(model.weights)
         return node
-
-    # ── together with other orchestrators ────────────────────────────────────────────────────
-
-    def tallies(self, most: int) -> dict[Link, LengthTally]:
-        """What other orchestrators were not told of yet, of at most so many kinds, the latest ones.
-        It counts as told from now on, unless it is given to ``not_told``."""
-        found: dict[Link, LengthTally] = {}
-        for link, node in reversed(self._nodes.items()):
-            if node.tally is not None and node.tally.answers and len(found) < most:
-                found[link], node.tally = node.tally, LengthTally()
-        return found
-
-    def not_told(self, tallies: Mapping[Link, LengthTally]) -> None:
-        for link, tally in tallies.items():
-            node = self._nodes.get(link)
-            if node is not None and node.tally is not None:
-                node.tally.follow(tally)
-
-    def learn(self, link: Link, counts: LengthCounts, told: int = 0) -> None:
-        """Take in what all orchestrators have learnt of a kind; ``told`` is the number of answers
-        that this one has just told of."""
-        node = self._nodes.get(link)
-        if node is None:
-            node = self._nodes[link] = self._new_node(link)
-        if node.tally is not None:
-            node.take_in(counts, told)
-            self._asked.clear()
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _weigh(self, chains: list[list[Link]], tokens: int, *, finished: bool) -> None:
         """Move the chains' weights by the chance that each had given this answer."""

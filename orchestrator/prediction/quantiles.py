@@ -52,9 +52,6 @@ class Quantiles:
     def count(self) -> int:
         return len(self._sorted)
 
-    def latest(self, count: int) -> tuple[float, ...]:
-        return tuple(self._recent)[-count:]
-
     def at(self, share: float) -> float:
         """The value below which ``share`` of the window lies, interpolated linearly."""
         place = share * (len(self._sorted) - 1)

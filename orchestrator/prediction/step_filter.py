@@ -62,10 +62,6 @@ class StepFilter:
         self._covariance = [[variances[i] * (i == j) for j in range(3)] for i in range(3)]
         self._odd = 0
 
-    @property
-    def variances(self) -> list[float]:
-        return [self._covariance[i][i] for i in range(3)]
-
     def fit(self, features: Sequence[float], step_ms: float) -> bool:
         """Take in a window's mean step; True if it showed another speed of the machine."""
         ratio = step_ms / self.predicted(features)

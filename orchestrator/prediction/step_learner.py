@@ -2,17 +2,12 @@
 
 ``StepLearner`` fits the model's coefficients to the differences between a worker's totals
 (``step_filter``). The ratios of finished jobs' actual to predicted times are kept in a window.
-
-Orchestrators in front of one instance see the same statistics, so what they know of its steps is
-not added up: a new one begins with what another has learnt from more of them (``StepsLearnt``).
 """
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 
 from orchestrator.prediction.quantiles import Quantiles
@@ -45,8 +40,6 @@ _AT_LOAD: Final = 0.4
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
 _MIN_SHARE: Final = 1e-3
 """Least of a coefficient, as a share of a step."""
-_TOLD_RATES, _TOLD_RATIOS = 16, 64
-"""How many of the latest rates and ratios another orchestrator is told of."""
 
 
 class _Totals(NamedTuple):
@@ -54,21 +47,6 @@ class _Totals(NamedTuple):
     busy_ms: float
     tokens: int
     prompt_tokens: int
-
-
-class StepsLearnt(msgspec.Struct, frozen=True, array_like=True):
-    """What a learner knows, for another that begins; see ``StepLearner`` for the parts."""
-
-    windows: int
-    coefficients: tuple[float, float, float]
-    variances: tuple[float, float, float]
-    prompts_per_step: float
-    fastest_ms: float
-    bound_steps: int
-    steps_at_pace: int
-    rates: tuple[float, ...]
-    ratios: tuple[float, ...]
-    jobs: int
 
 
 class StepLearner:
@@ -93,7 +71,6 @@ class StepLearner:
         self._last_step_ms = 0.0
         self._prompts_per_step = 0.0
         self._fitted = costs is not None
-        self.windows = 0
         self._epoch = 0
         self._fastest_ms = math.inf
         self._bound_steps = 0
@@ -242,35 +219,6 @@ class StepLearner:
             self._jobs = min(self._jobs + 1, self._ratios.count)
             self._model = None
 
-    def learnt(self) -> StepsLearnt:
-        return StepsLearnt(
-            windows=self.windows,
-            coefficients=_three(self._filter.coefficients),
-            variances=_three(self._filter.variances),
-            prompts_per_step=self._prompts_per_step,
-            fastest_ms=self._fastest_ms,
-            bound_steps=self._bound_steps,
-            steps_at_pace=self._steps_at_pace,
-            rates=tuple(self._rates)[-_TOLD_RATES:],
-            ratios=self._ratios.latest(_TOLD_RATIOS),
-            jobs=self._jobs,
-        )
-
-    def begin_with(self, known: StepsLearnt) -> None:
-        """Take over what another orchestrator has learnt of the same instance."""
-        self.windows = known.windows
-        self._filter.begin_with(known.coefficients, known.variances)
-        self._prompts_per_step = known.prompts_per_step
-        self._fastest_ms = min(self._fastest_ms, known.fastest_ms)
-        self._bound_steps, self._steps_at_pace = known.bound_steps, known.steps_at_pace
-        self._rates.extend(known.rates)
-        if known.ratios:
-            self._ratios = Quantiles(known.ratios)
-            self._jobs = min(known.jobs, self._ratios.count)
-        self._fitted = True
-        self._epoch += 1  # jobs under way were predicted by what is gone
-        self._model = None
-
     def _guess_from(self, features: list[float], step_ms: float) -> None:
         """Rescale the guess to the average step time before anybody listened."""
         self._speed_up(features, step_ms)
@@ -282,7 +230,6 @@ class StepLearner:
 
     def _fit(self, features: list[float], step_ms: float) -> None:
         self._model = None
-        self.windows += 1
         if not self._fitted:
             self._fitted = True
             self._speed_up(features, step_ms)
@@ -303,8 +250,3 @@ def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, float, float], 
     bends = np.maximum.accumulate((times - base_ms) / row_ms).clip(0.0)
     guess = (base_ms, row_ms, max(costs.prompt_token_ms, _MIN_SHARE * first_ms))
     return guess, tuple(bends.tolist())
-
-
-def _three(values: Sequence[float]) -> tuple[float, float, float]:
-    first, second, third = values
-    return first, second, third

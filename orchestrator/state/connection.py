@@ -62,8 +62,6 @@ class Names:
         """Stands for the latest change of a member."""
         self.cordons = f"{self.prefix}cordons"
         self.runs = f"{self.prefix}runs"
-        self.lengths = f"{self.prefix}lengths"
-        """Kinds of answers with known lengths, by their latest answer."""
         self.room = f"{self.prefix}room"
         """Written now and then, to see whether the store takes anything more."""
 
@@ -90,12 +88,6 @@ class Names:
     def demands_of(self, address: str) -> str:
         """Each orchestrator's jobs on an instance, or those that it would send there."""
         return f"{self.prefix}demands:{address}"
-
-    def lengths_of(self, kind: bytes) -> bytes:
-        return f"{self.prefix}length:".encode() + kind
-
-    def steps_of(self, address: str) -> str:
-        return f"{self.prefix}steps:{address}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
         """The task of a client's own name for a submission."""

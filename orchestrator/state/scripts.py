@@ -238,36 +238,6 @@ return redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 512)
 """
 """Publish runs, and read all later entries with their ids."""
 
-LENGTHS = """
--- KEYS: kinds, what is known of one. ARGV: kind, answers, kept, ended and cut by bin (JSON),
--- half-life in answers, most kinds, keep_ms, stem of what is known of kinds
-local body = redis.call('GET', KEYS[2])
-local known = body and cjson.decode(body) or {answers = 0, ended = {}, cut = {}}
-local more = cjson.decode(ARGV[4])
-local factor = ARGV[3] * 0.5 ^ (ARGV[2] / ARGV[5])
-for _, what in ipairs({'ended', 'cut'}) do
-  local counts = {}
-  for bin, count in pairs(known[what]) do
-    if count * factor > 0.001 then counts[bin] = count * factor end
-  end
-  for bin, count in pairs(more[what]) do counts[bin] = (counts[bin] or 0) + count end
-  known[what] = counts
-end
-known.answers = known.answers + ARGV[2]
-body = cjson.encode(known)
-redis.call('SET', KEYS[2], body, 'PX', ARGV[7])
-redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[7])
-for _, old in ipairs(redis.call('ZRANGE', KEYS[1], 0, -ARGV[6] - 1)) do
-  redis.call('DEL', ARGV[8] .. old)
-  redis.call('ZREM', KEYS[1], old)
-end
-return body
-"""
-"""Add answers to what all orchestrators know of a kind, where those before them lose weight.
-Returns what is known then. Of the kinds without answers for the longest time, those beyond the
-bound are forgotten."""
-
 DEMANDS = """
 -- KEYS: demands of each instance. ARGV: tag, stem of names of who is alive, keep_ms, then for each
 -- instance: this one's demand, empty for none

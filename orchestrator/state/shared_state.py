@@ -7,14 +7,12 @@ from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
 from orchestrator.ids import digits_of, tag_of
 from orchestrator.instances.registry import Registry
-from orchestrator.prediction.answer_length import AnswerLengths
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sharing import Sharing, Shelf
 from orchestrator.state import connection
 from orchestrator.state.connection import StateConfig
 from orchestrator.state.cordons import Cordons
 from orchestrator.state.items import SharedItems
-from orchestrator.state.learning import SharedLearning
 from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Holder, Members, Siblings
 from orchestrator.state.runs import SharedRuns
@@ -52,7 +50,6 @@ class SharedState(Sharing):
         self.siblings: Siblings | None = None
         """The processes that share this one's port; None where the port is its own."""
         self._takeover: Takeover | None = None
-        self._learning: SharedLearning | None = None
 
     @property
     def taken(self) -> int:
@@ -69,17 +66,10 @@ class SharedState(Sharing):
     def store(self, file: JournalFile | None) -> JournalStore | None:
         return self.tasks
 
-    def share(
-        self,
-        registry: Registry,
-        queue: TaskQueue[Task],
-        limiter: Limiter,
-        lengths: AnswerLengths,
-    ) -> None:
+    def share(self, registry: Registry, queue: TaskQueue[Task], limiter: Limiter) -> None:
         self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
         SlotShares(self.members, self.tasks, registry, queue)
         self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
-        self._learning = SharedLearning(self.members, self.tasks.names, registry, lengths)
 
     def follow(self, runs: Runs, metrics: Metrics) -> None:
         SharedRuns(self.members, self.tasks.names, self.tasks.tag, runs)
@@ -134,8 +124,6 @@ class SharedState(Sharing):
     async def close(self) -> None:
         if self._takeover is not None:
             self._takeover.close()
-        if self._learning is not None:
-            self._learning.close()
         await self.items.close()
         await self.members.leave()
 

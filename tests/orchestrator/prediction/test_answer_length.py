@@ -214,25 +214,6 @@ def test_a_curve_that_was_given_does_not_change() -> None:
     assert curve.left(0, CAP) == before
 
 
-def test_only_kinds_that_others_know_by_name_are_told_and_each_answer_once() -> None:
-    """Hashes of a prompt mean nothing to another process. What nobody could be told of is told the
-    next time."""
-    lengths = AnswerLengths()
-    lengths.is_shared = True
-    kind = PromptKind(b"instructions", (b"one", b"three"))
-    key = LengthKey("m", "t", CAP, 2000.0, session="s", prompt_tokens=9, kind=kind)
-    taught(lengths, key, [5, 5, 40])
-    told = lengths.tallies(10)
-    assert {link: tally.answers for link, tally in told.items()} == dict.fromkeys(
-        [("m",), ("m", "t"), ("m", "t", 12), ("m", "t", 12, 22)], 3
-    )
-    assert not lengths.tallies(10)
-    lengths.answered(key, 5, finished=False)
-    lengths.not_told(told)
-    again = lengths.tallies(10)[("m",)]
-    assert (again.answers, sum(again.ended.values()), sum(again.cut.values())) == (4, 3, 1)
-
-
 def test_what_is_learnt_takes_the_memory_that_is_told() -> None:
     kinds = [PromptKind(b"%d" % at, (b"%d" % at,)) for at in range(300)]
     keys = [LengthKey("m", "t", CAP, kind=kind) for kind in kinds]
