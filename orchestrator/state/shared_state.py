@@ -226,20 +226,6 @@ STATE: tuple[Row[SharedState], ...] = (
         lambda state: bool(state.members.fault),
     ),
     Row(
-        "counter",
-        "state_taken",
-        "tasks",
-        "Durable tasks of other orchestrators that were taken on here",
-        lambda state: state.taken,
-    ),
-    Row(
-        "counter",
-        "state_forwarded",
-        "requests",
-        "Requests that were handed on to the orchestrator that has what they ask for",
-        lambda state: state.forwarded,
-    ),
-    Row(
         "gauge",
         "state_strangers",
         "orchestrators",
@@ -260,12 +246,5 @@ STATE: tuple[Row[SharedState], ...] = (
         "items",
         "Sessions and responses with changes that are not in the store yet",
         lambda state: state.items.waiting,
-    ),
-    Row(
-        "counter",
-        "state_items_adopted",
-        "items",
-        "Sessions and responses of dead orchestrators that were taken on here",
-        lambda state: state.items.adopted,
     ),
 )

@@ -129,8 +129,6 @@ class DurableTasks:
         self.commits = self.records = 0
         self.recovered: Counter[str] = Counter()
         """Number of tasks of an earlier process, by treatment."""
-        self.observe_ms: Callable[[float], None] = lambda ms: None
-        """Called with the time that each transaction took, in ms."""
         self.on_lost: Callable[[Task], None] = lambda task: None
         """Called with each task that another orchestrator has taken over, because this one was
         silent for too long."""
@@ -401,7 +399,6 @@ class DurableTasks:
         if not batch.fault:
             self.commits += 1
             self.records += len(batch.operations)
-            self.observe_ms(1000 * batch.took_s)
         for n in batch.lost:
             self._lose(n)
         for one in batch.operations:

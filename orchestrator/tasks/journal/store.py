@@ -170,7 +170,6 @@ class GroupCommit(ABC):
         return found
 
     def _commit(self, operations: list[Operation]) -> None:
-        began = time.perf_counter()
         kept = self._unwritten
         batch = self._batch = Batch(operations)
         self._busy_since = time.monotonic()
@@ -186,7 +185,6 @@ class GroupCommit(ABC):
             self._unwritten = self._one_by_one([*kept, *self._promised(operations)])
         finally:
             self._busy_since = None
-        batch.took_s = time.perf_counter() - began
         if operations:
             self._on_batch(batch)
         self._tell(batch.fault)
