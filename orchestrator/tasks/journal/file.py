@@ -151,8 +151,7 @@ def _inode(path: Path) -> int:
 
 
 FIRST: Final = 4
-"""The version of 0.1.0. Files of earlier ones were never released; their records have another form,
-and may be encrypted."""
+"""The version of 0.1.0. Files of earlier ones were never released."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -175,8 +174,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             -- When it arrived on a clock that nobody sets, and the boot that this clock belongs to.
             boot_id TEXT,
             arrived_boot_s REAL,
-            -- When it ended by the clock of `ages`: the wall clock may be set while rows are kept.
-            ended_age REAL
+            ended_age REAL  -- unused
         )""",
         """CREATE UNIQUE INDEX tasks_by_idempotency_key ON tasks (key, idempotency_key)
             WHERE idempotency_key IS NOT NULL""",
@@ -194,6 +192,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "CREATE INDEX results_by_age ON results (ended_age)",
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    ),
+    (
+        "DROP INDEX tasks_by_age",
+        "DROP INDEX results_by_age",
+        "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
+        "CREATE INDEX results_by_end ON results (ended_unix)",
     ),
 )
 """Statements that lead to each version from the one before, only ever appended to."""
@@ -314,7 +318,7 @@ def set_aside(path: Path) -> Path:
     """Rename a damaged file, with the files that belong to it; returns its new path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     aside = path.with_name(f"{path.name}.damaged-{stamp}")
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("-wal", "-shm", ""):  # SQLite deletes a log that lies next to no file of its own
         with suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     sync_folder(path.parent)
@@ -324,27 +328,6 @@ def set_aside(path: Path) -> Path:
         extra=fields(journal=str(path), set_aside=str(aside)),
     )
     return aside
-
-
-def finish_set_aside(path: Path) -> None:
-    """Finish a rename that a crash cut short, leaving a log without its file, which SQLite would
-    delete with the next file's first page. The log goes to where its file is."""
-    with suppress(FileNotFoundError):
-        if not os.stat(f"{path}-wal").st_size or (path.exists() and path.stat().st_size):
-            return
-        names = [p.name for p in path.parent.glob(f"{path.name}.damaged-*")]
-        asides = [path.with_name(name) for name in sorted(names) if name.endswith("Z")]
-        if not asides or Path(f"{asides[-1]}-wal").exists():
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
-            asides = [path.with_name(f"{path.name}.damaged-{stamp}")]
-        for suffix in ("-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                os.rename(f"{path}{suffix}", f"{asides[-1]}{suffix}")
-        sync_folder(path.parent)
-        service_log.warning(
-            "a damaged journal had been set aside without its log, which is next to it now",
-            extra=fields(journal=str(path), set_aside=str(asides[-1])),
-        )
 
 
 def is_damage(error: Exception) -> bool:
@@ -365,7 +348,6 @@ def describe_error(error: Exception, path: Path) -> str:
 
 def prepare(config: JournalConfig) -> None:
     """Give a file all its tables. Raises ``JournalError``, and what ``connect`` does."""
-    finish_set_aside(config.path)
     with closing(connect(config, is_new=True)) as db:
         version = version_of(db)
         if version > VERSION:
@@ -373,19 +355,12 @@ def prepare(config: JournalConfig) -> None:
                 f"{config.path} is of version {version}, and this Tidegate knows {VERSION}: run "
                 "the newer one, or set another TIDEGATE_JOURNAL__PATH"
             )
-        if 0 < version < FIRST:
-            raise JournalError(
-                f"{config.path} is of a Tidegate before 0.1.0, and may be encrypted: end its tasks "
-                "with that one, then remove it, or set another TIDEGATE_JOURNAL__PATH; nothing was "
-                "changed"
-            )
         migrate(db)
 
 
 def _open(config: JournalConfig, lock: JournalLock) -> JournalFile:
     aside = None
     try:
-        finish_set_aside(config.path)
         _require_whole(config)
         prepare(config)
         next_n, unfinished = _read(config)

@@ -218,15 +218,15 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     journal = service.orchestrator.stages.durable
     assert journal is not None
     ours = journal._writer
-    clock, failed, go_on = ours._ages.now, threading.Event(), threading.Event()
+    clock, failed, go_on = ours._unix, threading.Event(), threading.Event()
 
     def fail() -> float:
         failed.set()
         raise TypeError("no time")
 
-    monkeypatch.setattr(ours._ages, "now", fail)
+    monkeypatch.setattr(ours, "_unix", fail)
     await asyncio.to_thread(failed.wait)
-    monkeypatch.setattr(ours._ages, "now", clock)
+    monkeypatch.setattr(ours, "_unix", clock)
     tidied = ours._tidied
     await service.until(lambda: ours._tidied > tidied + 2 and not journal.fault)
     await task_of(service)
@@ -236,11 +236,11 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
         return clock()
 
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
-    monkeypatch.setattr(ours._ages, "now", hang)
+    monkeypatch.setattr(ours, "_unix", hang)
     try:
         await service.until(lambda: "taken nothing" in journal.fault)
     finally:
-        monkeypatch.setattr(ours._ages, "now", clock)
+        monkeypatch.setattr(ours, "_unix", clock)
         go_on.set()
     await service.until(lambda: not journal.fault)
 

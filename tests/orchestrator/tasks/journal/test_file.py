@@ -14,7 +14,6 @@ import pytest
 from orchestrator.settings import InvalidSettings, load_settings
 from orchestrator.tasks.journal import file as journal_file
 from orchestrator.tasks.journal.file import (
-    FIRST,
     VERSION,
     JournalConfig,
     JournalError,
@@ -119,25 +118,12 @@ def test_one_from_a_backup_is_readable_to_nobody_else(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_one_from_before_the_first_release_is_refused_and_left_alone(path: Path) -> None:
-    """Its records have another form, and may be encrypted (``TIDEGATE_JOURNAL__KEY``)."""
-    path.parent.mkdir()
-    for version in (1, FIRST - 1):
-        with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            db.execute(f"PRAGMA user_version = {version}")
-        with pytest.raises(JournalError, match=r"of a Tidegate before 0\.1\.0, and may be encr"):
-            open_journal(JournalConfig(path))
-        with closing(sqlite3.connect(path)) as db:
-            assert version_of(db) == version
-
-
 def test_a_file_of_an_earlier_version_is_brought_forward(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_journal(JournalConfig(path)).close()
     step = ("ALTER TABLE tasks ADD COLUMN more TEXT",)
     monkeypatch.setattr(journal_file, "MIGRATIONS", (*journal_file.MIGRATIONS, step))
-    monkeypatch.setattr(journal_file, "VERSION", VERSION + 1)
     monkeypatch.setattr(journal_file, "VERSION", VERSION + 1)
     open_journal(JournalConfig(path)).close()
     with closing(sqlite3.connect(path)) as db:
@@ -172,6 +158,15 @@ def test_a_damaged_file_is_set_aside(path: Path, damage: str) -> None:
     again = open_journal(JournalConfig(path))
     assert again.set_aside is None
     again.close()
+
+
+def test_a_file_that_is_set_aside_takes_its_log_along(path: Path) -> None:
+    open_journal(JournalConfig(path)).close()
+    log = Path(f"{path}-wal")
+    log.write_bytes(b"what was not taken over yet")
+    aside = set_aside(path)
+    assert Path(f"{aside}-wal").read_bytes() == b"what was not taken over yet"
+    assert aside.exists() and not path.exists() and not log.exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -236,30 +231,3 @@ def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match=r"TIDEGATE_JOURNAL__KEEP_RESULTS_S: .*604800"):
         load_settings(journal__path=journal, journal__keep_results_s=1e6)
     assert load_settings(journal__path="").journal.path is None
-
-
-def test_a_crash_while_a_file_is_set_aside_keeps_its_log_with_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite would delete a log that lies beside an empty file."""
-    open_journal(JournalConfig(path)).close()
-    path.write_bytes(b"once upon a time " * 1000)
-    log = Path(f"{path}-wal")
-    log.write_bytes(b"what was not taken over yet")
-    rename, renamed = os.rename, list[str]()
-
-    def crash(old: str, new: str) -> None:
-        if renamed:
-            raise KeyboardInterrupt
-        renamed.append(new)
-        rename(old, new)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", crash)
-        with pytest.raises(KeyboardInterrupt):
-            set_aside(path)
-    assert not path.exists() and log.exists()
-    open_journal(JournalConfig(path)).close()
-    assert Path(renamed[0]).read_bytes().startswith(b"once")
-    assert Path(f"{renamed[0]}-wal").read_bytes() == b"what was not taken over yet"
-    assert len(list(path.parent.glob("*.damaged-*"))) == 2
