@@ -54,6 +54,7 @@ class Entry:
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
+    """Whether the next process continues the task: then its end here is not reported."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -238,7 +239,7 @@ class DurableTasks:
     async def committed(self, task: Task) -> None:
         """Wait for an accepted task's commit. Raises ``JournalUnavailable`` or ``Draining``."""
         entry = task.entry
-        assert isinstance(entry, Entry)
+        assert entry is not None
         if self.is_async:
             return
         try:
@@ -265,7 +266,7 @@ class DurableTasks:
     def refuse(self, task: Task) -> None:
         """Mark a task that was never accepted: its end frees its submission's name."""
         entry = task.entry
-        assert isinstance(entry, Entry)
+        assert entry is not None
         entry.is_refused = True
         row = None if entry.accept is None else entry.accept.row
         if row is not None and row.idempotency_key is not None:
@@ -299,14 +300,14 @@ class DurableTasks:
 
     def keep_no_tokens(self, task: Task) -> None:
         """Write no more tokens of an adopted task that is generated again from its start."""
-        assert isinstance(task.entry, Entry)
+        assert task.entry is not None
         task.entry.keeps_tokens = False
 
     def leave(self, task: Task) -> bool:
         """Leave a task to the next process: its end here is not recorded, and its followers get
         none. False for one that is not durable, or not yet."""
         entry = task.entry
-        if not isinstance(entry, Entry) or entry.n not in self._live:
+        if entry is None or entry.n not in self._live:
             return False
         if not entry.committed.done() and not self.is_async:  # it is not accepted yet
             self.refuse(task)
@@ -336,7 +337,7 @@ class DurableTasks:
 
     def _ended(self, task: Task) -> None:
         entry = task.entry
-        assert isinstance(entry, Entry)
+        assert entry is not None
         if entry.is_left:
             return
         del self._live[entry.n]
