@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from orchestrator.instances import served_models
 from orchestrator.telemetry.narration import INSTANCE_AWAY, INSTANCE_READY
 from protocol import Delta
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
@@ -143,32 +142,6 @@ async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks
     await service.until(lambda: state_of(service, index) == "up")
 
 
-async def test_or7_work_spreads_over_instances(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    workers = [await make_worker(), await make_worker()]
-    for worker in workers:
-        worker.plan = lambda submit: Plan(stall_at=0)
-    service = await make_service(*workers, lanes__per_instance=2)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    await service.until(
-        lambda: all(lane.is_open for i in service.orchestrator.registry for lane in i.lanes)
-    )
-    for _ in range(12):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    for worker in workers:
-        await worker.until(lambda w=worker: len(w.submits) == 6)  # type: ignore[misc]
-        assert sorted(len(lane.jobs) for lane in worker.lanes) == [3, 3]
-    await workers[0].stop()  # none had a token yet: all go to the other one
-    await workers[1].until(lambda: len(workers[1].submits) == 12)
-    for _ in range(2):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    await workers[1].until(lambda: len(workers[1].submits) == 14)
-    assert service.outcomes() == []
-
-
 async def test_instances_with_different_models(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
@@ -240,18 +213,6 @@ async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
     instance.lanes[0].describe()
     await service.until_ready()
     assert instance.fault == ""
-
-
-async def test_a_card_that_nobody_foresaw_is_said_too(
-    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("odd")
-
-    monkeypatch.setattr(served_models, "PromptEncoder", fail)
-    service = await make_service(await make_worker(), wait=False)
-    instance = next(iter(service.orchestrator.registry))
-    await service.until(lambda: instance.fault.endswith("used: ZeroDivisionError: odd"))
 
 
 async def test_a_template_that_cannot_be_read_leaves_plain_prompts(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.instances.discovery import LINGER_S
 from orchestrator.instances.instance import Instance
 from orchestrator.lanes import StreamLane
 from orchestrator.lanes.config import RENEW_AFTER_BYTES
@@ -143,6 +144,7 @@ async def test_or6_instances_follow_a_file_under_load(
     await service.until(lambda: registry.instances[first.address].retiring_since is not None)
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 3)
+    service.leap(LINGER_S)
     await service.until(lambda: list(registry.instances) == [second.address])
     await first.until(lambda: not first.lanes)
 
@@ -183,32 +185,6 @@ def test_or6_lanes_that_speak_come_before_silent_ones(
         for is_open, at, load in lanes
     ]
     assert instance.best_lane() is instance.lanes[best]
-
-
-async def test_or6_a_listener_that_fails_costs_neither_lanes_nor_other_listeners(
-    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
-) -> None:
-    told: list[str] = []
-
-    class Broken:
-        def instances_changed(self) -> None:
-            raise ZeroDivisionError
-
-    class Listener:
-        def instances_changed(self) -> None:
-            told.append("changed")
-
-    registry = service.orchestrator.registry
-    registry.listen(Broken())
-    registry.listen(Listener())
-    registry.cordon(worker.address)
-    assert told
-    registry.uncordon(worker.address)
-    told.clear()
-    await service.until(lambda: bool(told))  # by the next heartbeat
-    assert "instance change could not be followed" in caplog.text
-    assert len(worker.opens) == 1
-    assert registry.instances[worker.address].ready
 
 
 async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
@@ -296,15 +272,11 @@ async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
         await submit(service)
     await worker.until(lambda: worker.running == 4)
     assert (first.load, instance.best_lane()) == (1, first.successor)
-    carried = sum(lane.tokens_total for lane in instance.lanes)
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 4)
     await service.until(lambda: instance.lanes == [first.successor])
     (second,) = instance.lanes
     await service.until(lambda: second.is_open)
     assert instance.ready and second.successor is None
-    assert second.submitted_total == 4 and second.tokens_total > carried
+    assert second.submitted_total == 4, "the counters go on"
     assert not [record for record in caplog.records if "lane closed" in record.message]
-    worker.plan = lambda submit: Plan()
-    await submit(service)
-    await service.until(lambda: service.outcomes() == ["met"] * 5)

@@ -40,8 +40,8 @@ async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
 ) -> None:
     """They never began, so the budget for what is done twice has nothing to say."""
     worker.generation += 1
-    ends = await asyncio.gather(*(run(service) for _ in range(40)))
-    assert [events[-1].event for events in ends] == ["end"] * 40
+    ends = await asyncio.gather(*(run(service) for _ in range(24)))
+    assert [events[-1].event for events in ends] == ["end"] * 24
     assert len(worker.opens) == 2
 
 

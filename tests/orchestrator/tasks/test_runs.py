@@ -2,8 +2,6 @@
 
 import itertools
 
-import pytest
-
 from orchestrator.errors import QueueFull
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
@@ -77,15 +75,6 @@ def test_several_choices_are_one_call() -> None:
     assert bench.call().calls_left == 2
 
 
-def test_a_call_that_failed_is_still_to_come() -> None:
-    bench = Bench()
-    bench.end(bench.call(2, due_s=10))
-    failed = bench.call()
-    assert failed.calls_left == 1
-    bench.end(failed, refused(QueueFull("full")))
-    assert bench.call().calls_left == 1
-
-
 def test_what_a_call_says_itself_counts_from_then_on() -> None:
     bench = Bench()
     bench.end(bench.call(1, due_s=10))
@@ -151,15 +140,6 @@ def test_dl24_a_run_begins_with_its_first_call() -> None:
     now = bench.clock.now()
     assert bench.call(**tells, arrived=now).job.run_began == now, "another run of the conversation"
     assert bench.call(due_s=9.0, arrived=2, session="").job.run_began is None
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_runs_are_bounded(most: int) -> None:
-    bench = Bench(most)
-    for number in range(9):
-        bench.call(3, due_s=10, session=f"s{number}")
-    assert len(bench.runs) == most
-    assert bench.call(session="s8").calls_left == 2
 
 
 def test_nobody_pushes_out_what_others_have_begun() -> None:
