@@ -7,14 +7,14 @@ import pytest
 from orchestrator.errors import QueueFull
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.prompt_kind import PromptKind
 from orchestrator.tasks.run_lengths import HALF_LIFE, MAX_CALLS, RunLengths, RunWatch
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.trace_context import TraceContext
-from protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome
 from tests.support.clock import ManualClock
+from tests.support.jobs import make_job
 
 AGENT = ((), ("tenant",), ("tenant", "agent"))
 
@@ -85,16 +85,9 @@ class Bench:
         states_deadline: bool = True,
         tenant: str = "t",
     ) -> Task:
-        now = self.clock.now()
-        job = Job(
-            api=Api.NATIVE,
-            model="",
-            sampling=Sampling(max_tokens=1),
-            max_tokens=1,
+        job = make_job(
             deadline=Deadline(due_at, 0, is_default=not states_deadline),
-            correlation_id="",
-            arrived=now,
-            key="k",
+            arrived=self.clock.now(),
             tenant=tenant,
             session_id=session,
             trace=TraceContext(trace, "1" * 16, False) if trace else None,

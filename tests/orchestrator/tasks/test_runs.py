@@ -5,13 +5,14 @@ import itertools
 from orchestrator.errors import QueueFull
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api, Job, TellTime
+from orchestrator.tasks.job import TellTime
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.trace_context import TraceContext
-from protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome
 from tests.support.clock import ManualClock
+from tests.support.jobs import make_job
 
 
 class Bench:
@@ -32,13 +33,8 @@ class Bench:
         tells: bool = False,
     ) -> Task:
         now = self.clock.now()
-        job = Job(
-            api=Api.NATIVE,
-            model="",
-            sampling=Sampling(max_tokens=1),
-            max_tokens=1,
+        job = make_job(
             deadline=Deadline(now + (300.0 if due_s is None else due_s), 0, is_default=not due_s),
-            correlation_id="",
             arrived=next(self._arrivals) if arrived is None else arrived,
             key=key,
             session_id=session,

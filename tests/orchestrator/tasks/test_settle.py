@@ -5,34 +5,21 @@ import pytest
 from orchestrator.api.http.responses import error_headers, task_fields, task_headers
 from orchestrator.errors import TidegateError
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
-from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import aborted, failed, judge, no_first_token, overdue
 from orchestrator.telemetry.metrics import Metrics
-from protocol import AbortCause, Code, Delta, End, FinishReason, OnDeadline, Outcome, Sampling
+from protocol import AbortCause, Code, Delta, End, FinishReason, OnDeadline, Outcome
 from tests.support.clock import ManualClock
+from tests.support.jobs import make_job
 
 
 def make_task(
     on_deadline: OnDeadline = OnDeadline.ERROR, tokens: int = 0, parts: Parts = NO_PARTS
 ) -> Task:
     """A task on the manual clock's first moment, with a second to go."""
-    task = Task(
-        "t",
-        Job(
-            api=Api.NATIVE,
-            model="m",
-            sampling=Sampling(max_tokens=8),
-            max_tokens=8,
-            deadline=Deadline(101.0, 0),
-            correlation_id="c",
-            arrived=100.0,
-            parts=parts,
-            on_deadline=on_deadline,
-        ),
-    )
+    task = Task("t", make_job(deadline=Deadline(101.0, 0), parts=parts, on_deadline=on_deadline))
     if tokens:
         task.deliver(Delta(0, [1] * tokens, ["x"] * tokens), 100.5)
     return task

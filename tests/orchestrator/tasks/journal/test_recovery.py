@@ -23,7 +23,6 @@ from tests.orchestrator.tasks.journal.conftest import (
     until_tidied,
 )
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.steady_loop import advance
 
 SECRET = "the password is swordfish"
 
@@ -62,19 +61,6 @@ async def test_one_whose_deadline_has_passed_is_closed_as_such(
     assert (status["outcome"], status["error"]["code"]) == ("missed", "deadline_exceeded")
     assert status["usage"]["completion_tokens"] == 4 and status["text"]
     assert recovered(again) == {"expired": 1} and len(worker.submits) == 1
-
-
-async def test_one_waits_for_its_model_until_its_deadline(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    worker.plan = lambda job: Plan(stall_at=0)
-    service = await restarts.start(worker)
-    task_id = await task_of(service, deadline_ms=60_000)
-    await restarts.die()
-    again = await restarts.start(wait=False)
-    assert (await status_of(again, task_id))["status"] == "queued"
-    advance(60)
-    await again.until(lambda: again.outcomes() == ["missed"])
 
 
 async def test_a_text_made_anew_is_not_written_behind_another(
@@ -222,21 +208,6 @@ async def test_one_whose_only_instance_is_lost_waits_for_it(
     assert again.submits[0].sampling.max_tokens == 10 - tokens
     assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
     assert service.outcomes() == ["met"]
-
-
-async def test_all_that_a_lost_instance_had_wait_for_it(
-    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker
-) -> None:
-    """More than the budget of retries would send again."""
-    service = await restarts.start(worker)
-    worker.plan = lambda job: Plan(stall_at=0)
-    ids = [await task_of(service, deadline_ms=60_000) for _ in range(16)]
-    await worker.until(lambda: worker.running == 16)
-    await worker.stop()
-    await service.until(lambda: len(service.orchestrator.queue) == 16 or bool(service.outcomes()))
-    await make_worker(port=worker.port)
-    ends = await asyncio.gather(*(events_of(service, task_id) for task_id in ids))
-    assert [events[-1].event for events in ends] == ["end"] * 16
 
 
 @pytest.mark.parametrize("dies", [False, True])

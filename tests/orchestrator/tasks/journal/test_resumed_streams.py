@@ -242,34 +242,3 @@ async def test_or23_a_text_that_comes_out_differently_is_not_told(
     assert text_of(events) == service.orchestrator.model("").tokens.text_of(range(73, 77))
     assert events[-1].json()["code"] == "instance_lost"
     assert recovered(again) == {"remade": 1}
-
-
-@pytest.mark.parametrize("is_remade", [False, True])
-async def test_or23_a_drain_that_is_taken_back_forgets_no_text(
-    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker, is_remade: bool
-) -> None:
-    """The service drains while a task waits for its model, or is just being made again."""
-    service = await restarts.start(worker)
-    task_id = await running(service, worker, **({"stop": ["zz"]} if is_remade else {}))
-    again = await restarted(restarts, service, worker, task_id)
-    if is_remade:
-        back = await make_worker(port=worker.port)
-        plan = speaking(service, stall_at=2)
-        back.plan = lambda job: plan
-        await again.until_tokens(2)
-    await again.parts.lifecycle.drain(0.0)
-    again.parts.lifecycle.undrain()
-    following = asyncio.create_task(events_of(again, task_id))
-    await until_followed(again, task_id)
-    if is_remade:
-        plan.release.set()
-    else:
-        back = await make_worker(port=worker.port)
-        go_on = speaking(service)
-        back.plan = lambda job: go_on
-    events = await following
-    assert numbers(events) == EVERYTHING
-    assert text_of(events) == service.orchestrator.model("").tokens.text_of(range(73, 83))
-    if not is_remade:
-        (submit,) = back.submits
-        assert submit.sampling.max_tokens == 6
