@@ -203,10 +203,9 @@ class _Node:
             self._scale(0.5 ** (_DECAY_EVERY / HALF_LIFE))
         last = min(bisect_left(_EDGES, tokens), len(_EDGES) - 1)
         self._watch(last, finished=finished)
-        for at in range(last):
+        for at in range(last + finished):
             self.reached[at] += 1.0
         if finished:
-            self.reached[last] += 1.0
             self.ended[last] += 1.0
 
     def weigh(self, heard: Sequence[int], chances: Sequence[float]) -> None:
@@ -336,6 +335,8 @@ class AnswerLengths:
         if len(link) == 2 and model is not None:
             node.weights = list(model.weights)
         return node
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _weigh(self, chains: list[list[Link]], tokens: int, *, finished: bool) -> None:
         """Move the chains' weights by the chance that each had given this answer."""

@@ -166,5 +166,5 @@ class Windows(RuleBasedStateMachine):
         assert self.concurrency.blocks == sum(job.blocks for job in here)
 
 
-Windows.TestCase.settings = settings(max_examples=30)
+Windows.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
 TestWindows = Windows.TestCase

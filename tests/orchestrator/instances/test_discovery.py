@@ -177,7 +177,7 @@ class DiscoveryMachine(RuleBasedStateMachine):
         assert staying == self.named
 
 
-DiscoveryMachine.TestCase.settings = settings(max_examples=20)
+DiscoveryMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
 TestDiscoverySync = DiscoveryMachine.TestCase
 
 
