@@ -26,7 +26,7 @@ from orchestrator.tasks.journal.records import (
     result_of,
     row_of,
 )
-from orchestrator.tasks.journal.store import Found, JournalStore
+from orchestrator.tasks.journal.store import Found, JournalStore, WriterCalls
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0
@@ -156,12 +156,13 @@ class DurableTasks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._reader = store.new_reader()
-        self._writer = store.new_writer(
+        calls = WriterCalls(
             clock.unix,
             on_batch=lambda batch: self._call(self._written, batch),
             on_fault=lambda fault: self._call(self._set_fault, fault),
             live=self._to_begin_with,
         )
+        self._writer = store.new_writer(calls)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 

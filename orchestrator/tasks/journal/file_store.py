@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.tasks.journal import (
@@ -21,7 +21,6 @@ from orchestrator.tasks.journal.file import (
 from orchestrator.tasks.journal.records import (
     COLUMNS,
     Accept,
-    Batch,
     Ended,
     Operation,
     StoredResult,
@@ -30,7 +29,14 @@ from orchestrator.tasks.journal.records import (
     pack,
     read_record,
 )
-from orchestrator.tasks.journal.store import ById, Found, GroupCommit, LookUps, Question
+from orchestrator.tasks.journal.store import (
+    ById,
+    Found,
+    GroupCommit,
+    LookUps,
+    Question,
+    WriterCalls,
+)
 from orchestrator.telemetry.log import fields, service_log
 
 TIDY_ROWS = 2000
@@ -135,23 +141,11 @@ class JournalWriter(GroupCommit):
 
     failures = (sqlite3.Error, OSError, JournalError)
 
-    def __init__(
-        self,
-        file: JournalFile,
-        unix: Callable[[], float],
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-        live: Callable[[], Sequence[Accept]],
-    ) -> None:
-        """``live`` returns the tasks that have not ended, with which a new file begins."""
+    def __init__(self, file: JournalFile, calls: WriterCalls) -> None:
         config = file.config
-        window_ms = config.terms.window_ms
-        super().__init__(str(config.path), window_ms, on_batch=on_batch, on_fault=on_fault)
+        super().__init__(str(config.path), config.terms.window_ms, calls)
         self._file = file
         self._config = config
-        self._unix = unix
-        self._live = live
         self._aside = file.set_aside
         self._db: sqlite3.Connection | None = None
         self._inode = 0
@@ -219,7 +213,7 @@ class JournalWriter(GroupCommit):
             prepare(self._config)
             db = self._db = connect(self._config)
             if self._lacks_live:
-                write(db, self._live())
+                write(db, self._calls.live())
                 self._lacks_live = False
             self._inode = self._inode_now()
         return self._db
@@ -241,7 +235,7 @@ class JournalWriter(GroupCommit):
         self._busy_since = time.monotonic()
         try:
             db = self._open()
-            now = self._unix()
+            now = self._calls.unix()
             terms = self._config.terms
             old_result, old = now - terms.keep_results_s, now - terms.keep_s
             removed = remove_old(db, old_result, old)
@@ -256,7 +250,7 @@ class JournalWriter(GroupCommit):
             self._tell(self._failed(error))
         finally:
             self._busy_since = None
-        self._on_fault(self._fault)  # the disk may have hung until now, and that is over
+        self._calls.on_fault(self._fault)  # the disk may have hung until now, and that is over
         wait_s = store.RETRY_S if removed >= TIDY_ROWS else store.TIDY_EVERY_S
         self._tidy_at = time.monotonic() + wait_s
 
@@ -321,15 +315,8 @@ class FileStore:
         self.unfinished = file.unfinished
         self._file = file
 
-    def new_writer(
-        self,
-        unix: Callable[[], float],
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-        live: Callable[[], Sequence[Accept]],
-    ) -> JournalWriter:
-        return JournalWriter(self._file, unix, on_batch=on_batch, on_fault=on_fault, live=live)
+    def new_writer(self, calls: WriterCalls) -> JournalWriter:
+        return JournalWriter(self._file, calls)
 
     def new_reader(self) -> JournalReader:
         return JournalReader(self._file)

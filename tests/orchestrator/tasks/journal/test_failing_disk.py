@@ -165,29 +165,29 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     journal = service.orchestrator.stages.durable
     assert journal is not None
     ours = journal._writer
-    clock, failed, go_on = ours._unix, threading.Event(), threading.Event()
+    remove_old, failed, go_on = file_store.remove_old, threading.Event(), threading.Event()
 
-    def fail() -> float:
+    def fail(*_: Any) -> int:
         failed.set()
         raise TypeError("no time")
 
-    monkeypatch.setattr(ours, "_unix", fail)
+    monkeypatch.setattr(file_store, "remove_old", fail)
     await asyncio.to_thread(failed.wait)
-    monkeypatch.setattr(ours, "_unix", clock)
+    monkeypatch.setattr(file_store, "remove_old", remove_old)
     tidied = ours._tidied
     await service.until(lambda: ours._tidied > tidied + 2 and not journal.fault)
     await task_of(service)
 
-    def hang() -> float:
+    def hang(*found: Any) -> int:
         go_on.wait()
-        return clock()
+        return remove_old(*found)
 
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
-    monkeypatch.setattr(ours, "_unix", hang)
+    monkeypatch.setattr(file_store, "remove_old", hang)
     try:
         await service.until(lambda: "taken nothing" in journal.fault)
     finally:
-        monkeypatch.setattr(ours, "_unix", clock)
+        monkeypatch.setattr(file_store, "remove_old", remove_old)
         go_on.set()
     await service.until(lambda: not journal.fault)
 

@@ -31,6 +31,7 @@ from orchestrator.tasks.journal.records import (
     pack_ids,
     unpack_ids,
 )
+from orchestrator.tasks.journal.store import WriterCalls
 from protocol import FinishReason, Outcome, Sampling
 from tests.support.jobs import make_job
 
@@ -156,7 +157,7 @@ class Written:
 def written(folder: Path, history: list[tuple[list[Operation], Lives]]) -> Written:
     path = folder / "journal.db"
     opened = open_journal(JournalConfig(path))
-    writer = JournalWriter(opened, lambda: 0.0, on_batch=print, on_fault=print, live=lambda: [])
+    writer = JournalWriter(opened, WriterCalls(lambda: 0.0, print, print, lambda: []))
     log = Path(f"{path}-wal")
     writer._write([])
     base, ends = path.read_bytes(), [log.stat().st_size]
