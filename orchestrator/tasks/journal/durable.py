@@ -127,7 +127,7 @@ class DurableTasks:
         self.fault = ""
         """Why nothing can be written; empty while all is well."""
         self.on_fault: Callable[[], None] = lambda: None
-        self.commits = self.records = 0
+        self.commits = 0
         self.recovered: Counter[str] = Counter()
         """Number of tasks of an earlier process, by treatment."""
         self.on_lost: Callable[[Task], None] = lambda task: None
@@ -400,7 +400,6 @@ class DurableTasks:
         self._set_fault(batch.fault)
         if not batch.fault:
             self.commits += 1
-            self.records += len(batch.operations)
         for n in batch.lost:
             self._lose(n)
         for one in batch.operations:

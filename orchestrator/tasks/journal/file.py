@@ -30,8 +30,6 @@ from orchestrator.tasks.journal.records import (
 from orchestrator.tasks.journal.store import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
-_TRIES = 10
-
 
 class JournalError(Exception):
     """The journal cannot be opened; the message says why, and what to do."""
@@ -90,27 +88,19 @@ class JournalLock:
         self._lock = self._file = -1
 
     def _take_lock(self) -> None:
-        for _ in range(_TRIES):
-            lock = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            try:
-                _lock(lock, self._path, os.pread(lock, 32, 0).decode(errors="replace").strip())
-                inode = os.fstat(lock).st_ino
-                if _inode(self._beside) != inode:  # removed since
-                    os.close(lock)
-                    continue
-            except BaseException:
-                os.close(lock)
-                raise
-            with suppress(OSError):  # a full disk: the process id is for people only
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-            old, self._lock, self._lock_inode = self._lock, lock, inode
-            if old >= 0:
-                os.close(old)
-            return
-        raise JournalError(
-            f"{self._beside} is removed again and again; stop the process that removes it"
-        )
+        lock = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            _lock(lock, self._path, os.pread(lock, 32, 0).decode(errors="replace").strip())
+        except BaseException:
+            os.close(lock)
+            raise
+        with suppress(OSError):  # a full disk: the process id is for people only
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        # One that was removed since is taken again before the next transaction.
+        old, self._lock, self._lock_inode = self._lock, lock, os.fstat(lock).st_ino
+        if old >= 0:
+            os.close(old)
 
     def _take_file(self) -> None:
         """Lock the file that has the journal's name now.

@@ -72,24 +72,12 @@ def test_dl11_what_the_instance_cannot_help_never_counts(
     assert breakers.state("a:1") is BreakerState.CLOSED
 
 
-def test_dl11_a_deadline_does_not_excuse_one_that_was_slow_as_well() -> None:
-    breakers, _ = make(*NAMES)
-    assert run(breakers, "a:1", JobResult.DEADLINE, 100, 5000, times=5)
-
-
 def test_dl11_tight_deadlines_among_slow_jobs_dilute_nothing() -> None:
     """What tells nothing does not count as good either."""
     breakers, _ = make(*NAMES)
     run(breakers, "a:1", JobResult.FINISHED, 100, 1000, times=4)
     run(breakers, "a:1", JobResult.DEADLINE, 1000, 10, times=100)
     assert run(breakers, "a:1", JobResult.FINISHED, 100, 1000)
-
-
-def test_errors_count_as_failures() -> None:
-    breakers, _ = make(*NAMES)
-    run(breakers, "a:1", JobResult.FINISHED, times=5)
-    assert not run(breakers, "a:1", JobResult.FAILED, times=4)
-    assert run(breakers, "a:1", JobResult.FAILED)
 
 
 def test_a_lane_that_breaks_counts_once_however_many_jobs_it_had() -> None:
@@ -346,19 +334,17 @@ async def test_dl11_an_instance_that_fails_is_ejected_and_the_other_works(
     bad, good = sorted(workers, key=lambda w: w.address)
     bad.plan = lambda submit: Plan(fail_at=1)
     for _ in range(5):
-        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-            assert response.status == 502
+        await service.ask("POST", "/v1/completions", 502, json=TASK | {"model": "fake"})
     assert registry.breakers.state(bad.address) is BreakerState.OPEN
     for _ in range(5):
-        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-            assert response.status == 200
+        await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"})
     assert (len(bad.submits), len(good.submits)) == (5, 5)
     assert service.metric("tidegate_ejections_total", instance=bad.address) == 1
     assert (
         service.metric("tidegate_breaker_state", instance=bad.address, state=BreakerState.OPEN) == 1
     )
-    async with service.http.get("/v2/instances") as response:
-        states = {i["address"]: i["breaker"] for i in (await response.json())["instances"]}
+    listed = (await service.ask("GET", "/v2/instances"))["instances"]
+    states = {one["address"]: one["breaker"] for one in listed}
     assert states == {bad.address: "open", good.address: "closed"}
     assert service.outcomes() == ["failed"] * 5 + ["met"] * 5
 
@@ -377,8 +363,7 @@ async def test_an_only_instance_that_fails_everything_costs_8_errors_and_then_50
         assert status == 503 and 1 <= retry_after_s <= 5
     assert len(worker.submits) == 8
     service.parts.health.refresh()
-    async with service.http.get("/health/ready") as response:
-        assert response.status == 503
+    await service.ask("GET", "/health/ready", 503)
     worker.plan = lambda submit: Plan()
     service.leap(5.1)
     assert [(await answer())[0] for _ in range(3)] == [200] * 3

@@ -77,8 +77,7 @@ def needed(service: Service) -> float:
 
 async def submit(service: Service, status: int = 202) -> None:
     task = {"prompt": "hi", "max_tokens": 8, "deadline_ms": 60_000}
-    async with service.http.post("/v2/tasks", json=task) as response:
-        assert response.status == status, await response.text()
+    await service.ask("POST", "/v2/tasks", status, json=task)
 
 
 async def test_a_service_tells_its_need(make_service: MakeService, make_worker: MakeWorker) -> None:

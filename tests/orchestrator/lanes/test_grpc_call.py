@@ -383,13 +383,6 @@ async def test_a_status_comes_with_its_words(server: Server) -> None:
     await call.close()
 
 
-async def test_a_method_that_is_not_there_is_named_so(server: Server) -> None:
-    call = await open_call(server.address, "/test.Echo/Other", lambda messages: None, 60.0)
-    with pytest.raises(CallEnded, match=r"^unimplemented: "):
-        await call.ended
-    await call.close()
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "host:port"])
 async def test_where_nothing_listens_is_unavailable(address: str) -> None:
     with pytest.raises(CallEnded, match=f"^unavailable: cannot connect to {address}: "):

@@ -83,9 +83,9 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
         body = chat("fake") | {"max_tokens": max_tokens, "ignore_eos": True}
         headers = {"X-Timeout-Ms": "5000"}
         at = 1000 * service.orchestrator.clock.unix()
-        async with service.http.post("/v1/chat/completions", json=body, headers=headers) as got:
-            error = (await got.json())["error"]
-        assert (got.status, error["binding_constraint"]) == (504, "model_load")
+        path = "/v1/chat/completions"
+        error = (await service.ask("POST", path, 504, json=body, headers=headers))["error"]
+        assert error["binding_constraint"] == "model_load"
         return error["predicted_finish_ms"], error["earliest_feasible_deadline"] - at
 
     speed = forecaster.known_speed["fake"]
@@ -224,20 +224,6 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
     await second.until(lambda: second.outcomes() == ["met"])
 
 
-async def test_only_so_many_wait_for_loads(
-    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demand, "MAX_WAITING", 1)
-    worker.can_load("other")
-    worker.swap_s = 0.2
-    service = await make_service(worker)
-    first = asyncio.create_task(ask(service, "other"))
-    await worker.until(lambda: len(worker.swaps) == 1)
-    status, body = await ask(service, "other")
-    assert status == 429 and "queue_full" in str(body)
-    assert (await first)[0] == 200
-
-
 async def test_or24_a_tenant_leaves_places_to_wait_for_loads_to_others(
     worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,10 +301,8 @@ async def test_a_drain_tells_those_who_wait_for_a_load(
     await service.parts.lifecycle.drain(0.0)
     status, body = await asked
     assert status == 503 and "draining" in str(body)
-    async with service.http.post(
-        "/v1/responses", json={"model": "other", "input": "x", "max_output_tokens": 4}
-    ) as response:
-        assert response.status == 503 and "draining" in await response.text()
+    asked_now = {"model": "other", "input": "x", "max_output_tokens": 4}
+    assert "draining" in str(await service.ask("POST", "/v1/responses", 503, json=asked_now))
     assert service.outcomes() == ["failed", "refused"]
 
 

@@ -116,15 +116,3 @@ async def test_an_emptied_store_gets_what_is_kept(sharing: Sharing, worker: Fake
     await see_each_other(one, two)
     await kill(one, two)
     assert (await ask(two, "GET", f"/v1/responses/{response['id']}"))[0] == 200
-
-
-async def test_what_nobody_has_any_more_is_named(sharing: Sharing, worker: FakeWorker) -> None:
-    """A session that the store never had, for instance because it was away."""
-    one, two = await two_of(sharing, worker)
-    _, session = await ask(one, "POST", "/v2/sessions", model="fake")
-    await copied(one)
-    async with sharing.store.client() as client:
-        await client.delete(*await client.keys("*:item:*"))
-    await kill(one, two)
-    status, answer = await submit(two, session_id=session["session_id"], durable=False)
-    assert status == 404 and "start again" in answer["error"]["message"]

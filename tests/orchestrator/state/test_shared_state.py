@@ -158,12 +158,10 @@ async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
     await see_each_other(one, two)
     headers = {"Authorization": f"Bearer {OPERATORS_KEY}"}
     at = f"/v2/instances/{worker.address}"
-    async with one.http.post(f"{at}/drain", headers=headers) as response:
-        assert response.status == 202
+    await one.ask("POST", f"{at}/drain", 202, headers=headers)
     (there,) = two.orchestrator.registry
     await two.until(lambda: there.cordoned)
-    async with two.http.post(f"{at}/undrain", headers=headers) as response:
-        assert response.status == 202
+    await two.ask("POST", f"{at}/undrain", 202, headers=headers)
     (here,) = one.orchestrator.registry
     await one.until(lambda: not here.cordoned)
 

@@ -38,14 +38,6 @@ def test_what_is_to_come_is_the_mean_of_those_that_got_so_far() -> None:
     assert lengths.to_come(AGENT, 3).calls == pytest.approx(5, abs=0.7)  # a long one
 
 
-def test_a_run_that_was_cut_short_tells_that_it_had_so_many_at_least() -> None:
-    lengths = learnt(*[6] * 20)
-    whole = lengths.to_come(AGENT, 1).calls
-    for _ in range(20):
-        lengths.add(AGENT, 2, ended=False)
-    assert lengths.to_come(AGENT, 1).calls == pytest.approx(whole, abs=0.5)
-
-
 def test_an_agent_seen_seldom_leans_on_its_tenant() -> None:
     lengths = RunLengths()
     for _ in range(40):

@@ -63,14 +63,6 @@ def test_the_first_call_speaks_for_the_run() -> None:
     assert len(bench.runs) == 0
 
 
-def test_several_choices_are_one_call() -> None:
-    bench = Bench()
-    choices = [bench.call(3, due_s=10, arrived=5.5) for _ in range(3)]
-    for choice in choices:
-        bench.end(choice)
-    assert bench.call().calls_left == 2
-
-
 def test_what_a_call_says_itself_counts_from_then_on() -> None:
     bench = Bench()
     bench.end(bench.call(1, due_s=10))

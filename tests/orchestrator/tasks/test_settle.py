@@ -7,7 +7,7 @@ from orchestrator.errors import TidegateError
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
-from orchestrator.tasks.task import EarlierText, Task
+from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import aborted, failed, judge, no_first_token, overdue
 from orchestrator.telemetry.metrics import Metrics
 from protocol import AbortCause, Code, Delta, End, FinishReason, OnDeadline, Outcome
@@ -151,19 +151,9 @@ def test_dl10_only_the_first_ending_counts() -> None:
     clock = ManualClock()
     metrics = TaskMetrics(Metrics(), ManualClock())
     settler = Settler(metrics, clock)
-    heard: list[Outcome] = []
-
-    class Ear:
-        def started(self, task: Task) -> None: ...
-
-        def tokens(self, task: Task, delta: Delta) -> None: ...
-
-        def ended(self, task: Task) -> None:
-            assert task.ending is not None
-            heard.append(task.ending.outcome)
-
+    heard: list[Outcome | None] = []
     task = make_task(tokens=5)
-    task.listen(Ear())
+    task.on_end.append(lambda ended: heard.append(ended.ending and ended.ending.outcome))
     assert settler.settle(task, aborted(AbortCause.CANCEL))
     assert not settler.settle(task, failed(TidegateError("x")))
     assert not settler.settle(task, overdue(task, clock.now()))
@@ -236,24 +226,3 @@ def test_dl14_the_whole_is_named_too_and_only_a_miss_names_anything() -> None:
 def test_dl14_an_answer_without_tokens_is_judged_by_its_end() -> None:
     for now, part in ((100.4, None), (100.6, Part.FIRST_TOKEN)):
         assert make_task(parts=FIRST).missed_at(now) == part
-
-
-def test_a_listener_that_fails_at_an_earlier_text_costs_nobody_the_end() -> None:
-    """It is told of that text at the task's end, which may come by a timer: nobody tries again."""
-
-    class Failing:
-        def started(self, task: Task) -> None:
-            raise RuntimeError
-
-        def tokens(self, task: Task, delta: Delta) -> None:
-            raise RuntimeError
-
-        def ended(self, task: Task) -> None:
-            pass
-
-    task = make_task()
-    task.earlier = EarlierText([7, 8], ["x", "y"], lambda: None)
-    task.listen(Failing())
-    settler = Settler(TaskMetrics(Metrics(), ManualClock()), ManualClock())
-    assert settler.settle(task, aborted(AbortCause.CANCEL))
-    assert task.ending is not None and task.completion_tokens == 2

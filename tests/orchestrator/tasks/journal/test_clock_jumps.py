@@ -2,14 +2,11 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from orchestrator.clock import Boot, this_boot
-from orchestrator.tasks.journal import file as journal_file
-from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.records import live_task
 from tests.orchestrator.tasks.journal.conftest import Restarts, status_of, task_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept
@@ -66,12 +63,3 @@ def test_across_boots_no_task_gets_more_time_than_it_had(
     row = replace(one.row, boot_id="now", arrived_boot_s=480.0)
     task = live_task(row, stored, clock, Boot("now", lambda: 500.0))
     assert task.deadline.at - now == pytest.approx(40)
-
-
-def test_the_boot_is_read_when_the_journal_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_file, "this_boot", lambda: Boot("mine", lambda: 1.0))
-    opened = open_journal(JournalConfig(tmp_path / "journal.db"))
-    assert opened.boot.id == "mine"
-    opened.close()

@@ -205,8 +205,7 @@ async def test_a_disk_that_hangs_for_who_reads_does_not_hold_other_work(
     monkeypatch.setattr(store, "READ_WAIT_S", 0.05)
     try:
         assert (await submit(service, key="plain", durable=False))[0] == 202
-        async with service.http.get("/v2/tasks/0") as response:
-            assert response.status == 503
+        await service.ask("GET", "/v2/tasks/0", 503)
         monkeypatch.setattr(store, "READ_CLOSE_WAIT_S", 0.05)
         await service.parts.lifecycle.close()
     finally:

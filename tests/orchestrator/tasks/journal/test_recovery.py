@@ -6,8 +6,6 @@ import aiohttp
 import pytest
 
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
-from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.journal.records import unpack_ids
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -63,34 +61,10 @@ async def test_one_whose_deadline_has_passed_is_closed_as_such(
     assert recovered(again) == {"expired": 1} and len(worker.submits) == 1
 
 
-async def test_a_text_made_anew_is_not_written_behind_another(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    """Whoever went on after both would go on with neither."""
-    service = await restarts.start(worker)
-    await running(service, worker, stop=["zz"], idempotent=True)
-    await restarts.die()
-    plan = speaking(service, shift=1, stall_at=7)
-    worker.plan = lambda job: plan
-    again = await restarts.start(worker)
-    (task,) = again.orchestrator._live
-    await again.until(lambda: task.completion_tokens == 7)
-    durable = again.orchestrator.stages.durable
-    assert durable is not None
-    durable.flush()
-    await task_of(again, max_tokens=1)  # behind it
-    await restarts.die()
-    opened = await asyncio.to_thread(open_journal, JournalConfig(restarts.path))
-    ids = unpack_ids(opened.unfinished[0].tokens.ids)
-    opened.close()
-    assert ids == list(range(73, 77))
-
-
 async def test_a_cancelled_one_stays_cancelled(restarts: Restarts, worker: FakeWorker) -> None:
     service = await restarts.start(worker)
     task_id = await running(service, worker)
-    async with service.http.post(f"/v2/tasks/{task_id}/cancel") as response:
-        assert response.status == 202
+    await service.ask("POST", f"/v2/tasks/{task_id}/cancel", 202)
     await restarts.die()
     again = await restarts.start(worker)
     assert (await status_of(again, task_id))["outcome"] == "aborted"
@@ -151,8 +125,8 @@ async def test_a_planned_end_leaves_durable_tasks_to_the_next_process(
     await service.parts.lifecycle.drain(0.0)
     with pytest.raises(aiohttp.ClientPayloadError):  # no end: its client asks again
         await following
-    async with service.http.get(f"/v2/tasks/{task_id}") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (503, "draining")
+    told = await service.ask("GET", f"/v2/tasks/{task_id}", 503)
+    assert told["error"]["code"] == "draining"
     await service.parts.lifecycle.close()
     again = await restarts.start(worker)
     events = await events_of(again, task_id, after="5")
@@ -366,32 +340,21 @@ async def test_without_a_journal_durable_is_an_error(service: Service) -> None:
     assert "TIDEGATE_JOURNAL__PATH" in answer["error"]["message"]
 
 
-async def test_an_asynchronous_journal_says_what_may_be_lost(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    service = await restarts.start(worker, journal__loss_window_ms=50)
-    status, answer = await submit(service)
-    assert (status, answer["durable"], answer["loss_window_ms"]) == (202, True, 50)
-    assert (await events_of(service, answer["task_id"]))[-1].event == "end"
-    await service.until(lambda: service.metric("tidegate_journal_records_total") == 2)
-    await restarts.die()
-    again = await restarts.start(worker)
-    assert (await status_of(again, answer["task_id"]))["outcome"] == "met"
-
-
-async def test_an_asynchronous_journal_keeps_what_it_promised(
+async def test_an_asynchronous_journal_says_what_may_be_lost_and_keeps_the_rest(
     restarts: Restarts, worker: FakeWorker, disk: Disk
 ) -> None:
     service = await restarts.start(worker, journal__loss_window_ms=1)
     await until_tidied(service)  # else that may find the fault first, and the task is refused
     disk.fail("SQLITE_FULL", "database or disk is full")
-    task_id = await task_of(service)
+    status, answer = await submit(service)
+    assert (status, answer["durable"], answer["loss_window_ms"]) == (202, True, 1)
+    assert (await events_of(service, answer["task_id"]))[-1].event == "end"
     await service.until(lambda: service.metric("tidegate_journal_unwritten") == 2)
     disk.error = None
     await service.until(lambda: service.metric("tidegate_journal_unwritten") == 0)
     await restarts.die()
     again = await restarts.start(worker)
-    assert (await status_of(again, task_id))["outcome"] == "met"
+    assert (await status_of(again, answer["task_id"]))["outcome"] == "met"
 
 
 async def test_prompts_are_gone_with_their_task(restarts: Restarts, worker: FakeWorker) -> None:
@@ -423,13 +386,10 @@ async def test_others_cannot_read_a_recovered_task(restarts: Restarts, worker: F
     service = await restarts.start(worker, keys=keys)
     headers = {"Authorization": "Bearer alice-token"}
     body = {"prompt": "hi", "max_tokens": 2, "durable": True}
-    async with service.http.post("/v2/tasks", json=body, headers=headers) as response:
-        task_id = (await response.json())["task_id"]
-    async with service.http.get(f"/v2/tasks/{task_id}/events", headers=headers) as response:
-        await response.read()
+    task_id = (await service.ask("POST", "/v2/tasks", 202, json=body, headers=headers))["task_id"]
+    await service.ask("GET", f"/v2/tasks/{task_id}/events", headers=headers)
     await restarts.die()
     again = await restarts.start(worker, keys=keys)
     for token, expected in (("alice-token", 200), ("bob-token", 404)):
         headers = {"Authorization": f"Bearer {token}"}
-        async with again.http.get(f"/v2/tasks/{task_id}", headers=headers) as response:
-            assert response.status == expected
+        await again.ask("GET", f"/v2/tasks/{task_id}", expected, headers=headers)

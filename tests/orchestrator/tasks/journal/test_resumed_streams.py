@@ -216,8 +216,7 @@ async def test_or23_a_text_is_told_before_its_cancel(
             plan = speaking(service, stall_at=2)
             back.plan = lambda job: plan
             await again.until_tokens(2)
-        async with again.http.delete(f"/v2/tasks/{task_id}") as response:
-            assert response.status == 202
+        await again.ask("DELETE", f"/v2/tasks/{task_id}", 202)
         events = await following.get_each_once([0, 1, 2, 3, 4, 5, 14])
     assert events[-1].json()["code"] == "cancelled"
     status = await status_of(again, task_id)
