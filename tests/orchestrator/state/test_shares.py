@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-import redis.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,15 +92,11 @@ class Store:
 
     def __init__(self) -> None:
         self.demands: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        self.answers: list[bytes | Exception] = []
+        self.answers: list[bytes] = []
         """Answers of the renewal under way."""
-        self.is_full = False
 
     def eval(self, script: str, count: int, *words: str | int) -> None:
         keys, (tag, _, _, *told) = words[:count], words[count:]
-        if self.is_full:
-            self.answers.append(redis.exceptions.OutOfMemoryError())
-            return
         found = []
         for key, demand in zip(keys, told, strict=True):
             of = self.demands[str(key)]
@@ -215,24 +210,6 @@ def test_or18_what_is_demanded_no_more_is_taken_back() -> None:
     give_jobs(other, 0)
     fleet.renew()
     assert tag not in fleet.store.of(other.address)
-
-
-def test_or18_shares_stay_while_the_store_refuses_demands() -> None:
-    fleet = Fleet(2, 1)
-    give_jobs(fleet.at(0)[0], SLOTS)
-    for _ in range(2):
-        fleet.renew()
-    before = [one.share for one in fleet.at(0)]
-    assert before == [SLOTS, 1]
-    fleet.store.is_full = True
-    give_jobs(fleet.at(0)[0], 0)
-    give_jobs(fleet.at(0)[1], SLOTS)
-    fleet.renew()
-    assert [one.share for one in fleet.at(0)] == before
-    fleet.store.is_full = False
-    for _ in range(2):
-        fleet.renew()
-    assert [one.share for one in fleet.at(0)] == before[::-1]
 
 
 def test_or18_a_sample_tells_whether_members_have_instances_in_common() -> None:
