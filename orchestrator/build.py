@@ -237,9 +237,6 @@ def build(
     recovery = None
     if store is not None and durable is not None:
         metrics.watch(durable, JOURNAL)
-        durable.observe_ms = metrics.histogram(
-            "journal_commit_ms", "Transactions of the journal, until they are on the disk"
-        ).observe
         recovery = Recovery(orchestrator, durable, store.unfinished)
     _follow(reloader, orchestrator, instances.discovery, health)
     return Components(

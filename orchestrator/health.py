@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.admission.admission import Admission
-from orchestrator.instances.gates import GateWatch, gates_of
+from orchestrator.instances.gates import gates_of
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
@@ -66,7 +66,6 @@ class HealthBoard:
         self.also_ready: list[Callable[[], bool]] = []
         """Checks that make the service ready for work other than text, should one of them hold."""
         self._snapshot_version = -1
-        self._gate_watch = GateWatch()
         registry.listen(self)
         self.refresh()
 
@@ -88,7 +87,6 @@ class HealthBoard:
         is_ready = any(is_ready() for is_ready in self.also_ready)
         if is_ready or any(instance.card is not None for instance in self._registry):
             self.startup = PreparedResponse(200, b'{"status":"started"}')
-        self._gate_watch.look(self._registry)
         status = self._status()
         if status != self.status:
             level = logging.INFO if status == "ready" else logging.WARNING

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from orchestrator.instances.breaker import BreakerState
 from orchestrator.instances.instance import Instance, InstanceState
-from orchestrator.instances.registry import Registry
-from orchestrator.telemetry.log import lane_log
-from orchestrator.telemetry.narration import GATES, narrate
 
 ARTIFACTS, ENGINE, HEALTH = "artifacts", "engine", "health"
 
@@ -69,28 +66,3 @@ def _lacks_health(instance: Instance, breaker: BreakerState) -> str:
     if instance.draining:
         return "it drains"
     return ""
-
-
-class GateWatch:
-    """Tells of each gate that opens or closes, in one sentence."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, str], bool] = {}
-
-    def look(self, registry: Registry) -> None:
-        seen: dict[tuple[str, str], bool] = {}
-        for instance in registry:
-            breaker = registry.breakers.state(instance.address)
-            for name, gate in gates_of(instance, breaker).items():
-                key = instance.address, name
-                seen[key] = gate.is_open
-                if self._open.get(key, False) != gate.is_open:
-                    narrate(
-                        lane_log,
-                        GATES[name, gate.is_open],
-                        instance.address,
-                        instance=instance.address,
-                        gate=name,
-                        reason=gate.reason or None,
-                    )
-        self._open = seen

@@ -98,14 +98,6 @@ INSTANCES: tuple[Row[Registry], ...] = (
     ),
     Row(
         "gauge",
-        "instance_window",
-        "jobs",
-        "Most jobs to have there, as learned",
-        _each(lambda instance: instance.concurrency.limit),
-        ("instance",),
-    ),
-    Row(
-        "gauge",
         "instance_slots",
         "jobs",
         "Jobs that can run there at once (OR-6)",
@@ -165,13 +157,6 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "frames",
         "Frames received",
         lambda registry: sum(lane.frames_total for lane in _lanes(registry)),
-    ),
-    Row(
-        "counter",
-        "lane_sessions",
-        "lanes",
-        "Lanes opened",
-        lambda registry: sum(lane.sessions_total for lane in _lanes(registry)),
     ),
     Row(
         "gauge",
@@ -253,9 +238,6 @@ REPORTED: tuple[Row[Registry], ...] = (
 _Total = tuple[str, str, str, Callable[[WorkerStats], float]]
 _TOTALS: tuple[_Total, ...] = (
     ("worker_tokens", "tokens", "Tokens generated", lambda of: of.tokens_total),
-    ("worker_jobs_received", "jobs", "Jobs handed in", lambda of: of.jobs_total),
-    ("worker_steps", "steps", "Steps of the engine", lambda of: of.steps_total),
-    ("worker_busy_ms", "ms", "Time spent in steps", lambda of: of.busy_ms_total),
     (
         "prompt_tokens_computed",
         "tokens",
@@ -281,30 +263,6 @@ _TOTALS: tuple[_Total, ...] = (
         lambda of: of.missed_blocks_total,
     ),
     (
-        "prefix_blocks_evicted",
-        "blocks",
-        "Cached blocks evicted for others",
-        lambda of: of.evicted_blocks_total,
-    ),
-    (
-        "session_blocks_evicted",
-        "blocks",
-        "Blocks kept for sessions that running work needed",
-        lambda of: of.session_evicted_blocks_total,
-    ),
-    (
-        "sessions_expired",
-        "sessions",
-        "Sessions that were kept for their time without a next turn",
-        lambda of: of.sessions_expired_total,
-    ),
-    (
-        "sessions_displaced",
-        "sessions",
-        "Sessions evicted early for others within the share",
-        lambda of: of.sessions_displaced_total,
-    ),
-    (
         "not_finite",
         "jobs",
         "Jobs that ended because the model's numbers were NaN or infinite",
@@ -317,22 +275,10 @@ _TOTALS: tuple[_Total, ...] = (
         lambda of: of.disk_saved_blocks_total,
     ),
     (
-        "kv_disk_session_turns_saved",
-        "turns",
-        "Turns of sessions written to disk",
-        lambda of: of.disk_saved_sessions_total,
-    ),
-    (
         "kv_disk_blocks_loaded",
         "blocks",
         "Blocks read from disk",
         lambda of: of.disk_loaded_blocks_total,
-    ),
-    (
-        "kv_disk_blocks_skipped",
-        "blocks",
-        "Blocks evicted before they were written to disk",
-        lambda of: of.disk_skipped_blocks_total,
     ),
     ("kv_disk_save_ms", "ms", "Time spent saving to disk", lambda of: of.disk_save_ms_total),
     ("kv_disk_load_ms", "ms", "Time spent loading from disk", lambda of: of.disk_load_ms_total),

@@ -308,9 +308,6 @@ class GrpcCall(asyncio.BufferedProtocol):
         except Exception as error:
             self._fail(error)
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone.set()
         self._fail(CallEnded("unavailable", self._last_words or self._why_lost(exc)))

@@ -13,13 +13,6 @@ SWAPS: tuple[Row[Swaps], ...] = (
         lambda of: [((result,), of.done[result]) for result in ("done", "failed")],
         ("result",),
     ),
-    Row(
-        "counter",
-        "model_swap_ms",
-        "ms",
-        "What swaps that were done took, drains included (WK-7)",
-        lambda of: of.ms_total,
-    ),
 )
 
 DEMAND: tuple[Row[ModelDemand], ...] = (
@@ -44,12 +37,5 @@ DEMAND: tuple[Row[ModelDemand], ...] = (
         "requests",
         "Requests refused because their model could not be loaded by their deadline (DL-7)",
         lambda of: of.refused,
-    ),
-    Row(
-        "gauge",
-        "model_load_waiting",
-        "requests",
-        "Requests that wait for their model to be loaded",
-        lambda of: of.waiting,
     ),
 )

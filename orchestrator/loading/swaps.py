@@ -84,7 +84,6 @@ class Swaps:
         self.done: Counter[str] = Counter()
         self.load_ms: dict[str, deque[float]] = {}
         """Ms from request to usable card, without the drain, by model; the latest few loads."""
-        self.ms_total = 0.0
         self._registry = registry
         self._queue = queue
         self._ask = ask
@@ -158,8 +157,6 @@ class Swaps:
         swap.total_ms = 1000 * (self._clock.now() - swap.began_at)
         swap.phase = end.value
         self.done[end.value] += 1
-        if end is SwapPhase.DONE:
-            self.ms_total += swap.total_ms
         service_log.info(
             "swap over",
             extra=fields(

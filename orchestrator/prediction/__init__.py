@@ -4,7 +4,6 @@
 - ``step_learner``   fits it to a worker's totals
 - ``quantiles``      over a sliding window
 - ``answer_length``  how long answers get
-- ``tallies``        what several orchestrators tell each other of that
 - ``urgency``        what a deadline makes of that
 - ``forecaster``     these together, for a task: its times, and its place in the queue
 - ``forecast``       plays a schedule forward: pure

@@ -52,8 +52,6 @@ class SharedLimits:
         self._asking: set[asyncio.Task[Any]] = set()
         """Questions to the store. An abandoned one continues, so that its answer counts and its
         connection can be reused."""
-        self._gave_up = asyncio.Event()
-        """Set after a request's wait fails: then all waiting ones continue."""
         self._failed_in = -1
         """The renewal of the lease after which the store last failed a request."""
 
@@ -83,17 +81,10 @@ class SharedLimits:
         asking = asyncio.create_task(self._question(task, asked), name="limits asked")
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
-        giving_up = asyncio.ensure_future(self._gave_up.wait())
-        try:
-            either = (asking, giving_up)
-            await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            giving_up.cancel()
+        await asyncio.wait((asking,), timeout=PATIENCE_S)
         answer = asking.result() if asking.done() else None
         if answer is None and members.prompt_renewal > self._failed_in:
             self._failed_in = members.renewals
-            gave_up, self._gave_up = self._gave_up, asyncio.Event()
-            gave_up.set()
         return answer
 
     async def _question(self, task: Task, asked: _Asked) -> list[str] | None:

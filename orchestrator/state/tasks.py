@@ -1,7 +1,7 @@
 """Durable tasks in the shared store: a ``JournalStore`` that several orchestrators use at once."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from orchestrator.tasks.journal import (
 )
 from orchestrator.tasks.journal.records import (
     Accept,
-    Batch,
     Ended,
     Operation,
     StoredRequest,
@@ -28,7 +27,14 @@ from orchestrator.tasks.journal.records import (
     read_record,
     read_tokens,
 )
-from orchestrator.tasks.journal.store import ById, Found, GroupCommit, LookUps, Question
+from orchestrator.tasks.journal.store import (
+    ById,
+    Found,
+    GroupCommit,
+    LookUps,
+    Question,
+    WriterCalls,
+)
 
 _MIN_MS = 1
 """Shortest retention that the store knows, in ms."""
@@ -69,15 +75,8 @@ class SharedTasks:
         """Names of the tasks that have not ended, by number."""
         self._last_claimed = 0
 
-    def new_writer(
-        self,
-        unix: Callable[[], float],
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-        live: Callable[[], Sequence[Accept]],
-    ) -> "SharedWriter":
-        return SharedWriter(self, on_batch=on_batch, on_fault=on_fault, live=live)
+    def new_writer(self, calls: WriterCalls) -> "SharedWriter":
+        return SharedWriter(self, calls)
 
     def new_reader(self) -> "SharedReader":
         return SharedReader(self)
@@ -124,18 +123,10 @@ class SharedWriter(GroupCommit):
 
     failures = connection.FAILURES
 
-    def __init__(
-        self,
-        tasks: SharedTasks,
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-        live: Callable[[], Sequence[Accept]],
-    ) -> None:
-        super().__init__(tasks.config.where, tasks.window_ms, on_batch=on_batch, on_fault=on_fault)
+    def __init__(self, tasks: SharedTasks, calls: WriterCalls) -> None:
+        super().__init__(tasks.config.where, tasks.window_ms, calls)
         self._tasks = tasks
         self._names = tasks.names
-        self._live = live
         self._client: redis.Redis | None = None
         self._unsure: dict[int, _Name] = {}
         """Refused tasks that the store may have accepted."""
@@ -192,7 +183,7 @@ class SharedWriter(GroupCommit):
         """Write the live tasks into a store that was emptied; their tokens follow."""
         connection.check(client, self._names)
         with client.pipeline(transaction=False) as pipe:
-            for accept in self._live():
+            for accept in self._calls.live():
                 self._add(pipe, accept)
             pipe.execute()
 
@@ -265,7 +256,7 @@ class SharedWriter(GroupCommit):
             self._tell("")
         except self.failures as error:
             self._tell(self._failed(error))
-        self._on_fault(self._fault)
+        self._calls.on_fault(self._fault)
         self._tidy_at = time.monotonic() + store.RETRY_S
 
     def _disconnect(self) -> None:

@@ -229,8 +229,6 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
         lambda durable: [(("live",), durable.lost), (("ended",), durable.outdone)],
         ("stage",),
     ),
-    Row("counter", "journal_commits", "transactions", "Transactions", lambda d: d.commits),
-    Row("counter", "journal_records", "records", "Records in them", lambda d: d.records),
     Row(
         "counter",
         "journal_recovered",

@@ -6,7 +6,7 @@ Everything here runs on the event loop's thread and never waits.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from orchestrator.tasks.deadline import NO_PARTS, Part
 from orchestrator.tasks.ending import Ending
@@ -17,7 +17,11 @@ from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.tasks.work import Stage, WorkItem
 from orchestrator.telemetry.log import fields, service_log
-from protocol import Adapter, Delta, End, Feature, PromptLogprobs
+from protocol import Adapter, Delta, Feature, PromptLogprobs
+
+if TYPE_CHECKING:
+    from orchestrator.tasks.journal.durable import Entry
+    from orchestrator.tasks.spans import TaskSpans
 
 _BIAS_BYTES = 128
 _NO_FEATURES: frozenset[Feature] = frozenset()
@@ -44,28 +48,6 @@ class Abandonable(Protocol):
 
     def abandon(self, ending: Ending) -> None:
         """Stop the job, because the task has ended without the worker; count what still comes."""
-
-
-class JournalEntry(Protocol):
-    """A durable task's place in the journal."""
-
-    is_left: bool
-    """Whether the next process continues the task: then its end here is not reported."""
-
-    def when_recorded(self, call: Callable[[], None]) -> None:
-        """Call once the task's end is on the disk, or cannot be for now; at once where it is."""
-
-
-class Traced(Protocol):
-    """Makes spans of a task's life."""
-
-    def attempt_ended(
-        self, address: str, dispatched_at: float, first_token_at: float, end: End | None, now: float
-    ) -> None:
-        """A worker is done with a job, or, without ``end``, was lost with it."""
-
-    def ended(self, task: "Task") -> None:
-        """The task has ended; ``task.ending`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +209,8 @@ class Task(WorkItem[Job, Listener]):
         self.attempt: Abandonable | None = None
         self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
-        self.spans: Traced | None = None
-        self.entry: JournalEntry | None = None
+        self.spans: TaskSpans | None = None
+        self.entry: Entry | None = None
         """Place of the task in the journal; None for most tasks."""
         self.first_id_free = 0
         """A number below which all event numbers lie that an earlier process has sent."""

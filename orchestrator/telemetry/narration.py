@@ -37,7 +37,6 @@ class Action(StrEnum):
     LOAD = "load"
     LOSE = "lose"
     DEGRADE = "degrade"
-    GATE = "gate"
     READY = "ready"
     STOP = "stop"
     PLACE = "place"
@@ -114,30 +113,6 @@ SWAP_RESTORES = _by_worker(
 )
 SWAP_DONE = _by_worker(Action.READY, "An instance serves another model now.")
 SWAP_FAILED = _by_worker(Action.FAIL, "An instance could not be given another model.")
-GATES = _by(
-    Actor.WORKER,
-    {
-        ("artifacts", True): (
-            Action.GATE,
-            "An instance has its model's files and reported what it serves.",
-        ),
-        ("artifacts", False): (
-            Action.GATE,
-            "An instance lacks its model's files, or has reported none.",
-        ),
-        ("engine", True): (
-            Action.GATE,
-            "An instance has its engine: the model is loaded and reached.",
-        ),
-        ("engine", False): (
-            Action.GATE,
-            "An instance's engine cannot be used: not loaded, or not reached.",
-        ),
-        ("health", True): (Action.GATE, "An instance passes its health checks."),
-        ("health", False): (Action.GATE, "An instance does not pass its health checks."),
-    },
-)
-"""Events of an instance's gates, by the gate's name and whether it opened."""
 ON_DEMAND = _by_us(Action.LOAD, "A model is asked for that no instance serves, so one loads it.")
 READINESS = _by(
     Actor.ORCHESTRATOR,

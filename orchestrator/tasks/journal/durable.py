@@ -26,7 +26,7 @@ from orchestrator.tasks.journal.records import (
     result_of,
     row_of,
 )
-from orchestrator.tasks.journal.store import Found, JournalStore
+from orchestrator.tasks.journal.store import Found, JournalStore, WriterCalls
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0
@@ -54,6 +54,7 @@ class Entry:
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
+    """Whether the next process continues the task: then its end here is not reported."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -126,11 +127,9 @@ class DurableTasks:
         self.fault = ""
         """Why nothing can be written; empty while all is well."""
         self.on_fault: Callable[[], None] = lambda: None
-        self.commits = self.records = 0
+        self.commits = 0
         self.recovered: Counter[str] = Counter()
         """Number of tasks of an earlier process, by treatment."""
-        self.observe_ms: Callable[[float], None] = lambda ms: None
-        """Called with the time that each transaction took, in ms."""
         self.on_lost: Callable[[Task], None] = lambda task: None
         """Called with each task that another orchestrator has taken over, because this one was
         silent for too long."""
@@ -157,12 +156,13 @@ class DurableTasks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._reader = store.new_reader()
-        self._writer = store.new_writer(
+        calls = WriterCalls(
             clock.unix,
             on_batch=lambda batch: self._call(self._written, batch),
             on_fault=lambda fault: self._call(self._set_fault, fault),
             live=self._to_begin_with,
         )
+        self._writer = store.new_writer(calls)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -240,7 +240,7 @@ class DurableTasks:
     async def committed(self, task: Task) -> None:
         """Wait for an accepted task's commit. Raises ``JournalUnavailable`` or ``Draining``."""
         entry = task.entry
-        assert isinstance(entry, Entry)
+        assert entry is not None
         if self.is_async:
             return
         try:
@@ -267,7 +267,7 @@ class DurableTasks:
     def refuse(self, task: Task) -> None:
         """Mark a task that was never accepted: its end frees its submission's name."""
         entry = task.entry
-        assert isinstance(entry, Entry)
+        assert entry is not None
         entry.is_refused = True
         row = None if entry.accept is None else entry.accept.row
         if row is not None and row.idempotency_key is not None:
@@ -301,14 +301,14 @@ class DurableTasks:
 
     def keep_no_tokens(self, task: Task) -> None:
         """Write no more tokens of an adopted task that is generated again from its start."""
-        assert isinstance(task.entry, Entry)
+        assert task.entry is not None
         task.entry.keeps_tokens = False
 
     def leave(self, task: Task) -> bool:
         """Leave a task to the next process: its end here is not recorded, and its followers get
         none. False for one that is not durable, or not yet."""
         entry = task.entry
-        if not isinstance(entry, Entry) or entry.n not in self._live:
+        if entry is None or entry.n not in self._live:
             return False
         if not entry.committed.done() and not self.is_async:  # it is not accepted yet
             self.refuse(task)
@@ -338,7 +338,7 @@ class DurableTasks:
 
     def _ended(self, task: Task) -> None:
         entry = task.entry
-        assert isinstance(entry, Entry)
+        assert entry is not None
         if entry.is_left:
             return
         del self._live[entry.n]
@@ -400,8 +400,6 @@ class DurableTasks:
         self._set_fault(batch.fault)
         if not batch.fault:
             self.commits += 1
-            self.records += len(batch.operations)
-            self.observe_ms(1000 * batch.took_s)
         for n in batch.lost:
             self._lose(n)
         for one in batch.operations:

@@ -30,8 +30,6 @@ from orchestrator.tasks.journal.records import (
 from orchestrator.tasks.journal.store import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
-_TRIES = 10
-
 
 class JournalError(Exception):
     """The journal cannot be opened; the message says why, and what to do."""
@@ -90,27 +88,19 @@ class JournalLock:
         self._lock = self._file = -1
 
     def _take_lock(self) -> None:
-        for _ in range(_TRIES):
-            lock = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            try:
-                _lock(lock, self._path, os.pread(lock, 32, 0).decode(errors="replace").strip())
-                inode = os.fstat(lock).st_ino
-                if _inode(self._beside) != inode:  # removed since
-                    os.close(lock)
-                    continue
-            except BaseException:
-                os.close(lock)
-                raise
-            with suppress(OSError):  # a full disk: the process id is for people only
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-            old, self._lock, self._lock_inode = self._lock, lock, inode
-            if old >= 0:
-                os.close(old)
-            return
-        raise JournalError(
-            f"{self._beside} is removed again and again; stop the process that removes it"
-        )
+        lock = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            _lock(lock, self._path, os.pread(lock, 32, 0).decode(errors="replace").strip())
+        except BaseException:
+            os.close(lock)
+            raise
+        with suppress(OSError):  # a full disk: the process id is for people only
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        # One that was removed since is taken again before the next transaction.
+        old, self._lock, self._lock_inode = self._lock, lock, os.fstat(lock).st_ino
+        if old >= 0:
+            os.close(old)
 
     def _take_file(self) -> None:
         """Lock the file that has the journal's name now.
@@ -151,8 +141,7 @@ def _inode(path: Path) -> int:
 
 
 FIRST: Final = 4
-"""The version of 0.1.0. Files of earlier ones were never released; their records have another form,
-and may be encrypted."""
+"""The version of 0.1.0. Files of earlier ones were never released."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -175,8 +164,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             -- When it arrived on a clock that nobody sets, and the boot that this clock belongs to.
             boot_id TEXT,
             arrived_boot_s REAL,
-            -- When it ended by the clock of `ages`: the wall clock may be set while rows are kept.
-            ended_age REAL
+            ended_age REAL  -- unused
         )""",
         """CREATE UNIQUE INDEX tasks_by_idempotency_key ON tasks (key, idempotency_key)
             WHERE idempotency_key IS NOT NULL""",
@@ -194,6 +182,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "CREATE INDEX results_by_age ON results (ended_age)",
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    ),
+    (
+        "DROP INDEX tasks_by_age",
+        "DROP INDEX results_by_age",
+        "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
+        "CREATE INDEX results_by_end ON results (ended_unix)",
     ),
 )
 """Statements that lead to each version from the one before, only ever appended to."""
@@ -314,7 +308,7 @@ def set_aside(path: Path) -> Path:
     """Rename a damaged file, with the files that belong to it; returns its new path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     aside = path.with_name(f"{path.name}.damaged-{stamp}")
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("-wal", "-shm", ""):  # SQLite deletes a log that lies next to no file of its own
         with suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     sync_folder(path.parent)
@@ -324,27 +318,6 @@ def set_aside(path: Path) -> Path:
         extra=fields(journal=str(path), set_aside=str(aside)),
     )
     return aside
-
-
-def finish_set_aside(path: Path) -> None:
-    """Finish a rename that a crash cut short, leaving a log without its file, which SQLite would
-    delete with the next file's first page. The log goes to where its file is."""
-    with suppress(FileNotFoundError):
-        if not os.stat(f"{path}-wal").st_size or (path.exists() and path.stat().st_size):
-            return
-        names = [p.name for p in path.parent.glob(f"{path.name}.damaged-*")]
-        asides = [path.with_name(name) for name in sorted(names) if name.endswith("Z")]
-        if not asides or Path(f"{asides[-1]}-wal").exists():
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
-            asides = [path.with_name(f"{path.name}.damaged-{stamp}")]
-        for suffix in ("-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                os.rename(f"{path}{suffix}", f"{asides[-1]}{suffix}")
-        sync_folder(path.parent)
-        service_log.warning(
-            "a damaged journal had been set aside without its log, which is next to it now",
-            extra=fields(journal=str(path), set_aside=str(asides[-1])),
-        )
 
 
 def is_damage(error: Exception) -> bool:
@@ -365,7 +338,6 @@ def describe_error(error: Exception, path: Path) -> str:
 
 def prepare(config: JournalConfig) -> None:
     """Give a file all its tables. Raises ``JournalError``, and what ``connect`` does."""
-    finish_set_aside(config.path)
     with closing(connect(config, is_new=True)) as db:
         version = version_of(db)
         if version > VERSION:
@@ -373,19 +345,12 @@ def prepare(config: JournalConfig) -> None:
                 f"{config.path} is of version {version}, and this Tidegate knows {VERSION}: run "
                 "the newer one, or set another TIDEGATE_JOURNAL__PATH"
             )
-        if 0 < version < FIRST:
-            raise JournalError(
-                f"{config.path} is of a Tidegate before 0.1.0, and may be encrypted: end its tasks "
-                "with that one, then remove it, or set another TIDEGATE_JOURNAL__PATH; nothing was "
-                "changed"
-            )
         migrate(db)
 
 
 def _open(config: JournalConfig, lock: JournalLock) -> JournalFile:
     aside = None
     try:
-        finish_set_aside(config.path)
         _require_whole(config)
         prepare(config)
         next_n, unfinished = _read(config)

@@ -3,12 +3,9 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
-from orchestrator.clock import Boot
 from orchestrator.tasks.journal import (
     store,
 )
@@ -24,7 +21,6 @@ from orchestrator.tasks.journal.file import (
 from orchestrator.tasks.journal.records import (
     COLUMNS,
     Accept,
-    Batch,
     Ended,
     Operation,
     StoredResult,
@@ -33,61 +29,15 @@ from orchestrator.tasks.journal.records import (
     pack,
     read_record,
 )
-from orchestrator.tasks.journal.store import ById, Found, GroupCommit, LookUps, Question
+from orchestrator.tasks.journal.store import (
+    ById,
+    Found,
+    GroupCommit,
+    LookUps,
+    Question,
+    WriterCalls,
+)
 from orchestrator.telemetry.log import fields, service_log
-
-MAX_OFF_S = 86_400.0
-"""Longest time off between two boots that is believed, in seconds."""
-
-
-class _Mark(msgspec.Struct, frozen=True):
-    age: float
-    unix: float
-    boot_id: str
-    boot_s: float
-
-
-class AgeClock:
-    """A clock that begins as Unix seconds and never jumps. ``load`` it before ``now``.
-
-    Retention by the wall clock would remove everything when that is set forward, and would keep a
-    text for ever that ended while it was wrong. Within one boot the machine's own clock counts.
-    Across boots only the wall clock knows how long the machine was off, and it is believed up to a
-    day: after a longer time off, rows are kept that much longer.
-    """
-
-    def __init__(self, unix: Callable[[], float], boot: Boot) -> None:
-        self._unix = unix
-        self._boot = boot
-        self._offset: float | None = None
-        """Difference between this clock and the boot's seconds; None before ``load``."""
-
-    def now(self) -> float:
-        """Seconds on this clock; only differences mean anything."""
-        assert self._offset is not None
-        return self._boot.now() + self._offset
-
-    def load(self, db: sqlite3.Connection) -> None:
-        """Continue from the time stored in ``db``; no effect if the time is known already."""
-        if self._offset is not None:
-            return
-        found = db.execute("SELECT value FROM meta WHERE name = 'age'").fetchone()
-        now = self._unix() if found is None else self._after(found[0])
-        self._offset = now - self._boot.now()
-
-    def save(self, db: sqlite3.Connection) -> None:
-        mark = _Mark(self.now(), self._unix(), self._boot.id, self._boot.now())
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('age', ?)", (msgspec.msgpack.encode(mark),))
-
-    def _after(self, stored: bytes) -> float:
-        try:
-            mark = msgspec.msgpack.decode(stored, type=_Mark)
-        except msgspec.DecodeError:  # without it the wall clock is as good as any
-            return self._unix()
-        if self._boot.has(mark.boot_id, mark.boot_s):
-            return mark.age + self._boot.now() - mark.boot_s
-        return mark.age + min(max(self._unix() - mark.unix, 0.0), MAX_OFF_S)
-
 
 TIDY_ROWS = 2000
 """Most rows removed at a time, so that submissions do not wait."""
@@ -98,9 +48,8 @@ _INSERT = (
 )
 
 
-def write(db: sqlite3.Connection, operations: Sequence[Operation], age: float) -> None:
-    """Write all operations in one transaction, or none. A task's operations keep their order.
-    ``age`` is now, on the clock of retention."""
+def write(db: sqlite3.Connection, operations: Sequence[Operation]) -> None:
+    """Write all operations in one transaction, or none. A task's operations keep their order."""
     db.execute("BEGIN IMMEDIATE")
     # Comes first, because a client that was refused may have come again under the same name.
     refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
@@ -114,7 +63,7 @@ def write(db: sqlite3.Connection, operations: Sequence[Operation], age: float) -
         "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
         [(one.n, one.first, pack(one.tokens)) for one in operations if isinstance(one, Tokens)],
     )
-    _end(db, [one for one in operations if isinstance(one, Ended)], age)
+    _end(db, [one for one in operations if isinstance(one, Ended)])
     if not operations:  # tests whether the disk takes anything
         db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
     db.execute("COMMIT")
@@ -130,7 +79,7 @@ def _insert(db: sqlite3.Connection, accepted: Sequence[Accept]) -> None:
     )
 
 
-def _end(db: sqlite3.Connection, ended: Sequence[Ended], age: float) -> None:
+def _end(db: sqlite3.Connection, ended: Sequence[Ended]) -> None:
     """End the tasks that have not ended: whichever end is first counts."""
     if not ended:
         return
@@ -139,18 +88,17 @@ def _end(db: sqlite3.Connection, ended: Sequence[Ended], age: float) -> None:
     db.executemany("DELETE FROM requests WHERE n = ?", numbers)
     db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
     db.executemany(
-        "INSERT OR IGNORE INTO results (n, ended_unix, ended_age, body) "
-        "SELECT n, ?, ?, ? FROM tasks WHERE n = ? AND ended_unix IS NULL",
-        [(one.ended_unix, age, pack(one.result), one.n) for one in ended],
+        "INSERT OR IGNORE INTO results (n, ended_unix, body) "
+        "SELECT n, ?, ? FROM tasks WHERE n = ? AND ended_unix IS NULL",
+        [(one.ended_unix, pack(one.result), one.n) for one in ended],
     )
     db.executemany(
-        "UPDATE tasks SET ended_unix = ?, ended_age = ?, outcome = ?, finish_reason = ?, code = ?, "
+        "UPDATE tasks SET ended_unix = ?, outcome = ?, finish_reason = ?, code = ?, "
         "completion_tokens = ?, idempotency_key = iif(?, idempotency_key, NULL) "
         "WHERE n = ? AND ended_unix IS NULL",
         [
             (
                 one.ended_unix,
-                age,
                 one.result.outcome.value,
                 one.result.finish_reason.value,
                 None if one.result.error is None else one.result.error.code.value,
@@ -164,17 +112,16 @@ def _end(db: sqlite3.Connection, ended: Sequence[Ended], age: float) -> None:
 
 
 def remove_old(db: sqlite3.Connection, results_before: float, tasks_before: float) -> int:
-    """Remove rows that ended before these times, on the clock of ``write``, up to a bound; returns
-    how many."""
+    """Remove rows that ended before these times, up to a bound; returns how many."""
     db.execute("BEGIN IMMEDIATE")
     removed = db.execute(
         "DELETE FROM results WHERE n IN "
-        "(SELECT n FROM results WHERE ended_age < ? ORDER BY ended_age LIMIT ?)",
+        "(SELECT n FROM results WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
         (results_before, TIDY_ROWS),
     ).rowcount
     removed += db.execute(
         "DELETE FROM tasks WHERE n IN "
-        "(SELECT n FROM tasks WHERE ended_age < ? ORDER BY ended_age LIMIT ?)",
+        "(SELECT n FROM tasks WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
         (tasks_before, TIDY_ROWS),
     ).rowcount
     db.execute("COMMIT")
@@ -194,23 +141,11 @@ class JournalWriter(GroupCommit):
 
     failures = (sqlite3.Error, OSError, JournalError)
 
-    def __init__(
-        self,
-        file: JournalFile,
-        unix: Callable[[], float],
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-        live: Callable[[], Sequence[Accept]],
-    ) -> None:
-        """``live`` returns the tasks that have not ended, with which a new file begins."""
+    def __init__(self, file: JournalFile, calls: WriterCalls) -> None:
         config = file.config
-        window_ms = config.terms.window_ms
-        super().__init__(str(config.path), window_ms, on_batch=on_batch, on_fault=on_fault)
+        super().__init__(str(config.path), config.terms.window_ms, calls)
         self._file = file
         self._config = config
-        self._ages = AgeClock(unix, file.boot)
-        self._live = live
         self._aside = file.set_aside
         self._db: sqlite3.Connection | None = None
         self._inode = 0
@@ -277,10 +212,8 @@ class JournalWriter(GroupCommit):
             self._lacks_live |= self._inode not in (0, inode)
             prepare(self._config)
             db = self._db = connect(self._config)
-            self._ages.load(db)
-            self._ages.save(db)
             if self._lacks_live:
-                write(db, self._live(), self._ages.now())
+                write(db, self._calls.live())
                 self._lacks_live = False
             self._inode = self._inode_now()
         return self._db
@@ -292,8 +225,7 @@ class JournalWriter(GroupCommit):
             return 0
 
     def _write(self, operations: Sequence[Operation]) -> None:
-        db = self._open()
-        write(db, operations, self._ages.now())
+        write(self._open(), operations)
 
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
@@ -303,13 +235,12 @@ class JournalWriter(GroupCommit):
         self._busy_since = time.monotonic()
         try:
             db = self._open()
-            now = self._ages.now()
+            now = self._calls.unix()
             terms = self._config.terms
             old_result, old = now - terms.keep_results_s, now - terms.keep_s
             removed = remove_old(db, old_result, old)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
-                self._ages.save(db)
                 # The write-ahead log goes too, with what it still has of removed prompts.
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except (sqlite3.Error, OSError, JournalError) as error:
@@ -319,7 +250,7 @@ class JournalWriter(GroupCommit):
             self._tell(self._failed(error))
         finally:
             self._busy_since = None
-        self._on_fault(self._fault)  # the disk may have hung until now, and that is over
+        self._calls.on_fault(self._fault)  # the disk may have hung until now, and that is over
         wait_s = store.RETRY_S if removed >= TIDY_ROWS else store.TIDY_EVERY_S
         self._tidy_at = time.monotonic() + wait_s
 
@@ -384,15 +315,8 @@ class FileStore:
         self.unfinished = file.unfinished
         self._file = file
 
-    def new_writer(
-        self,
-        unix: Callable[[], float],
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-        live: Callable[[], Sequence[Accept]],
-    ) -> JournalWriter:
-        return JournalWriter(self._file, unix, on_batch=on_batch, on_fault=on_fault, live=live)
+    def new_writer(self, calls: WriterCalls) -> JournalWriter:
+        return JournalWriter(self._file, calls)
 
     def new_reader(self) -> JournalReader:
         return JournalReader(self._file)

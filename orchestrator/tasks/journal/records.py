@@ -341,7 +341,6 @@ class Batch:
     """The operations of one transaction, whether it succeeded or not."""
 
     operations: list[Operation] = field(default_factory=list)
-    took_s: float = 0.0
     fault: str = ""
     """Why none of it is on the disk; empty if all of it is."""
     lost: set[int] = field(default_factory=set)

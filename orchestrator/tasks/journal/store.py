@@ -54,27 +54,29 @@ CLOSE_WAIT_S = 5.0
 TIDY_EVERY_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class WriterCalls:
+    """What a writer calls, on its own thread."""
+
+    unix: Callable[[], float]
+    on_batch: Callable[[Batch], None]
+    on_fault: Callable[[str], None]
+    live: Callable[[], Sequence[Accept]]
+    """Returns the tasks that have not ended, with which an empty store begins."""
+
+
 class GroupCommit(ABC):
-    """Writes on a thread of its own, to a store that a subclass knows. ``on_batch`` and
-    ``on_fault`` are called there, too."""
+    """Writes on a thread of its own, to a store that a subclass knows."""
 
     failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
     """Errors of the store; any other is a fault of this program."""
 
-    def __init__(
-        self,
-        where: str,
-        window_ms: float,
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-    ) -> None:
+    def __init__(self, where: str, window_ms: float, calls: WriterCalls) -> None:
         """``where``: the store, as the log names it. ``window_ms``: how long a transaction waits
         for more, in ms."""
         self._where = where
         self._window_ms = window_ms
-        self._on_batch = on_batch
-        self._on_fault = on_fault
+        self._calls = calls
         self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._unwritten: list[Operation] = []
         """Promised operations that the store did not take."""
@@ -170,7 +172,6 @@ class GroupCommit(ABC):
         return found
 
     def _commit(self, operations: list[Operation]) -> None:
-        began = time.perf_counter()
         kept = self._unwritten
         batch = self._batch = Batch(operations)
         self._busy_since = time.monotonic()
@@ -186,9 +187,8 @@ class GroupCommit(ABC):
             self._unwritten = self._one_by_one([*kept, *self._promised(operations)])
         finally:
             self._busy_since = None
-        batch.took_s = time.perf_counter() - began
         if operations:
-            self._on_batch(batch)
+            self._calls.on_batch(batch)
         self._tell(batch.fault)
 
     def _one_by_one(self, promised: Sequence[Operation]) -> list[Operation]:
@@ -224,7 +224,7 @@ class GroupCommit(ABC):
         elif not fault:
             service_log.info("the journal can be written again", extra=fields(journal=self._where))
         self._fault = fault
-        self._on_fault(fault)
+        self._calls.on_fault(fault)
 
 
 READ_WAIT_S = 5.0
@@ -349,16 +349,8 @@ class JournalStore(Protocol):
     def unfinished(self) -> Sequence[UnfinishedTask]:
         """Tasks that an earlier process left here."""
 
-    def new_writer(
-        self,
-        unix: Callable[[], float],
-        *,
-        on_batch: Callable[[Batch], None],
-        on_fault: Callable[[str], None],
-        live: Callable[[], Sequence[Accept]],
-    ) -> GroupCommit:
-        """What writes to the store, not started yet. ``live`` returns the tasks that have not
-        ended, with which an empty store begins."""
+    def new_writer(self, calls: WriterCalls) -> GroupCommit:
+        """What writes to the store, not started yet."""
 
     def new_reader(self) -> LookUps:
         """What looks tasks up in the store."""

@@ -52,15 +52,6 @@ def is_open(breakers: Breakers, name: str = "a:1") -> bool:
     return breakers.state(name) is BreakerState.OPEN
 
 
-def test_dl11_far_exceeding_its_prediction_opens_the_breaker() -> None:
-    breakers, _ = make(*NAMES)
-    assert run(breakers, "a:1", JobResult.FINISHED, 100, 1000, times=5)
-    assert is_open(breakers)
-    assert not breakers.admits("a:1")
-    assert breakers.admits("b:1")
-    assert breakers.ejections == {"a:1": 1}
-
-
 @pytest.mark.parametrize(
     ("end", "predicted_ms", "actual_ms"),
     [
@@ -81,24 +72,12 @@ def test_dl11_what_the_instance_cannot_help_never_counts(
     assert breakers.state("a:1") is BreakerState.CLOSED
 
 
-def test_dl11_a_deadline_does_not_excuse_one_that_was_slow_as_well() -> None:
-    breakers, _ = make(*NAMES)
-    assert run(breakers, "a:1", JobResult.DEADLINE, 100, 5000, times=5)
-
-
 def test_dl11_tight_deadlines_among_slow_jobs_dilute_nothing() -> None:
     """What tells nothing does not count as good either."""
     breakers, _ = make(*NAMES)
     run(breakers, "a:1", JobResult.FINISHED, 100, 1000, times=4)
     run(breakers, "a:1", JobResult.DEADLINE, 1000, 10, times=100)
     assert run(breakers, "a:1", JobResult.FINISHED, 100, 1000)
-
-
-def test_errors_count_as_failures() -> None:
-    breakers, _ = make(*NAMES)
-    run(breakers, "a:1", JobResult.FINISHED, times=5)
-    assert not run(breakers, "a:1", JobResult.FAILED, times=4)
-    assert run(breakers, "a:1", JobResult.FAILED)
 
 
 def test_a_lane_that_breaks_counts_once_however_many_jobs_it_had() -> None:
@@ -160,16 +139,6 @@ def test_one_that_is_used_although_its_breaker_is_open_is_watched_all_the_same()
     assert breakers.dark_s("a:1") == pytest.approx(5.0), "from now on"
 
 
-def test_one_whose_breaker_is_open_is_used_when_its_peers_are_gone() -> None:
-    clock = ManualClock()
-    ready = ["a:1", "b:1"]
-    breakers = Breakers(lambda name: ready, clock.now)
-    run(breakers, "a:1", JobResult.FAILED, times=5)
-    assert not breakers.admits("a:1")
-    ready.remove("b:1")
-    assert breakers.admits("a:1")
-
-
 def test_half_open_lets_few_probes_through_and_closes_when_they_go_well() -> None:
     breakers, clock = make(*NAMES)
     run(breakers, "a:1", JobResult.FAILED, times=5)
@@ -211,14 +180,6 @@ def test_jobs_from_before_it_opened_say_nothing_after_it() -> None:
     run(breakers, "a:1", JobResult.FINISHED, times=3)
     assert breakers.state("a:1") is BreakerState.CLOSED
     assert not breakers.end(old[2], JobResult.FAILED, predicted_ms=100, actual_ms=100)
-
-
-def test_a_removed_instance_comes_back_with_a_clean_record() -> None:
-    breakers, _ = make(*NAMES)
-    run(breakers, "a:1", JobResult.FAILED, times=5)
-    breakers.remove("a:1")
-    breakers.remove("a:1")
-    assert breakers.admits("a:1")
 
 
 class BreakersMachine(RuleBasedStateMachine):
@@ -287,7 +248,7 @@ class BreakersMachine(RuleBasedStateMachine):
         assert self.has_failed or not self.ejected()
 
 
-BreakersMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
+BreakersMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=40)
 TestBreakers = BreakersMachine.TestCase
 
 
@@ -363,16 +324,6 @@ def test_dl11_an_instance_is_held_to_its_own_prediction(
     assert (breakers.state("a:1") is BreakerState.OPEN) is failed
 
 
-def test_dl11_nothing_is_held_against_one_whose_pace_is_not_known() -> None:
-    breakers = Breakers(lambda name: ("a:1", "b:1"), ManualClock().now)
-    unknown = StepModel(8, 512, 10.0, 0.0, 0.1)
-    end = make_end(FinishReason.LENGTH)
-    for _ in range(50):
-        facts = Facts(breakers.begin("a:1"), basis=(unknown, IDLE))
-        record_end(breakers, Instance("a:1"), facts, end, 200.0)
-    assert breakers.state("a:1") is BreakerState.CLOSED
-
-
 async def test_dl11_an_instance_that_fails_is_ejected_and_the_other_works(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
@@ -383,19 +334,17 @@ async def test_dl11_an_instance_that_fails_is_ejected_and_the_other_works(
     bad, good = sorted(workers, key=lambda w: w.address)
     bad.plan = lambda submit: Plan(fail_at=1)
     for _ in range(5):
-        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-            assert response.status == 502
+        await service.ask("POST", "/v1/completions", 502, json=TASK | {"model": "fake"})
     assert registry.breakers.state(bad.address) is BreakerState.OPEN
     for _ in range(5):
-        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-            assert response.status == 200
+        await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"})
     assert (len(bad.submits), len(good.submits)) == (5, 5)
     assert service.metric("tidegate_ejections_total", instance=bad.address) == 1
     assert (
         service.metric("tidegate_breaker_state", instance=bad.address, state=BreakerState.OPEN) == 1
     )
-    async with service.http.get("/v2/instances") as response:
-        states = {i["address"]: i["breaker"] for i in (await response.json())["instances"]}
+    listed = (await service.ask("GET", "/v2/instances"))["instances"]
+    states = {one["address"]: one["breaker"] for one in listed}
     assert states == {bad.address: "open", good.address: "closed"}
     assert service.outcomes() == ["failed"] * 5 + ["met"] * 5
 
@@ -414,8 +363,7 @@ async def test_an_only_instance_that_fails_everything_costs_8_errors_and_then_50
         assert status == 503 and 1 <= retry_after_s <= 5
     assert len(worker.submits) == 8
     service.parts.health.refresh()
-    async with service.http.get("/health/ready") as response:
-        assert response.status == 503
+    await service.ask("GET", "/health/ready", 503)
     worker.plan = lambda submit: Plan()
     service.leap(5.1)
     assert [(await answer())[0] for _ in range(3)] == [200] * 3

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from orchestrator.instances import served_models
 from orchestrator.telemetry.narration import INSTANCE_AWAY, INSTANCE_READY
 from protocol import Delta
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
@@ -54,9 +53,8 @@ async def test_all_streams_of_a_lost_lane_are_told(service: Service, worker: Fak
     assert await asyncio.gather(*streams) == ["instance_lost"] * 16
     await service.until(lambda: state_of(service) == "connecting")
     assert await ready_status(service) == 503
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        assert response.status == 503
-        assert (await response.json())["error"]["code"] == "not_ready"
+    told = await service.ask("POST", "/v1/chat/completions", 503, json=CHAT)
+    assert told["error"]["code"] == "not_ready"
     assert service.outcomes() == ["failed"] * 16 + ["refused"]
 
 
@@ -67,8 +65,7 @@ async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
     is not known to be gone waits for its next word."""
     service = await make_service(worker, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=60)
     worker.plan = lambda submit: Plan(stall_at=1)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = await response.json()
+    task = await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 1)
     worker.silent = True
     await service.until(lambda: state_of(service) == "suspect")
@@ -78,8 +75,7 @@ async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
     assert worker.running == 1
     service.leap(60)
     await service.until(lambda: state_of(service) == "down")
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        assert response.status == 503
+    await service.ask("POST", "/v1/chat/completions", 503, json=CHAT)
     async with service.http.get(task["events_url"]) as response:
         last = [event async for event in read_events(response)][-1]
     assert (last.event, last.json()["code"]) == ("error", "instance_lost")
@@ -103,8 +99,7 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     for _ in range(2):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 2)
     await service.until(lambda: [lane.tokens_total for lane in instance.lanes] == [1, 1])
     worker.lanes[0].silent = True
@@ -128,8 +123,7 @@ async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks
     for one in (stuck, well):
         one.plan = lambda submit: Plan(stall_at=0)
     service = await make_service(stuck, well)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await service.until(lambda: stuck.running + well.running == 1)
     if well.running:
         stuck, well = well, stuck
@@ -143,56 +137,12 @@ async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks
     await service.until(lambda: state_of(service, index) == "up")
 
 
-async def test_or7_work_spreads_over_instances(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    workers = [await make_worker(), await make_worker()]
-    for worker in workers:
-        worker.plan = lambda submit: Plan(stall_at=0)
-    service = await make_service(*workers, lanes__per_instance=2)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    await service.until(
-        lambda: all(lane.is_open for i in service.orchestrator.registry for lane in i.lanes)
-    )
-    for _ in range(12):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    for worker in workers:
-        await worker.until(lambda w=worker: len(w.submits) == 6)  # type: ignore[misc]
-        assert sorted(len(lane.jobs) for lane in worker.lanes) == [3, 3]
-    await workers[0].stop()  # none had a token yet: all go to the other one
-    await workers[1].until(lambda: len(workers[1].submits) == 12)
-    for _ in range(2):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
-    await workers[1].until(lambda: len(workers[1].submits) == 14)
-    assert service.outcomes() == []
-
-
-async def test_instances_with_different_models(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    workers = [await make_worker(model=name) for name in ("one", "two")]
-    service = await make_service(*workers)
-    await service.until(lambda: len(service.orchestrator.models.by_name()) == 2)
-    async with service.http.get("/v1/models") as response:
-        assert [m["id"] for m in (await response.json())["data"]] == ["one", "two"]
-    for name, worker in zip(("one", "two"), workers, strict=True):
-        async with service.http.post("/v1/completions", json=TASK | {"model": name}) as response:
-            assert (await response.json())["model"] == name
-        assert len(worker.submits) == 1
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 400
-        assert "one, two" in (await response.json())["error"]["message"]
-
-
 async def test_work_of_others_counts_as_load(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=4, foreign=4)
     service = await make_service(worker, MOST_BACKLOG=0)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert (await response.json())["status"] == "queued"
+    assert (await service.ask("POST", "/v2/tasks", 202, json=TASK))["status"] == "queued"
     assert len(service.orchestrator.queue) == 1
     worker.foreign = 3
     await service.until(lambda: service.outcomes() == ["met"])
@@ -215,14 +165,12 @@ async def test_a_card_that_cannot_be_used_is_said(
     service = await make_service(worker, wait=False)
     instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.fault != "")
-    async with service.http.get("/v2/instances") as response:
-        (told,) = (await response.json())["instances"]
+    (told,) = (await service.ask("GET", "/v2/instances"))["instances"]
     assert "tokenizer of fake cannot be read" in told["fault"]
     assert (told["state"], told["reason"]) == ("connecting", told["fault"])
     await service.until(lambda: b"cannot be read" in service.parts.health.ready.body)
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        assert response.status == 503
-        assert "tokenizer of fake cannot be read" in (await response.json())["error"]["message"]
+    told = await service.ask("POST", "/v1/chat/completions", 503, json=CHAT)
+    assert "tokenizer of fake cannot be read" in told["error"]["message"]
 
 
 async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
@@ -242,48 +190,16 @@ async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
     assert instance.fault == ""
 
 
-async def test_a_card_that_nobody_foresaw_is_said_too(
-    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("odd")
-
-    monkeypatch.setattr(served_models, "PromptEncoder", fail)
-    service = await make_service(await make_worker(), wait=False)
-    instance = next(iter(service.orchestrator.registry))
-    await service.until(lambda: instance.fault.endswith("used: ZeroDivisionError: odd"))
-
-
-async def test_a_template_that_cannot_be_read_leaves_plain_prompts(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(await make_worker(chat_template="{% nothing %}"))
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        assert response.status == 400
-        error = (await response.json())["error"]
-    assert error["param"] == "messages"
-    assert "chat template of fake cannot be read: line 1" in error["message"]
-    body = {"model": "fake", "prompt": "x", "max_tokens": 3}
-    async with service.http.post("/v1/completions", json=body) as response:
-        assert response.status == 200
-    async with service.http.get("/v2/instances") as response:
-        (told,) = (await response.json())["instances"]
-    assert told["fault"] == ""
-    assert "line 1" in told["chat_fault"]
-
-
 async def test_an_error_in_band_costs_one_job_only(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await make_service(worker, ATTEMPTS=1)  # each pause takes seconds
     plans = [Plan(stall_at=1), Plan(in_band_error="unavailable")]
     worker.plan = lambda submit: plans[min(1, len(worker.submits) - 1)]
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 1)
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        assert response.status == 503
-        assert "unavailable" in (await response.json())["error"]["message"]
+    told = await service.ask("POST", "/v1/chat/completions", 503, json=CHAT)
+    assert "unavailable" in told["error"]["message"]
     plans[0].release.set()
     await service.until(lambda: service.outcomes() == ["failed", "met"])
     assert len(worker.opens) == 1
@@ -294,8 +210,7 @@ async def test_a_missing_frame_breaks_the_lane_rather_than_losing_tokens(
 ) -> None:
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 1)
     worker.lanes[0].skip_a_frame()
     await service.until(lambda: service.outcomes() == ["failed"])
@@ -303,7 +218,7 @@ async def test_a_missing_frame_breaks_the_lane_rather_than_losing_tokens(
     assert len(worker.opens) == 2
 
 
-async def test_every_token_of_64_streams_is_accounted_for(
+async def test_every_token_of_32_streams_is_accounted_for(
     service: Service, worker: FakeWorker
 ) -> None:
     """Streams of different lengths at once, on every API; each gets exactly its own tokens."""
@@ -318,8 +233,7 @@ async def test_every_token_of_64_streams_is_accounted_for(
         expected = "".join(f"{count}.{i} " for i in range(count))
         if number % 3 == 0:
             body = TASK | {"max_tokens": count}
-            async with service.http.post("/v2/tasks", json=body) as response:
-                url = (await response.json())["events_url"]
+            url = (await service.ask("POST", "/v2/tasks", 202, json=body))["events_url"]
             async with service.http.get(url) as response:
                 tokens = [e.json() async for e in read_events(response) if e.event == "token"]
             assert "".join(token["text"] for token in tokens) == expected
@@ -335,9 +249,9 @@ async def test_every_token_of_64_streams_is_accounted_for(
         assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == expected
         assert len(events) == count + 2
 
-    await asyncio.gather(*(one(number) for number in range(64)))
-    assert service.outcomes() == ["met"] * 64
-    total = sum(2 + number for number in range(64))
+    await asyncio.gather(*(one(number) for number in range(32)))
+    assert service.outcomes() == ["met"] * 32
+    total = sum(2 + number for number in range(32))
     assert service.metric("tidegate_tokens_generated_total") == total
     assert service.metric("tidegate_tokens_wasted_total") == 0
     assert next(iter(service.orchestrator.registry)).load == 0
@@ -352,8 +266,8 @@ async def test_a_fault_of_a_listener_costs_its_task_only(
     worker.plan = lambda submit: plan
     tasks = []
     for _ in range(2):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            tasks.append(service.orchestrator.store.get((await response.json())["task_id"]))
+        told = await service.ask("POST", "/v2/tasks", 202, json=TASK)
+        tasks.append(service.orchestrator.store.get(told["task_id"]))
     await worker.until(lambda: worker.running == 2)
 
     class Broken:

@@ -27,13 +27,6 @@ def test_what_runs_takes_at_most_four_fifths(up: int, busy: float, needed: float
     assert instances_needed(up, busy, []) == pytest.approx(needed)
 
 
-def test_requests_now_and_then_are_no_reason_for_a_second_instance() -> None:
-    """One of one slot that is busy an eighth of the time, at 15 requests a minute, say: what an
-    alert or a scaler takes the mean of stays below what there is."""
-    moments = [instances_needed(1, busy, []) for busy in (1.0, *[0.0] * 7)]
-    assert sum(moments) / len(moments) < 1
-
-
 def test_what_waits_counts_by_how_soon_it_is_due() -> None:
     hundred = [WaitingWork(1000.0, 300_000.0)] * 100
     assert 1.5 < instances_needed(2, 1.2, hundred) < 2  # a third of an instance's time
@@ -84,8 +77,7 @@ def needed(service: Service) -> float:
 
 async def submit(service: Service, status: int = 202) -> None:
     task = {"prompt": "hi", "max_tokens": 8, "deadline_ms": 60_000}
-    async with service.http.post("/v2/tasks", json=task) as response:
-        assert response.status == status, await response.text()
+    await service.ask("POST", "/v2/tasks", status, json=task)
 
 
 async def test_a_service_tells_its_need(make_service: MakeService, make_worker: MakeWorker) -> None:

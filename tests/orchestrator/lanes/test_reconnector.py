@@ -89,14 +89,6 @@ async def test_pauses_grow_up_to_the_longest_and_begin_anew_once_it_was_up(
     assert growing[-2:] == [longest, longest]
 
 
-async def test_the_longest_pause_is_its_owners_to_set(peer: Peer, pauses: list[float]) -> None:
-    peer.reconnector.longest_pause_s = 4 * reconnector.LONGEST_PAUSE_S
-    peer.steps = [peer.fails] * 40 + [peer.lasts]
-    peer.reconnector.start()
-    await peer.until(41)
-    assert 2 * reconnector.LONGEST_PAUSE_S <= pauses[-1] <= 4 * reconnector.LONGEST_PAUSE_S
-
-
 async def test_each_end_says_why(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     peer.steps = [peer.fails, peer.is_silent, peer.breaks, peer.lasts]
     peer.reconnector.start()
@@ -125,14 +117,3 @@ async def test_closed_tells_it_once_and_begins_no_other(peer: Peer) -> None:
     assert [end.is_closed for end in peer.ends] == [True]
     assert peer.sessions == 1
     peer.reconnector.break_off("too late")  # nothing is there to be broken off
-
-
-async def test_closed_between_two_sessions_tells_nothing_more(pauses: list[float]) -> None:
-    peer = Peer()
-    peer.steps = [peer.fails]
-    peer.reconnector.start()
-    while not pauses:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    told = len(peer.ends)
-    await peer.reconnector.close()
-    assert len(peer.ends) - told in (0, 1) and not peer.ends[-1].is_closed

@@ -61,16 +61,9 @@ def test_any_cutting_gives_the_events_of_the_standard(
     assert decoded([body[i : i + 1] for i in range(len(body))]) == plainly(body)
 
 
-@pytest.mark.parametrize("body", [b"data: " + b"x" * 200, b"data: xxxxxxxxx\n" * 20])
+@pytest.mark.parametrize("body", [b"data: " + b"x" * 200, b"data\n" * 40])
 def test_an_event_without_end_is_refused(body: bytes) -> None:
     decoder = EventReader(limit=128)
     with pytest.raises(EventTooLong):
         for at in range(0, len(body), 16):
             decoder.feed(body[at : at + 16])
-
-
-def test_lines_without_bytes_have_a_bound_too() -> None:
-    decoder = EventReader()
-    with pytest.raises(EventTooLong):
-        for _ in range(40):
-            decoder.feed(b"data\n" * 1000)

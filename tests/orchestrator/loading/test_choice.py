@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from orchestrator.loading.choice import LoadPlace, SwapCost, choose_place
 
 
@@ -23,27 +25,24 @@ def chosen(*places: LoadPlace, min_residency_s: float = 10.0) -> str | None:
     return None if choice.place is None else choice.place.address
 
 
-def test_an_idle_one_goes_before_one_that_would_drain_and_one_that_others_wait_for() -> None:
-    waiting = place("waiting", waiting=1, unneeded_s=900.0)
-    running = place("running", running=1, unneeded_s=900.0)
-    assert chosen(waiting, running, place("idle", unneeded_s=1.0)) == "idle"
-    assert chosen(waiting, running) == "running"
-    assert chosen(waiting) == "waiting", "nothing else is left"
+@pytest.mark.parametrize(
+    ("places", "goes"),
+    [
+        ([{"waiting": 1, "unneeded_s": 900.0}, {"running": 1}, {"unneeded_s": 1.0}], 2),  # idle
+        ([{"waiting": 1, "unneeded_s": 900.0}, {"running": 1}], 1),
+        ([{"waiting": 1}], 0),  # nothing else is left
+        ([{"unneeded_s": 1.0}, {"unneeded_s": 60.0}], 1),  # needed longest ago
+        ([{"waiting": 9, "unneeded_s": 60.0}, {"waiting": 1, "unneeded_s": 20.0}], 1),
+        ([{"drain_ms": 500.0}, {}], 1),  # ready first
+    ],
+)
+def test_the_model_that_does_least_harm_goes(places: list[dict[str, object]], goes: int) -> None:
+    assert chosen(*(place(str(at), **each) for at, each in enumerate(places))) == str(goes)
 
 
 def test_work_that_another_instance_can_do_is_no_harm() -> None:
     assert place("spare", waiting=5, is_spare=True).cost is SwapCost.NONE
     assert place("spare", waiting=5, running=1, is_spare=True).cost is SwapCost.DRAIN
-
-
-def test_among_equals_the_model_that_was_needed_longest_ago_goes() -> None:
-    assert chosen(place("new", unneeded_s=1.0), place("old", unneeded_s=60.0)) == "old"
-
-
-def test_what_waits_for_a_model_counts_as_need() -> None:
-    many = place("many", waiting=9, unneeded_s=60.0)
-    few = place("few", waiting=1, unneeded_s=20.0)
-    assert chosen(many, few) == "few"
 
 
 def test_a_model_with_work_stays_for_a_while_and_an_idle_one_need_not() -> None:
@@ -63,7 +62,3 @@ def test_or24_an_idle_model_of_others_goes_when_it_is_the_askers_turn() -> None:
 def test_without_an_instance_there_is_nothing_to_wait_for_by_the_clock() -> None:
     choice = choose_place([], 10.0)
     assert choice.place is None and choice.wait_s == math.inf
-
-
-def test_among_equals_in_all_else_the_one_that_is_ready_first_goes() -> None:
-    assert chosen(place("slow", drain_ms=500.0), place("fast")) == "fast"

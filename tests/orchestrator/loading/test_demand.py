@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import TidegateError
 from orchestrator.loading import demand
 from orchestrator.prediction import Work
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
-from protocol import Sampling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.loading.test_swaps import chat, models
 from tests.support.fake_worker import FakeWorker, Plan
@@ -87,9 +83,9 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
         body = chat("fake") | {"max_tokens": max_tokens, "ignore_eos": True}
         headers = {"X-Timeout-Ms": "5000"}
         at = 1000 * service.orchestrator.clock.unix()
-        async with service.http.post("/v1/chat/completions", json=body, headers=headers) as got:
-            error = (await got.json())["error"]
-        assert (got.status, error["binding_constraint"]) == (504, "model_load")
+        path = "/v1/chat/completions"
+        error = (await service.ask("POST", path, 504, json=body, headers=headers))["error"]
+        assert error["binding_constraint"] == "model_load"
         return error["predicted_finish_ms"], error["earliest_feasible_deadline"] - at
 
     speed = forecaster.known_speed["fake"]
@@ -186,25 +182,6 @@ async def test_a_model_that_nobody_knows_is_no_model(
     assert worker.swaps == []
 
 
-async def test_the_instance_without_work_gives_its_model_up(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    busy, idle = await make_worker(model="first"), await make_worker(model="second")
-    for worker in (busy, idle):
-        worker.can_load("third")
-    service = await make_service(busy, idle)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    plan = Plan(stall_at=1)
-    busy.plan = lambda submit: plan
-    running = asyncio.create_task(ask(service, "first"))
-    await busy.until(lambda: busy.running == 1)
-    status, body = await ask(service, "third")
-    assert status == 200, body
-    assert (busy.swaps, len(idle.swaps)) == ([], 1)
-    plan.release.set()
-    assert (await running)[0] == 200
-
-
 async def test_what_waits_for_a_model_that_was_taken_brings_it_back(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
@@ -245,20 +222,6 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
     await worker.until(lambda: len(worker.submits) == 2)
     assert [swap.settings["model_name"] for swap in worker.swaps] == ["fake"]
     await second.until(lambda: second.outcomes() == ["met"])
-
-
-async def test_only_so_many_wait_for_loads(
-    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demand, "MAX_WAITING", 1)
-    worker.can_load("other")
-    worker.swap_s = 0.2
-    service = await make_service(worker)
-    first = asyncio.create_task(ask(service, "other"))
-    await worker.until(lambda: len(worker.swaps) == 1)
-    status, body = await ask(service, "other")
-    assert status == 429 and "queue_full" in str(body)
-    assert (await first)[0] == 200
 
 
 async def test_or24_a_tenant_leaves_places_to_wait_for_loads_to_others(
@@ -310,17 +273,6 @@ async def test_a_model_that_could_be_loaded_is_listed(
     assert (body["max_model_len"] is None) is (body["state"] == "loadable")
 
 
-async def test_names_that_nobody_knows_are_not_kept(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other")
-    service = await make_service(worker)
-    for i in range(5):
-        assert (await ask(service, f"unheard-{i}"))[0] == 404
-    assert (await ask(service, "fake"))[0] == 200
-    assert set(service.orchestrator.stages.demand._needed_at) == {"fake"}
-
-
 async def test_dl7_a_load_that_is_nearly_over_refuses_nobody(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
@@ -338,36 +290,6 @@ async def test_dl7_a_load_that_is_nearly_over_refuses_nobody(
     first.cancel()
 
 
-async def test_each_who_waited_for_a_load_that_failed_is_told_of_its_own_deadline(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other")
-    worker.swap_s, worker.swap_error = 0.1, "its weights are corrupt"
-    service = await make_service(worker)
-    errors: list[TidegateError] = []
-
-    async def wait(seconds: float) -> None:
-        now = service.orchestrator.clock.now()
-        job = Job(
-            api=Api.NATIVE,
-            model="other",
-            sampling=Sampling(max_tokens=1),
-            max_tokens=1,
-            deadline=Deadline(now + seconds, now),
-            correlation_id="",
-            arrived=now,
-        )
-        try:
-            await service.orchestrator.stages.demand.ensure(job)
-        except TidegateError as error:
-            errors.append(error)
-
-    await asyncio.gather(wait(20.0), wait(40.0))
-    assert len({id(error) for error in errors}) == 2
-    assert [error.message for error in errors] == [errors[0].message] * 2
-    assert "corrupt" in errors[0].message
-
-
 async def test_a_drain_tells_those_who_wait_for_a_load(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
@@ -379,10 +301,8 @@ async def test_a_drain_tells_those_who_wait_for_a_load(
     await service.parts.lifecycle.drain(0.0)
     status, body = await asked
     assert status == 503 and "draining" in str(body)
-    async with service.http.post(
-        "/v1/responses", json={"model": "other", "input": "x", "max_output_tokens": 4}
-    ) as response:
-        assert response.status == 503 and "draining" in await response.text()
+    asked_now = {"model": "other", "input": "x", "max_output_tokens": 4}
+    assert "draining" in str(await service.ask("POST", "/v1/responses", 503, json=asked_now))
     assert service.outcomes() == ["failed", "refused"]
 
 

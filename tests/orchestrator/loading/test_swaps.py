@@ -7,9 +7,7 @@ import msgspec
 import pytest
 
 from orchestrator.errors import InstanceLost
-from orchestrator.instances.instance import Instance
 from orchestrator.loading.swaps import MAX_GRACE_S, MOVING_GRACE_S
-from orchestrator.prompts.encoder import PromptEncoder
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -52,26 +50,6 @@ async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
     instance = await described(service)
     assert instance["model"] == "other" and instance["loadable"] == ["fake", "other"]
     assert service.metric("tidegate_model_swaps_total", result="done") == 1
-
-
-async def test_wk7_the_old_models_statistics_are_not_the_new_ones(
-    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else its speed would be learnt from them, where the new one's tokenizer is there already."""
-    found: list[object] = []
-    real = Instance.take_encoder
-
-    def take(self: Instance, encoder: PromptEncoder) -> bool:
-        found.append(self.stats)
-        return real(self, encoder)
-
-    monkeypatch.setattr(Instance, "take_encoder", take)
-    worker.can_load("other")
-    service = await make_service(worker)
-    await swap(service, worker, model="other", wait=True)
-    found.clear()
-    await swap(service, worker, model="fake", wait=True)
-    assert found == [None]
 
 
 async def test_wk7_what_runs_ends_before_the_model_is_replaced(

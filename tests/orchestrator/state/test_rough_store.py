@@ -6,7 +6,6 @@ How each request ended is counted by every service when it is closed (DL-10): no
 import asyncio
 import logging
 import re
-import time
 from typing import Any
 
 import pytest
@@ -204,28 +203,6 @@ async def test_who_had_died_no_longer_counts_as_running(
     statuses = [(await submit(two, durable=False))[0] for _ in range(3)]
     assert statuses == [202, 202, 429]
     held.release.set()
-
-
-async def test_a_limit_holds_while_orchestrators_die_and_come(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
-    """Exactly while the store is there; without it each lets through what it would alone."""
-    limits = {"limits__each_key__requests_per_min": 8}
-    members = [await sharing.member(worker, **limits) for _ in range(2)]
-    began = time.monotonic()
-    statuses = [(await submit(one, durable=False))[0] for one in members * 2]
-    freeze(members.pop(0))
-    members.append(await sharing.member(worker, **limits))
-    statuses += [(await submit(one, durable=False))[0] for one in members * 3]
-    assert 8 <= statuses.count(202) <= 8 + (time.monotonic() - began) * 8 / 60
-    await sharing.store.kill()
-    for one in members:
-        await one.until(lambda one=one: bool(state_of(one).members.fault))  # type: ignore[misc]
-    alone = [(await submit(one, durable=False))[0] for one in members * 8]
-    assert alone.count(202) <= 2 * (8 + (time.monotonic() - began) * 8 / 60)
-    await sharing.store.start()
-    for one in members:
-        await one.until(lambda one=one: not state_of(one).members.fault)  # type: ignore[misc]
 
 
 async def test_tokens_of_a_request_that_was_not_queued_are_given_back(

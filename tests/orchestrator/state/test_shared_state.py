@@ -1,15 +1,13 @@
 """OR-18: several orchestrators as one. What one has accepted, all of them answer for."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
-from orchestrator.state.members import Holder, Member
+from orchestrator.state.members import Holder
 from orchestrator.state.takeover import Takeover
 from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
 from tests.orchestrator.state.conftest import (
@@ -60,28 +58,6 @@ async def test_what_a_member_has_that_has_just_joined_is_found(
     task_id = await task_of(one, durable=False)
     state_of(two).members.others.clear()  # as before the next renewal of the lease
     assert (await status_of(two, task_id))["task_id"] == task_id
-
-
-async def test_members_hear_of_each_other_again_only_when_one_has_changed(
-    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    tag, at_one, at_two = state_of(one).tasks.tag, state_of(one).members, state_of(two).members
-    await two.until(lambda: tag in at_two.others and bool(at_two.others[tag].member.instances))
-    await one.until(lambda: any(seen.member.instances for seen in at_one.others.values()))
-    read = Counter[str]()
-
-    def counted(body: bytes) -> Member:
-        read["members"] += 1
-        return msgspec.json.decode(body, type=Member)
-
-    monkeypatch.setattr("orchestrator.state.members._read_member", counted)
-    for changes in (0, 1):
-        renewals = at_two.renewals
-        await two.until(lambda before=renewals: at_two.renewals > before + 3)  # type: ignore[misc]
-        assert read["members"] == 2 * changes
-        assert at_two.others[tag].member.leads_since == 5.0 * changes
-        at_one.leads_since = 5.0
 
 
 async def test_a_task_that_is_being_taken_on_is_not_said_to_be_gone(
@@ -175,18 +151,6 @@ async def test_a_submission_has_one_task_whichever_member_it_comes_to(
     assert len(worker.submits) == 1
 
 
-async def test_a_session_goes_on_at_any_member(sharing: Sharing, worker: FakeWorker) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    async with one.http.post("/v2/sessions", json={}) as response:
-        session_id = (await response.json())["session_id"]
-    status, answer = await submit(two, session_id=session_id, durable=False)
-    assert status == 202, answer
-    await one.until(lambda: not one.orchestrator.live_tasks)
-    async with two.http.get(f"/v2/sessions/{session_id}") as response:
-        assert (await response.json())["turns"] == 1
-
-
 async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
@@ -194,12 +158,10 @@ async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
     await see_each_other(one, two)
     headers = {"Authorization": f"Bearer {OPERATORS_KEY}"}
     at = f"/v2/instances/{worker.address}"
-    async with one.http.post(f"{at}/drain", headers=headers) as response:
-        assert response.status == 202
+    await one.ask("POST", f"{at}/drain", 202, headers=headers)
     (there,) = two.orchestrator.registry
     await two.until(lambda: there.cordoned)
-    async with two.http.post(f"{at}/undrain", headers=headers) as response:
-        assert response.status == 202
+    await two.ask("POST", f"{at}/undrain", 202, headers=headers)
     (here,) = one.orchestrator.registry
     await one.until(lambda: not here.cordoned)
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-import redis.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +14,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.state.connection import Names
 from orchestrator.state.members import Member, Members, Seen
-from orchestrator.state.scripts import DEMANDS
 from orchestrator.state.shares import (
-    INSTANCES_AT_ONCE,
     INSTANCES_EACH,
     MEMBERS_EACH,
     SlotShares,
@@ -90,31 +87,16 @@ def test_an_instance_is_for_few_members_and_a_member_has_enough_instances(
     assert all(mean / 2 <= counts[tag] <= 2 * mean for tag in tags)
 
 
-def test_few_instances_change_hands_when_a_member_goes() -> None:
-    tags = tags_of(100)
-    for address in addresses_of(1000):
-        before, after = (set(front_of(address, of, 1000)) for of in (tags, tags[1:]))
-        assert before - {tags[0]} <= after and len(after - before) == (tags[0] in before)
-
-
 class Store:
     """What ``scripts.DEMANDS`` does at a store, among members that are all alive."""
 
     def __init__(self) -> None:
         self.demands: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        self.commands: list[int] = []
-        """How many instances each command told of."""
-        self.size = 0
-        """Bytes that commands and answers took, without their scripts."""
-        self.answers: list[bytes | Exception] = []
+        self.answers: list[bytes] = []
         """Answers of the renewal under way."""
-        self.is_full = False
 
     def eval(self, script: str, count: int, *words: str | int) -> None:
         keys, (tag, _, _, *told) = words[:count], words[count:]
-        if self.is_full:
-            self.answers.append(redis.exceptions.OutOfMemoryError())
-            return
         found = []
         for key, demand in zip(keys, told, strict=True):
             of = self.demands[str(key)]
@@ -123,10 +105,7 @@ class Store:
             else:
                 of[str(tag)] = int(demand)
                 found.append(of)
-        self.commands.append(count)
-        answer = msgspec.json.encode(found)
-        self.size += sum(len(f"${len(str(word))}__{word}__") for word in words) + len(answer)
-        self.answers.append(answer)
+        self.answers.append(msgspec.json.encode(found))
 
     def of(self, address: str) -> dict[str, int]:
         return self.demands[Names("t").demands_of(address)]
@@ -215,24 +194,6 @@ def test_or18_a_model_of_few_instances_is_for_all_members() -> None:
     assert all(one.is_ours for registry in fleet.registries.values() for one in registry)
 
 
-@pytest.mark.parametrize(("members", "instances"), [(4, 300), (40, 200)])
-def test_or18_members_tell_no_more_than_is_said(members: int, instances: int) -> None:
-    """As the module says: 110 bytes for each instance and each member that it is for, a part of
-    which is the script, and 15 bytes more for each that answers there."""
-    fleet = Fleet(members, instances)
-    fleet.renew()
-    for number in range(instances):
-        for one in fleet.at(number):
-            give_jobs(one, 100 * one.is_ours)
-    fleet.renew()
-    fleet.store.size, fleet.store.commands = 0, []
-    fleet.renew()
-    each = len(front_of("triton-0.triton:8001", tags_of(members), instances))
-    scripts_size = len(fleet.store.commands) * len(DEMANDS)
-    assert fleet.store.size + scripts_size <= instances * each * (110 + 15 * each)
-    assert max(fleet.store.commands) <= INSTANCES_AT_ONCE
-
-
 def test_or18_what_is_demanded_no_more_is_taken_back() -> None:
     fleet = Fleet(8, 200)
     fleet.renew()
@@ -249,24 +210,6 @@ def test_or18_what_is_demanded_no_more_is_taken_back() -> None:
     give_jobs(other, 0)
     fleet.renew()
     assert tag not in fleet.store.of(other.address)
-
-
-def test_or18_shares_stay_while_the_store_refuses_demands() -> None:
-    fleet = Fleet(2, 1)
-    give_jobs(fleet.at(0)[0], SLOTS)
-    for _ in range(2):
-        fleet.renew()
-    before = [one.share for one in fleet.at(0)]
-    assert before == [SLOTS, 1]
-    fleet.store.is_full = True
-    give_jobs(fleet.at(0)[0], 0)
-    give_jobs(fleet.at(0)[1], SLOTS)
-    fleet.renew()
-    assert [one.share for one in fleet.at(0)] == before
-    fleet.store.is_full = False
-    for _ in range(2):
-        fleet.renew()
-    assert [one.share for one in fleet.at(0)] == before[::-1]
 
 
 def test_or18_a_sample_tells_whether_members_have_instances_in_common() -> None:

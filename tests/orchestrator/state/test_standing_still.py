@@ -12,7 +12,6 @@ import pytest
 from catalog.paths import OWN_ADDRESS
 from orchestrator.api.http.event_stream import KEEP_ALIVE
 from orchestrator.state import forwarding
-from orchestrator.state.forwarding import FORWARDED_HEADER
 from tests.orchestrator.conftest import Service, read_events
 from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, see_each_other, state_of
 from tests.orchestrator.tasks.journal.conftest import events_of, running, speaking, task_of
@@ -133,26 +132,6 @@ async def test_or27_what_a_stopped_orchestrator_was_asked_is_answered_once_its_l
         assert (code, answer["task_id"]) == (202, task_id), answer
         assert (await said)[0] == 202 and (await session)[0] == 200
     assert (await events_of(two, task_id))[-1].json()["outcome"] == "aborted"
-
-
-async def test_or27_a_task_that_another_has_taken_is_not_said_to_be_gone(
-    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
-) -> None:
-    """By the one that had it, asked by a third that has not heard of it."""
-    one, two = await pair(sharing, worker, way)
-    plans = [Plan(stall_at=4), Plan(stall_at=6)]
-    worker.plan = lambda job: plans[min(len(worker.submits), 2) - 1]
-    task_id = await task_of(one, max_tokens=10)
-    await one.until_tokens(4)
-    freeze(one)
-    await two.until(lambda: state_of(two).taken == 1)
-    plans[0].release.set()
-    durable = one.orchestrator.stages.durable
-    assert durable is not None
-    await one.until(lambda: durable.lost + durable.outdone == 1)
-    headers = {FORWARDED_HEADER: state_of(one).tasks.tag}
-    async with one.http.get(f"/v2/tasks/{task_id}", headers=headers) as response:
-        assert (response.status, "Retry-After" in response.headers) == (503, True)
 
 
 async def test_or27_who_has_a_task_is_not_said_to_be_nobody_while_the_store_is_away(

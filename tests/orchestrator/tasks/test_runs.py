@@ -2,18 +2,17 @@
 
 import itertools
 
-import pytest
-
 from orchestrator.errors import QueueFull
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api, Job, TellTime
+from orchestrator.tasks.job import TellTime
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.trace_context import TraceContext
-from protocol import FinishReason, Outcome, Sampling
+from protocol import FinishReason, Outcome
 from tests.support.clock import ManualClock
+from tests.support.jobs import make_job
 
 
 class Bench:
@@ -34,13 +33,8 @@ class Bench:
         tells: bool = False,
     ) -> Task:
         now = self.clock.now()
-        job = Job(
-            api=Api.NATIVE,
-            model="",
-            sampling=Sampling(max_tokens=1),
-            max_tokens=1,
+        job = make_job(
             deadline=Deadline(now + (300.0 if due_s is None else due_s), 0, is_default=not due_s),
-            correlation_id="",
             arrived=next(self._arrivals) if arrived is None else arrived,
             key=key,
             session_id=session,
@@ -67,23 +61,6 @@ def test_the_first_call_speaks_for_the_run() -> None:
         bench.clock.advance(1)
     assert seen == [(3, True), (2, True), (1, True), (0, True), (0, False)]
     assert len(bench.runs) == 0
-
-
-def test_several_choices_are_one_call() -> None:
-    bench = Bench()
-    choices = [bench.call(3, due_s=10, arrived=5.5) for _ in range(3)]
-    for choice in choices:
-        bench.end(choice)
-    assert bench.call().calls_left == 2
-
-
-def test_a_call_that_failed_is_still_to_come() -> None:
-    bench = Bench()
-    bench.end(bench.call(2, due_s=10))
-    failed = bench.call()
-    assert failed.calls_left == 1
-    bench.end(failed, refused(QueueFull("full")))
-    assert bench.call().calls_left == 1
 
 
 def test_what_a_call_says_itself_counts_from_then_on() -> None:
@@ -151,15 +128,6 @@ def test_dl24_a_run_begins_with_its_first_call() -> None:
     now = bench.clock.now()
     assert bench.call(**tells, arrived=now).job.run_began == now, "another run of the conversation"
     assert bench.call(due_s=9.0, arrived=2, session="").job.run_began is None
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_runs_are_bounded(most: int) -> None:
-    bench = Bench(most)
-    for number in range(9):
-        bench.call(3, due_s=10, session=f"s{number}")
-    assert len(bench.runs) == most
-    assert bench.call(session="s8").calls_left == 2
 
 
 def test_nobody_pushes_out_what_others_have_begun() -> None:

@@ -3,36 +3,24 @@
 import math
 import tracemalloc
 from contextlib import suppress
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from orchestrator.errors import NotFound
 from orchestrator.retention import Retention
-from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api, Job, OnDisconnect, PlacementConstraint, PlacementMode
+from orchestrator.tasks.job import OnDisconnect, PlacementConstraint, PlacementMode
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.transcript import LOGPROB_BYTES, TASK_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
+from orchestrator.tasks.transcript import TASK_BYTES, TOKEN_BYTES
 from protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
 from tests.support.clock import ManualClock
+from tests.support.jobs import make_job
 
 
-def a_task(
-    name: str, sampling: Sampling | None = None, wish: PlacementConstraint | None = None
-) -> Task:
-    job = Job(
-        api=Api.NATIVE,
-        model="m",
-        sampling=sampling or Sampling(max_tokens=8),
-        max_tokens=8,
-        deadline=Deadline(1000.0, 0),
-        correlation_id="c",
-        arrived=100.0,
-        placement=wish or PlacementConstraint(),
-    )
-    return Task(name, job)
+def a_task(name: str, **changes: Any) -> Task:
+    return Task(name, make_job(**changes))
 
 
 def add(store: TaskStore, name: str) -> Task:
@@ -59,8 +47,7 @@ def test_the_latest_end_is_of_those_whose_clients_may_come_back() -> None:
     store = TaskStore(clock, Retention(keep_count=9, keep_s=60, keep_bytes=10**6))
     end(add(store, "goes with its client"), clock)
     assert store.latest_end == -math.inf
-    task = a_task("goes on")
-    task.job = replace(task.job, on_disconnect=OnDisconnect.CONTINUE)
+    task = a_task("goes on", on_disconnect=OnDisconnect.CONTINUE)
     store.add(task)
     clock.advance(5)
     end(task, clock)
@@ -91,40 +78,11 @@ def test_count_age_and_bytes_bound_what_is_kept() -> None:
     assert len(store) == 1
 
 
-def test_an_unknown_task() -> None:
-    with pytest.raises(NotFound, match="nothing"):
-        TaskStore(ManualClock(), Retention(keep_count=1, keep_s=1, keep_bytes=1)).get("nothing")
-
-
-def logprobs(tokens: int, top: int) -> list[TokenLogprob]:
-    return [
-        TokenLogprob(-0.5 - i, [(1000 + 50 * i + j, -float(1 + i + j)) for j in range(top)])
-        for i in range(tokens)
-    ]
-
-
-def test_log_probabilities_count_by_their_bytes() -> None:
-    """Twenty of them per token are 25 times the memory of the token itself."""
-    clock = ManualClock()
-    full = TASK_BYTES + 100 * (TOKEN_BYTES + LOGPROB_BYTES + 20 * TOP_LOGPROB_BYTES)
-    store = TaskStore(clock, Retention(keep_count=99, keep_s=60, keep_bytes=2 * full))
-    for name in "abc":
-        task = add(store, name)
-        task.deliver(Delta(0, [1] * 100, ["x"] * 100, logprobs(100, 20)), clock.now())
-        task.end(Ending(Outcome.MET, FinishReason.STOP), clock.now())
-    assert kept(store, "a", "b", "c") == ["b", "c"]
-    end(add(store, "large"), clock, tokens=1 + 2 * full // TOKEN_BYTES)
-    assert kept(store, "b", "c", "large") == ["b", "c"], "too large for all of the room"
-    end(add(store, "d"), clock)
-    assert kept(store, "b", "c", "d") == ["c", "d"]
-
-
 def test_no_key_displaces_what_others_keep() -> None:
     """OR-24."""
     clock = ManualClock()
     store = TaskStore(clock, Retention(keep_count=3, keep_s=60, keep_bytes=10**6))
-    quiet = a_task("quiet")
-    quiet.job = replace(quiet.job, key="quiet")
+    quiet = a_task("quiet", key="quiet")
     store.add(quiet)
     end(quiet, clock)
     for name in "abcd":
@@ -136,13 +94,16 @@ def test_no_key_displaces_what_others_keep() -> None:
 def test_what_a_client_states_counts() -> None:
     plain = a_task("a").kept_bytes
     biased = Sampling(max_tokens=8, logit_bias=tuple((i, 1.0) for i in range(512)))
-    assert a_task("a", biased).kept_bytes > plain + 512 * 100
-    assert a_task("a", Sampling(max_tokens=8, stop=("x" * 256,) * 16)).kept_bytes > plain + 4096
+    assert a_task("a", sampling=biased).kept_bytes > plain + 512 * 100
+    assert (
+        a_task("a", sampling=Sampling(max_tokens=8, stop=("x" * 256,) * 16)).kept_bytes
+        > plain + 4096
+    )
     wish = PlacementConstraint(PlacementMode.AVOID, ("x" * 100_000,))
-    assert a_task("a", wish=wish).kept_bytes > plain + 100_000
+    assert a_task("a", placement=wish).kept_bytes > plain + 100_000
 
 
-@pytest.mark.parametrize("top", [None, 0, 5, 20])
+@pytest.mark.parametrize("top", [None, 20])
 def test_the_weights_are_what_memory_says(top: int | None) -> None:
     """Within a third of what tracemalloc sees, on whichever Python this runs."""
     tokens = 500

@@ -18,7 +18,6 @@ from tests.orchestrator.tasks.journal.conftest import (
     events_of,
     hold_writes,
     ready_of,
-    status_of,
     submit,
     task_of,
 )
@@ -34,58 +33,6 @@ def fault_of(service: Service) -> str:
 def rows(path: Path, query: str) -> list[Any]:
     with closing(sqlite3.connect(path)) as db:
         return db.execute(query).fetchall()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("SQLITE_FULL", "database or disk is full"),
-        ("SQLITE_READONLY", "attempt to write a readonly database"),
-        ("SQLITE_IOERR_WRITE", "disk I/O error"),
-    ],
-)
-async def test_durable_work_is_refused_and_other_work_goes_on(
-    restarts: Restarts, worker: FakeWorker, disk: Disk, name: str, message: str
-) -> None:
-    service = await restarts.start(worker)
-    assert (await ready_of(service))[1]["journal"]["status"] == "ok"
-    disk.fail(name, message)
-    for _ in range(2):  # the first finds it out
-        status, answer = await submit(service, key="mine")
-        error = answer["error"]
-        assert (status, error["code"], error["retryable"]) == (503, "journal_unavailable", True)
-        assert message in error["message"] and name in error["message"]
-    status, health = await ready_of(service)
-    assert (status, health["status"]) == (200, "degraded")
-    assert message in health["journal"]["fault"]
-    assert service.metric("tidegate_journal_failing") == 1
-    plain = await task_of(service, durable=False)
-    await service.until(lambda: service.outcomes()[-1] == "met")
-    assert (await status_of(service, plain))["text"]
-    disk.error = None
-    await service.until(lambda: not fault_of(service))
-    assert (await ready_of(service))[1]["status"] == "ready"
-    task_id = await task_of(service, key="mine")  # what was refused keeps no key
-    assert (await events_of(service, task_id))[-1].event == "end"
-
-
-async def test_somebody_else_holds_the_file(
-    restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file, "LOCK_WAIT_S", 0.02)
-    service = await restarts.start(worker)
-
-    def hold() -> sqlite3.Connection:
-        db = sqlite3.connect(restarts.path, isolation_level=None, check_same_thread=False)
-        db.execute("BEGIN IMMEDIATE")
-        return db
-
-    db = await asyncio.to_thread(hold)
-    status, answer = await submit(service)
-    assert status == 503 and "locked" in answer["error"]["message"]
-    await asyncio.to_thread(db.close)
-    await service.until(lambda: not fault_of(service))
-    await task_of(service)
 
 
 async def test_a_full_disk(
@@ -218,29 +165,29 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     journal = service.orchestrator.stages.durable
     assert journal is not None
     ours = journal._writer
-    clock, failed, go_on = ours._ages.now, threading.Event(), threading.Event()
+    remove_old, failed, go_on = file_store.remove_old, threading.Event(), threading.Event()
 
-    def fail() -> float:
+    def fail(*_: Any) -> int:
         failed.set()
         raise TypeError("no time")
 
-    monkeypatch.setattr(ours._ages, "now", fail)
+    monkeypatch.setattr(file_store, "remove_old", fail)
     await asyncio.to_thread(failed.wait)
-    monkeypatch.setattr(ours._ages, "now", clock)
+    monkeypatch.setattr(file_store, "remove_old", remove_old)
     tidied = ours._tidied
     await service.until(lambda: ours._tidied > tidied + 2 and not journal.fault)
     await task_of(service)
 
-    def hang() -> float:
+    def hang(*found: Any) -> int:
         go_on.wait()
-        return clock()
+        return remove_old(*found)
 
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
-    monkeypatch.setattr(ours._ages, "now", hang)
+    monkeypatch.setattr(file_store, "remove_old", hang)
     try:
         await service.until(lambda: "taken nothing" in journal.fault)
     finally:
-        monkeypatch.setattr(ours._ages, "now", clock)
+        monkeypatch.setattr(file_store, "remove_old", remove_old)
         go_on.set()
     await service.until(lambda: not journal.fault)
 
@@ -258,8 +205,7 @@ async def test_a_disk_that_hangs_for_who_reads_does_not_hold_other_work(
     monkeypatch.setattr(store, "READ_WAIT_S", 0.05)
     try:
         assert (await submit(service, key="plain", durable=False))[0] == 202
-        async with service.http.get("/v2/tasks/0") as response:
-            assert response.status == 503
+        await service.ask("GET", "/v2/tasks/0", 503)
         monkeypatch.setattr(store, "READ_CLOSE_WAIT_S", 0.05)
         await service.parts.lifecycle.close()
     finally:

@@ -3,40 +3,15 @@
 import asyncio
 import os
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from orchestrator.tasks.journal import store
-from orchestrator.tasks.journal.file import JournalError, JournalLock
+from orchestrator.tasks.journal.file import JournalConfig, JournalError, JournalLock, open_journal
 from tests.orchestrator.tasks.journal.conftest import Restarts, events_of, ready_of, submit, task_of
 from tests.support.fake_worker import FakeWorker, Plan
-
-OPEN = (
-    "import sys; from pathlib import Path\n"
-    "from orchestrator.tasks.journal.file import *\n"
-    "try: opened = open_journal(JournalConfig(Path(sys.argv[1])))\n"
-    "except Exception as error: print('refused', error, flush=True)\n"
-    "else: print('opened', flush=True); sys.stdin.read()"
-)
-
-
-@contextmanager
-def another(path: Path) -> Iterator[str]:
-    """What another process says that opens the journal, and holds it where it can."""
-    with subprocess.Popen(
-        [sys.executable, "-c", OPEN, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        yield process.stdout.readline()
-        process.stdin.close()
 
 
 def remove(path: Path) -> None:
@@ -44,25 +19,14 @@ def remove(path: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.slow
-def test_a_removed_lock_lets_no_other_process_in(tmp_path: Path) -> None:
-    """Not in the moment before it is made anew either."""
-    path = tmp_path / "journal.db"
-    beside = tmp_path / "journal.db.lock"
-    with another(path) as first:
-        assert first == "opened\n"
-        beside.unlink()
-        with another(path) as second:
-            assert second.startswith("refused") and "belongs to another orchestrator" in second
-    with another(path) as third:
-        assert third == "opened\n"
-
-
 def test_a_removed_lock_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lock = JournalLock(tmp_path / "journal.db")
     lock.require()
     assert not caplog.records
     beside = tmp_path / "journal.db.lock"
+    beside.unlink()
+    with pytest.raises(JournalError, match="belongs to another"):
+        JournalLock(tmp_path / "journal.db")  # not in the moment before it is made anew either
     beside.unlink()
     lock.require()
     assert beside.read_text() == f"{os.getpid()}\n"
@@ -78,7 +42,7 @@ def test_a_removed_lock_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFi
 async def test_an_orchestrator_that_lost_its_journal_never_writes_again(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files were removed and another process has made new ones by their names."""
+    """Its files were removed and another has made new ones by their names."""
     monkeypatch.setattr(store, "RETRY_S", 0.02)
     monkeypatch.setattr(store, "TIDY_EVERY_S", 1000.0)
     held = Plan(stall_at=0)
@@ -86,15 +50,13 @@ async def test_an_orchestrator_that_lost_its_journal_never_writes_again(
     service = await restarts.start(worker)
     task_id = await task_of(service)
     await asyncio.to_thread(remove, restarts.path)
-    with ExitStack() as others:
-        said = await asyncio.to_thread(lambda: others.enter_context(another(restarts.path)))
-        assert said == "opened\n"
-        status, answer = await submit(service)
-        assert status == 503 and "another orchestrator has taken" in answer["error"]["message"]
-        assert (await ready_of(service))[1]["status"] == "degraded"
-        held.release.set()
-        assert (await events_of(service, task_id))[-1].event == "end"
-        await asyncio.to_thread(others.close)
+    another = await asyncio.to_thread(open_journal, JournalConfig(restarts.path))
+    status, answer = await submit(service)
+    assert status == 503 and "another orchestrator has taken" in answer["error"]["message"]
+    assert (await ready_of(service))[1]["status"] == "degraded"
+    held.release.set()
+    assert (await events_of(service, task_id))[-1].event == "end"
+    await asyncio.to_thread(another.close)
     await task_of(service, durable=False)
     assert (await submit(service))[0] == 503
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
-from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.file_store import JournalWriter
 from orchestrator.tasks.journal.records import (
@@ -32,7 +31,9 @@ from orchestrator.tasks.journal.records import (
     pack_ids,
     unpack_ids,
 )
+from orchestrator.tasks.journal.store import WriterCalls
 from protocol import FinishReason, Outcome, Sampling
+from tests.support.jobs import make_job
 
 CONFIG = settings(max_examples=12, deadline=None)
 
@@ -50,16 +51,8 @@ class Lives:
 
 def accept(n: int) -> Accept:
     row = TaskRow(n, f"task{n}", "", f"key{n}", b"", 1.0, 2, "m", "c", 3)
-    job = Job(
-        api=Api.NATIVE,
-        model="m",
-        sampling=Sampling(max_tokens=64, seed=n),
-        max_tokens=64,
-        deadline=Deadline(2.0, 2),
-        correlation_id="c",
-        arrived=1.0,
-        durable=True,
-    )
+    sampling = Sampling(max_tokens=64, seed=n)
+    job = make_job(sampling=sampling, deadline=Deadline(2.0, 2), arrived=1.0, durable=True)
     request = StoredRequest(
         job=job,
         sampling=job.sampling,
@@ -164,7 +157,7 @@ class Written:
 def written(folder: Path, history: list[tuple[list[Operation], Lives]]) -> Written:
     path = folder / "journal.db"
     opened = open_journal(JournalConfig(path))
-    writer = JournalWriter(opened, lambda: 0.0, on_batch=print, on_fault=print, live=lambda: [])
+    writer = JournalWriter(opened, WriterCalls(lambda: 0.0, print, print, lambda: []))
     log = Path(f"{path}-wal")
     writer._write([])
     base, ends = path.read_bytes(), [log.stat().st_size]

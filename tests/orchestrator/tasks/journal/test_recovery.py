@@ -1,19 +1,11 @@
 """OR-5: what becomes of tasks that had not ended; each gets one terminal record, and runs once."""
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from typing import Any
 
 import aiohttp
 import pytest
 
-from orchestrator import recovery
-from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
-from orchestrator.tasks.journal import file_store
-from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.journal.records import Ended, unpack_ids
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -26,11 +18,9 @@ from tests.orchestrator.tasks.journal.conftest import (
     status_of,
     submit,
     task_of,
-    until_journalled,
     until_tidied,
 )
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.steady_loop import advance
 
 SECRET = "the password is swordfish"
 
@@ -71,88 +61,10 @@ async def test_one_whose_deadline_has_passed_is_closed_as_such(
     assert recovered(again) == {"expired": 1} and len(worker.submits) == 1
 
 
-async def test_others_have_their_turn_between_tasks_that_are_taken_on(
-    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many there are, health is answered."""
-    worker.plan = lambda job: Plan(stall_at=0)
-    service = await restarts.start(worker)
-    task_ids = [await task_of(service) for _ in range(3)]
-    await restarts.die()
-    live: list[int] = []
-    steps = recovery.Recovery.steps
-
-    def watched(self: recovery.Recovery) -> Iterator[None]:
-        for _ in steps(self):
-            live.append(self._orchestrator.live_tasks)
-            yield
-
-    monkeypatch.setattr(recovery, "_TASKS_AT_A_TIME", 1)
-    monkeypatch.setattr(recovery.Recovery, "steps", watched)
-    again = await restarts.start(wait=False)
-    assert live == [1, 2, 3]
-    assert {(await status_of(again, one))["status"] for one in task_ids} == {"queued"}
-
-
-async def test_one_waits_for_its_model_until_its_deadline(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    worker.plan = lambda job: Plan(stall_at=0)
-    service = await restarts.start(worker)
-    task_id = await task_of(service, deadline_ms=60_000)
-    await restarts.die()
-    again = await restarts.start(wait=False)
-    assert (await status_of(again, task_id))["status"] == "queued"
-    advance(60)
-    await again.until(lambda: again.outcomes() == ["missed"])
-
-
-async def test_a_text_made_anew_is_not_written_behind_another(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    """Whoever went on after both would go on with neither."""
-    service = await restarts.start(worker)
-    await running(service, worker, stop=["zz"], idempotent=True)
-    await restarts.die()
-    plan = speaking(service, shift=1, stall_at=7)
-    worker.plan = lambda job: plan
-    again = await restarts.start(worker)
-    (task,) = again.orchestrator._live
-    await again.until(lambda: task.completion_tokens == 7)
-    durable = again.orchestrator.stages.durable
-    assert durable is not None
-    durable.flush()
-    await task_of(again, max_tokens=1)  # behind it
-    await restarts.die()
-    opened = await asyncio.to_thread(open_journal, JournalConfig(restarts.path))
-    ids = unpack_ids(opened.unfinished[0].tokens.ids)
-    opened.close()
-    assert ids == list(range(73, 77))
-
-
-async def test_a_text_that_lacked_only_its_end_is_complete(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    service = await restarts.start(worker)
-    letters = service.orchestrator.model("").tokens
-    end_of_text = 1
-    said = [*((70 + at, letters.text_of([70 + at])) for at in range(3)), (end_of_text, "")]
-    held = Plan(stall_at=4, speak=lambda at: said[at - 3])
-    worker.plan = lambda job: held
-    task_id = await task_of(service, prompt=None, prompt_token_ids=[70] * 3, max_tokens=8)
-    await until_journalled(service, 4)
-    await restarts.die()
-    again = await restarts.start(worker)
-    events = await events_of(again, task_id, after="5")
-    assert [(event.id, event.event) for event in events] == [("6", "end")]
-    assert len(worker.submits) == 1
-
-
 async def test_a_cancelled_one_stays_cancelled(restarts: Restarts, worker: FakeWorker) -> None:
     service = await restarts.start(worker)
     task_id = await running(service, worker)
-    async with service.http.post(f"/v2/tasks/{task_id}/cancel") as response:
-        assert response.status == 202
+    await service.ask("POST", f"/v2/tasks/{task_id}/cancel", 202)
     await restarts.die()
     again = await restarts.start(worker)
     assert (await status_of(again, task_id))["outcome"] == "aborted"
@@ -213,21 +125,20 @@ async def test_a_planned_end_leaves_durable_tasks_to_the_next_process(
     await service.parts.lifecycle.drain(0.0)
     with pytest.raises(aiohttp.ClientPayloadError):  # no end: its client asks again
         await following
-    async with service.http.get(f"/v2/tasks/{task_id}") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (503, "draining")
+    told = await service.ask("GET", f"/v2/tasks/{task_id}", 503)
+    assert told["error"]["code"] == "draining"
     await service.parts.lifecycle.close()
     again = await restarts.start(worker)
     events = await events_of(again, task_id, after="5")
     assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
 
 
-@pytest.mark.parametrize("on_deadline", ["error", "partial"])
 async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
-    restarts: Restarts, worker: FakeWorker, on_deadline: str
+    restarts: Restarts, worker: FakeWorker
 ) -> None:
     """OR-14: there is no next process then, and nobody else would ever end them."""
     service = await restarts.start(worker)
-    task_id = await running(service, worker, on_deadline=on_deadline)
+    task_id = await running(service, worker, on_deadline="partial")
     lifecycle = service.parts.lifecycle
     await lifecycle.drain(0.0)
     plan = speaking(service)
@@ -271,21 +182,6 @@ async def test_one_whose_only_instance_is_lost_waits_for_it(
     assert again.submits[0].sampling.max_tokens == 10 - tokens
     assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
     assert service.outcomes() == ["met"]
-
-
-async def test_all_that_a_lost_instance_had_wait_for_it(
-    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker
-) -> None:
-    """More than the budget of retries would send again."""
-    service = await restarts.start(worker)
-    worker.plan = lambda job: Plan(stall_at=0)
-    ids = [await task_of(service, deadline_ms=60_000) for _ in range(16)]
-    await worker.until(lambda: worker.running == 16)
-    await worker.stop()
-    await service.until(lambda: len(service.orchestrator.queue) == 16 or bool(service.outcomes()))
-    await make_worker(port=worker.port)
-    ends = await asyncio.gather(*(events_of(service, task_id) for task_id in ids))
-    assert [events[-1].event for events in ends] == ["end"] * 16
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -438,54 +334,27 @@ async def test_a_submission_is_repeated_while_the_first_is_written(
     assert (await task_of(service, key="mine", on_disconnect=on_disconnect)) == answer["task_id"]
 
 
-async def test_one_that_is_forgotten_before_its_202_is_not_kept_by_its_name(
-    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It ended while it was written down, and ended ones are not kept in memory."""
-    service = await restarts.start(worker, KEPT_TASKS=NONE_KEPT)
-    go_on = hold_writes(monkeypatch)
-    submitting = asyncio.create_task(submit(service, key="mine"))
-    await service.until(lambda: service.outcomes() == ["met"])
-    go_on.set()
-    status, answer = await submitting
-    assert status == 202
-    assert len(service.runner.app[SUBMISSIONS]) == 0
-    assert await task_of(service, key="mine") == answer["task_id"]
-    assert len(worker.submits) == 1
-
-
 async def test_without_a_journal_durable_is_an_error(service: Service) -> None:
     status, answer = await submit(service)
     assert (status, answer["error"]["field"]) == (400, "durable")
     assert "TIDEGATE_JOURNAL__PATH" in answer["error"]["message"]
 
 
-async def test_an_asynchronous_journal_says_what_may_be_lost(
-    restarts: Restarts, worker: FakeWorker
-) -> None:
-    service = await restarts.start(worker, journal__loss_window_ms=50)
-    status, answer = await submit(service)
-    assert (status, answer["durable"], answer["loss_window_ms"]) == (202, True, 50)
-    assert (await events_of(service, answer["task_id"]))[-1].event == "end"
-    await service.until(lambda: service.metric("tidegate_journal_records_total") == 2)
-    await restarts.die()
-    again = await restarts.start(worker)
-    assert (await status_of(again, answer["task_id"]))["outcome"] == "met"
-
-
-async def test_an_asynchronous_journal_keeps_what_it_promised(
+async def test_an_asynchronous_journal_says_what_may_be_lost_and_keeps_the_rest(
     restarts: Restarts, worker: FakeWorker, disk: Disk
 ) -> None:
     service = await restarts.start(worker, journal__loss_window_ms=1)
     await until_tidied(service)  # else that may find the fault first, and the task is refused
     disk.fail("SQLITE_FULL", "database or disk is full")
-    task_id = await task_of(service)
+    status, answer = await submit(service)
+    assert (status, answer["durable"], answer["loss_window_ms"]) == (202, True, 1)
+    assert (await events_of(service, answer["task_id"]))[-1].event == "end"
     await service.until(lambda: service.metric("tidegate_journal_unwritten") == 2)
     disk.error = None
     await service.until(lambda: service.metric("tidegate_journal_unwritten") == 0)
     await restarts.die()
     again = await restarts.start(worker)
-    assert (await status_of(again, task_id))["outcome"] == "met"
+    assert (await status_of(again, answer["task_id"]))["outcome"] == "met"
 
 
 async def test_prompts_are_gone_with_their_task(restarts: Restarts, worker: FakeWorker) -> None:
@@ -517,49 +386,10 @@ async def test_others_cannot_read_a_recovered_task(restarts: Restarts, worker: F
     service = await restarts.start(worker, keys=keys)
     headers = {"Authorization": "Bearer alice-token"}
     body = {"prompt": "hi", "max_tokens": 2, "durable": True}
-    async with service.http.post("/v2/tasks", json=body, headers=headers) as response:
-        task_id = (await response.json())["task_id"]
-    async with service.http.get(f"/v2/tasks/{task_id}/events", headers=headers) as response:
-        await response.read()
+    task_id = (await service.ask("POST", "/v2/tasks", 202, json=body, headers=headers))["task_id"]
+    await service.ask("GET", f"/v2/tasks/{task_id}/events", headers=headers)
     await restarts.die()
     again = await restarts.start(worker, keys=keys)
     for token, expected in (("alice-token", 200), ("bob-token", 404)):
         headers = {"Authorization": f"Bearer {token}"}
-        async with again.http.get(f"/v2/tasks/{task_id}", headers=headers) as response:
-            assert response.status == expected
-
-
-async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
-    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was in the file without its end, and then in memory no more: 404."""
-    service = await restarts.start(worker, KEPT_TASKS=NONE_KEPT)
-    durable = service.orchestrator.stages.durable
-    assert durable is not None
-    looks, was_read, was_written = [], threading.Event(), threading.Event()
-    write, look = file_store.JournalWriter._write, file_store.JournalReader._look
-
-    def when_read(self: Any, operations: Any) -> None:
-        if any(isinstance(one, Ended) for one in operations):
-            was_read.wait(30)
-        write(self, operations)
-
-    def before_its_end(self: Any, question: Any) -> Any:
-        found = look(self, question)
-        looks.append(found.row.ended_unix)
-        was_read.set()
-        was_written.wait(30)
-        return found
-
-    monkeypatch.setattr(file_store.JournalWriter, "_write", when_read)
-    held = Plan(stall_at=1)  # its end must not come to the writer together with its beginning
-    worker.plan = lambda job: held
-    task_id = await task_of(service)
-    held.release.set()
-    await service.until(lambda: durable.ending(task_id) is not None)
-    monkeypatch.setattr(file_store.JournalReader, "_look", before_its_end)
-    looking_up = asyncio.create_task(status_of(service, task_id))
-    await service.until(lambda: durable.ending(task_id) is None)
-    was_written.set()
-    assert (await looking_up)["status"] == "ended"
-    assert looks[0] is None and looks[1] is not None
+        await again.ask("GET", f"/v2/tasks/{task_id}", expected, headers=headers)
