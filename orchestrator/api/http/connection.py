@@ -7,10 +7,9 @@ hides an end of input.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, Final
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -19,12 +18,9 @@ from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.accepting import ConnectionLimit
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
-from orchestrator.api.http.event_stream import STREAM
 from orchestrator.api.http.hang_ups import (
     CAN_WATCH,
     HangUps,
-    Losses,
-    Prober,
     notice_vanished,
     unacknowledged_bytes,
 )
@@ -38,9 +34,10 @@ HEADER_TIMEOUT_S: Final = 20.0
 """Seconds that a client may take to send a request's head, from its first byte on."""
 RESERVED_HEADER_TIMEOUT_S: Final = 2.0
 """Seconds for a head at the last connections, which are kept for operators."""
+HANG_UP_S: Final = 0.005
+"""Seconds from the end of a client's input until its connection is dropped: what needs no wait,
+such as a health check, is answered by then."""
 _EXPECTED = "100-continue"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""The one interim response that every client of HTTP/1.1 accepts, asked for or not."""
 _NO_ROOM = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
@@ -50,8 +47,7 @@ _NO_ROOM = (
 
 class Connection(RequestHandler):
     """One client's connection. Closed if a request's head takes too long, or if the client reads
-    nothing for the idle timeout. A client that only ends its side after a whole request still gets
-    its answer; see ``hang_ups``."""
+    nothing for the idle timeout. A client that ends its side has hung up (WP-1)."""
 
     def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
@@ -59,7 +55,6 @@ class Connection(RequestHandler):
         self._limit = server.limit
         self._unhandled = server.unhandled
         self._hang_ups = server.hang_ups
-        self._losses = server.losses
         self._address: str | None = None
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
@@ -70,8 +65,7 @@ class Connection(RequestHandler):
         """Whether the last bytes belong to a request whose head is still incomplete."""
         self._discards = False
         """Whether input is dropped, because more came behind a running request than is kept."""
-        self._prober: Prober | None = None
-        """Whether the client's input has ended."""
+        self._is_hung_up = False
         self.is_reserved = False
         """Whether this is one of the last few connections, for probes and operators only."""
 
@@ -183,42 +177,15 @@ class Connection(RequestHandler):
         self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for one
-        """Whether to keep the connection open, so that an answer can be sent."""
-        return not self._is_idle and self._payload.is_eof() and self._ask_on()
-
-    def _ask_on(self) -> bool:
-        """Start asking the client whether it is still there; False when there is no way to."""
-        if self._hang_ups is None or self.transport is None:
+        """Whether to keep the connection open, for what can be answered at once."""
+        if self._is_idle or not self._payload.is_eof():
             return False
-        if self._prober is None:
-            self._prober = Prober(self, self.transport, self._fd)
-        self._hang_ups.watch(self._fd, self.gone, end_of_input=False)
+        self._hang_up()
         return True
 
-    def probe(self) -> bool:
-        request, transport = self._current_request, self.transport
-        if self._is_idle or transport is None:
-            self.gone()  # it has all its answers
-            return False
-        if request is None:  # a request is about to begin, or to end
-            return False
-        if request.writer.output_size:
-            stream = request.get(STREAM)
-            if stream is not None:
-                stream.probe()
-            return False
-        if request.version < HttpVersion11:  # such clients know of no interim responses
-            self.gone()
-            return False
-        transport.write(_CONTINUE)
-        return True
-
-    def gone(self) -> None:
-        self.drop()
-
-    @property
-    def is_answering(self) -> bool:
-        return self._current_request is None or self._current_request.writer.output_size > 0
+    def _hang_up(self) -> None:
+        self._is_hung_up = True
+        self._loop.call_later(HANG_UP_S, self.drop)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -229,17 +196,17 @@ class Connection(RequestHandler):
         finished = await super().finish_response(request, resp, start_time)
         if self._in_head and not self._messages:
             self._expect_head()
-        if (self._prober is not None or self._discards) and not self._messages:
+        if (self._is_hung_up or self._discards) and not self._messages:
             self.close()
         return finished
 
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
         if self._hang_ups is not None and self.transport is not None:
-            self._hang_ups.watch(self._fd, self._ended_unread, end_of_input=True)
+            self._hang_ups.watch(self._fd, self._hang_up)  # behind bytes that are not read yet
 
     def _resume_transport_reading(self) -> None:
-        if self._hang_ups is not None and self._prober is None:
+        if self._hang_ups is not None:
             self._hang_ups.unwatch(self._fd)
         super()._resume_transport_reading()
 
@@ -254,23 +221,15 @@ class Connection(RequestHandler):
         self._payload = EMPTY_PAYLOAD
         self._resume_transport_reading()
 
-    def _ended_unread(self) -> None:
-        """Handle the end of the client's input behind bytes that are not read yet."""
-        if not self._ask_on():
-            self.drop()
-
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         self._stop_write_timer()
-        if self._prober is not None:
-            self._prober.stop()
         if self._hang_ups is not None:
             self._hang_ups.unwatch(self._fd)
         if self._address is not None:
             self._limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
-        # Until then the handler writes to a closing transport.
-        self._losses.add(partial(super().connection_lost, exc))
+        super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -343,7 +302,6 @@ class _Server(web.Server):
         self.settings = config.http
         self.unhandled = unhandled
         self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
-        self.losses = Losses(self._loop)
         self.limit = ConnectionLimit(config.http.max_connections)
         self._browsers = Browsers(config.http)
 
