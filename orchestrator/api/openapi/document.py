@@ -3,7 +3,8 @@ into.
 
 A request may state what its decoder accepts; checks that need more than a type (a number's range,
 the model's context) answer 400. Answers are objects in the dialects' own shapes, which their SDKs
-describe in full, and are not repeated here. A route that ``OPERATIONS`` lacks fails a test.
+describe in full, and are not repeated here. A GET that ``OPERATIONS`` lacks answers with JSON; any
+other route that it lacks fails a test.
 """
 
 import asyncio
@@ -47,8 +48,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")
     },
     "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
-    "GET /v1/models": PLAIN,
-    "GET /v1/models/{model}": PLAIN,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
     **{f"POST {at}/detokenize": Operation(DetokenizeRequest) for at in ("", "/v1")},
     **{f"GET {at}/tokenizer_info": Operation(parameters=("model",)) for at in ("", "/v1")},
@@ -57,19 +56,11 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
     "POST /v2/quote": Operation(QuoteRequest),
     "GET /v2/tasks": Operation(parameters=("status", "limit")),
-    "GET /v2/tasks/{task_id}": PLAIN,
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
     **{f"POST {at}/generate": Operation(GenerateRequest) for at in _MODEL},
     **{f"POST {at}/generate_stream": Operation(GenerateRequest, (EVENTS,)) for at in _MODEL},
     **{f"POST {at}/infer": Operation(InferRequest) for at in _MODEL},
-    **{f"GET {at}": PLAIN for at in _MODEL},
-    **{f"GET {at}/ready": PLAIN for at in _MODEL},
-    "GET /v2": PLAIN,
-    "GET /v2/health/live": PLAIN,
     "GET /v2/health/ready": _PROBE,
-    "GET /v2/capabilities": PLAIN,
-    "GET /v2/instances": PLAIN,
-    "GET /v2/instances/{address}": PLAIN,
     "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
     "DELETE /v2/instances/{address}": PLAIN,
     "POST /v2/instances/{address}/drain": Operation(
@@ -93,28 +84,18 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "POST /v2/instances/{address}/reload": Operation(
         ReloadRequest, statuses=(200, 202), body_is_optional=True
     ),
-    "GET /admin/drain": PLAIN,
     "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),
     "POST /admin/undrain": PLAIN,
     "POST /admin/reload": PLAIN,
-    "GET /admin/recording": PLAIN,
-    "GET /v2/overview": PLAIN,
     "GET /v2/overview/events": Operation(gives=(EVENTS,)),
     "GET /health": _PROBE,
     "GET /health/live": _PROBE,
     "GET /health/ready": _PROBE,
     "GET /health/startup": _PROBE,
-    "GET /version": PLAIN,
     "GET /ping": _PROBE,
     "POST /ping": _PROBE,
-    "GET /load": PLAIN,
-    "GET /v1/health/live": _PROBE,
-    "GET /v1/health/ready": _PROBE,
-    "GET /v1/metadata": PLAIN,
-    "GET /v1/version": PLAIN,
     "GET /metrics": Operation(gives=(TEXT,)),
     "GET /metrics/vllm": Operation(gives=(TEXT,)),
-    "GET /openapi.json": PLAIN,
 }
 
 
@@ -152,12 +133,12 @@ def document_of(app: web.Application) -> dict[str, Any]:
     ]
     known = operations_of(app)
     for method, path, _ in found:
-        if f"{method} {path}" not in known:
+        if method != "GET" and f"{method} {path}" not in known:
             raise MissingOperation(
                 f"{method} {path} is served and not described: add it to OPERATIONS of its module"
             )
     operations = {
-        (method, path): _as_read(known[f"{method} {path}"], _dialect_of(app, path), app)
+        (method, path): _as_read(known.get(f"{method} {path}", PLAIN), _dialect_of(app, path), app)
         for method, path, _ in found
     }
     bodies = {one.body for one in operations.values() if one.body is not None}

