@@ -19,7 +19,7 @@ from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import DIALECTS, Dialect
 from orchestrator.api.http.decode import mapped, redefined, with_unknown_fields
-from orchestrator.api.kserve.types import GenerateRequest, InferRequest
+from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest
@@ -59,7 +59,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
     **{f"POST {at}/generate": Operation(GenerateRequest) for at in _MODEL},
     **{f"POST {at}/generate_stream": Operation(GenerateRequest, (EVENTS,)) for at in _MODEL},
-    **{f"POST {at}/infer": Operation(InferRequest) for at in _MODEL},
     "GET /v2/health/ready": _PROBE,
     "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
     "DELETE /v2/instances/{address}": PLAIN,
