@@ -18,7 +18,7 @@ from aiohttp import web
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import DIALECTS, Dialect
-from orchestrator.api.http.decode import mapped, redefined, with_unknown_fields
+from orchestrator.api.http.decode import with_unknown_fields
 from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
@@ -140,9 +140,9 @@ def document_of(app: web.Application) -> dict[str, Any]:
         (method, path): _as_read(known.get(f"{method} {path}", PLAIN), _dialect_of(app, path), app)
         for method, path, _ in found
     }
-    bodies = {one.body for one in operations.values() if one.body is not None}
-    plain = _Plain()
-    refs, components = _schemas({body: plain.of(body) for body in bodies})
+    bodies = list({one.body: None for one in operations.values() if one.body is not None})
+    described, components = msgspec.json.schema_components(bodies, ref_template=_REF)
+    refs = dict(zip(bodies, described, strict=True))
     statuses = sorted({kind.status for kind in _kinds(TidegateError)} | {500})
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler in found:
@@ -163,7 +163,7 @@ def document_of(app: web.Application) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": components | {"Error": {"type": "object"}},
+            "schemas": components,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -187,9 +187,12 @@ def _dialect_of(app: web.Application, path: str) -> Dialect:
 
 def _as_read(operation: Operation, dialect: Dialect, app: web.Application) -> Operation:
     """The operation, with unknown fields allowed in its body where they are ignored."""
-    if operation.body is None or app[CONFIG].http.strict_fields or not dialect.is_tolerant:
+    if operation.body is None:
         return operation
-    return operation._replace(body=with_unknown_fields(operation.body, forbidden=False))
+    passes_over = dialect.is_tolerant and not app[CONFIG].http.strict_fields
+    forbidden = False if passes_over else None
+    body = with_unknown_fields(operation.body, forbidden=forbidden, is_told=True)
+    return operation._replace(body=body)
 
 
 def _told(operation: Operation, path: str, refs: Mapping[type, Any]) -> dict[str, Any]:
@@ -246,51 +249,7 @@ def _shape_of(example: object) -> dict[str, Any]:
     return {} if kind is None else {"type": kind}
 
 
-def _schemas(plain: Mapping[type, Any]) -> tuple[dict[type, Any], dict[str, Any]]:
-    refs, components = msgspec.json.schema_components(plain.values(), ref_template=_REF)
-    return dict(zip(plain, refs, strict=True)), dict(components)
-
-
 def _kinds(kind: type[TidegateError]) -> Iterable[type[TidegateError]]:
     yield kind
     for narrower in kind.__subclasses__():
         yield from _kinds(narrower)
-
-
-class _Plain:
-    """Message types in a form that msgspec can describe: raw JSON may be anything."""
-
-    def __init__(self) -> None:
-        self._made: dict[type, Any] = {}
-
-    def of(self, kind: Any) -> Any:
-        return mapped(kind, self._leaf)
-
-    def _leaf(self, kind: Any) -> Any:
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            return Any if kind is msgspec.Raw else kind
-        if kind not in self._made:
-            self._made[kind] = self._struct(kind)
-        return self._made[kind]
-
-    def _struct(self, kind: type[msgspec.Struct]) -> Any:
-        config = kind.__struct_config__
-        fields = [
-            redefined(
-                field,
-                self.of(field.type),
-                None if isinstance(field.default, msgspec.Raw) else field.default,
-            )
-            for field in msgspec.structs.fields(kind)
-        ]
-        return msgspec.defstruct(
-            kind.__name__,
-            fields,
-            module=kind.__module__,
-            namespace={"__doc__": kind.__doc__},
-            tag=config.tag,
-            tag_field=config.tag_field,
-            forbid_unknown_fields=config.forbid_unknown_fields,
-            array_like=config.array_like,
-            kw_only=True,
-        )
