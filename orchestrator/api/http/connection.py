@@ -63,8 +63,6 @@ class Connection(RequestHandler):
         """Body of the last request whose head has come."""
         self._in_head = False
         """Whether the last bytes belong to a request whose head is still incomplete."""
-        self._discards = False
-        """Whether input is dropped, because more came behind a running request than is kept."""
         self._is_hung_up = False
         self.is_reserved = False
         """Whether this is one of the last few connections, for probes and operators only."""
@@ -134,8 +132,6 @@ class Connection(RequestHandler):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        if self._discards:
-            return
         # The last byte that is not a line end, and everything after it, are parsed separately: a
         # request that ends with them is whole, and no other one has begun.
         last = max(0, len(data.rstrip(b"\r\n")) - 1)
@@ -147,7 +143,8 @@ class Connection(RequestHandler):
             self._in_head = True
         is_first = len(self._messages) + self.is_serving < 2
         if (self._reading_paused and not is_first) or (self._buffer_paused and self._upgraded):
-            self._discard_input()  # no handler is about to read it
+            self.drop()  # no handler is about to read it, and it would hide the end of input
+            return
         if self.is_reserved:
             self._limit.heard(self)
         if not self._is_idle:  # a request has come
@@ -190,13 +187,12 @@ class Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        is_last = self._close or (self._discards and not self._messages)
-        if is_last and isinstance(resp, web.StreamResponse):
+        if self._close and isinstance(resp, web.StreamResponse):
             resp.force_close()
         finished = await super().finish_response(request, resp, start_time)
         if self._in_head and not self._messages:
             self._expect_head()
-        if (self._is_hung_up or self._discards) and not self._messages:
+        if self._is_hung_up and not self._messages:
             self.close()
         return finished
 
@@ -209,17 +205,6 @@ class Connection(RequestHandler):
         if self._hang_ups is not None:
             self._hang_ups.unwatch(self._fd)
         super()._resume_transport_reading()
-
-    def _discard_input(self) -> None:
-        """Read on, but keep nothing: unread bytes would hide the end of input once they fill the
-        window. Whole requests are answered; then the connection is closed (RFC 9112, 9.3.2)."""
-        self._discards = True
-        self._in_head = False
-        if self._messages and not self._payload.is_eof():
-            self._messages.pop()
-            self._payload.set_exception(web.RequestPayloadError("discarded"))
-        self._payload = EMPTY_PAYLOAD
-        self._resume_transport_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()

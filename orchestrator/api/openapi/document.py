@@ -2,9 +2,9 @@
 into.
 
 A request may state what its decoder accepts; checks that need more than a type (a number's range,
-the model's context) answer 400. Answers are objects in the dialects' own shapes, which their SDKs
-describe in full, and are not repeated here. A GET that ``OPERATIONS`` lacks answers with JSON; any
-other route that it lacks fails a test.
+the model's context) answer 400. Answers and errors are objects in the dialects' own shapes, which
+their SDKs describe in full, and are not repeated here. A GET that ``OPERATIONS`` lacks answers with
+JSON; any other route that it lacks fails a test.
 """
 
 import asyncio
@@ -145,12 +145,13 @@ def document_of(app: web.Application) -> dict[str, Any]:
     refs = dict(zip(bodies, described, strict=True))
     statuses = sorted({kind.status for kind in _kinds(TidegateError)} | {500})
     paths: dict[str, dict[str, Any]] = {}
+    error = {"description": "An error", "content": {JSON: {"schema": {"type": "object"}}}}
     for method, path, handler in found:
-        operation, dialect = operations[method, path], _dialect_of(app, path)
+        operation = operations[method, path]
         told = _told(operation, path, refs)
         told["summary"] = (handler.__doc__ or "").strip().partition("\n")[0]
         told["operationId"] = method.lower() + _NO_WORD.sub("_", path)
-        told["responses"] |= {str(status): _error(dialect) for status in statuses}
+        told["responses"] |= {str(status): error for status in statuses}
         told["responses"] |= _fine(operation)
         paths.setdefault(path, {})[method.lower()] = told
     return {
@@ -228,25 +229,6 @@ def _fine(operation: Operation) -> dict[str, Any]:
         str(status): {"description": "The answer", "content": content}
         for status in operation.statuses
     }
-
-
-def _error(dialect: Dialect) -> dict[str, Any]:
-    """The error response of a dialect, in the shape of an example."""
-    example = dialect.error_body(TidegateError("an internal error occurred"), "an-id")
-    return {"description": "An error", "content": {JSON: {"schema": _shape_of(example)}}}
-
-
-def _shape_of(example: object) -> dict[str, Any]:
-    """The schema of objects with an example's fields; null may be anything."""
-    if isinstance(example, Mapping):
-        return {
-            "type": "object",
-            "properties": {name: _shape_of(value) for name, value in example.items()},
-            "required": [name for name, value in example.items() if value is not None],
-        }
-    kinds: Mapping[type, str] = {bool: "boolean", str: "string", int: "integer", float: "number"}
-    kind = kinds.get(type(example))
-    return {} if kind is None else {"type": kind}
 
 
 def _kinds(kind: type[TidegateError]) -> Iterable[type[TidegateError]]:

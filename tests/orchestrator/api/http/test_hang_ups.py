@@ -79,6 +79,7 @@ async def test_wp1_what_comes_behind_a_request_hides_no_hang_up(
         sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(client, behind))
         await asyncio.wait([sending], timeout=0.03)  # as much of it as is taken
         sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)  # too much of it ends the connection
         client.close()
         await worker.until(lambda: not worker.running)
         assert [cancel.cause for cancel in worker.cancels] == number * [AbortCause.DISCONNECT]

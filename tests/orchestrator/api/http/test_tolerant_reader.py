@@ -155,7 +155,7 @@ def _many(keys: int) -> list[tuple[str, bytes]]:
         "nested": chat + ', "new": ' + nested + "}",
         "lists": chat + ', "new": ' + "[" * 500 + "]" * 500 + "}",
         "in a message": '{"max_tokens": 4, "messages": [' + message + "]}",
-        "messages": '{"messages": [' + ",".join([empty] * (keys // 2)) + "]}",
+        "messages": '{"messages": [' + ",".join([empty] * (2 * keys)) + "]}",
         "half a pair": chat + ', "\\ud800": 1, "new": 1}',
     }
     return [(name, body.encode()) for name, body in bodies.items()]
