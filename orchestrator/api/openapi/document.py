@@ -98,7 +98,15 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
 }
 
 
-DOCUMENT = web.AppKey("openapi", dict[str, bytes])
+class Document:
+    """The encoded document, made once: types that two threads make at a time would differ."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.making = asyncio.Lock()
+
+
+DOCUMENT = web.AppKey("openapi", Document)
 EDGES = web.AppKey("edges", tuple[object, ...])
 """Modules with routes, of the dialects and of the optional rooms."""
 _REF = "#/components/schemas/{name}"
@@ -114,9 +122,10 @@ class MissingOperation(LookupError):
 async def openapi(request: web.Request) -> web.Response:
     """Show the OpenAPI document of this service."""
     kept = request.app[DOCUMENT]
-    if not kept:
-        kept["body"] = msgspec.json.encode(await asyncio.to_thread(document_of, request.app))
-    return web.Response(body=kept["body"], content_type=JSON)
+    async with kept.making:
+        if not kept.body:
+            kept.body = msgspec.json.encode(await asyncio.to_thread(document_of, request.app))
+    return web.Response(body=kept.body, content_type=JSON)
 
 
 def routes() -> list[web.RouteDef]:

@@ -119,6 +119,7 @@ async def test_a_refusal_says_why_and_what_would_do(
     assert service.outcomes() == ["refused", "met"]
 
 
+@pytest.mark.slow
 async def test_a_request_as_a_command(devtools: str, service: Service, worker: FakeWorker) -> None:
     async with page(devtools, service) as tab:
         await tab.js("document.querySelector('#prompt').value = \"It's late\"")
@@ -139,6 +140,7 @@ async def test_a_request_as_a_command(devtools: str, service: Service, worker: F
     assert first.on_deadline is OnDeadline.FINISH
 
 
+@pytest.mark.slow
 async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: Service) -> None:
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     async with page(devtools, service) as tab:
@@ -150,6 +152,7 @@ async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: 
     assert service.outcomes() == []
 
 
+@pytest.mark.slow
 async def test_what_is_said_of_the_time_that_was_left(devtools: str, service: Service) -> None:
     """A part of it may be late long before the whole is (DL-14)."""
     async with page(devtools, service) as tab:
@@ -164,6 +167,7 @@ async def test_what_is_said_of_the_time_that_was_left(devtools: str, service: Se
             assert await tab.js(told) == words
 
 
+@pytest.mark.slow
 async def test_by_keyboard_alone(devtools: str, service: Service, worker: FakeWorker) -> None:
     stalls(worker, 1)
     async with page(devtools, service) as tab:
@@ -222,6 +226,7 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(
         assert not any(KEY in request["url"] for request in tab.requests)
 
 
+@pytest.mark.slow
 async def test_operating_asks_for_the_operators_key(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
@@ -237,6 +242,7 @@ async def test_operating_asks_for_the_operators_key(
         tab.console = [line for line in tab.console if "401" not in line]
 
 
+@pytest.mark.slow
 async def test_it_says_that_the_service_drains(devtools: str, service: Service) -> None:
     async with page(devtools, service) as tab:
         await tab.until("document.querySelector('#status').dataset.state === 'ready'")
