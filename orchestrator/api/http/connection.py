@@ -1,5 +1,5 @@
-"""The server, and its clients' connections: bounds how long a head may take, notices hang-ups and
-idle readers, and lets aiohttp answer nothing itself.
+"""The server, and its clients' connections: bounds how long a head may take, notices hang-ups, and
+lets aiohttp answer nothing itself.
 
 aiohttp allows a connection an hour of silence, and buffers input after a running request, which
 hides an end of input.
@@ -18,12 +18,7 @@ from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.accepting import ConnectionLimit
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
-from orchestrator.api.http.hang_ups import (
-    CAN_WATCH,
-    HangUps,
-    notice_vanished,
-    unacknowledged_bytes,
-)
+from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps, notice_vanished
 from orchestrator.api.http.responses import Unhandled
 from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
 from orchestrator.telemetry.log import fields, service_log
@@ -46,8 +41,8 @@ _NO_ROOM = (
 
 
 class Connection(RequestHandler):
-    """One client's connection. Closed if a request's head takes too long, or if the client reads
-    nothing for the idle timeout. A client that ends its side has hung up (WP-1)."""
+    """One client's connection. Closed if a request's head takes too long. A client that ends its
+    side has hung up (WP-1); one that reads nothing is dropped by the kernel."""
 
     def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
@@ -58,7 +53,6 @@ class Connection(RequestHandler):
         self._address: str | None = None
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
         self._payload: StreamReader = EMPTY_PAYLOAD
         """Body of the last request whose head has come."""
         self._in_head = False
@@ -102,34 +96,6 @@ class Connection(RequestHandler):
                 self.force_close()
                 return
         self.drop()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._write_timer is None:
-            self._watch_writing()
-
-    def _watch_writing(self) -> None:
-        """Drop a client that reads nothing for as long as an idle connection may stand."""
-        timeout_s = self._settings.idle_timeout_s
-        held = self._unsent_bytes()
-
-        def look() -> None:
-            self._write_timer = None
-            if self._unsent_bytes() < held:
-                self._watch_writing()
-            else:
-                self.drop()
-
-        self._write_timer = self._loop.call_later(timeout_s, look)
-
-    def _unsent_bytes(self) -> int:
-        assert self.transport is not None
-        ours: int = self.transport.get_write_buffer_size()
-        return ours + unacknowledged_bytes(self._fd)
-
-    def resume_writing(self) -> None:
-        self._stop_write_timer()
-        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         # The last byte that is not a line end, and everything after it, are parsed separately: a
@@ -208,7 +174,6 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
-        self._stop_write_timer()
         if self._hang_ups is not None:
             self._hang_ups.unwatch(self._fd)
         if self._address is not None:
@@ -258,11 +223,6 @@ class Connection(RequestHandler):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
 
 class Runner(web.AppRunner):

@@ -5,16 +5,14 @@ came behind a running one, asyncio shows none, so the kernel is asked (``EPOLLRD
 """
 
 import asyncio
-import fcntl
 import select
 import socket
-import sys
-import termios
 from collections.abc import Callable
 from contextlib import suppress
 
 VANISHED_S = 30
-"""Time within which a client that vanishes with its machine or network is noticed."""
+"""Time within which a client that vanishes with its machine or network, or reads nothing of what
+waits for it, is noticed."""
 _PROBE_AFTER_S = 15
 _PROBE_EVERY_S = 5
 
@@ -24,8 +22,8 @@ goes unnoticed while nothing is read."""
 
 
 def notice_vanished(client: socket.socket) -> None:
-    """Make the kernel probe a silent client, and drop one that acknowledges nothing. Otherwise its
-    work would continue until its deadline, and sending for a quarter of an hour."""
+    """Make the kernel probe a silent client, and drop one that takes or acknowledges nothing.
+    Otherwise its work would continue until its deadline, and sending for a quarter of an hour."""
     options = {
         "TCP_KEEPIDLE": _PROBE_AFTER_S,
         "TCP_KEEPINTVL": _PROBE_EVERY_S,
@@ -67,8 +65,3 @@ class HangUps:
             self.unwatch(fd)
             if call is not None:
                 call()
-
-
-def unacknowledged_bytes(fd: int) -> int:
-    """Bytes that the kernel has sent or will send on a socket and the peer has not acknowledged."""
-    return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)
