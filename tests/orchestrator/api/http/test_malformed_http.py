@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from orchestrator.api.http import connection, hang_ups
+from orchestrator.api.http import connection
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -193,7 +193,7 @@ async def test_connections_that_read_nothing_make_room_too(
 async def test_a_client_that_reads_nothing_is_dropped(
     make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang_ups, "VANISHED_S", 1)
+    monkeypatch.setattr(connection, "VANISHED_S", 1)
     service = await make_service(worker)
     loop, client = asyncio.get_running_loop(), socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
