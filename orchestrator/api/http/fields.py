@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, MutableSequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -65,7 +65,12 @@ _MAX_LOOKED_AT = 256
 """Most bytes that are decoded of a field of which only some values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """Names that are safe in headers, logs and metrics; the same as for correlation ids."""
-_CAPABILITY = re.compile(r"\d{1,3}\.\d{1,3}", re.ASCII)
+_CAPABILITY = r"^([0-9]{1,3}\.[0-9]{1,3})?$"
+"""A version such as 9.0."""
+_Names = Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_INSTANCE_CHARS)]],
+    msgspec.Meta(max_length=MAX_INSTANCES),
+]
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,10}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
@@ -80,10 +85,10 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has_fields_of_ours: ClassVar[bool] = True
 
     mode: PlacementMode = PlacementMode.AUTO
-    instances: list[str] = []
-    quantization: list[str] = []
-    min_vram_gib: float = 0.0
-    min_compute_capability: str = ""
+    instances: _Names = []
+    quantization: _Names = []
+    min_vram_gib: Annotated[float, msgspec.Meta(ge=0, lt=2**20)] = 0.0
+    min_compute_capability: Annotated[str, msgspec.Meta(pattern=_CAPABILITY)] = ""
     capabilities: list[Feature] = []
 
 
@@ -474,40 +479,16 @@ def _placement(body: PlacementBody) -> PlacementConstraint:
             "placement.instances needs a placement.mode: pin, prefer or avoid",
             field="placement.mode",
         )
-    if body.mode is not PlacementMode.AUTO and not 0 < len(body.instances) <= MAX_INSTANCES:
+    if body.mode is not PlacementMode.AUTO and not body.instances:
         raise InvalidRequest(
             f"placement.mode {body.mode} needs 1 to {MAX_INSTANCES} placement.instances",
             field="placement.instances",
-        )
-    if any(not 0 < len(name) <= MAX_INSTANCE_CHARS for name in body.instances):
-        raise InvalidRequest(
-            f"each of placement.instances must have 1 to {MAX_INSTANCE_CHARS} characters",
-            field="placement.instances",
-        )
-    if len(body.quantization) > MAX_INSTANCES or any(
-        not 0 < len(name) <= MAX_INSTANCE_CHARS for name in body.quantization
-    ):
-        raise InvalidRequest(
-            f"placement.quantization must have at most {MAX_INSTANCES} names of 1 to "
-            f"{MAX_INSTANCE_CHARS} characters",
-            field="placement.quantization",
-        )
-    if not 0 <= body.min_vram_gib < 2**20:
-        raise InvalidRequest(
-            f"placement.min_vram_gib must be 0 or more, got {body.min_vram_gib:g}",
-            field="placement.min_vram_gib",
-        )
-    capability = body.min_compute_capability
-    if capability and not _CAPABILITY.fullmatch(capability):
-        raise InvalidRequest(
-            "placement.min_compute_capability must be a version such as 9.0",
-            field="placement.min_compute_capability",
         )
     return PlacementConstraint(
         body.mode,
         tuple(body.instances),
         quantization=tuple(body.quantization),
         vram_bytes=int(body.min_vram_gib * 2**30),
-        compute_capability=read_capability(capability),
+        compute_capability=read_capability(body.min_compute_capability),
         capabilities=frozenset(body.capabilities),
     )
