@@ -152,13 +152,13 @@ def read_parts(
                 yield 1000 * limit.budget_s
 
     timeouts = [
-        *_positive_ms("first_token_ms", body.first_token_ms),
+        *filter(None, [body.first_token_ms]),
         *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
         *of_others(1.0, _go_duration_s, "x-llm-d-inference-ttl"),
     ]
     targets = list(of_others(1e-3, _amount, *TTFT_TARGETS))
     gaps = [
-        *_positive_ms("token_gap_ms", body.token_gap_ms),
+        *filter(None, [body.token_gap_ms]),
         *of_others(1e-3, _amount, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
     ]
     if not (timeouts or targets or gaps):
@@ -176,14 +176,6 @@ def _positive_headers_ms(headers: Headers, name: str) -> Iterator[float]:
         if stated <= 0:
             raise _unreadable(name, value, "milliseconds above 0, such as 500")
         yield stated
-
-
-def _positive_ms(field: str, value: float | None) -> Iterator[float]:
-    if value is None:
-        return
-    if not value > 0:
-        raise InvalidRequest(f"{field} must be milliseconds above 0, got {value:g}", field=field)
-    yield value
 
 
 def _budgets(headers: Headers, arrival: Instant) -> Iterator[_Limit]:

@@ -1,6 +1,5 @@
 """Fields of a body about a generation that mean the same in every dialect (OR-2, DL-1)."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, MutableSequence
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
@@ -67,6 +66,8 @@ _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """Names that are safe in headers, logs and metrics; the same as for correlation ids."""
 _CAPABILITY = r"^([0-9]{1,3}\.[0-9]{1,3})?$"
 """A version such as 9.0."""
+_AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Names = Annotated[
     list[Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_INSTANCE_CHARS)]],
     msgspec.Meta(max_length=MAX_INSTANCES),
@@ -133,8 +134,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     logit_bias: msgspec.Raw = NULL
 
     deadline_ms: float | None = None
-    first_token_ms: float | None = None
-    token_gap_ms: float | None = None
+    first_token_ms: _AboveZero | None = None
+    token_gap_ms: _AboveZero | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     priority: Priority | int | None = None
@@ -142,11 +143,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     session_id: str | None = None
     idle_keep_s: float | None = None
     calls_left: int | None = None
-    max_run_tokens: int | None = None
-    max_run_cost: float | None = None
+    max_run_tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    max_run_cost: _AboveZero | None = None
     tell_time: bool | None = None
-    wind_down: float | None = None
-    tools_until: float | None = None
+    wind_down: _Share | None = None
+    tools_until: _Share | None = None
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
@@ -283,8 +284,8 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         tenant=_tenant(request.headers, body.tenant, context),
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
-        max_run_tokens=int(_above_zero("max_run_tokens", body.max_run_tokens)),
-        max_run_cost=_above_zero("max_run_cost", body.max_run_cost),
+        max_run_tokens=body.max_run_tokens or 0,
+        max_run_cost=body.max_run_cost or 0.0,
         tell_time=_tell_time(body, context),
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].idle_keep_s, session_id),
@@ -385,20 +386,8 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
     return stated
 
 
-def _above_zero(field: str, stated: float | None) -> float:
-    if stated is not None and not 0 < stated < math.inf:
-        raise InvalidRequest(f"{field} must be above 0, got {stated}", field=field)
-    return stated or 0
-
-
 def _tell_time(body: GenerationRequest, context: Context) -> TellTime | None:
     """How the model is told of the time that is left: as the body says, or by default the key."""
-    for field in ("wind_down", "tools_until"):
-        share = getattr(body, field)
-        if share is not None and not 0 <= share <= 1:
-            raise InvalidRequest(
-                f"{field} must be a share of the time from 0 to 1, got {share:g}", field=field
-            )
     is_asked = body.tell_time or body.wind_down is not None or body.tools_until is not None
     if body.tell_time is False or not (is_asked or context.key.tells_time):
         return None

@@ -46,6 +46,8 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"stop": [""]}, 400, "characters", "stop"),
     ({"stop": ["x"] * 17}, 400, "16", "stop"),
     ({"deadline_ms": "soon"}, 400, "float", "deadline_ms"),
+    ({"first_token_ms": 0}, 400, "> 0.0", "first_token_ms"),
+    ({"token_gap_ms": "soon"}, 400, "float", "token_gap_ms"),
     ({"on_deadline": "panic"}, 400, "'panic'; expected one of: error, partial, fit", "on_deadline"),
     ({"priority": "high"}, 400, "expected one of: interactive, batch", "priority"),
     ({"tenant": ""}, 400, "1 to 128", "tenant"),
