@@ -21,7 +21,6 @@ from clips.dispatch.fleet import ClipFleet
 from clips.dispatch.job import MODEL, OUTPUTS, ClipJob
 from clips.dispatch.service import Clips
 from clips.dispatch.task import ClipTask, Progress
-from clips.dispatch.wire import EVENT, RECIPE
 from clips.files import send_file
 from clips.plan.recipe import MAJOR, MAX_TEXT, MINOR, RecipeError, read_recipe
 from orchestrator.api.config import CONFIG
@@ -36,7 +35,6 @@ from orchestrator.api.native.listing import listed, standing
 from orchestrator.api.native.routes import read_idempotency_key
 from orchestrator.api.openapi.operation import EVENTS, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, ModelNotFound, NotFound
-from orchestrator.extension import PlainModel
 from orchestrator.retention import no_such
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import OnDisconnect
@@ -368,11 +366,3 @@ def describe_instance(fleet: ClipFleet, address: str, *, briefly: bool) -> dict[
         "memory_used_bytes": None if told is None else told.memory_used_bytes,
         "abort_to_free_p99_ms": None if told is None else told.abort_to_free_p99_ms,
     }
-
-
-def describe_model(fleet: ClipFleet, name: str) -> PlainModel | None:
-    """The slot model, if that is the ``name``."""
-    if name != MODEL:
-        return None
-    outputs = {EVENT: "BYTES", **dict.fromkeys(OUTPUTS, "UINT8")}
-    return PlainModel({RECIPE: "BYTES"}, outputs, bool(fleet.ready()))

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from clips import refusal
 from clips.section import ClipsSection
-from orchestrator.extension import Core, Extension, Host, PlainModel
+from orchestrator.extension import Core, Extension, Host
 from orchestrator.tasks.work import AnyWork
 
 if TYPE_CHECKING:
@@ -76,13 +76,6 @@ class ClipsRoom(Extension):
         from clips.api import describe_instance
 
         return {"slot": describe_instance(self.clips.fleet, address, briefly=briefly)}
-
-    def plain_model(self, name: str) -> PlainModel | None:
-        if self.clips is None or not self.clips.fleet.is_served:
-            return None
-        from clips.api import describe_model
-
-        return describe_model(self.clips.fleet, name)
 
     def edges(self) -> tuple[ModuleType, ...]:
         if self.clips is None:

@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import argparse
 import asyncio
+import ctypes
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -39,7 +40,6 @@ from orchestrator.build import KEY_SETTINGS, Components, build, keys_digest, key
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
 from orchestrator.health import SERVES, HealthBoard
-from orchestrator.memory import return_large_blocks
 from orchestrator.reload import Reloader
 from orchestrator.rooms import modules_of_rooms
 from orchestrator.settings import InvalidSettings, Settings, load_settings
@@ -52,6 +52,7 @@ from orchestrator.telemetry.log import fields, service_log
 from worker.environment import guide_to
 
 CLOSE_CONNECTIONS_S = 0.5
+_M_MMAP_THRESHOLD = -3  # malloc.h
 OPEN_WITHIN_S = 3.0
 """Longest time that a process waits for its instances before it takes its part of a shared port's
 connections, in seconds: until it can serve them, the others do."""
@@ -237,6 +238,15 @@ async def _join_port(
     where = fields(host=settings.host, port=settings.port)
     service_log.info("listening, as one of several processes", extra=where)
     return 0
+
+
+def return_large_blocks() -> None:
+    """Have blocks of 1 MiB and more, for large bodies and prompts, mapped one by one and unmapped
+    when they are freed. By default glibc learns from the first one to serve blocks up to 32 MiB
+    from heaps, which keep them. No effect without glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile | None:

@@ -20,7 +20,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.rate_limits import Limiter, Standing
@@ -57,14 +57,6 @@ class Core:
     """The file of durable tasks; a room may keep its own files next to it."""
     is_simulated: bool
     """Whether instances are simulated: there is no Triton to ask."""
-
-
-class PlainModel(NamedTuple):
-    """A model of a room, as KServe's API describes it: tensors' types by their names."""
-
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    is_ready: bool
 
 
 class Host(Protocol):
@@ -161,10 +153,6 @@ class Extension:
         """Fields to add to the description of the instance at ``address``; ``briefly``: as the
         overview shows them."""
         return {}
-
-    def plain_model(self, name: str) -> PlainModel | None:
-        """The room's model of that name; None if it has none."""
-        return None
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────
 

@@ -128,7 +128,7 @@ def build_runner(
     app[LARGE_BODIES] = LargeBodies()
     app[catalog.CATALOGS] = catalog.Catalogs(state_dir, catalog.Verifications(state_dir))
     app[ELSEWHERE] = Elsewhere()
-    app[openapi.DOCUMENT] = {}
+    app[openapi.DOCUMENT] = openapi.Document()
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     for room in orchestrator.rooms:

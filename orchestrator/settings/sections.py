@@ -105,7 +105,7 @@ class HttpSettings(Section):
     """Most open connections, fewer if open files are limited; three quarters from one address, the
     last 16 for health checks and operators."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
-    """A connection is closed after this long without a request, or without reading anything."""
+    """A connection is closed after this long without a request."""
     strict_fields: bool = False
     """Whether OpenAI, Anthropic and KServe routes refuse unknown fields instead of naming them in
     ``x-tidegate-ignored``. Other routes always refuse them."""

@@ -99,7 +99,6 @@ class Client:
             ("/v1/chat/completions", good | {"messages": [{"role": PLANTED, "content": STORY}]}),
             ("/v1/chat/completions", endless | {"deadline_ms": 12}),
             ("/v1/messages", {"model": "demo", "messages": PLANTED}),
-            ("/v2/models/demo/infer", {"inputs": [{"name": PLANTED}]}),
             ("/v2/tasks", {"prompt": STORY, "tenant": PLANTED}),
             ("/v2/tasks", {"prompt": STORY, PLANTED: 1}),
             (f"/v1/{PLANTED}", good),

@@ -233,6 +233,7 @@ HOMES: Final = {
     "KEEP_OUTCOMES_S": "orchestrator.tasks.journal.store",
     "KEPT_TASKS": "orchestrator.build",
     "LEASE_S": "orchestrator.state.connection",
+    "LINGER_S": "orchestrator.instances.discovery",
     "LOOK_EVERY_S": "orchestrator.instances.discovery",
     "MAX_BYTES": "orchestrator.admission.images",
     "MAX_COUNT": "orchestrator.admission.images",

@@ -1,5 +1,7 @@
 """The orchestrator by the rules that ``deadline-conformance`` holds any server to."""
 
+import pytest
+
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.support.fake_worker import MODEL, Plan
 from tools.conformance.rules import Verdict
@@ -13,6 +15,7 @@ SMALL = Effort(rounds=1, wave_s=0.06, least_deadline_s=0.1, streams=8, patience=
 GROUPS = ["expiry", "partial", "hangup"]
 
 
+@pytest.mark.slow
 async def test_no_rule_is_broken(make_service: MakeService, make_worker: MakeWorker) -> None:
     """But for those of overload: what a fake worker tells of its pace is not what it takes."""
     worker = await make_worker(max_running=4)

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from orchestrator.api.http.connection import Connection
-from orchestrator.api.http.hang_ups import VANISHED_S
+from orchestrator.api.http.connection import VANISHED_S, Connection
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.dispatch.test_moving import begin_text
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, run, speak, text_of

@@ -11,7 +11,7 @@ from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 
 DRAIN_MS = "tidegate_graceful_shutdown_duration_ms"
-SOON_S = 0.8
+SOON_S = 0.2
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from orchestrator.rooms import modules_of_rooms
-from orchestrator.telemetry.metrics import Declared
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import FakeWorker
 from tools.metrics_page import declared, page
@@ -74,8 +73,3 @@ async def test_what_is_declared_is_what_is_exposed(
         assert (family.type, family.documentation) == (metric.type, metric.text)
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(metric.labels), metric.name
-
-
-async def test_a_metric_more_makes_the_page_stale() -> None:
-    more = Declared("gauge", "tidegate_new", "ms", "Something new", ("instance",))
-    assert page([*await declared(), more]) != CURRENT

@@ -1,7 +1,6 @@
 """Settings are read once, and a bad value says which one it is."""
 
 import asyncio
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from orchestrator.settings import InvalidSettings, load_settings, whole_settings
 from orchestrator.sharing import Sharing
 from orchestrator.tasks.journal.file import JournalError
 from worker.environment import names_of
-from worker.settings import read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -73,15 +71,12 @@ def test_instances_are_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> No
     ("name", "value"),
     [
         ("PORT", "eighty"),
-        ("PORT", "70000"),
         ("INSTANCES", "localhost"),
-        ("INSTANCES", "localhost:0"),
+        ("INSTANCES", "http://localhost:8001"),
         ("INSTANCES", "a:1,a:1"),
-        ("INSTANCES", ""),
         ("DEADLINES__DEFAULT_S", "-1"),
         ("QUEUE__MAX_WAITING", "-2"),
         ("TOKEN", "two words"),
-        ("TELEMETRY__LOG_LEVEL", "loud"),
         ("LANES__PER_INSTANCE", "11"),
         ("LIMITS__EACH_KEY__CONCURRENT", "few"),
     ],
@@ -90,12 +85,6 @@ def test_a_bad_value_fails_by_name(monkeypatch: pytest.MonkeyPatch, name: str, v
     monkeypatch.setenv(f"TIDEGATE_{name}", value)
     with pytest.raises(InvalidSettings, match=f"TIDEGATE_{name}"):
         load_settings()
-
-
-@pytest.mark.parametrize("address", ["http://localhost:8001", "grpc://a:1", "a/b:1", "a:1/"])
-def test_an_instance_is_no_url(address: str) -> None:
-    with pytest.raises(InvalidSettings, match=r"without a scheme|no kind of instance"):
-        load_settings(instances=address)
 
 
 def test_or12_off_loopback_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,22 +107,6 @@ def test_a_file_with_an_unknown_setting_or_no_toml(elsewhere: Path) -> None:
         load_settings()
     (elsewhere / "tidegate.toml").write_text("port = = 1\n")
     with pytest.raises(InvalidSettings, match=r"tidegate\.toml"):
-        load_settings()
-
-
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("TIDEGATE_TOKN", "TIDEGATE_TOKEN"),
-        ("TIDEGATE_CONFG", "TIDEGATE_CONFIG"),
-        ("TIDEGATE_QUEUE__MAX_WATING", "TIDEGATE_QUEUE__MAX_WAITING"),
-    ],
-)
-def test_a_variable_that_nobody_reads_is_refused_with_the_nearest_name(
-    monkeypatch: pytest.MonkeyPatch, name: str, near: str
-) -> None:
-    monkeypatch.setenv(name, "x")
-    with pytest.raises(InvalidSettings, match=f"{name}: not a setting; did you mean {near}"):
         load_settings()
 
 
@@ -168,24 +141,6 @@ def test_what_others_read_and_kubernetes_adds_is_no_mistake(
     ):
         monkeypatch.setenv(name, "x")
     load_settings()
-
-
-def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_CONFIG", "/nope")
-    with pytest.raises(InvalidSettings, match="TIDEGATE_CONFIG: there is no file /nope"):
-        load_settings()
-
-
-def test_the_digest_of_nothing_is_no_key() -> None:
-    digest = hashlib.sha256(b"").hexdigest().upper()
-    with pytest.raises(InvalidSettings, match="empty token"):
-        load_settings(keys={"web": {"token_sha256": digest}})
-
-
-def test_a_worker_refuses_a_variable_that_it_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_WORKER__MAX_RUNING", "4")
-    with pytest.raises(ValueError, match=r"MAX_RUNING: not a setting; did you mean .*_MAX_RUNNING"):
-        read_settings()
 
 
 def test_no_setting_is_taken_for_one_of_a_worker() -> None:

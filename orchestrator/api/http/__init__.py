@@ -1,7 +1,7 @@
 """Parts that every dialect uses.
 
-A connection: ``connection`` makes and is one, with ``accepting`` (how many, as open files allow)
-and ``hang_ups`` (hung up, or only done sending).
+A connection: ``connection`` makes and is one, and notices hang-ups; ``accepting`` bounds how many
+there are, by open files and address.
 
 A request: ``context`` (its facts), ``browsers`` (which web pages may ask), ``body`` (read within
 bounds, large ones on a thread), ``decode`` (JSON to a type; ``ignored``: unknown fields),

@@ -1,16 +1,18 @@
-"""The server, and its clients' connections: bounds how long a head may take, notices hang-ups and
-idle readers, and lets aiohttp answer nothing itself.
+"""The server, and its clients' connections: bounds how long a head may take, notices hang-ups, and
+lets aiohttp answer nothing itself.
 
 aiohttp allows a connection an hour of silence, and buffers input after a running request, which
 hides an end of input.
 """
 
 import asyncio
+import select
+import socket
 from collections.abc import Awaitable, Callable
-from functools import partial
+from contextlib import suppress
 from typing import Any, Final
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -19,15 +21,6 @@ from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.accepting import ConnectionLimit
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
-from orchestrator.api.http.event_stream import STREAM
-from orchestrator.api.http.hang_ups import (
-    CAN_WATCH,
-    HangUps,
-    Losses,
-    Prober,
-    notice_vanished,
-    unacknowledged_bytes,
-)
 from orchestrator.api.http.responses import Unhandled
 from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
 from orchestrator.telemetry.log import fields, service_log
@@ -38,40 +31,92 @@ HEADER_TIMEOUT_S: Final = 20.0
 """Seconds that a client may take to send a request's head, from its first byte on."""
 RESERVED_HEADER_TIMEOUT_S: Final = 2.0
 """Seconds for a head at the last connections, which are kept for operators."""
+HANG_UP_S: Final = 0.005
+"""Seconds from the end of a client's input until its connection is dropped: what needs no wait,
+such as a health check, is answered by then."""
 _EXPECTED = "100-continue"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""The one interim response that every client of HTTP/1.1 accepts, asked for or not."""
 _NO_ROOM = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
 )
 """Answer to a client that has sent no request yet, so that its dialect is unknown."""
 
+VANISHED_S = 30
+"""Time within which a client that vanishes with its machine or network, or reads nothing of what
+waits for it, is noticed."""
+_PROBE_AFTER_S = 15
+_PROBE_EVERY_S = 5
+
+CAN_WATCH = hasattr(select, "epoll")
+"""Whether sockets can be watched without reading them: on Linux only. Elsewhere an end of input
+goes unnoticed while nothing is read."""
+
+
+def notice_vanished(client: socket.socket) -> None:
+    """Make the kernel probe a silent client, and drop one that takes or acknowledges nothing.
+    Otherwise its work would continue until its deadline, and sending for a quarter of an hour."""
+    options = {
+        "TCP_KEEPIDLE": _PROBE_AFTER_S,
+        "TCP_KEEPINTVL": _PROBE_EVERY_S,
+        "TCP_USER_TIMEOUT": 1000 * VANISHED_S,
+    }
+    with suppress(OSError):  # not a TCP socket, or closed already
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class HangUps:
+    """Asks the kernel for the end of a client's input while asyncio does not read."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: dict[int, Callable[[], None]] = {}
+        self._epoll = select.epoll()
+        loop.add_reader(self._epoll.fileno(), self._look)
+
+    def watch(self, fd: int, call: Callable[[], None]) -> None:
+        """Call ``call`` once, at the end of the peer's input; the last call counts."""
+        if fd not in self._calls:
+            self._epoll.register(fd, select.EPOLLRDHUP)
+        self._calls[fd] = call
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching a socket, before it is closed; no effect on one that is not watched."""
+        if self._calls.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        if not self._epoll.closed:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+
+    def _look(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            call = self._calls.get(fd)
+            self.unwatch(fd)
+            if call is not None:
+                call()
+
 
 class Connection(RequestHandler):
-    """One client's connection. Closed if a request's head takes too long, or if the client reads
-    nothing for the idle timeout. A client that only ends its side after a whole request still gets
-    its answer; see ``hang_ups``."""
+    """One client's connection. Closed if a request's head takes too long. A client that ends its
+    side has hung up (WP-1); one that reads nothing is dropped by the kernel."""
 
     def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
-        self._settings = server.settings
         self._limit = server.limit
         self._unhandled = server.unhandled
         self._hang_ups = server.hang_ups
-        self._losses = server.losses
         self._address: str | None = None
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
         self._payload: StreamReader = EMPTY_PAYLOAD
         """Body of the last request whose head has come."""
         self._in_head = False
         """Whether the last bytes belong to a request whose head is still incomplete."""
-        self._discards = False
-        """Whether input is dropped, because more came behind a running request than is kept."""
-        self._prober: Prober | None = None
-        """Whether the client's input has ended."""
+        self._is_hung_up = False
         self.is_reserved = False
         """Whether this is one of the last few connections, for probes and operators only."""
 
@@ -111,37 +156,7 @@ class Connection(RequestHandler):
                 return
         self.drop()
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._write_timer is None:
-            self._watch_writing()
-
-    def _watch_writing(self) -> None:
-        """Drop a client that reads nothing for as long as an idle connection may stand."""
-        timeout_s = self._settings.idle_timeout_s
-        held = self._unsent_bytes()
-
-        def look() -> None:
-            self._write_timer = None
-            if self._unsent_bytes() < held:
-                self._watch_writing()
-            else:
-                self.drop()
-
-        self._write_timer = self._loop.call_later(timeout_s, look)
-
-    def _unsent_bytes(self) -> int:
-        assert self.transport is not None
-        ours: int = self.transport.get_write_buffer_size()
-        return ours + unacknowledged_bytes(self._fd)
-
-    def resume_writing(self) -> None:
-        self._stop_write_timer()
-        super().resume_writing()
-
     def data_received(self, data: bytes) -> None:
-        if self._discards:
-            return
         # The last byte that is not a line end, and everything after it, are parsed separately: a
         # request that ends with them is whole, and no other one has begun.
         last = max(0, len(data.rstrip(b"\r\n")) - 1)
@@ -153,7 +168,8 @@ class Connection(RequestHandler):
             self._in_head = True
         is_first = len(self._messages) + self.is_serving < 2
         if (self._reading_paused and not is_first) or (self._buffer_paused and self._upgraded):
-            self._discard_input()  # no handler is about to read it
+            self.drop()  # no handler is about to read it, and it would hide the end of input
+            return
         if self.is_reserved:
             self._limit.heard(self)
         if not self._is_idle:  # a request has come
@@ -183,94 +199,46 @@ class Connection(RequestHandler):
         self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for one
-        """Whether to keep the connection open, so that an answer can be sent."""
-        return not self._is_idle and self._payload.is_eof() and self._ask_on()
-
-    def _ask_on(self) -> bool:
-        """Start asking the client whether it is still there; False when there is no way to."""
-        if self._hang_ups is None or self.transport is None:
+        """Whether to keep the connection open, for what can be answered at once."""
+        if self._is_idle or not self._payload.is_eof():
             return False
-        if self._prober is None:
-            self._prober = Prober(self, self.transport, self._fd)
-        self._hang_ups.watch(self._fd, self.gone, end_of_input=False)
+        self._hang_up()
         return True
 
-    def probe(self) -> bool:
-        request, transport = self._current_request, self.transport
-        if self._is_idle or transport is None:
-            self.gone()  # it has all its answers
-            return False
-        if request is None:  # a request is about to begin, or to end
-            return False
-        if request.writer.output_size:
-            stream = request.get(STREAM)
-            if stream is not None:
-                stream.probe()
-            return False
-        if request.version < HttpVersion11:  # such clients know of no interim responses
-            self.gone()
-            return False
-        transport.write(_CONTINUE)
-        return True
-
-    def gone(self) -> None:
-        self.drop()
-
-    @property
-    def is_answering(self) -> bool:
-        return self._current_request is None or self._current_request.writer.output_size > 0
+    def _hang_up(self) -> None:
+        self._is_hung_up = True
+        self._loop.call_later(HANG_UP_S, self.drop)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        is_last = self._close or (self._discards and not self._messages)
-        if is_last and isinstance(resp, web.StreamResponse):
+        if self._close and isinstance(resp, web.StreamResponse):
             resp.force_close()
         finished = await super().finish_response(request, resp, start_time)
         if self._in_head and not self._messages:
             self._expect_head()
-        if (self._prober is not None or self._discards) and not self._messages:
+        if self._is_hung_up and not self._messages:
             self.close()
         return finished
 
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
         if self._hang_ups is not None and self.transport is not None:
-            self._hang_ups.watch(self._fd, self._ended_unread, end_of_input=True)
+            self._hang_ups.watch(self._fd, self._hang_up)  # behind bytes that are not read yet
 
     def _resume_transport_reading(self) -> None:
-        if self._hang_ups is not None and self._prober is None:
+        if self._hang_ups is not None:
             self._hang_ups.unwatch(self._fd)
         super()._resume_transport_reading()
 
-    def _discard_input(self) -> None:
-        """Read on, but keep nothing: unread bytes would hide the end of input once they fill the
-        window. Whole requests are answered; then the connection is closed (RFC 9112, 9.3.2)."""
-        self._discards = True
-        self._in_head = False
-        if self._messages and not self._payload.is_eof():
-            self._messages.pop()
-            self._payload.set_exception(web.RequestPayloadError("discarded"))
-        self._payload = EMPTY_PAYLOAD
-        self._resume_transport_reading()
-
-    def _ended_unread(self) -> None:
-        """Handle the end of the client's input behind bytes that are not read yet."""
-        if not self._ask_on():
-            self.drop()
-
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
-        self._stop_write_timer()
-        if self._prober is not None:
-            self._prober.stop()
         if self._hang_ups is not None:
             self._hang_ups.unwatch(self._fd)
         if self._address is not None:
             self._limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
-        # Until then the handler writes to a closing transport.
-        self._losses.add(partial(super().connection_lost, exc))
+        super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -315,11 +283,6 @@ class Connection(RequestHandler):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-
 
 class Runner(web.AppRunner):
     """An application's runner whose connections are ``Connection`` objects."""
@@ -340,10 +303,8 @@ class _Server(web.Server):
             handler_cancellation=made.handler_cancellation,
             **made._kwargs,
         )
-        self.settings = config.http
         self.unhandled = unhandled
         self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
-        self.losses = Losses(self._loop)
         self.limit = ConnectionLimit(config.http.max_connections)
         self._browsers = Browsers(config.http)
 

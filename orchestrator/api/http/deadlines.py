@@ -1,48 +1,22 @@
 """A client's deadlines: read in every spelling, converted once to the monotonic clock (DL-1, DL-2).
 
-For the whole request; the earliest of all wins, and the answer names it (DL-20):
+The earliest of those for the whole request wins, and the answer names it (DL-20); of those for a
+part of the answer (DL-14), none of which is negative, the smallest. Relative ones count from the
+arrival of the request's head. docs/api.md and docs/gateways.md have the tables of all spellings.
 
-==================================  ===========================================  ===========
-``X-Deadline``                      RFC 3339 with offset, or epoch milliseconds  absolute
-``grpc-timeout``                    1 to 8 digits and one of ``H M S m u n``     relative
-``X-Timeout-Ms``                    milliseconds                                 relative
-``deadline_ms``                     milliseconds, in the body                    relative
-``x-request-timeout-seconds``       seconds                                      relative
-``x-litellm-timeout``               seconds; LiteLLM's                           relative
-``x-request-timeout``               seconds, or a Go duration (``1m30s``)        relative
-``Request-Timeout``                 seconds, or a Go duration                    relative
-``x-envoy-expected-rq-timeout-ms``  milliseconds; Envoy's                        a bound
-``x-stainless-read-timeout``        seconds; the Python SDKs'                    a bound
-``x-stainless-timeout``             seconds; the other SDKs'                     a bound
-==================================  ===========================================  ===========
-
-A bound says how long a proxy or SDK waits for this exchange. It makes a deadline earlier and never
-later, and is ignored for a task that outlives its connection. The last two say how long an SDK
+A bound says how long a proxy or SDK waits for this exchange: it makes a deadline earlier and never
+later, and is ignored for a task that outlives its connection. ``x-stainless-…`` say how long an SDK
 waits for an answer in one piece, or between two pieces of one: they count for the former only.
 ``x-request-timeout`` has no standard: without a unit it means seconds, and more than 3600 are
-ignored as probable milliseconds.
-
-For parts of the answer (DL-14), none negative; the smallest of all wins:
-
-========================================  =======================  ============  ================
-``first_token_ms``                        milliseconds             in the body   ends the request
-``X-First-Token-Timeout-Ms``              milliseconds                           ends the request
-``x-llm-d-inference-ttl``                 Go duration (``1m30s``)  llm-d's       ends the request
-``x-llm-d-slo-ttft-ms``, ``x-slo-…``      milliseconds             llm-d's       a target
-``x-dynamo-slo-ttft-ms``, ``…-meta-…``    milliseconds             Dynamo's      a target
-``token_gap_ms``                          milliseconds             in the body   a target
-``x-llm-d-slo-tpot-ms``, ``x-slo-…``      milliseconds             llm-d's       a target
-========================================  =======================  ============  ================
-
-llm-d's router bounds the wait in its queue by ``x-llm-d-inference-ttl``: what has begun continues.
+ignored as probable milliseconds. llm-d's router bounds the wait in its queue by
+``x-llm-d-inference-ttl``: what has begun continues.
 
 A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
 target, the request ends there; a target that is missed stops nothing.
 
-Relative ones count from the arrival of the request's head. What cannot be read of ``X-…``,
-``grpc-timeout`` and the body, which clients write themselves, is an error. What gateways and SDKs
-add never refuses a request: 0 states nothing, unreadable values are ignored and named
-(``ignored``). Values that a proxy joined with commas all count.
+What cannot be read of ``X-…``, ``grpc-timeout`` and the body, which clients write themselves, is an
+error. What gateways and SDKs add never refuses a request: 0 states nothing, unreadable values are
+ignored and named (``ignored``). Values that a proxy joined with commas all count.
 """
 
 import math
@@ -178,13 +152,13 @@ def read_parts(
                 yield 1000 * limit.budget_s
 
     timeouts = [
-        *_positive_ms("first_token_ms", body.first_token_ms),
+        *filter(None, [body.first_token_ms]),
         *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
         *of_others(1.0, _go_duration_s, "x-llm-d-inference-ttl"),
     ]
     targets = list(of_others(1e-3, _amount, *TTFT_TARGETS))
     gaps = [
-        *_positive_ms("token_gap_ms", body.token_gap_ms),
+        *filter(None, [body.token_gap_ms]),
         *of_others(1e-3, _amount, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
     ]
     if not (timeouts or targets or gaps):
@@ -202,14 +176,6 @@ def _positive_headers_ms(headers: Headers, name: str) -> Iterator[float]:
         if stated <= 0:
             raise _unreadable(name, value, "milliseconds above 0, such as 500")
         yield stated
-
-
-def _positive_ms(field: str, value: float | None) -> Iterator[float]:
-    if value is None:
-        return
-    if not value > 0:
-        raise InvalidRequest(f"{field} must be milliseconds above 0, got {value:g}", field=field)
-    yield value
 
 
 def _budgets(headers: Headers, arrival: Instant) -> Iterator[_Limit]:

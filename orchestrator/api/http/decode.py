@@ -175,8 +175,9 @@ def mapped(kind: Any, change: Callable[[Any], Any]) -> Any:
     return origin[inner]
 
 
-def redefined(field: msgspec.structs.FieldInfo, kind: Any, default: object) -> Any:
+def _redefined(field: msgspec.structs.FieldInfo, kind: Any) -> Any:
     """A field with a new type, as ``msgspec.defstruct`` takes it: name, type, and the rest."""
+    default = None if isinstance(field.default, msgspec.Raw) else field.default
     made = (
         msgspec.field(name=field.encode_name, default_factory=field.default_factory)
         if field.default_factory is not msgspec.NODEFAULT
@@ -186,26 +187,32 @@ def redefined(field: msgspec.structs.FieldInfo, kind: Any, default: object) -> A
 
 
 @cache
-def with_unknown_fields(kind: Any, *, forbidden: bool) -> Any:
-    """``kind`` with unknown fields ``forbidden`` or allowed in it and in all its inner messages."""
-    return mapped(kind, lambda leaf: _changed(leaf, forbidden) if _is_message(leaf) else leaf)
+def with_unknown_fields(kind: Any, *, forbidden: bool | None, is_told: bool = False) -> Any:
+    """``kind`` with unknown fields ``forbidden`` or allowed (None: as it is) in it and in all its
+    inner messages. ``is_told``: with raw JSON as Any, so that msgspec can describe it."""
 
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct):
+            return _changed(leaf, forbidden, is_told)
+        return Any if is_told and leaf is msgspec.Raw else leaf
 
-def _is_message(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return mapped(kind, change)
 
 
 @cache
-def _changed(message: type[msgspec.Struct], forbidden: bool) -> type[msgspec.Struct]:
+def _changed(
+    message: type[msgspec.Struct], forbidden: bool | None, is_told: bool
+) -> type[msgspec.Struct]:
     """A subclass of ``message`` for the new rule, so that it can be used in its place."""
-    if getattr(message, "has_fields_of_ours", False):
-        return message
-    fields = [
-        redefined(field, kind, field.default)
-        for field in msgspec.structs.fields(message)
-        if (kind := with_unknown_fields(field.type, forbidden=forbidden)) != field.type
-    ]
-    if not fields and message.__struct_config__.forbid_unknown_fields is forbidden:
+    fields = []
+    for field in msgspec.structs.fields(message):
+        kind = with_unknown_fields(field.type, forbidden=forbidden, is_told=is_told)
+        if kind != field.type:
+            fields.append(_redefined(field, kind))
+    now = message.__struct_config__.forbid_unknown_fields
+    if forbidden is None or getattr(message, "has_fields_of_ours", False):
+        forbidden = now
+    if not fields and now is forbidden:
         return message
     return msgspec.defstruct(
         message.__name__,

@@ -120,11 +120,6 @@ class EventStream:
         else:
             self.dropped += 1
 
-    def probe(self) -> None:
-        """Write a comment, unless all has left, or the client is behind: unread data probes too."""
-        if self._direct and not self._finished:
-            self.send(KEEP_ALIVE)
-
     def finish(self, data: bytes = b"") -> None:
         self.send(data)
         self._finished = True
@@ -167,7 +162,6 @@ class EventStream:
             raise ConnectionResetError("the client is gone")
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._transport = transport
-        self._request[STREAM] = self
         socket = transport.get_extra_info("socket")
         if socket is not None:
             socket.setsockopt(SOL_SOCKET, SO_SNDBUF, KERNEL_BYTES)
@@ -249,7 +243,3 @@ class EventStream:
 
 def _nothing() -> None:
     pass
-
-
-STREAM = web.RequestKey("stream", EventStream)
-"""The stream that a request is being answered with."""

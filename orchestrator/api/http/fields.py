@@ -1,9 +1,8 @@
 """Fields of a body about a generation that mean the same in every dialect (OR-2, DL-1)."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, MutableSequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -65,7 +64,14 @@ _MAX_LOOKED_AT = 256
 """Most bytes that are decoded of a field of which only some values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """Names that are safe in headers, logs and metrics; the same as for correlation ids."""
-_CAPABILITY = re.compile(r"\d{1,3}\.\d{1,3}", re.ASCII)
+_CAPABILITY = r"^([0-9]{1,3}\.[0-9]{1,3})?$"
+"""A version such as 9.0."""
+_AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Names = Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_INSTANCE_CHARS)]],
+    msgspec.Meta(max_length=MAX_INSTANCES),
+]
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,10}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
@@ -80,10 +86,10 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has_fields_of_ours: ClassVar[bool] = True
 
     mode: PlacementMode = PlacementMode.AUTO
-    instances: list[str] = []
-    quantization: list[str] = []
-    min_vram_gib: float = 0.0
-    min_compute_capability: str = ""
+    instances: _Names = []
+    quantization: _Names = []
+    min_vram_gib: Annotated[float, msgspec.Meta(ge=0, lt=2**20)] = 0.0
+    min_compute_capability: Annotated[str, msgspec.Meta(pattern=_CAPABILITY)] = ""
     capabilities: list[Feature] = []
 
 
@@ -128,8 +134,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     logit_bias: msgspec.Raw = NULL
 
     deadline_ms: float | None = None
-    first_token_ms: float | None = None
-    token_gap_ms: float | None = None
+    first_token_ms: _AboveZero | None = None
+    token_gap_ms: _AboveZero | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     priority: Priority | int | None = None
@@ -137,11 +143,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     session_id: str | None = None
     idle_keep_s: float | None = None
     calls_left: int | None = None
-    max_run_tokens: int | None = None
-    max_run_cost: float | None = None
+    max_run_tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    max_run_cost: _AboveZero | None = None
     tell_time: bool | None = None
-    wind_down: float | None = None
-    tools_until: float | None = None
+    wind_down: _Share | None = None
+    tools_until: _Share | None = None
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
@@ -278,8 +284,8 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         tenant=_tenant(request.headers, body.tenant, context),
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
-        max_run_tokens=int(_above_zero("max_run_tokens", body.max_run_tokens)),
-        max_run_cost=_above_zero("max_run_cost", body.max_run_cost),
+        max_run_tokens=body.max_run_tokens or 0,
+        max_run_cost=body.max_run_cost or 0.0,
         tell_time=_tell_time(body, context),
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].idle_keep_s, session_id),
@@ -380,20 +386,8 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
     return stated
 
 
-def _above_zero(field: str, stated: float | None) -> float:
-    if stated is not None and not 0 < stated < math.inf:
-        raise InvalidRequest(f"{field} must be above 0, got {stated}", field=field)
-    return stated or 0
-
-
 def _tell_time(body: GenerationRequest, context: Context) -> TellTime | None:
     """How the model is told of the time that is left: as the body says, or by default the key."""
-    for field in ("wind_down", "tools_until"):
-        share = getattr(body, field)
-        if share is not None and not 0 <= share <= 1:
-            raise InvalidRequest(
-                f"{field} must be a share of the time from 0 to 1, got {share:g}", field=field
-            )
     is_asked = body.tell_time or body.wind_down is not None or body.tools_until is not None
     if body.tell_time is False or not (is_asked or context.key.tells_time):
         return None
@@ -474,40 +468,16 @@ def _placement(body: PlacementBody) -> PlacementConstraint:
             "placement.instances needs a placement.mode: pin, prefer or avoid",
             field="placement.mode",
         )
-    if body.mode is not PlacementMode.AUTO and not 0 < len(body.instances) <= MAX_INSTANCES:
+    if body.mode is not PlacementMode.AUTO and not body.instances:
         raise InvalidRequest(
             f"placement.mode {body.mode} needs 1 to {MAX_INSTANCES} placement.instances",
             field="placement.instances",
-        )
-    if any(not 0 < len(name) <= MAX_INSTANCE_CHARS for name in body.instances):
-        raise InvalidRequest(
-            f"each of placement.instances must have 1 to {MAX_INSTANCE_CHARS} characters",
-            field="placement.instances",
-        )
-    if len(body.quantization) > MAX_INSTANCES or any(
-        not 0 < len(name) <= MAX_INSTANCE_CHARS for name in body.quantization
-    ):
-        raise InvalidRequest(
-            f"placement.quantization must have at most {MAX_INSTANCES} names of 1 to "
-            f"{MAX_INSTANCE_CHARS} characters",
-            field="placement.quantization",
-        )
-    if not 0 <= body.min_vram_gib < 2**20:
-        raise InvalidRequest(
-            f"placement.min_vram_gib must be 0 or more, got {body.min_vram_gib:g}",
-            field="placement.min_vram_gib",
-        )
-    capability = body.min_compute_capability
-    if capability and not _CAPABILITY.fullmatch(capability):
-        raise InvalidRequest(
-            "placement.min_compute_capability must be a version such as 9.0",
-            field="placement.min_compute_capability",
         )
     return PlacementConstraint(
         body.mode,
         tuple(body.instances),
         quantization=tuple(body.quantization),
         vram_bytes=int(body.min_vram_gib * 2**30),
-        compute_capability=read_capability(capability),
+        compute_capability=read_capability(body.min_compute_capability),
         capabilities=frozenset(body.capabilities),
     )

@@ -8,7 +8,6 @@ from orchestrator.api.config import VERSION
 from orchestrator.api.http.context import HEALTH, ORCHESTRATOR, served_name
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import NotFound
-from orchestrator.extension import PlainModel
 from orchestrator.prompts.encoder import PromptEncoder
 from protocol import tensors as names
 
@@ -67,42 +66,25 @@ async def ready(request: web.Request) -> web.Response:
 
 async def model(request: web.Request) -> web.Response:
     """Show a model's tensors."""
-    of_room = _model_of_room(request)
     return json_response(
         {
-            "name": request.match_info["model"] if of_room else model_of(request).name,
+            "name": model_of(request).name,
             "versions": [MODEL_VERSION],
             "platform": "python",
-            "inputs": _described(of_room.inputs if of_room else INPUTS),
-            "outputs": _described(of_room.outputs if of_room else OUTPUTS),
+            "inputs": _described(INPUTS),
+            "outputs": _described(OUTPUTS),
         }
     )
 
 
 async def model_ready(request: web.Request) -> web.Response:
     """Check that an instance of the model takes work; 503 while none does."""
-    orchestrator = request.app[ORCHESTRATOR]
-    if (of_room := _model_of_room(request)) is not None:
-        return web.Response(status=200 if of_room.is_ready else 503)
     card = model_of(request).card
     is_ready = any(
         instance.ready and instance.card is not None and instance.card.model == card.model
-        for instance in orchestrator.registry
+        for instance in request.app[ORCHESTRATOR].registry
     )
     return web.Response(status=200 if is_ready else 503)
-
-
-def _model_of_room(request: web.Request) -> PlainModel | None:
-    """The optional room's model that the path names; None where it names a model of text."""
-    orchestrator, match = request.app[ORCHESTRATOR], request.match_info
-    name = match["model"]
-    if (
-        match.get("version", MODEL_VERSION) != MODEL_VERSION
-        or name in orchestrator.models.by_name()
-    ):
-        return None
-    found = (room.plain_model(name) for room in orchestrator.rooms)
-    return next((model for model in found if model is not None), None)
 
 
 def routes() -> list[web.RouteDef]:

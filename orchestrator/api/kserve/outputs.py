@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.responses import task_fields
-from orchestrator.api.kserve.metadata import MODEL_VERSION, OUTPUTS
+from orchestrator.api.kserve.metadata import MODEL_VERSION
 from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.errors import TidegateError
 from orchestrator.prompts.encoder import PromptEncoder
@@ -72,15 +72,6 @@ class Outputs:
             }
             for one, (logprob, rank) in ranked.items()
         }
-
-
-def as_tensors(outputs: dict[str, object], wanted: Sequence[str]) -> list[dict[str, object]]:
-    """Outputs as the tensors of ``infer``: those ``wanted``, or all if that is empty."""
-    return [
-        {"name": name, "datatype": OUTPUTS[name], "shape": [1], "data": [value]}
-        for name, value in outputs.items()
-        if not wanted or name in wanted
-    ]
 
 
 _encode = msgspec.json.Encoder().encode

@@ -1,4 +1,4 @@
-"""``generate``, ``generate_stream`` and ``infer``, as a plain Triton serves them."""
+"""``generate`` and ``generate_stream``, as a plain Triton serves them."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,8 +18,8 @@ from orchestrator.api.http.responses import (
     whole_answer,
 )
 from orchestrator.api.kserve.metadata import model_of, paths
-from orchestrator.api.kserve.outputs import Outputs, PieceEvents, as_tensors
-from orchestrator.api.kserve.types import GenerateRequest, InferRequest, read_stated
+from orchestrator.api.kserve.outputs import Outputs, PieceEvents
+from orchestrator.api.kserve.types import GenerateRequest, read_stated
 from orchestrator.errors import InvalidRequest
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
@@ -27,7 +27,6 @@ from orchestrator.tasks.task import Task
 from protocol import tensors as names
 
 _generate_reader = Reader(GenerateRequest)
-_infer_reader = Reader(InferRequest)
 
 
 class ParsedInference(NamedTuple):
@@ -37,8 +36,6 @@ class ParsedInference(NamedTuple):
     prepended: str
     """Text that precedes the answer's own."""
     is_streamed: bool
-    wanted: tuple[str, ...] = ()
-    """Names of the outputs that are wanted; empty for all."""
 
 
 async def generate(request: web.Request) -> web.Response:
@@ -66,26 +63,10 @@ async def generate_stream(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def infer(request: web.Request) -> web.Response:
-    """Generate a whole answer, by tensor."""
-    encoder = model_of(request)
-
-    def parse(body: InferRequest) -> ParsedInference:
-        wanted = tuple(output.name for output in body.outputs or ())
-        return _parse(request, body.fields(), encoder)._replace(wanted=wanted)
-
-    parsed = await read_body(request, _infer_reader, parse)
-    _refuse_stream(parsed)
-    task, outputs = await _answer(request, parsed)
-    tensors = as_tensors(outputs, parsed.wanted)
-    return _respond(request, task, parsed.outputs.head(task) | {"outputs": tensors})
-
-
 def routes() -> list[web.RouteDef]:
     return [
         *(web.post(path, generate) for path in paths("/generate")),
         *(web.post(path, generate_stream) for path in paths("/generate_stream")),
-        *(web.post(path, infer) for path in paths("/infer")),
     ]
 
 

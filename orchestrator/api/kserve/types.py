@@ -1,4 +1,4 @@
-"""Bodies of the plain contract: by field (``generate``) or by tensor (``infer``).
+"""Bodies of the plain contract.
 
 Sampling is stated in ``sampling_parameters``, a JSON object in a string, or, without it, in
 ``parameters``; numbers may be strings there. Deadlines count anywhere, and the earliest wins
@@ -14,7 +14,6 @@ import msgspec
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.grammars import GrammarRequest
-from orchestrator.api.kserve.metadata import INPUTS, OUTPUTS
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Prompt
 from protocol import excerpt
@@ -60,62 +59,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     return_num_output_tokens: bool = False
     id: RequestId = ""
     parameters: msgspec.Raw = NULL
-
-
-class InputTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One input tensor of ``infer``, in JSON."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: list[str | bool]
-    parameters: msgspec.Raw = NULL
-
-
-class OutputTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An output tensor that is asked for; answers are always JSON."""
-
-    name: str
-    parameters: msgspec.Raw = NULL
-
-
-class InferRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``POST /v2/models/{model}/infer``."""
-
-    inputs: list[InputTensor]
-    outputs: list[OutputTensor] | None = None
-    id: RequestId = ""
-    parameters: msgspec.Raw = NULL
-
-    def fields(self) -> GenerateRequest:
-        """The request in the form of ``generate``. Raises ``InvalidRequest`` for wrong tensors."""
-        values: dict[str, Any] = {}
-        for at, tensor in enumerate(self.inputs):
-            field, expected = f"inputs[{at}]", INPUTS.get(tensor.name)
-            if expected is None:
-                raise InvalidRequest(
-                    f"{field}.name: there is no input {excerpt(tensor.name)}; expected one of: "
-                    + ", ".join(INPUTS),
-                    field=f"{field}.name",
-                )
-            kind = bool if expected == "BOOL" else str
-            is_one = tensor.shape == [1] and len(tensor.data) == 1
-            if tensor.datatype != expected or not is_one or not isinstance(tensor.data[0], kind):
-                raise InvalidRequest(
-                    f"{field}: {tensor.name} must be one element of {expected}, shape [1]",
-                    field=field,
-                )
-            values[tensor.name] = tensor.data[0]
-        for at, output in enumerate(self.outputs or ()):
-            if output.name not in OUTPUTS:
-                raise InvalidRequest(
-                    f"outputs[{at}].name: there is no output {excerpt(output.name)}; expected one "
-                    "of: " + ", ".join(OUTPUTS),
-                    field=f"outputs[{at}].name",
-                )
-        if names.TEXT_INPUT not in values:
-            raise InvalidRequest(f"inputs: {names.TEXT_INPUT} is missing", field="inputs")
-        return GenerateRequest(**values, id=self.id, parameters=self.parameters)
 
 
 class StatedRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,7 +1,8 @@
 """``POST /v2/quote``: the chance that a request is in time, by deadline, before it is sent."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
@@ -16,17 +17,16 @@ from orchestrator.prediction.quotes import BROKEN, ChanceBy
 from orchestrator.tasks.job import Api, Job, Prompt
 
 MAX_HOLD_MS = 30_000.0
-_MAX_PROMPT_TOKENS = 2**31
 
 
 class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A submission to ``/v2/tasks`` that is not sent, or its outline: instead of a prompt it may
     state only how long that is (``prompt_tokens``)."""
 
-    prompt_tokens: int | None = None
+    prompt_tokens: Annotated[int, msgspec.Meta(gt=0, lt=2**31)] | None = None
     accept: float | None = None
     """Chance of the deadline to reserve; None reserves nothing."""
-    hold_ms: float = 5000.0
+    hold_ms: Annotated[float, msgspec.Meta(gt=0, le=MAX_HOLD_MS)] = 5000.0
     """How long a reservation is held for the request that uses it, in ms."""
 
 
@@ -92,10 +92,6 @@ def _read(request: web.Request, body: QuoteRequest) -> _Asked:
             " reserved deadline",
             field="accept",
         )
-    if not 0 < body.hold_ms <= MAX_HOLD_MS:
-        raise InvalidRequest(
-            f"hold_ms must be milliseconds above 0, and at most {MAX_HOLD_MS:g}", field="hold_ms"
-        )
     job = read_job_of(request, body, Api.NATIVE, keep=False)
     if request.app[ORCHESTRATOR].room_of(job) is not None:
         raise InvalidRequest(
@@ -108,11 +104,6 @@ def _read(request: web.Request, body: QuoteRequest) -> _Asked:
     if any(each is not None for each in (body.prompt, body.messages, body.prompt_token_ids)):
         raise InvalidRequest(
             "expected a prompt or prompt_tokens, its length alone, and got both",
-            field="prompt_tokens",
-        )
-    if not 0 < body.prompt_tokens < _MAX_PROMPT_TOKENS:
-        raise InvalidRequest(
-            "prompt_tokens must be a whole number above 0: the prompt's length in tokens",
             field="prompt_tokens",
         )
     return _Asked(job, None, body.prompt_tokens, body.accept, body.hold_ms)

@@ -2,8 +2,9 @@
 into.
 
 A request may state what its decoder accepts; checks that need more than a type (a number's range,
-the model's context) answer 400. Answers are objects in the dialects' own shapes, which their SDKs
-describe in full, and are not repeated here. A route that ``OPERATIONS`` lacks fails a test.
+the model's context) answer 400. Answers and errors are objects in the dialects' own shapes, which
+their SDKs describe in full, and are not repeated here. A GET that ``OPERATIONS`` lacks answers with
+JSON; any other route that it lacks fails a test.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from aiohttp import web
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import DIALECTS, Dialect
-from orchestrator.api.http.decode import mapped, redefined, with_unknown_fields
-from orchestrator.api.kserve.types import GenerateRequest, InferRequest
+from orchestrator.api.http.decode import with_unknown_fields
+from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest
@@ -47,8 +48,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")
     },
     "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
-    "GET /v1/models": PLAIN,
-    "GET /v1/models/{model}": PLAIN,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
     **{f"POST {at}/detokenize": Operation(DetokenizeRequest) for at in ("", "/v1")},
     **{f"GET {at}/tokenizer_info": Operation(parameters=("model",)) for at in ("", "/v1")},
@@ -57,19 +56,10 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
     "POST /v2/quote": Operation(QuoteRequest),
     "GET /v2/tasks": Operation(parameters=("status", "limit")),
-    "GET /v2/tasks/{task_id}": PLAIN,
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
     **{f"POST {at}/generate": Operation(GenerateRequest) for at in _MODEL},
     **{f"POST {at}/generate_stream": Operation(GenerateRequest, (EVENTS,)) for at in _MODEL},
-    **{f"POST {at}/infer": Operation(InferRequest) for at in _MODEL},
-    **{f"GET {at}": PLAIN for at in _MODEL},
-    **{f"GET {at}/ready": PLAIN for at in _MODEL},
-    "GET /v2": PLAIN,
-    "GET /v2/health/live": PLAIN,
     "GET /v2/health/ready": _PROBE,
-    "GET /v2/capabilities": PLAIN,
-    "GET /v2/instances": PLAIN,
-    "GET /v2/instances/{address}": PLAIN,
     "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
     "DELETE /v2/instances/{address}": PLAIN,
     "POST /v2/instances/{address}/drain": Operation(
@@ -93,32 +83,30 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "POST /v2/instances/{address}/reload": Operation(
         ReloadRequest, statuses=(200, 202), body_is_optional=True
     ),
-    "GET /admin/drain": PLAIN,
     "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),
     "POST /admin/undrain": PLAIN,
     "POST /admin/reload": PLAIN,
-    "GET /admin/recording": PLAIN,
-    "GET /v2/overview": PLAIN,
     "GET /v2/overview/events": Operation(gives=(EVENTS,)),
     "GET /health": _PROBE,
     "GET /health/live": _PROBE,
     "GET /health/ready": _PROBE,
     "GET /health/startup": _PROBE,
-    "GET /version": PLAIN,
     "GET /ping": _PROBE,
     "POST /ping": _PROBE,
-    "GET /load": PLAIN,
-    "GET /v1/health/live": _PROBE,
-    "GET /v1/health/ready": _PROBE,
-    "GET /v1/metadata": PLAIN,
-    "GET /v1/version": PLAIN,
     "GET /metrics": Operation(gives=(TEXT,)),
     "GET /metrics/vllm": Operation(gives=(TEXT,)),
-    "GET /openapi.json": PLAIN,
 }
 
 
-DOCUMENT = web.AppKey("openapi", dict[str, bytes])
+class Document:
+    """The encoded document, made once: types that two threads make at a time would differ."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.making = asyncio.Lock()
+
+
+DOCUMENT = web.AppKey("openapi", Document)
 EDGES = web.AppKey("edges", tuple[object, ...])
 """Modules with routes, of the dialects and of the optional rooms."""
 _REF = "#/components/schemas/{name}"
@@ -134,9 +122,10 @@ class MissingOperation(LookupError):
 async def openapi(request: web.Request) -> web.Response:
     """Show the OpenAPI document of this service."""
     kept = request.app[DOCUMENT]
-    if not kept:
-        kept["body"] = msgspec.json.encode(await asyncio.to_thread(document_of, request.app))
-    return web.Response(body=kept["body"], content_type=JSON)
+    async with kept.making:
+        if not kept.body:
+            kept.body = msgspec.json.encode(await asyncio.to_thread(document_of, request.app))
+    return web.Response(body=kept.body, content_type=JSON)
 
 
 def routes() -> list[web.RouteDef]:
@@ -152,25 +141,26 @@ def document_of(app: web.Application) -> dict[str, Any]:
     ]
     known = operations_of(app)
     for method, path, _ in found:
-        if f"{method} {path}" not in known:
+        if method != "GET" and f"{method} {path}" not in known:
             raise MissingOperation(
                 f"{method} {path} is served and not described: add it to OPERATIONS of its module"
             )
     operations = {
-        (method, path): _as_read(known[f"{method} {path}"], _dialect_of(app, path), app)
+        (method, path): _as_read(known.get(f"{method} {path}", PLAIN), _dialect_of(app, path), app)
         for method, path, _ in found
     }
-    bodies = {one.body for one in operations.values() if one.body is not None}
-    plain = _Plain()
-    refs, components = _schemas({body: plain.of(body) for body in bodies})
+    bodies = list({one.body: None for one in operations.values() if one.body is not None})
+    described, components = msgspec.json.schema_components(bodies, ref_template=_REF)
+    refs = dict(zip(bodies, described, strict=True))
     statuses = sorted({kind.status for kind in _kinds(TidegateError)} | {500})
     paths: dict[str, dict[str, Any]] = {}
+    error = {"description": "An error", "content": {JSON: {"schema": {"type": "object"}}}}
     for method, path, handler in found:
-        operation, dialect = operations[method, path], _dialect_of(app, path)
+        operation = operations[method, path]
         told = _told(operation, path, refs)
         told["summary"] = (handler.__doc__ or "").strip().partition("\n")[0]
         told["operationId"] = method.lower() + _NO_WORD.sub("_", path)
-        told["responses"] |= {str(status): _error(dialect) for status in statuses}
+        told["responses"] |= {str(status): error for status in statuses}
         told["responses"] |= _fine(operation)
         paths.setdefault(path, {})[method.lower()] = told
     return {
@@ -183,7 +173,7 @@ def document_of(app: web.Application) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": components | {"Error": {"type": "object"}},
+            "schemas": components,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -207,9 +197,12 @@ def _dialect_of(app: web.Application, path: str) -> Dialect:
 
 def _as_read(operation: Operation, dialect: Dialect, app: web.Application) -> Operation:
     """The operation, with unknown fields allowed in its body where they are ignored."""
-    if operation.body is None or app[CONFIG].http.strict_fields or not dialect.is_tolerant:
+    if operation.body is None:
         return operation
-    return operation._replace(body=with_unknown_fields(operation.body, forbidden=False))
+    passes_over = dialect.is_tolerant and not app[CONFIG].http.strict_fields
+    forbidden = False if passes_over else None
+    body = with_unknown_fields(operation.body, forbidden=forbidden, is_told=True)
+    return operation._replace(body=body)
 
 
 def _told(operation: Operation, path: str, refs: Mapping[type, Any]) -> dict[str, Any]:
@@ -247,70 +240,7 @@ def _fine(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _error(dialect: Dialect) -> dict[str, Any]:
-    """The error response of a dialect, in the shape of an example."""
-    example = dialect.error_body(TidegateError("an internal error occurred"), "an-id")
-    return {"description": "An error", "content": {JSON: {"schema": _shape_of(example)}}}
-
-
-def _shape_of(example: object) -> dict[str, Any]:
-    """The schema of objects with an example's fields; null may be anything."""
-    if isinstance(example, Mapping):
-        return {
-            "type": "object",
-            "properties": {name: _shape_of(value) for name, value in example.items()},
-            "required": [name for name, value in example.items() if value is not None],
-        }
-    kinds: Mapping[type, str] = {bool: "boolean", str: "string", int: "integer", float: "number"}
-    kind = kinds.get(type(example))
-    return {} if kind is None else {"type": kind}
-
-
-def _schemas(plain: Mapping[type, Any]) -> tuple[dict[type, Any], dict[str, Any]]:
-    refs, components = msgspec.json.schema_components(plain.values(), ref_template=_REF)
-    return dict(zip(plain, refs, strict=True)), dict(components)
-
-
 def _kinds(kind: type[TidegateError]) -> Iterable[type[TidegateError]]:
     yield kind
     for narrower in kind.__subclasses__():
         yield from _kinds(narrower)
-
-
-class _Plain:
-    """Message types in a form that msgspec can describe: raw JSON may be anything."""
-
-    def __init__(self) -> None:
-        self._made: dict[type, Any] = {}
-
-    def of(self, kind: Any) -> Any:
-        return mapped(kind, self._leaf)
-
-    def _leaf(self, kind: Any) -> Any:
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            return Any if kind is msgspec.Raw else kind
-        if kind not in self._made:
-            self._made[kind] = self._struct(kind)
-        return self._made[kind]
-
-    def _struct(self, kind: type[msgspec.Struct]) -> Any:
-        config = kind.__struct_config__
-        fields = [
-            redefined(
-                field,
-                self.of(field.type),
-                None if isinstance(field.default, msgspec.Raw) else field.default,
-            )
-            for field in msgspec.structs.fields(kind)
-        ]
-        return msgspec.defstruct(
-            kind.__name__,
-            fields,
-            module=kind.__module__,
-            namespace={"__doc__": kind.__doc__},
-            tag=config.tag,
-            tag_field=config.tag_field,
-            forbid_unknown_fields=config.forbid_unknown_fields,
-            array_like=config.array_like,
-            kw_only=True,
-        )

@@ -10,7 +10,7 @@ from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.types import read_grace_s
+from orchestrator.api.operator.types import drains, read_optional
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.recorder import Recorder
 from orchestrator.reload import Reloader
@@ -38,9 +38,9 @@ _DURATION = "graceful_shutdown_duration_ms"
 
 async def drain(request: web.Request) -> web.Response:
     """Refuse new work and let running work finish; the process stays. Shows how far it is."""
-    control = request.app[CONTROL]
-    grace_s = await read_grace_s(request, control.reloader.settings.shutdown.grace_s)
-    control.lifecycle.begin_drain(grace_s)
+    control, asked = request.app[CONTROL], await read_optional(request, drains)
+    usual_s = control.reloader.settings.shutdown.grace_s
+    control.lifecycle.begin_drain(usual_s if asked.grace_s is None else asked.grace_s)
     return json_response(await _described(request), status=202)
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
+from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.types import read_grace_s, read_registration, read_reload, read_swap
+from orchestrator.api.operator.types import drains, read_optional, registrations, reloads, swaps
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.gates import gates_of
 from orchestrator.instances.instance import Instance
@@ -55,7 +56,7 @@ async def status(request: web.Request) -> web.Response:
 
 async def register(request: web.Request) -> web.Response:
     """Register an instance for a time; repeat before it is over to keep it. Idempotent."""
-    asked = await read_registration(request)
+    asked = await read_body(request, registrations, lambda body: body)
     discovery = request.app[DISCOVERY]
     done = discovery.registered.register(asked.address, asked.ttl_s)
     await discovery.read(discovery.registered)
@@ -75,7 +76,8 @@ async def deregister(request: web.Request) -> web.Response:
 
 async def drain(request: web.Request) -> web.Response:
     """Give an instance no new work; its running jobs finish, or are moved. Idempotent."""
-    grace_s = await read_grace_s(request, math.inf)
+    asked = await read_optional(request, drains)
+    grace_s = math.inf if asked.grace_s is None else asked.grace_s
     registry, address = _named(request)
     instance = registry.cordon(address, grace_s)
     await request.app[ORCHESTRATOR].sharing.cordoned(instance.address, grace_s)
@@ -93,17 +95,17 @@ async def undrain(request: web.Request) -> web.Response:
 async def swap(request: web.Request) -> web.Response:
     """Give an instance another model: 202 while it loads, 200 if the caller waits. Idempotent.
     Raises ``SwapFailed`` for a waiting caller; others see it in ``GET /v2/instances``."""
-    asked = await read_swap(request)
-    swaps = request.app[ORCHESTRATOR].stages.swaps
-    running = swaps.start(request.match_info["address"], asked.settings, asked.grace_s)
+    asked = await read_body(request, swaps, lambda body: body)
+    settings, start = asked.for_worker(), request.app[ORCHESTRATOR].stages.swaps.start
+    running = start(request.match_info["address"], settings, asked.grace_s)
     return await _told_of(running, wait=asked.wait)
 
 
 async def reload(request: web.Request) -> web.Response:
     """Have an instance load its model again, from its files. Answers, and raises, like a swap."""
-    asked = await read_reload(request)
-    swaps = request.app[ORCHESTRATOR].stages.swaps
-    running = swaps.reload(request.match_info["address"], asked.grace_s)
+    asked = await read_optional(request, reloads)
+    load_again = request.app[ORCHESTRATOR].stages.swaps.reload
+    running = load_again(request.match_info["address"], asked.grace_s)
     return await _told_of(running, wait=asked.wait)
 
 

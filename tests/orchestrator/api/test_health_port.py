@@ -17,7 +17,7 @@ from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, Exchange
 from orchestrator.settings.sections import HealthSettings
 from tests.orchestrator.api.conftest import log_until, start_process
-from tests.orchestrator.conftest import MakeService, Service, settings_of
+from tests.orchestrator.conftest import Service, settings_of
 from tests.support.fake_worker import FakeWorker
 
 LINE = json.dumps({"/health/live": [200, '{"a":1}'], "/health/ready": [503, "{}"]}).encode() + b"\n"
@@ -105,11 +105,6 @@ def test_what_ends_a_connection(exchange: Exchange, request_bytes: bytes, status
     assert b"Connection: close" in head and exchange.is_last
 
 
-def test_an_old_client_may_keep_its_connection(exchange: Exchange) -> None:
-    ask(exchange, b"GET /health/live HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n")
-    assert not exchange.is_last
-
-
 # ── with an orchestrator behind it ───────────────────────────────────────────────────────────────
 
 
@@ -150,14 +145,6 @@ async def test_or13_the_port_says_what_the_main_port_says(service: Service) -> N
         service.parts.lifecycle.refuse_new_work()
         await until(port.port, "/health/ready", lambda s, b: (s, b["status"]) == (503, "draining"))
         await until(port.port, "/health/live", lambda s, b: s == 200)
-
-
-async def test_or13_no_instance_up_shows(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker)
-    async with health_port(service) as port:
-        await until(port.port, "/health/ready", lambda s, b: s == 200)
-        await worker.stop()
-        await until(port.port, "/health/ready", lambda s, b: (s, b["status"]) == (503, "not_ready"))
 
 
 async def test_a_responder_that_dies_is_replaced(
@@ -213,15 +200,3 @@ def test_a_health_port_that_nobody_asked_for_stays_away_where_it_is_taken(
         settings = settings_of({}).model_copy(update={"health": by_default})
         assert _health_port(settings, is_shared=False) is None
     assert MAIN_PORT_ONLY in caplog.text
-
-
-@pytest.mark.slow
-async def test_a_taken_health_port_is_said_in_a_sentence(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = await start_process(environment | {"TIDEGATE_HEALTH__PORT": str(port)}, tmp_path)
-        _, errors = await process.communicate()
-    assert process.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}".encode() in errors

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,19 +128,6 @@ async def test_a_task_has_its_images_before_its_text(service: Service, worker: F
     assert shown.index(IMAGE_ID) < shown.index(service.orchestrator.model("fake").encode("?")[0])
 
 
-async def test_what_is_text_alone_reads_as_before(service: Service, worker: FakeWorker) -> None:
-    """Though this template shows nothing of a turn that is a string."""
-    status, _ = await post(
-        service, (CHAT, chat()[1] | {"messages": [{"role": "user", "content": "hi"}]})
-    )
-    assert status == 200
-    (submit,) = worker.submits
-    assert list(submit.token_ids) == list(
-        service.orchestrator.model("fake").encode("user:hi;assistant:")
-    )
-    assert submit.images == []
-
-
 async def test_text_that_looks_like_an_image_is_text(service: Service, worker: FakeWorker) -> None:
     status, _ = await post(service, chat(text("<|image|>"), image_url(url(CAT))))
     assert status == 200
@@ -254,15 +240,6 @@ async def test_a_response_goes_on_with_its_images(service: Service, worker: Fake
     status, answer = await post(service, (RESPONSES, asked))
     assert status == 200, answer
     assert worker.submits[1].images == [CAT]
-
-
-async def test_a_durable_task_has_none(
-    make_service: MakeService, worker: FakeWorker, tmp_path: Path
-) -> None:
-    service = await make_service(worker, journal__path=tmp_path / "journal.db")
-    assert "send durable: false" in await refusal(service, tasks([url(CAT)], durable=True))
-    status, _ = await post(service, tasks([url(CAT)]))
-    assert status == 202
 
 
 async def test_prefixes_are_found_by_what_images_show(

@@ -2,8 +2,6 @@
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from orchestrator.tasks.gen_ai import operation_of
-from orchestrator.tasks.job import Api
 from orchestrator.telemetry.metrics import MAX_TENANTS, OTHER
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -66,10 +64,6 @@ async def test_opentelemetrys_names(service: Service) -> None:
     assert service.metric(duration, **labels, error_type="") == 1
     failed = labels | {"gen_ai_request_model": "", "error_type": "model_not_found"}
     assert service.metric(duration, **failed) == 1
-
-
-def test_embeddings_have_an_operation_of_their_own() -> None:
-    assert operation_of(Api.EMBEDDINGS) == "embeddings"
 
 
 async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None:
@@ -189,16 +183,11 @@ async def test_what_is_kept_of_earlier_requests_is_told_by_holder(
 
     for holder in ("tasks", "responses", "sessions", "lengths"):
         assert kept(holder) == (0, 0)
-    recorded = kept("recording")
-    async with service.http.post("/v2/tasks", json={"prompt": "a", "max_tokens": 2}) as response:
-        task = (await response.json())["task_id"]
+    recorded, asked = kept("recording"), {"prompt": "a", "max_tokens": 2}
+    task = (await service.ask("POST", "/v2/tasks", 202, json=asked))["task_id"]
     await service.until(lambda: service.outcomes() == ["met"])
-    async with service.http.post(
-        "/v1/responses", json={"input": "a", "max_output_tokens": 2}
-    ) as response:
-        assert response.status == 200
-    async with service.http.post("/v2/sessions", json={}) as response:
-        assert response.status == 201
+    await service.ask("POST", "/v1/responses", json={"input": "a", "max_output_tokens": 2})
+    await service.ask("POST", "/v2/sessions", 201, json={})
     for holder in ("tasks", "responses", "lengths"):
         items, size = kept(holder)
         assert items >= 1 and size > 500

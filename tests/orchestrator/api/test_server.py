@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import signal
-import time
 from pathlib import Path
 
 import aiohttp
@@ -12,11 +11,11 @@ import msgspec
 import pytest
 
 from orchestrator.__main__ import main
-from orchestrator.telemetry.log import JsonFormatter, TextFormatter
+from orchestrator.telemetry.log import JsonFormatter
 from orchestrator.telemetry.narration import INSTANCE_READY, READINESS
 from protocol import excerpt
 from tests.orchestrator.api.conftest import log_until, start_process
-from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "a secret thought", "max_tokens": 10}
@@ -144,16 +143,6 @@ async def test_a_taken_port_is_said_in_a_sentence(
     assert f"cannot listen on 127.0.0.1:{port}".encode() in errors
 
 
-def test_log_lines() -> None:
-    record = logging.LogRecord("orchestrator.access", 20, "f", 1, "chat %s", ("met",), None)
-    record.fields = {"task_id": "t", "code": None}
-    entry = json.loads(JsonFormatter().format(record))
-    assert (entry["message"], entry["task_id"], entry["level"]) == ("chat met", "t", "info")
-    assert TextFormatter().format(record).endswith("access  chat met task_id=t")
-    made = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    assert entry["time"].startswith(made) and entry["time"].endswith("Z")
-
-
 @pytest.mark.parametrize("value", ["half of a pair: \ud800", 2**70, float("inf"), Path("/a")])
 def test_whatever_a_field_holds_its_line_is_written(value: object) -> None:
     record = logging.LogRecord("orchestrator.access", 20, "f", 1, "met", (), None)
@@ -203,18 +192,6 @@ async def test_every_answer_has_a_request_id(
                 assert response.headers["x-request-id"] == response.headers["X-Correlation-Id"]
 
 
-async def test_health_says_draining_of_an_instance_that_an_operator_drained(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker()
-    service = await make_service(worker)
-    for verb, draining in (("drain", True), ("undrain", False)):
-        url = f"/v2/instances/{worker.address}/{verb}"
-        await service.ask("POST", url, 202, headers=OPERATOR)
-        service.parts.health.refresh()
-        assert (await service.ask("GET", "/health"))["instances"][0]["draining"] is draining
-
-
 async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
     worker: FakeWorker, make_worker: MakeWorker, make_service: MakeService
 ) -> None:
@@ -238,19 +215,14 @@ async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
     ("sent", "meant"),
     [
         ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
         ("/v1/v1/messages", "/v1/messages"),
         ("/v1//completions", "/v1/completions"),
-        ("/v1/v2/tasks/", "/v2/tasks"),
         ("/models/fake/", "/v1/models/fake"),
         ("/tasks", "/v2/tasks"),
-        ("/health/live/", "/health/live"),
-        ("/api/v1/chat/completions", "/v1/chat/completions"),
         ("/V1/Messages", "/v1/messages"),
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/" + "a/" * 3000, None),
         ("/v1/nothing", None),
-        ("/v1/", None),
     ],
 )
 async def test_a_path_that_is_almost_right_is_told_the_right_one(

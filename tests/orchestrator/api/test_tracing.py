@@ -1,6 +1,5 @@
 """OR-16: traces join the caller's ``traceparent``, from HTTP to the steps of the engine."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from orchestrator.tasks import tracing
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -115,16 +113,6 @@ async def test_each_attempt_is_a_span(
     assert task.attributes["tidegate.attempts"] == 2
 
 
-async def test_what_was_refused_says_why(
-    spans: Any, make_service: MakeService, worker: FakeWorker
-) -> None:
-    service = await make_service(worker)
-    assert await complete(service, max_tokens=10**9) == 400
-    (task,) = named(spans, "text_completion fake")
-    assert task.attributes["error.type"] == "context_overflow" and not task.status.is_ok
-    assert not named(spans, "lane")
-
-
 async def test_spans_leave_by_otlp(make_service: MakeService, worker: FakeWorker) -> None:
     """A real receiver, told of by the one setting; the last spans leave at the end."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -162,14 +150,3 @@ async def test_without_opentelemetry_the_service_goes_on(
     service = await make_service(wait=False, telemetry__otlp_endpoint="http://127.0.0.1:9")
     assert service.orchestrator.tracing is None
     assert "opentelemetry-sdk" in caplog.text
-
-
-@pytest.mark.slow
-async def test_nothing_of_it_is_loaded_unless_asked_for() -> None:
-    code = (
-        "import sys, orchestrator.build, orchestrator.api.server\n"
-        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
-    )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
-    assert await process.wait() == 0
-    assert tracing.TRACES_PATH == "/v1/traces"

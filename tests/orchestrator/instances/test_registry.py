@@ -109,7 +109,7 @@ async def test_or6_instances_follow_a_file_under_load(
     plan = Plan(stall_at=1)
     first.plan = second.plan = lambda submit: plan
     await asyncio.to_thread(write, path, first)
-    service = await make_service(instances=f"file:{path}", LOOK_EVERY_S=0.02)
+    service = await make_service(instances=f"file:{path}", LOOK_EVERY_S=0.02, LINGER_S=0.1)
     registry = service.orchestrator.registry
     version = registry.snapshot_version
     await submit(service)

@@ -151,7 +151,7 @@ async def test_another_url_of_the_same_name_replaces_the_first(
     one, other = two
     listed = tmp_path / "instances"
     await asyncio.to_thread(listed.write_text, one.entry(folder, name="n", slots=2) + "\n")
-    service = await make_service(instances=(f"file:{listed}",), LOOK_EVERY_S=0.02)
+    service = await make_service(instances=(f"file:{listed}",), LOOK_EVERY_S=0.02, LINGER_S=0.1)
     registry = service.orchestrator.registry
     card = registry.instances["n"].card
     assert card is not None

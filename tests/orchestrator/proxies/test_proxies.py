@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from h2.errors import ErrorCodes
 
 from protocol import AbortCause
@@ -241,48 +239,3 @@ async def test_a_task_that_is_sent_again_with_its_key_is_made_once(
     assert again.status == 202 and again.headers["idempotent-replayed"] == "true"
     await service.until(lambda: service.outcomes() == ["met"])
     assert len(worker.submits) == 1
-
-
-async def test_a_body_as_large_as_tidegate_takes_gets_through(
-    service: Service, front: Front
-) -> None:
-    limit = service.parts.settings.http.max_body_bytes
-    async with front(service.url) as proxy, proxy.client() as client:
-        body = b'{"nothing": "' + b" " * (limit - 100) + b'"}'
-        answer = await (await client.post("/v2/tasks", body, KEY)).finished()
-        assert answer.status == 400 and answer.json()["error"]["field"] == "nothing"
-        answer = await (await client.post("/v2/tasks", body * 2, KEY)).finished()
-        assert answer.status == 413
-
-
-def test_envoy_and_an_ingress_say_what_nginx_does() -> None:
-    """Neither runs here: what they have in common with the recipes that do is held equal."""
-    nginx = (proxies.RECIPES / "nginx.conf").read_text()
-    ingress = yaml.safe_load((proxies.RECIPES / "ingress.yaml").read_text())
-    for name, value in ingress["metadata"]["annotations"].items():
-        setting = name.rpartition("/")[2].replace("-", "_")
-        setting = "client_max_body_size" if setting == "proxy_body_size" else setting
-        assert re.search(rf"^\s*{setting} {value}s?;", nginx, re.M), name
-    manifests = proxies.RECIPES.parent / "kubernetes" / "base" / "orchestrator.yaml"
-    services = [
-        each
-        for each in yaml.safe_load_all(manifests.read_text())
-        if each["kind"] == "Service" and each["metadata"]["name"] == "tidegate"
-    ]
-    (rule,) = ingress["spec"]["rules"]
-    (path,) = rule["http"]["paths"]
-    target = path["backend"]["service"]
-    (service,) = services
-    assert target["name"] == service["metadata"]["name"]
-    assert target["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
-    envoy = yaml.safe_load((proxies.RECIPES / "envoy.yaml").read_text())
-    (listener,), (cluster,) = (
-        envoy["static_resources"][name] for name in ("listeners", "clusters")
-    )
-    (chain,) = listener["filter_chains"]
-    manager = chain["filters"][0]["typed_config"]
-    (route,) = manager["route_config"]["virtual_hosts"][0]["routes"]
-    assert route["route"]["retry_policy"]["retry_on"] == "connect-failure"
-    assert route["route"]["cluster"] == cluster["name"] == "tidegate"
-    assert cluster["health_checks"][0]["http_health_check"]["path"] == "/health/ready"
-    assert f"proxy_read_timeout {manager['stream_idle_timeout']};" in nginx

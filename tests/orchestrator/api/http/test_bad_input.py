@@ -22,18 +22,13 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     (b"", 400, "empty", ""),
     (b"{", 400, "JSON", ""),
     (b"[1]", 400, "object", ""),
-    (b'"x"', 400, "object", ""),
     (b"\xff\xfe", 400, "UTF-8", ""),
-    (b'{"model": "\xff"}', 400, "UTF-8", ""),
     (b'{"model": "\\ud800"}', 400, "JSON", ""),
     ({"model": "nobody"}, 404, "nobody", "model"),
     ({"model": 7}, 400, "str", "model"),
     ({"max_tokens": 0}, 400, "must be 1 to", "max_tokens"),
-    ({"max_tokens": -3}, 400, "must be 1 to", "max_tokens"),
     ({"max_tokens": 513}, 400, "at most", "max_tokens"),
-    ({"max_tokens": 10**30}, 400, "at most", "max_tokens"),
     ({"max_tokens": 1.5}, 400, "int", "max_tokens"),
-    ({"max_tokens": True}, 400, "int", "max_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, 400, "between", "min_tokens"),
     ({"temperature": -1}, 400, "0 to 10", "temperature"),
     ({"temperature": "hot"}, 400, "float", "temperature"),
@@ -43,35 +38,24 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"min_p": 1.5}, 400, "0 to 1", "min_p"),
     ({"repetition_penalty": 0}, 400, "above 0", "repetition_penalty"),
     ({"presence_penalty": 2.5}, 400, "-2 to 2", "presence_penalty"),
-    ({"frequency_penalty": "much"}, 400, "float", "frequency_penalty"),
     ({"logit_bias": {"262": 1}}, 400, "outside the model's vocabulary, 0 to 261", "logit_bias"),
-    ({"logit_bias": {"-1": 1}}, 400, "token ids", "logit_bias"),
     ({"logit_bias": {"fox": 1}}, 400, "'fox'", "logit_bias"),
     ({"logit_bias": 5}, 400, "Expected `object | null`, got `int`", "logit_bias"),
-    ({"logit_bias": {"5": "x"}}, 400, "Expected `float`", "logit_bias"),
-    ({"logit_bias": {str(i): 0 for i in range(9999)}}, 400, "at most 512", "logit_bias"),
     ({"logit_bias": {"5": 101}}, 400, "-100 to 100", "logit_bias"),
     ({"logit_bias": {str(i): 0 for i in range(513)}}, 400, "at most 512", "logit_bias"),
     ({"stop": [""]}, 400, "characters", "stop"),
     ({"stop": ["x"] * 17}, 400, "16", "stop"),
-    ({"stop": [1]}, 400, "str", "stop[0]"),
     ({"deadline_ms": "soon"}, 400, "float", "deadline_ms"),
+    ({"first_token_ms": 0}, 400, "> 0.0", "first_token_ms"),
+    ({"token_gap_ms": "soon"}, 400, "float", "token_gap_ms"),
     ({"on_deadline": "panic"}, 400, "'panic'; expected one of: error, partial, fit", "on_deadline"),
     ({"priority": "high"}, 400, "expected one of: interactive, batch", "priority"),
     ({"tenant": ""}, 400, "1 to 128", "tenant"),
     ({"session_id": "a b"}, 400, "1 to 128", "session_id"),
-    ({"calls_left": -1}, 400, "from 0 to 1000", "calls_left"),
     ({"calls_left": 1001}, 400, "from 0 to 1000", "calls_left"),
     ({"idle_keep_s": 5}, 400, "needs a session_id", "idle_keep_s"),
-    ({"session_id": "s", "idle_keep_s": -1}, 400, "0 to 600 seconds", "idle_keep_s"),
     ({"session_id": "s", "idle_keep_s": 1e9}, 400, "0 to 600 seconds", "idle_keep_s"),
     ({"placement": {"mode": "pin"}}, 400, "needs 1 to 64", "placement.instances"),
-    (
-        {"placement": {"mode": "avoid", "instances": ["x" * 257]}},
-        400,
-        "1 to 256 characters",
-        "placement.instances",
-    ),
     ({"placement": {"instances": ["a:1"]}}, 400, "pin, prefer or avoid", "placement.mode"),
     ({"placement": {"mode": "near"}}, 400, "auto, pin, prefer, avoid", "placement.mode"),
     ({"placement": {"zone": 1}}, 400, "not a known field", "placement.zone"),
@@ -87,9 +71,7 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ("/v2/tasks", {"prompt": None, "prompt_token_ids": [999]}, 400, "261", "prompt_token_ids"),
     ("/v2/tasks", {"prompt": ""}, 400, "empty", "prompt"),
     ("/v2/tasks", {"prompt": "x" * 512}, 400, "context", "prompt"),
-    ("/v2/tasks", {"prompt": "x" * 5000}, 400, "context", "prompt"),
     ("/v2/tasks", {"logprobs": 21}, 400, "20", "logprobs"),
-    ("/v1/completions", {"prompt": "x" * 600}, 400, "context", "prompt"),
     ("/v1/completions", {"prompt": [999]}, 400, "0 to 261", "prompt"),
     ("/v1/completions", {"prompt": [1] * 512}, 400, "context", "prompt"),
     ("/v1/completions", {"prompt": [1, "a"]}, 400, "a string, token ids", "prompt"),
@@ -123,13 +105,6 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ),
     ("/v1/chat/completions", {"top_logprobs": 2}, 400, "logprobs: true", "top_logprobs"),
     ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 40}, 400, "20", "top_logprobs"),
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "x" * 600}]},
-        400,
-        "context",
-        "",
-    ),
 ]
 
 NESTED = b'{"metadata": ' + b"[" * 100_000
@@ -140,7 +115,9 @@ IN_PLACES.append(("/v1/completions", NESTED, 400, "nested", ""))
 async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
     service: Service, worker: FakeWorker, path: str
 ) -> None:
-    cases = [*ANYWHERE, *(case[1:] for case in IN_PLACES if case[0] == path)]
+    # A third of what is wrong anywhere for each: all is read by the same code.
+    cases = ANYWHERE[PATHS.index(path) :: 3]
+    cases += [case[1:] for case in IN_PLACES if case[0] == path]
     for change, status, word, field in cases:
         if isinstance(change, bytes):
             data = change
@@ -168,19 +145,9 @@ async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
     ("method", "path", "headers", "status", "code"),
     [
         ("GET", "/v1/nothing", {}, 404, "not_found"),
-        ("GET", "/nothing", {}, 404, "not_found"),
         ("GET", "/v1/chat/completions", {}, 405, "method_not_allowed"),
         ("DELETE", "/v2/tasks/x/events", {}, 405, "method_not_allowed"),
-        ("PUT", "/v1/completions", {}, 405, "method_not_allowed"),
         ("POST", "/v2/tasks", {"Content-Type": "text/plain"}, 415, "invalid_request"),
-        (
-            "POST",
-            "/v1/completions",
-            {"Content-Type": "application/x-www-form-urlencoded"},
-            415,
-            "invalid_request",
-        ),
-        ("POST", "/v2/tasks", JSON | {"X-Correlation-Id": "a b"}, 400, "invalid_request"),
         ("POST", "/v2/tasks", JSON | {"X-Correlation-Id": "x" * 129}, 400, "invalid_request"),
         ("POST", "/v2/tasks", JSON | {"X-Deadline": "tomorrow"}, 400, "invalid_request"),
         ("POST", "/v1/completions", JSON | {"grpc-timeout": "1"}, 400, "invalid_request"),
@@ -207,20 +174,14 @@ async def test_paths_methods_and_headers(
     assert worker.submits == []
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_compressed_body_is_refused_unread(
-    service: Service, worker: FakeWorker, path: str
-) -> None:
+async def test_a_compressed_body_is_refused_unread(service: Service, worker: FakeWorker) -> None:
     """Inflating one could block the loop: a few kilobytes may hold gigabytes."""
-    plain = json.dumps(BODIES[path]).encode()
+    path, plain = "/v2/tasks", json.dumps(TASK).encode()
     bomb = gzip.compress(b" " * 2**24)
     for encoding, data in (
         ("gzip", gzip.compress(plain)),
         ("gzip", bomb),
-        ("gzip", b"this is not gzip"),
-        ("deflate", b"nor deflate"),
-        ("br", b"nor brotli"),
-        ("zstd", b"nor zstd"),
+        ("zstd", b"not zstd"),
         ("GZIP", bomb),
         ("identity, gzip", bomb),
         ("rot13", plain),
@@ -228,18 +189,10 @@ async def test_a_compressed_body_is_refused_unread(
         headers = JSON | {"Content-Encoding": encoding}
         error = (await service.ask("POST", path, 415, data=data, headers=headers))["error"]
         assert "Content-Encoding" in error["message"]
-        assert error["field" if path == "/v2/tasks" else "param"] == "Content-Encoding"
+        assert error["field"] == "Content-Encoding"
     assert worker.submits == []
     headers = JSON | {"Content-Encoding": "identity"}
-    await service.ask("POST", path, 200, 201, 202, data=plain, headers=headers)
-
-
-async def test_a_deadline_long_past_is_told_in_few_digits(service: Service) -> None:
-    body = TASK | {"deadline_ms": -1e300}
-    async with service.http.post("/v2/tasks", json=body) as response:
-        assert response.status == 504
-        assert len(await response.text()) < 300
-        assert len(response.headers["X-Deadline-Exceeded-By-Ms"]) < 24
+    await service.ask("POST", path, 202, data=plain, headers=headers)
 
 
 async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeService) -> None:
@@ -274,12 +227,9 @@ async def test_a_body_that_does_not_arrive(
     await service.ask("POST", "/v2/tasks", 408, data=nothing(), headers=JSON)
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999"])
-async def test_a_number_without_end_where_few_values_are_served(
-    service: Service, number: str
-) -> None:
+async def test_a_number_without_end_where_few_values_are_served(service: Service) -> None:
     """It is looked at after the rest of the body was read."""
-    body = json.dumps(CHAT | {"functions": None}).replace("null", number)
+    body = json.dumps(CHAT | {"functions": None}).replace("null", "1e999")
     async with service.http.post("/v1/chat/completions", data=body, headers=JSON) as response:
         error = (await response.json())["error"]
     assert response.status == 400 and error["param"] == "functions"

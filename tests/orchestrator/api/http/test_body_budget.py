@@ -10,7 +10,7 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orchestrator.api.http import body
-from orchestrator.api.http.body import ALL_BODIES_BYTES, BODIES, BodyBudget, BodyShare
+from orchestrator.api.http.body import BODIES, BodyBudget, BodyShare
 from orchestrator.api.server import READ_BUFFER_BYTES
 from orchestrator.errors import BodyTooSlow, InvalidRequest, NoCapacity
 from tests.orchestrator.conftest import MakeService, Service
@@ -95,7 +95,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBooks.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 
 # ── over HTTP ────────────────────────────────────────────────────────────────────────────────
@@ -206,7 +206,7 @@ async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
     held = []
 
     async def stand_still(request: web.Request, *_: object) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         held.append(request.content._size)
         raise InvalidRequest("not read")
 
@@ -215,8 +215,3 @@ async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
     assert (await sender.answer()).startswith(b"HTTP/1.1 400 ")
     assert held[0] <= 2 * READ_BUFFER_BYTES + 2**18
     sender.writer.close()
-
-
-async def test_the_budget_has_room_for_the_largest_body(make_service: MakeService) -> None:
-    service = await make_service(wait=False, http__max_body_bytes=2 * ALL_BODIES_BYTES)
-    assert service.runner.app[BODIES].most_bytes == 2 * ALL_BODIES_BYTES

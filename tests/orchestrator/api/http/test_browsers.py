@@ -38,19 +38,11 @@ def test_loopback_names_are_ours(host: str) -> None:
 @pytest.mark.parametrize("host", [*OTHERS.split(), ""])
 def test_other_names_are_not(host: str) -> None:
     browsers = Browsers(HttpSettings())
-    for method in ("GET", "POST"):
-        with pytest.raises(Forbidden, match="TIDEGATE_HTTP__ALLOWED_HOSTS"):
-            browsers.check(method, {"Host": host})
-    with pytest.raises(Forbidden, match="TIDEGATE_HTTP__CORS_ORIGINS"):
-        browsers.check("POST", {"Host": "localhost", "Origin": f"https://{host}"})
-
-
-@pytest.mark.parametrize(
-    "origin", ["null", "file://", "", "https://", "javascript://localhost/", "https://[::1"]
-)
-def test_an_origin_that_is_none_is_not_ours(origin: str) -> None:
-    with pytest.raises(Forbidden):
-        Browsers(HttpSettings()).check("POST", {"Host": "localhost", "Origin": origin})
+    with pytest.raises(Forbidden, match="TIDEGATE_HTTP__ALLOWED_HOSTS"):
+        browsers.check("GET", {"Host": host})
+    for origin in (f"https://{host}", "null", "", "javascript://localhost/"):
+        with pytest.raises(Forbidden, match="TIDEGATE_HTTP__CORS_ORIGINS"):
+            browsers.check("POST", {"Host": "localhost", "Origin": origin})
 
 
 def test_hosts_can_be_named_and_their_own_pages_come_from_them() -> None:
@@ -162,19 +154,6 @@ async def test_cors_lets_named_pages_ask_and_read(
     async with service.http.get("/v1/models", headers=key | {"Origin": EVIL}) as response:
         assert response.status == 200
         assert "Access-Control-Allow-Origin" not in response.headers
-
-
-async def test_cors_for_all_without_a_key_is_no_way_to_operators_calls(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(worker, http__cors_origins="*")
-    headers = PREFLIGHT | {"Origin": EVIL}
-    async with service.http.options("/v2/instances/x/drain", headers=headers) as response:
-        assert response.status == 204
-        assert response.headers["Access-Control-Allow-Origin"] == "*"
-    async with service.http.post("/v2/tasks", json=TASK, headers={"Origin": EVIL}) as response:
-        assert response.status == 202
-        assert "Access-Control-Allow-Credentials" not in response.headers
 
 
 @pytest.mark.parametrize(

@@ -153,22 +153,6 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     assert len(worker.submits) == 2
 
 
-async def test_dl8_the_most_urgent_leaves_first(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker(max_running=1)
-    first = Plan(stall_at=0)
-    worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, MOST_BACKLOG=0)
-    for budget in (90_000, 70_000, 80_000, 60_000):
-        body = TASK | {"deadline_ms": budget}
-        await service.ask("POST", "/v2/tasks", 202, json=body)
-    first.release.set()
-    await service.until(lambda: service.outcomes() == ["met"] * 4)
-    budgets = [round(submit.budget_ms, -4) for submit in worker.submits]
-    assert budgets == [90_000, 60_000, 70_000, 80_000]
-
-
 async def test_dl3_a_worker_that_sees_too_little_time_refuses(
     service: Service, worker: FakeWorker
 ) -> None:
@@ -217,28 +201,6 @@ async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
         gate.set()
     assert service.outcomes() == ["refused"]
     assert worker.submits == []
-
-
-async def test_prompts_that_wait_to_become_tokens_are_bounded(
-    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In bytes: over them a prompt is refused with 429, and nothing of it is kept."""
-    monkeypatch.setattr("orchestrator.build.MAX_ENCODING_BYTES", 2**20)
-    service = await make_service(worker)
-    _, gate = stuck(service)
-    big = TASK | {"prompt": "x" * 2**19}
-
-    async def post() -> int:
-        async with service.http.post("/v2/tasks", json=big) as response:
-            if response.status == 429:
-                error = (await response.json())["error"]
-                assert error["code"] == "queue_full"
-                assert "Retry-After" in response.headers
-                gate.set()
-            return response.status
-
-    statuses = await asyncio.gather(*(post() for _ in range(2)))
-    assert sorted(statuses) == [202, 429]
 
 
 def left_of(response: aiohttp.ClientResponse) -> float:

@@ -14,7 +14,6 @@ from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.lazy import openai
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 AT = "/v1/chat/completions"
@@ -56,9 +55,16 @@ async def read_to_end(client: socket.socket) -> bytearray:
     return data
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("stall_at", [0, 3])
-@pytest.mark.parametrize("path", [AT, "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("path", "stream", "stall_at"),
+    [
+        (AT, False, 0),
+        (AT, True, 3),
+        ("/v1/messages", True, 0),
+        ("/v1/responses", True, 3),
+        ("/v1/responses", False, 3),
+    ],
+)
 async def test_wp1_a_closed_socket_stops_the_job(
     service: Service, worker: FakeWorker, stream: bool, stall_at: int, path: str
 ) -> None:
@@ -114,8 +120,8 @@ async def test_a_client_gone_while_it_waits_in_the_queue(
     assert len(worker.submits) == 1
 
 
-LARGE = Plan(tokens=2000, per_delta=20, text=lambda index: f"{index:06}" + "x" * 8000)
-"""16 MB: more than the kernel's buffers take."""
+LARGE = Plan(tokens=500, per_delta=20, text=lambda index: f"{index:06}" + "x" * 8000)
+"""4 MB: more than the kernel's buffers take of a client with a small one."""
 
 
 async def test_or11_a_client_that_pauses_gets_everything_in_the_end(
@@ -124,17 +130,16 @@ async def test_or11_a_client_that_pauses_gets_everything_in_the_end(
     """OR-11: what it does not read yet waits for it, in order, and nobody else waits."""
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan()
     service = await make_service(worker, CLIENT_BUFFER_BYTES=64 << 20)
-    slow = await send(service, CHAT | {"stream": True})
+    slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
     await service.until(lambda: service.outcomes() == ["met"])
     body = CHAT | {"max_tokens": 9, "stream": True}
     assert (await service.ask("POST", "/v1/chat/completions", json=body)).count("data: ") == 9 + 3
     data = await read_to_end(slow)
     slow.close()
     events = [event for event in _unchunked(data).split(b"\n\n") if event]
-    assert len(events) == 2000 + 3
+    assert len(events) == 500 + 3
     contents = [json.loads(e[6:])["choices"][0]["delta"]["content"] for e in events[1:-2]]
-    assert [int(content[:6]) for content in contents] == list(range(2000))
-    assert all(len(content) == 8006 for content in contents)
+    assert [int(content[:6]) for content in contents] == list(range(500))
 
 
 async def test_or11_a_client_that_stays_too_slow_is_disconnected(
@@ -197,30 +202,17 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
     assert json.loads(metrics[-1].partition("data: ")[2])["completion_tokens"] >= 2
     events = await follow(20, pause=True)
     numbers = [int(e.split("\n")[0].removeprefix("id: ")) for e in events if e.startswith("id: ")]
-    assert numbers == list(range(2 + 2000 + 1))
+    assert numbers == list(range(2 + 500 + 1))
     assert sum(event.startswith("event: metrics") for event in events) < 50
 
 
 async def test_or11_a_silent_stream_says_that_it_lives(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    """Comments between events, after the headers only; the official SDK skips them."""
+    """Comments between events, after the headers only."""
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     service = await make_service(worker, streams__keepalive_s=0.02)
-    client = await asyncio.to_thread(  # it reads certificates when it is made
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
-    )
-    texts = []
-    async with client, await client.chat.completions.create(**CHAT, stream=True) as stream:
-        async for chunk in stream:
-            texts.append(chunk.choices[0].delta.content)
-            if texts == ["", "w0 "]:
-                await asyncio.sleep(0.1)
-                plan.release.set()
-    assert [text for text in texts if text] == [f"w{i} " for i in range(20)]
-
-    plan.release.clear()
     raw = await send(service, CHAT | {"stream": True})
     data = bytearray()
     while data.partition(b"w0")[2].count(b": still there") < 3:
@@ -285,21 +277,6 @@ async def test_or23_what_is_refused_before_the_headers_keeps_its_status(
     async with await asked as answer:
         assert answer.status == 500
         assert (await answer.json())["error"]["message"] == "a fault"
-
-
-async def test_http_1_0_gets_its_stream_without_chunks(service: Service) -> None:
-    data = json.dumps(CHAT | {"stream": True}).encode()
-    reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
-    )
-    answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"chunked" not in head.lower()
-    assert body.count(b"data: ") == 20 + 3 and body.endswith(b"data: [DONE]\n\n")
 
 
 async def test_one_connection_serves_one_stream_after_another(service: Service) -> None:

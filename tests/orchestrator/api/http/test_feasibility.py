@@ -108,13 +108,12 @@ def quicker(worker: FakeWorker) -> FakeWorker:
     return worker
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_dl6_fit_takes_what_time_there_is_and_says_so(
-    service: Service, quicker: FakeWorker, path: str
+    service: Service, quicker: FakeWorker
 ) -> None:
     """DL-16: a worker that is quicker than it was gives more than was foretold."""
     at_known_pace(service)
-    body = BODIES[path] | {"deadline_ms": 1000, "on_deadline": "fit"}
+    path, body = "/v1/chat/completions", CHAT | {"deadline_ms": 1000, "on_deadline": "fit"}
     async with service.http.post(path, json=body) as response:
         assert response.status == 200
         answer = await response.json()
@@ -128,12 +127,14 @@ async def test_dl6_fit_takes_what_time_there_is_and_says_so(
     assert_used(submit.sampling.max_tokens // FIT_HEADROOM)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_dl6_fit_is_said_in_a_streams_last_chunk(
-    service: Service, quicker: FakeWorker, path: str
+    service: Service, quicker: FakeWorker
 ) -> None:
     at_known_pace(service)
-    body = BODIES[path] | {"deadline_ms": 1000, "on_deadline": "fit", "stream": True}
+    path, body = (
+        "/v1/completions",
+        TASK | {"deadline_ms": 1000, "on_deadline": "fit", "stream": True},
+    )
     async with service.http.post(path, json=body) as response:
         chunks = [event.data async for event in read_events(response)]
     assert chunks[-1] == "[DONE]"
@@ -161,13 +162,3 @@ async def test_dl6_fit_on_tasks(service: Service, quicker: FakeWorker) -> None:
     assert (end["outcome"], end["finish_reason"]) == ("met", "length")
     status = await service.ask("GET", f"/v2/tasks/{task['task_id']}")
     assert status["fitted_max_tokens"] == MADE == status["usage"]["completion_tokens"]
-
-
-async def test_dl6_fit_leaves_alone_what_fits(service: Service) -> None:
-    at_known_pace(service)
-    body = TASK | {"deadline_ms": 60_000, "on_deadline": "fit"}
-    async with service.http.post("/v1/completions", json=body) as response:
-        answer = await response.json()
-        assert "X-Fitted-Max-Tokens" not in response.headers
-    assert "fitted_max_tokens" not in answer
-    assert answer["usage"]["completion_tokens"] == 400

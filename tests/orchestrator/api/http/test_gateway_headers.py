@@ -41,9 +41,7 @@ async def answered(
     ("path", "body"),
     [
         ("/v1/chat/completions", CHAT),
-        ("/v1/chat/completions", CHAT | {"stream": True}),
-        ("/v1/completions", TASK),
-        ("/v1/messages", CHAT),
+        ("/v1/completions", TASK | {"stream": True}),
         ("/v1/messages", CHAT | {"stream": True}),
         ("/v1/responses", RESPONSE),
     ],
@@ -145,11 +143,9 @@ async def test_dl20_service_tiers_priorities_and_objectives_are_classes(
                 assert answer["service_tier"] == tier, (more, headers)
             else:
                 assert "service_tier" not in answer
-        body = CHAT | more | {"stream": True}
-        path = "/v1/chat/completions"
-        events = (await service.ask("POST", path, json=body, headers=headers)).split("\n\n")[:-2]
-        told = {json.loads(event[6:]).get("service_tier") for event in events}
-        assert told == ({tier} if "service_tier" in more else {None}), (more, headers)
+    path, body = "/v1/chat/completions", CHAT | {"service_tier": "flex", "stream": True}
+    events = (await service.ask("POST", path, json=body)).split("\n\n")[:-2]
+    assert {json.loads(event[6:])["service_tier"] for event in events} == {"flex"}
 
 
 async def test_dl20_what_agents_and_other_servers_clients_say_is_heard_or_named(
@@ -192,13 +188,10 @@ async def test_dl20_what_agents_and_other_servers_clients_say_is_heard_or_named(
 @pytest.mark.parametrize(
     ("token", "header", "named", "tenant"),
     [
-        ("g", "x-llm-d-inference-fairness-id", "zeta", "zeta"),
         ("g", "x-gateway-inference-fairness-id", "zeta", "zeta"),
         ("g", "x-gateway-inference-fairness-id", "default-flow", "gateway"),
         ("g", "x-llm-d-inference-fairness-id", "no name", None),
-        ("a", "x-llm-d-inference-fairness-id", "acme", "acme"),
         ("a", "x-llm-d-inference-fairness-id", "zeta", None),
-        ("a", "x-gateway-inference-fairness-id", "gateway", None),
     ],
 )
 async def test_dl20_a_fairness_id_is_a_tenant_for_who_may_name_one(

@@ -1,4 +1,4 @@
-"""A client that hangs up is noticed whatever it has sent; one that only ends its side is served."""
+"""WP-1: a client that hangs up is noticed whatever it has sent."""
 
 import asyncio
 import json
@@ -9,22 +9,19 @@ import struct
 import pytest
 
 from orchestrator.api.http import connection
-from orchestrator.api.http.event_stream import EventStream
 from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.steady_loop import hurry
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def ask(body: dict[str, object], *, version: bytes = b"1.1") -> bytes:
+def ask(body: dict[str, object]) -> bytes:
     data = json.dumps(body).encode()
     return (
-        b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-        % (version, len(data), data)
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
     )
 
 
@@ -70,8 +67,7 @@ BEHIND = {
 }
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("stall_at", [0, 3])
+@pytest.mark.parametrize(("stream", "stall_at"), [(True, 0), (True, 3), (False, 3)])
 async def test_wp1_what_comes_behind_a_request_hides_no_hang_up(
     service: Service, worker: FakeWorker, stream: bool, stall_at: int
 ) -> None:
@@ -81,78 +77,26 @@ async def test_wp1_what_comes_behind_a_request_hides_no_hang_up(
         client = await connect(service, ask(CHAT | {"stream": stream}))
         await worker.until(lambda: worker.running == 1)
         sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(client, behind))
-        await asyncio.wait([sending], timeout=0.1)  # as much of it as is taken
+        await asyncio.wait([sending], timeout=0.03)  # as much of it as is taken
         sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)  # too much of it ends the connection
         client.close()
         await worker.until(lambda: not worker.running)
         assert [cancel.cause for cancel in worker.cancels] == number * [AbortCause.DISCONNECT]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("stall_at", [0, 3, None])
-async def test_a_half_closed_client_gets_its_answer(
-    service: Service, worker: FakeWorker, stream: bool, stall_at: int | None
-) -> None:
-    """As ``nc -N`` asks: it says that there is no more to come, and reads."""
-    plan = Plan(stall_at=stall_at)
-    worker.plan = lambda submit: plan
-    client = await connect(service, ask(CHAT | {"stream": stream}))
-    client.shutdown(socket.SHUT_WR)
-    if stall_at is not None:
-        await worker.until(lambda: worker.running == 1)
-        hurry(4)
-        await asyncio.sleep(0.4)  # longer than a hang-up may go unnoticed
-        assert worker.running == 1
-        plan.release.set()
-    data = await read_all(client)
-    while data.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
-        data = data.partition(b"\r\n\r\n")[2]
-    head, _, body = data.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    if stream:
-        assert body.count(b"data: ") == 20 + 3 and body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    else:
-        assert json.loads(body)["usage"]["completion_tokens"] == 20
-    assert service.outcomes() == ["met"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("stall_at", [0, 3])
-async def test_a_half_closed_client_that_goes_after_all_is_noticed(
-    service: Service, worker: FakeWorker, stream: bool, stall_at: int
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=stall_at)
-    client = await connect(service, ask(CHAT | {"stream": stream}))
-    client.shutdown(socket.SHUT_WR)
+async def test_wp1_who_ends_its_side_has_hung_up(service: Service, worker: FakeWorker) -> None:
+    """As TCP shows a hang-up through most proxies. What needs no wait is answered all the same."""
+    worker.plan = lambda submit: Plan(stall_at=3)
+    client = await connect(service, GET * 50 + ask(CHAT | {"stream": True}))
     await worker.until(lambda: worker.running == 1)
-    hurry(4)
-    await asyncio.sleep(0.3)
-    assert worker.running == 1
-    client.close()
+    client.shutdown(socket.SHUT_WR)
     await worker.until(lambda: not worker.running)
     assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
-
-
-async def test_no_probe_follows_the_last_event(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish = EventStream.finish
-
-    def probed(stream: EventStream, data: bytes = b"") -> None:
-        finish(stream, data)
-        stream.probe()
-
-    monkeypatch.setattr(EventStream, "finish", probed)
-    client = await connect(service, ask(CHAT | {"stream": True}))
+    assert (await read_all(client)).count(b"HTTP/1.1 200 OK") == 51
+    client = await connect(service, GET)
     client.shutdown(socket.SHUT_WR)
-    assert (await read_all(client)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-
-
-async def test_all_that_a_half_closed_client_has_asked_is_answered(service: Service) -> None:
-    client = await connect(service, GET * 50 + ask(CHAT) + GET)
-    client.shutdown(socket.SHUT_WR)
-    data = await read_all(client)
-    assert data.count(b"HTTP/1.1 200 OK") == 52
+    assert (await read_all(client)).startswith(b"HTTP/1.1 200 OK")
 
 
 async def test_a_request_that_is_cut_off_gets_no_answer(service: Service) -> None:
@@ -192,30 +136,6 @@ async def test_a_client_gone_before_its_expected_continue_is_no_error(
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
-async def test_http_1_0_knows_no_interim_answer_so_its_end_is_a_hang_up(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=0)
-    client = await connect(service, ask(CHAT, version=b"1.0"))
-    await worker.until(lambda: worker.running == 1)
-    client.shutdown(socket.SHUT_WR)
-    assert await read_all(client) == b""
-    await worker.until(lambda: not worker.running)
-
-
-async def test_a_kernel_that_acknowledges_nothing_is_gone(
-    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As behind a firewall that forgot the connection: there will be no reset either."""
-    monkeypatch.setattr("orchestrator.api.http.hang_ups.Prober._unacknowledged", lambda _: True)
-    worker.plan = lambda submit: Plan(stall_at=0)
-    client = await connect(service, ask(CHAT))
-    await worker.until(lambda: worker.running == 1)
-    client.shutdown(socket.SHUT_WR)
-    await worker.until(lambda: not worker.running)
-    client.close()
-
-
 async def test_a_wrong_chunk_in_a_later_packet_is_refused_at_once(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
@@ -248,37 +168,12 @@ HALF = b"GET /health/live HTTP/1.1\r\nHost: loc"
 async def test_half_a_head_behind_a_request_has_a_heads_time(
     worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.1)
     service = await make_service(worker, http__idle_timeout_s=60.0)
-    for first in (GET, ask(CHAT), GET + b"\r\n", GET + ask(CHAT)):
-        client = await connect_in_time(service, first + HALF, 0.2)
+    for first in (GET + b"\r\n", GET + ask(CHAT)):
+        client = await connect_in_time(service, first + HALF, 0.1)
         async with asyncio.timeout(60):
             assert (await read_all(client)).startswith(b"HTTP/1.1 200")
-
-
-@pytest.mark.parametrize("apart", [True, False])
-async def test_line_ends_between_requests_are_no_head(
-    worker: FakeWorker, make_service: MakeService, apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.05)
-    service = await make_service(worker, http__idle_timeout_s=60.0)
-    loop = asyncio.get_running_loop()
-    for first, last in (
-        (GET, b""),
-        (GET, b"\r\n\r\n\r\n"),
-        (ask(CHAT), b"\r\n"),
-        (ask(CHAT), b"\r\n\r\n\r\n"),
-    ):
-        client = await connect_in_time(service, first + (b"" if apart else last), 0.05)
-        data = await loop.sock_recv(client, 1 << 16)
-        assert data.startswith(b"HTTP/1.1 200")
-        if apart:
-            await loop.sock_sendall(client, last)
-        await asyncio.sleep(0.2)
-        await loop.sock_sendall(client, GET)
-        data = await loop.sock_recv(client, 1 << 16)
-        assert data.startswith(b"HTTP/1.1 200")
-        client.close()
 
 
 async def test_a_running_request_outlives_half_a_head_behind_it(

@@ -3,18 +3,13 @@
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
-import msgspec
 import pytest
 
 from orchestrator.api.http import body as bodies
 from orchestrator.api.http.body import LargeBodies
-from orchestrator.api.native.types import TaskMessage, TaskRequest
-from orchestrator.api.openai.chats import ChatMessage, ContentPart
-from orchestrator.api.openai.types import ChatRequest, CompletionRequest
-from orchestrator.errors import InvalidRequest
+from orchestrator.api.native.types import TaskRequest
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -53,7 +48,6 @@ async def test_others_are_served_while_a_large_body_is_decoded(
     ("text", "word"),
     [
         ('{"prompt": "x", "max_token": 3}', "max_token: is not a known field"),
-        ('{"prompt": 3}', "prompt: Expected"),
         ('{"prompt": "x"', "not valid JSON"),
         ('{"prompt": "x", "prompt_token_ids": [1]}', "exactly one of"),
     ],
@@ -65,29 +59,6 @@ async def test_a_large_body_gets_the_same_errors(service: Service, text: str, wo
             "message"
         ]
     )
-
-
-def test_the_thread_rests_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a row of large bodies would hold the interpreter lock without a pause."""
-    clock, slept = [100.0], []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock[0] += seconds
-
-    def work() -> None:
-        clock[0] += 0.5
-
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", sleep)
-    large = LargeBodies()
-    for _ in range(3):
-        large._work(work)
-    assert slept == [0.5, 0.5]
-    clock[0] += 10
-    large._work(work)
-    assert slept == [0.5, 0.5]
-    large.close()
 
 
 async def test_the_smallest_goes_first_and_one_that_is_gone_holds_up_nobody() -> None:
@@ -146,11 +117,10 @@ async def test_or24_large_bodies_of_one_key_keep_no_other_waiting(
     assert log == ["many", "other", "many", "many"]
 
 
-@pytest.mark.parametrize("path", ["/v2/tasks", "/v1/completions"])
 async def test_a_deadline_in_the_headers_holds_while_a_large_body_waits(
-    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = threading.Event()
+    path, release = "/v2/tasks", threading.Event()
     original = bodies.decode
 
     def slow(*args: Any) -> Any:
@@ -185,16 +155,11 @@ def _large(service: Service) -> LargeBodies:
     [
         ('"ab"', [103, 104]),
         ('["ab"]', [103, 104]),
-        (' [ "ab" ] ', [103, 104]),
         ("[7, 8]", [7, 8]),
         ("[[7,8]]", [7, 8]),
-        ("[[7],[[8]]]", None),
         ("[" + "[]," * 1000 + "[]]", None),
-        ("[[[7]]]", None),
         ('[7, "a"]', None),
         ("null", None),
-        ("{}", None),
-        ("7", None),
         ("[1.5]", None),
     ],
 )
@@ -211,45 +176,3 @@ async def test_one_prompt_in_every_spelling(
     if ids is not None and ids[0] < 10:
         assert worker.submits[0].token_ids == ids
     assert len(worker.submits) == (ids is not None)
-
-
-def test_messages_are_not_the_collectors() -> None:
-    """It would go through hundreds of thousands of them, for three quarters of the decoding."""
-    for kind in (TaskMessage, ChatMessage, ContentPart):
-        assert kind.__struct_config__.gc is False
-
-
-GRAMMARS = ("response_format", "structured_outputs", "guided_json", "guided_choice")
-
-
-def test_what_is_ignored_is_not_decoded() -> None:
-    """A million empty lists would take half a second, under the interpreter lock."""
-    looked_at = {"logit_bias", "tools", "tool_choice", *ChatRequest.served}
-    many = msgspec.Raw(b"[" + b"[]," * 1000 + b"[]]")
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    ignored = [
-        field.name
-        for field in msgspec.structs.fields(ChatRequest)
-        if field.type is msgspec.Raw and field.name not in looked_at and field.name not in GRAMMARS
-    ]
-    assert {"metadata", "user", "store", "reasoning_effort"} <= set(ignored)
-    request = msgspec.json.decode(
-        msgspec.json.encode(body | dict.fromkeys(ignored, many)), type=ChatRequest
-    )
-    request.refuse_unsupported()
-    assert isinstance(request.metadata, msgspec.Raw)
-    for field in ("tools", "tool_choice", *GRAMMARS):
-        request = msgspec.json.decode(msgspec.json.encode(body | {field: many}), type=ChatRequest)
-        if field in ("guided_json", "guided_choice"):  # passed on, for a thread to look at
-            assert request.stated_grammar() is not None
-            continue
-        with pytest.raises(InvalidRequest, match=field):
-            request.refuse_unsupported()
-            request.tool_use()
-            request.stated_grammar()
-
-
-def test_no_field_may_be_anything() -> None:
-    for body in (ChatRequest, CompletionRequest, TaskRequest):
-        for field in msgspec.structs.fields(body):
-            assert "Any" not in str(field.type), field.name

@@ -3,13 +3,11 @@
 import asyncio
 import json
 import logging
-import resource
 import socket
 
 import pytest
 
 from orchestrator.api.http import connection
-from orchestrator.api.http.accepting import Port, raise_file_limit
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -33,25 +31,19 @@ def sized(body: bytes = BODY, headers: bytes = b"", path: bytes = b"/v2/tasks") 
 
 MALFORMED = {
     "a length counted in characters": sized()[:-3] + b"\xc3\xbc" * 3 + b'"}',
-    "the same, with a close": post(b"Content-Length: 5\r\nConnection: close\r\n"),
     "no length": post(),
     "two lengths": post(b"Content-Length: 3\r\nContent-Length: 4\r\n"),
     "a length that is none": post(b"Content-Length: " + SECRET + b"\r\n"),
-    "a negative length": post(b"Content-Length: -1\r\n"),
     "length and chunks": sized(headers=b"Transfer-Encoding: chunked\r\n"),
     "a wrong chunk size": post(b"Transfer-Encoding: chunked\r\n", SECRET + b"\r\n" + BODY),
-    "a chunk longer than said": post(b"Transfer-Encoding: chunked\r\n", b"3\r\n" + BODY + b"\r\n"),
     "an unknown transfer encoding": post(b"Transfer-Encoding: " + SECRET + b"\r\n"),
-    "a key with its newline": sized(headers=b"X-Api-Key: " + SECRET + b"\n\r\n"),
     "a key with a newline in it": sized(headers=b"X-Api-Key: a\n" + SECRET + b"\r\n"),
     "a header without a colon": sized(headers=SECRET + b"\r\n"),
     "a header with a NUL": sized(headers=b"X-A: " + SECRET + b"\0\r\n"),
-    "a space before the colon": sized(headers=b"X-Key : " + SECRET + b"\r\n"),
     "a header that is too long": sized(headers=b"X-A: " + SECRET * 1000 + b"\r\n"),
     "too many headers": sized(headers=b"".join(b"X-%d: 1\r\n" % i for i in range(500))),
     "a path that is too long": sized(path=b"/" + SECRET * 1000),
     "a path with a space": sized(path=b"/v2/" + SECRET + b" x"),
-    "no version": b"POST /v2/tasks " + SECRET + b"\r\n\r\n",
     "another version": b"POST /v2/tasks HTTP/9.9\r\n" + HEADERS + b"\r\n",
     "no request at all": SECRET + b"\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + SECRET + b"\r\n\r\n",
@@ -135,8 +127,8 @@ async def test_silent_connections_are_closed(
     make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether they said nothing, half a header, or were served before."""
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.2)
-    service = await make_service(worker, http__idle_timeout_s=0.3)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.05)
+    service = await make_service(worker, http__idle_timeout_s=0.1)
     half = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
     for request in (b"", half, half + b"\r\n"):
         reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
@@ -182,14 +174,12 @@ async def test_connections_that_read_nothing_make_room_too(
     service = await make_service(worker, http__max_connections=40)
     loop = asyncio.get_running_loop()
     clients = []
-    for _ in range(80):
+    for _ in range(60):
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.setblocking(False)
         await loop.sock_connect(client, service.runner.addresses[0][:2])
-        await loop.sock_sendall(
-            client, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60
-        )
+        await loop.sock_sendall(client, MANY)
         clients.append(client)
     probe = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(service, probe)).startswith(b"HTTP/1.1 200")
@@ -201,9 +191,10 @@ async def test_connections_that_read_nothing_make_room_too(
 
 
 async def test_a_client_that_reads_nothing_is_dropped(
-    make_service: MakeService, worker: FakeWorker
+    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await make_service(worker, http__idle_timeout_s=0.3)
+    monkeypatch.setattr(connection, "VANISHED_S", 1)
+    service = await make_service(worker)
     loop, client = asyncio.get_running_loop(), socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     client.setblocking(False)
@@ -214,30 +205,3 @@ async def test_a_client_that_reads_nothing_is_dropped(
     await service.until(lambda: server.requests_count > 0)
     await service.until(lambda: not server.connections)
     client.close()
-
-
-async def test_failures_to_accept_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    port = await Port.open("127.0.0.1", 0, asyncio.Protocol)
-    error = OSError(24, "Too many open files")
-    for _ in range(100):
-        port._pause(error)
-        port._listen()
-    port.close()
-    assert [r.getMessage() for r in caplog.records] == [
-        "cannot accept connections: Too many open files"
-    ]
-
-
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits = [(1024, 4096)]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    assert raise_file_limit() == 4096
-    assert limits[-1] == (4096, 4096)
-    limits.append((100_000, 100_000))
-    assert raise_file_limit() == 100_000
-    limits.append((1024, resource.RLIM_INFINITY))
-    assert raise_file_limit() == limits[-1][0] > 1024

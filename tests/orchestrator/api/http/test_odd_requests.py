@@ -72,28 +72,13 @@ def item(*items: dict[str, Any]) -> dict[str, Any]:
 ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     # settings of other servers and SDKs
     (CHAT, {"provider": {"order": ["x"]}, "transforms": []}, "provider, transforms"),
-    (
-        CHAT,
-        {"enable_thinking": False, "thinking": {"type": "disabled"}},
-        "enable_thinking, thinking",
-    ),
-    (CHAT, {"logprob_token_ids": [1, 2]}, "logprob_token_ids"),
-    (
-        CHAT,
-        {"cache_salt": "x", "request_id": "r", "vllm_xargs": {}},
-        "cache_salt, request_id, vllm_xargs",
-    ),
     (CHAT, {"num_ctx": 4096, "options": {"num_predict": 4}}, "num_ctx, options"),
-    (CHAT, {"include_reasoning": True, "mirostat": 0}, "include_reasoning, mirostat"),
     (
         CHAT,
         {"stream_options": {"include_obfuscation": True, "x": 1}, "stream": True},
         "stream_options.x",
     ),
     (CHAT, {"metadata": {"a": 1}, "store": True, "user": "u", "service_tier": "auto"}, ""),
-    (CHAT, {"reasoning_effort": "low", "verbosity": "low"}, ""),
-    (CHAT, {"guided_decoding_backend": "xgrammar"}, ""),
-    (TEXT, {"frequency": 1, "logprob_token_ids": [1]}, "frequency, logprob_token_ids"),
     (TEXT, {"chat_template_kwargs": {"enable_thinking": False}}, ""),
     (RESPONSES, {"client_metadata": {"a": "b"}, "prompt_cache_key": "k"}, "client_metadata"),
     (RESPONSES, {"chat_template_kwargs": {"thinks": False}}, ""),
@@ -101,27 +86,14 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, {"chat_template_kwargs": {"thinks": False}, "stop": ["x"]}, "stop"),
     (MESSAGES, {"metadata": {"user_id": "u", "team": "t"}}, "metadata.team"),
     (
-        COUNT,
-        {"max_tokens": 4, "stream": False, "temperature": 1},
-        "max_tokens, stream, temperature",
-    ),
-    (
         GENERATE,
         {"parameters": {"max_tokens": 4, "new": 1}, "exclude": True},
         "exclude, parameters.new",
     ),
     (EMBEDDINGS, {"chat_template_kwargs": {"thinks": False}, "dims": 3}, "dims"),
-    (EMBEDDINGS, {"use_activation": True}, "use_activation"),
     # null, and numbers in strings
     (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
-    (
-        CHAT,
-        dict.fromkeys(("min_tokens", "ignore_eos", "max_tokens", "user", "stream", "model")),
-        "",
-    ),
     (CHAT, {"temperature": "0.5", "max_tokens": "4", "top_k": "3", "seed": 1.0}, ""),
-    (MESSAGES, dict.fromkeys(("system", "tools", "thinking", "metadata", "top_k")), ""),
-    (RESPONSES, dict.fromkeys(("instructions", "tools", "text", "include", "metadata")), ""),
     # which model
     (CHAT, {"model": ""}, ""),
     (MESSAGES, {"model": None}, ""),
@@ -130,35 +102,14 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (RESPONSES, {"max_tokens": 5}, "max_tokens"),
     # histories
     (CHAT, called("{"), ""),
-    (CHAT, called({"city": "x"}), ""),
-    (CHAT, called(None), ""),
-    (CHAT, called("[1]"), ""),
     (CHAT, called("{}", reasoning_content="hm"), ""),
     (CHAT, called("{}", reasoning_details=[{"type": "x"}]), "messages[].reasoning_details"),
-    (
-        CHAT,
-        called("{}", provider_specific_fields={}, thinking_blocks=[]),
-        "messages[].provider_specific_fields, messages[].thinking_blocks",
-    ),
-    (
-        CHAT,
-        said(HI, {"role": "assistant", "content": "x", "annotations": [{"type": "url"}]}, HI),
-        "",
-    ),
-    (CHAT, said(HI, {"role": "assistant", "content": None, "refusal": "no"}, HI), ""),
     (CHAT, said(HI, {"role": "system", "content": "be brief"}, HI), ""),
-    (CHAT, said(HI, {"role": "developer", "content": "be brief"}), ""),
-    (CHAT, said(HI | {"cache_control": ANY}), ""),
     (
         CHAT,
         said(
             {"role": "user", "content": ["a", {"type": "text", "text": "b", "cache_control": ANY}]}
         ),
-        "",
-    ),
-    (
-        CHAT,
-        said({"role": "user", "content": [{"type": "input_text", "text": "a"}, {"text": "b"}]}),
         "",
     ),
     (
@@ -181,22 +132,11 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         "messages[].content[].x",
     ),
     (MESSAGES, said(HI, {"role": "system", "content": "be brief"}), ""),
-    (
-        MESSAGES,
-        used({"type": "tool_use", "id": "1", "name": "f", "input": {}, "cache_control": ANY}),
-        "",
-    ),
     (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": "{"}), ""),
     (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": {}}, content=None), ""),
-    (MESSAGES, said(HI | {"id": "x"}), "messages[].id"),
     (RESPONSES, item({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}), ""),
     (RESPONSES, item({"type": "web_search_call", "id": "ws_1"}), "input[].type=web_search_call"),
     (RESPONSES, item({"type": "reasoning", "summary": [], "encrypted_content": None}), ""),
-    (
-        RESPONSES,
-        item({"type": None, "role": "user", "content": [{"type": "text", "text": "x"}]}),
-        "",
-    ),
     (
         RESPONSES,
         item({"role": "developer", "content": "x"}, {"role": "user", "content": "y", "z": 1}),
@@ -211,53 +151,22 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         {"tools": [OWN, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]},
         "tools[].max_uses, tools[].type=web_search_20250305",
     ),
-    (
-        MESSAGES,
-        {"tools": [{"type": "code_execution_20250825", "name": "code_execution"}]},
-        "tools[].type=code_execution_20250825",
-    ),
     (MESSAGES, {"mcp_servers": [{"type": "url", "url": "https://x.example"}]}, "mcp_servers"),
-    (
-        RESPONSES,
-        {
-            "tools": [
-                {"type": "web_search"},
-                {"type": "local_shell"},
-                {"type": "custom", "name": "p"},
-            ]
-        },
-        "tools[].type=web_search, tools[].type=local_shell",
-    ),
     # hints
     (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
-    (CHAT, {"web_search_options": {}}, "web_search_options"),
     (MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, ""),
-    (MESSAGES, {"context_management": {"edits": []}, "speed": "fast"}, "speed"),
     (RESPONSES, {"context_management": [{"type": "compaction"}]}, "context_management"),
     # another answer
     (CHAT, said({"role": "user", "contents": "x"}), Refused("messages[0].content is required")),
     (CHAT, {"modalities": ["text", "audio"]}, Refused("modalities")),
-    (CHAT, {"chat_template": "{{ x }}"}, Refused("chat_template")),
-    (CHAT, {"documents": [{"text": "x"}]}, Refused("documents")),
-    (CHAT, {"allowed_token_ids": [1]}, Refused("allowed_token_ids")),
-    (CHAT, {"bad_words": ["x"]}, Refused("bad_words")),
     (CHAT, {"use_beam_search": True}, Refused("use_beam_search")),
-    (CHAT, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
     (CHAT, {"echo": True}, Refused("echo")),
     (CHAT, {"structured_outputs": {"jsonn": {}}}, Refused("exactly one of")),
     (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
-    (TEXT, {"add_special_tokens": False}, Refused("add_special_tokens")),
     (RESPONSES, {"previous_response_id": "resp_1"}, Refused("Previous response with id 'resp_1'")),
-    (
-        MESSAGES,
-        said({"role": "user", "content": [{"type": "image"}]}),
-        Refused("source is required"),
-    ),
     (MESSAGES, {"thinking": {"type": "sometimes"}}, Refused("thinking.type")),
     (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),
     (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
-    (RESPONSES, {"n": 2}, Refused("n is not supported here")),
-    (EMBEDDINGS, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
     (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
     (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
 ]
@@ -312,23 +221,6 @@ async def test_a_max_tokens_that_must_be_stated_is_cut(
     assert submit.sampling.max_tokens == 8192 - len(submit.token_ids)
     status, _, message = await sent(service, CHAT, BODIES[CHAT] | {"max_tokens": 64_000})
     assert status == 400 and "maximum context length is 8192" in message
-
-
-async def test_a_template_that_refuses_later_system_turns(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    """They are the user's then."""
-    check = (
-        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
-    )
-    worker = await make_worker(**CARD | {"chat_template": check + CARD["chat_template"]})
-    service = await make_service(worker)
-    later = {"role": "system", "content": "be brief"}
-    for path in (CHAT, MESSAGES):
-        status, _, answer = await sent(service, path, BODIES[path] | said(HI, later, HI))
-        assert status == 200, answer
-        assert "<|user|>hi\n\nbe brief\n\nhi<|end|>" in prompt_of(service, worker)
 
 
 async def test_a_model_that_is_left_out_or_has_an_alias(

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 import logging
 import tracemalloc
@@ -154,7 +155,7 @@ def _many(keys: int) -> list[tuple[str, bytes]]:
         "nested": chat + ', "new": ' + nested + "}",
         "lists": chat + ', "new": ' + "[" * 500 + "]" * 500 + "}",
         "in a message": '{"max_tokens": 4, "messages": [' + message + "]}",
-        "messages": '{"messages": [' + ",".join([empty] * (keys // 2)) + "]}",
+        "messages": '{"messages": [' + ",".join([empty] * (2 * keys)) + "]}",
         "half a pair": chat + ', "\\ud800": 1, "new": 1}',
     }
     return [(name, body.encode()) for name, body in bodies.items()]
@@ -162,7 +163,7 @@ def _many(keys: int) -> list[tuple[str, bytes]]:
 
 async def test_many_thousand_unknown_keys_cost_little(service: Service) -> None:
     """No 5xx, and no more memory than some times the body's size."""
-    bodies = await asyncio.to_thread(_many, 10_000)
+    bodies = await asyncio.to_thread(_many, 4_000)
     for name, body in bodies:
         tracemalloc.start()
         async with service.http.post(
@@ -178,7 +179,7 @@ async def test_many_thousand_unknown_keys_cost_little(service: Service) -> None:
         assert peak < 30 * len(body) + 4 * 2**20, (name, peak, len(body))
 
 
-_LATE = ("messages", "input", "tools", "documents", "parameters", "response_format", "text")
+_LATE = ("messages", "input", "tools", "documents", "parameters", "response_format")
 """Fields that are decoded after the body, or in part."""
 
 
@@ -196,13 +197,12 @@ async def test_no_large_or_deep_value_breaks_a_route(service: Service) -> None:
     """Of a field that is not known, and of those that are read late or in part."""
     values = await asyncio.to_thread(_deep, 5_000)
     headers = {"Content-Type": "application/json"}
-    for path, body in BODIES.items():
-        for field in ("new", *_LATE):
-            rest = {name: value for name, value in body.items() if name != field}
-            head = json.dumps(rest).removesuffix("}")
-            for name, value in values:
-                data = io.BytesIO(f'{head}, "{field}": {value}}}'.encode())
-                async with service.http.post(path, data=data, headers=headers) as response:
-                    case = (path, field, name, await response.text())
-                    assert response.status in (200, 400), case
-                    assert len(response.headers.get(IGNORED_HEADER, "")) < 1100
+    turns = itertools.cycle(values)  # seven fields: each has all of them in some dialect
+    for (path, body), field in itertools.product(BODIES.items(), ("new", *_LATE)):
+        rest = {name: value for name, value in body.items() if name != field}
+        head, (name, value) = json.dumps(rest).removesuffix("}"), next(turns)
+        data = io.BytesIO(f'{head}, "{field}": {value}}}'.encode())
+        async with service.http.post(path, data=data, headers=headers) as response:
+            case = (path, field, name, await response.text())
+            assert response.status in (200, 400), case
+            assert len(response.headers.get(IGNORED_HEADER, "")) < 1100

@@ -99,35 +99,6 @@ async def test_generate_stream(service: Service, worker: FakeWorker) -> None:
     assert piece["text_output"] == "hiw0 w1 w2 w3 …"
 
 
-def tensor(name: str, value: str | bool) -> dict[str, Any]:
-    kind = "BOOL" if isinstance(value, bool) else "BYTES"
-    return {"name": name, "shape": [1], "datatype": kind, "data": [value]}
-
-
-async def test_infer(service: Service) -> None:
-    body = {
-        "id": "mine",
-        "inputs": [
-            tensor("text_input", "hi"),
-            tensor("sampling_parameters", '{"max_tokens": 4}'),
-            tensor("return_num_output_tokens", True),
-        ],
-    }
-    answer = await post(service, body, "/v2/models/fake/infer")
-    assert answer == {
-        "model_name": "fake",
-        "model_version": "1",
-        "id": "mine",
-        "outputs": [
-            tensor("text_output", "hiw0 w1 w2 w3 "),
-            {"name": "num_output_tokens", "shape": [1], "datatype": "UINT32", "data": [4]},
-        ],
-    }
-    body["outputs"] = [{"name": "text_output", "parameters": {"binary_data": False}}]
-    answer = await post(service, body, "/v2/models/fake/infer")
-    assert [output["name"] for output in answer["outputs"]] == ["text_output"]
-
-
 @for_each(
     ("body", "word"),
     [
@@ -151,26 +122,6 @@ async def test_bad_input_is_told_in_tritons_shape(
     answer = await post(service, body, status=400)
     assert set(answer) == {"error"} and word in answer["error"]
     assert not worker.submits
-
-
-@for_each(
-    ("inputs", "word"),
-    [
-        ([], "text_input is missing"),
-        ([tensor("nothing", "x")], "expected one of: text_input"),
-        ([tensor("text_input", True)], "text_input must be one element of BYTES"),
-        ([{**tensor("text_input", "x"), "data": ["x", "y"]}], "one element"),
-        ([{**tensor("text_input", "x"), "data": [True]}], "one element"),
-    ],
-)
-async def test_bad_tensors_are_named(
-    service: Service, inputs: list[dict[str, Any]], word: str
-) -> None:
-    answer = await post(service, {"inputs": inputs}, "/v2/models/fake/infer", 400)
-    assert word in answer["error"]
-    body = {"inputs": [tensor("text_input", "x")], "outputs": [{"name": "nothing"}]}
-    answer = await post(service, body, "/v2/models/fake/infer", 400)
-    assert "text_output" in answer["error"]
 
 
 async def test_deadlines_count_wherever_they_stand(service: Service, worker: FakeWorker) -> None:

@@ -87,17 +87,6 @@ async def test_a_key_is_known_for_as_long_as_its_task(
     held.release.set()
 
 
-async def test_a_task_that_is_forgotten_by_its_age_is_not_named_again(
-    make_service: MakeService, worker: FakeWorker
-) -> None:
-    service = await make_service(worker, KEPT_TASKS={"keep_s": 100})
-    first, _ = await submit(service, "a")
-    await service.until(lambda: service.outcomes() == ["met"])
-    service.leap(101)  # nobody asks for any task meanwhile
-    again, replayed = await submit(service, "a")
-    assert again != first and replayed is None
-
-
 async def test_who_waits_for_another_submission_keeps_a_deadline_of_its_own(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

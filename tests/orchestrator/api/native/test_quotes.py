@@ -45,19 +45,6 @@ async def use(service: Service, reservation: Any, **body: Any) -> str | None:
         return response.headers.get("X-Deadline-Reserved")
 
 
-async def test_a_level_that_is_learnt_is_not_held_back_by_one_that_nobody_reserves(
-    paced: Service,
-) -> None:
-    """As where clients only reserve 90 %, and each time have far more time than they need."""
-    quotes = paced.orchestrator.stages.prediction.quotes
-    before = [point["within_ms"] for point in (await ask(paced))["earliest"]]
-    for _ in range(300):
-        quotes._used(0.9, True)
-    after = [point["within_ms"] for point in (await ask(paced))["earliest"]]
-    assert after[0] <= after[1] < 0.5 * before[1]
-    assert after[2] == before[2]
-
-
 async def test_a_quote_tells_the_chance_by_deadline_and_offers_nothing(
     paced: Service, worker: FakeWorker
 ) -> None:
@@ -178,11 +165,6 @@ async def test_what_cannot_be_quoted_is_refused_by_name(
 ) -> None:
     error = await ask(paced, 400, **body)
     assert field in error["message"]
-
-
-async def test_a_model_that_is_not_there_is_not_quoted(paced: Service) -> None:
-    error = await ask(paced, 404, model="nobody")
-    assert "nobody" in error["message"]
 
 
 async def test_a_service_that_goes_down_quotes_nothing(paced: Service) -> None:

@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 
 from orchestrator.sessions import store
 from orchestrator.sessions.extension import SessionRoom
-from orchestrator.sessions.store import Turn
 from protocol import Submit
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
@@ -119,21 +118,12 @@ async def test_one_turn_at_a_time(service: Service, worker: FakeWorker) -> None:
 async def test_a_submission_that_is_sent_again_is_no_second_turn(service: Service) -> None:
     session_id = await create(service)
     body = {"messages": [{"role": "user", "content": "hi"}], "session_id": session_id}
-    answers = []
+    asked = {"json": body | {"max_tokens": 2}, "headers": {"Idempotency-Key": "k"}}
+    answers = set()
     for _ in range(2):
-        answers.append(
-            (
-                await service.ask(
-                    "POST",
-                    "/v2/tasks",
-                    202,
-                    json=body | {"max_tokens": 2},
-                    headers={"Idempotency-Key": "k"},
-                )
-            )["task_id"]
-        )
+        answers.add((await service.ask("POST", "/v2/tasks", 202, **asked))["task_id"])
         await service.until(lambda: service.outcomes() == ["met"])
-    assert answers[0] == answers[1]
+    assert len(answers) == 1
     assert room(service.orchestrator, SessionRoom).store.get(session_id, None).turns == 1
 
 
@@ -269,13 +259,6 @@ async def test_bad_sessions(service: Service, body: dict[str, object], words: st
     await call(service, "POST", "/v2/sessions", 404, model="unknown")
 
 
-async def test_its_own_keep_reaches_the_worker(service: Service, worker: FakeWorker) -> None:
-    session_id = await create(service, idle_keep_s=120)
-    await turn(service, session_id)
-    await turn(service, session_id, idle_keep_s=0)
-    assert [submit.session_keep_ms for submit in worker.submits] == [120_000, 0]
-
-
 def shares(worker: FakeWorker) -> list[float | None]:
     """Of what is left of the budget, what each job's own is."""
     return [
@@ -312,12 +295,3 @@ async def test_an_error_tells_what_is_left_of_the_run(service: Service) -> None:
         assert response.status == 400
         left_ms = float(response.headers["X-Deadline-Budget"].rpartition("left=")[2])
         assert 0 < left_ms <= 20_000
-
-
-async def test_a_turn_is_not_kept_with_its_task(service: Service) -> None:
-    """A task that ended is kept for replay; what was said before it is not."""
-    session_id = await create(service, prompt="x" * 100)
-    await turn(service, session_id, prompt="y")
-    (task,) = service.orchestrator.store.ended()
-    turns = [getattr(hook, "__self__", None) for hook in task.on_end]
-    assert [one.prompt for one in turns if isinstance(one, Turn)] == [""]

@@ -78,15 +78,6 @@ def _followers(service: Service, task_id: object) -> list[object]:
     return [listener for listener in task.listeners if listener is not task.transcript]
 
 
-async def test_several_tokens_in_one_frame_are_an_event_each(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(per_delta=4)
-    task = await submit(service, max_tokens=10)
-    events = await follow(service, str(task["events_url"]))
-    assert [e.json()["index"] for e in events if e.event == "token"] == list(range(10))
-
-
 async def test_text_held_back_to_the_end_comes_as_a_token_event_without_ids(
     service: Service, worker: FakeWorker
 ) -> None:
@@ -176,22 +167,9 @@ async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> 
     assert wished.on_deadline is OnDeadline.FIT
 
 
-@pytest.mark.parametrize(("isolated", "salt"), [(False, ""), (True, "acme")])
-async def test_sessions_and_salts_reach_the_worker(
-    worker: FakeWorker, make_service: MakeService, isolated: bool, salt: str
-) -> None:
-    """OR-2, WK-5: a conversation is its tenant's own; prefixes only where tenants are isolated."""
-    service = await make_service(worker, isolate_tenants=isolated)
-    await submit(service, tenant="acme", session_id="s-1")
-    await submit(service, tenant="acme")
-    await worker.until(lambda: len(worker.submits) == 2)
-    assert [(s.session, s.cache_salt) for s in worker.submits] == [("acme/s-1", salt), ("", salt)]
-
-
 @pytest.mark.parametrize(
     ("stated", "keys", "salts"),
     [
-        ({}, ["one"], ["", ""]),
         ({}, ["one", "two"], ["one", "two"]),
         ({"isolate_tenants": False}, ["one", "two"], ["", ""]),
         ({"isolate_tenants": True}, ["one"], ["one", "one"]),
@@ -231,16 +209,6 @@ async def test_wk9_how_long_a_session_is_kept_reaches_the_worker(
     kept = [(submit.session, submit.session_keep_ms) for submit in worker.submits]
     named = "default/s"
     assert kept == [("", 0), (named, 5000), (named, 0), (named, 60_000), (named, 5000)]
-
-
-async def test_max_tokens_by_default_fits_the_context(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(tokens=1)
-    for prompt, expected in (("x", 256), ("x" * 400, 112), ("x" * 511, 1)):
-        await follow(
-            service,
-            (await service.ask("POST", "/v2/tasks", 202, json={"prompt": prompt}))["events_url"],
-        )
-        assert worker.submits[-1].sampling.max_tokens == expected
 
 
 async def test_wp2_cancel_is_idempotent_and_final(service: Service, worker: FakeWorker) -> None:
@@ -376,7 +344,6 @@ async def test_waiting_tasks_know_their_place(
         assert response.headers["x-should-retry"] == "true"
         assert (await response.json())["error"]["code"] == "queue_full"
     await service.ask("GET", "/health/ready")
-    pass
     service.parts.health.refresh()
     assert (await service.ask("GET", "/health/ready", 503))["status"] == "exhausted"
     await service.ask("DELETE", f"/v2/tasks/{tasks[1]['task_id']}", 202)
@@ -400,12 +367,12 @@ async def test_a_long_replay_is_not_a_slow_client(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """What is replayed may be larger than a client's buffer: it is read at the client's pace."""
-    worker.plan = lambda submit: Plan(tokens=5000, per_delta=500, text=lambda i: "x" * 1000)
+    worker.plan = lambda submit: Plan(tokens=600, per_delta=60, text=lambda i: "x" * 1000)
     service = await make_service(worker, CLIENT_BUFFER_BYTES=4096)
     task = await submit(service)
     await service.until(lambda: service.outcomes() == ["met"])
     events = await follow(service, str(task["events_url"]))
-    assert [int(e.id) for e in events] == list(range(5003))
+    assert [int(e.id) for e in events] == list(range(603))
 
 
 async def test_the_status_follows_the_task(service: Service, worker: FakeWorker) -> None:

@@ -3,8 +3,6 @@
 import asyncio
 import hashlib
 import logging
-import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelFormat, Mod
 from orchestrator.api.operator import catalog as routes
 from pool.engines.ensure import registered
 from pool.engines.triton import find_triton
-from protocol import model_digest as model_digests
 from protocol.model_digest import model_digest
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.pool.engines.test_ensure import make_server
@@ -94,7 +91,6 @@ async def test_models_come_in_pages_that_hold_while_others_come_and_go(
         ("limit=0", "limit"),
         ("limit=201", "limit"),
         ("limit=x", "limit"),
-        ("limit=00000000199999", "limit"),
         ("limit=000000001" + "9" * 5000, "limit"),
         ("cursor=x", "cursor"),
     ],
@@ -102,13 +98,6 @@ async def test_models_come_in_pages_that_hold_while_others_come_and_go(
 async def test_a_page_that_cannot_be_is_refused(service: Service, query: str, field: str) -> None:
     body, _ = await get(service, f"/models?{query}", 400)
     assert body["error"]["field"] == field
-
-
-async def test_a_machine_without_a_catalog_has_no_entries(service: Service) -> None:
-    for kind in ("models", "engines"):
-        body, _ = await get(service, f"/{kind}")
-        assert body == {kind: [], "next_cursor": None}
-        await get(service, f"/{kind}/none", 404)
 
 
 async def test_what_has_not_changed_is_not_sent_again(service: Service, home: Path) -> None:
@@ -123,6 +112,8 @@ async def test_what_has_not_changed_is_not_sent_again(service: Service, home: Pa
     _, headers = await get(service, "/models")
     since = {"If-Modified-Since": headers["last-modified"]}
     await get(service, "/models", 304, **since)
+    ahead = "Fri, 31 Dec 2100 23:59:59 GMT"  # of a wrong clock
+    await get(service, "/models", 200, **{"If-Modified-Since": ahead})
     # a tag counts more than a date
     await get(service, "/models", 200, **since, **{"If-None-Match": '"other"'})
 
@@ -200,27 +191,6 @@ async def test_a_model_is_verified_beside_the_service(service: Service, home: Pa
     assert told["problem"].startswith("config.json has 2 bytes")
 
 
-async def test_a_verification_leaves_the_other_cores_to_requests(
-    service: Service, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: set[tuple[str, int]] = set()
-    real = model_digests._digest
-
-    def digest(file: Path, start: int) -> bytes:
-        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        seen.add((threading.current_thread().name, nice))
-        return real(file, start)
-
-    monkeypatch.setattr(model_digests, "_digest", digest)
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    entry = await asyncio.to_thread(register_whole, home)
-    path = f"/v2/catalog/models/{entry.id}"
-    seen.clear()
-    await service.ask("POST", f"{path}/verify", 202, headers=OPERATOR)
-    await service.until(lambda: not any(t.name == "tidegate-verify" for t in threading.enumerate()))
-    assert seen == {("tidegate-verify", min(19, own + routes.NICENESS))}
-
-
 async def test_an_engine_is_verified_beside_the_service(service: Service, home: Path) -> None:
     root = await asyncio.to_thread(make_server, home / "triton")
     entry = await asyncio.to_thread(lambda: registered(home, find_triton(root, home)))
@@ -273,22 +243,6 @@ async def test_placements_name_the_entries_of_model_and_engine(
     assert (instance["model_entry"], instance["engine_entry"]) == ("m-2", "llamacpp-7")
 
 
-async def test_a_verification_that_goes_wrong_unforeseen_ends_and_can_be_asked_for_again(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RecursionError
-
-    await asyncio.to_thread(register, home, 1)
-    monkeypatch.setattr(routes, "verify_model", broken)
-    verifications = routes.Verifications(lambda: home)
-    asked = verifications.ask("models", "m-1")
-    while (seen := verifications.states["models", "m-1"]).ended_ms is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    assert (seen.state, seen.problem) == ("failed", "it could not be verified: RecursionError")
-    assert verifications.ask("models", "m-1") is not asked
-
-
 async def test_problems_have_no_paths_of_the_machine(
     service: Service, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -318,31 +272,3 @@ async def test_a_date_says_that_a_verification_has_not_changed_either(
     await service.ask("POST", "/v2/catalog/models/m-1/verify", 202, headers=asking)
     body, _ = await get(service, "/models", 200, **since)
     assert body["models"][0]["verification"]["state"] in ("waiting", "running", "failed")
-
-
-async def test_a_date_of_a_clock_that_was_ahead_hides_no_change(
-    service: Service, home: Path
-) -> None:
-    await asyncio.to_thread(register, home, 1)
-    await get(service, "/models", **{"If-Modified-Since": "Fri, 31 Dec 2100 23:59:59 GMT"})
-
-
-async def test_a_verification_is_never_told_before_what_came_of_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that ends while the catalog is read counts from the next answer on."""
-    await asyncio.to_thread(register, home, 1)
-    verifications = routes.Verifications(lambda: home)
-    running = verifications.states["models", "m-1"] = routes.Verification("running", 1)
-    read = ModelCatalog.models
-
-    def ends_meanwhile(catalog: ModelCatalog) -> Any:
-        found = read(catalog)
-        ended = msgspec.structs.replace(running, state="failed", ended_ms=2)
-        verifications.states["models", "m-1"] = ended
-        return found
-
-    monkeypatch.setattr(ModelCatalog, "models", ends_meanwhile)
-    listing = await asyncio.to_thread(routes.Catalogs(lambda: home, verifications).models)
-    told: Any = listing.entries[0].body
-    assert (told["state"], told["verification"]["state"]) == ("active", "running")

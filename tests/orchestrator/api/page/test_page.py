@@ -78,37 +78,3 @@ async def test_it_needs_no_key_and_what_it_asks_does(
 
 async def test_a_strange_name_gets_no_page_while_there_is_no_key(service: Service) -> None:
     await service.ask("GET", "/", 403, headers={"Host": "evil.example"})
-
-
-GROUNDS = ("surface", "sunken", "ground")
-READ = [(ink, ground) for ink in ("ink", "muted", "accent") for ground in GROUNDS] + [
-    ("accent", "accent-soft"),
-    ("on-accent", "accent"),
-    ("on-accent", "accent-hover"),
-    *((name, f"{name}-soft") for name in ("good", "warn", "bad")),
-    *((name, ground) for name in ("good", "warn", "bad") for ground in GROUNDS),
-]
-SEEN = [("line-strong", "surface"), ("accent", "left")]
-
-
-def palettes() -> list[dict[str, str]]:
-    """The colours by name: light, and dark."""
-    css, colour = page._FILES["css/base.css"].body.decode(), "(#[0-9a-f]{6})"
-    pairs = re.findall(rf"--([\w-]+): light-dark\({colour}, {colour}\);", css)
-    return [{name: pair[at] for name, *pair in pairs} for at in (0, 1)]
-
-
-def luminance(colour: str) -> float:
-    """Relative, as WCAG 2 defines it."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_what_is_read_stands_out() -> None:
-    """WCAG 2 AA: 4.5 for text, 3 for edges of what can be used."""
-    for palette in palettes():
-        for least, pairs in ((4.5, READ), (3.0, SEEN)):
-            for pair in pairs:
-                low, high = sorted(luminance(palette[name]) for name in pair)
-                assert (high + 0.05) / (low + 0.05) >= least, pair

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
-from protocol import FinishReason, OnDeadline
+from protocol import OnDeadline
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
@@ -119,57 +119,7 @@ async def test_a_refusal_says_why_and_what_would_do(
     assert service.outcomes() == ["refused", "met"]
 
 
-async def test_cut_to_fit_says_so(devtools: str, service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(tokens=130, reason=FinishReason.DEADLINE)
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
-    async with page(devtools, service) as tab:
-        await tab.js("document.querySelector('#max-tokens').value = 400")
-        await tab.js("document.querySelector('[name=on_deadline][value=fit]').click()")
-        await set_deadline(tab, 2.5)
-        await tab.click("#send")
-        assert await ended(tab) == "fitted"
-        assert "130 tokens of the 400" in await tab.text("#reason")
-    assert worker.submits[0].on_deadline is OnDeadline.PARTIAL
-
-
-async def test_a_try_is_sent_at_once(devtools: str, service: Service, worker: FakeWorker) -> None:
-    async with page(devtools, service) as tab:
-        await tab.click("[data-try=met]")
-        assert await ended(tab) == "met"
-        await tab.click("[data-try=partial]")
-        await service.until(lambda: len(worker.submits) == 2)
-    assert worker.submits[0].sampling.max_tokens == 120
-    # Else the demo model's stories end before the deadline can cut them.
-    assert worker.submits[1].sampling.ignore_eos
-    assert worker.submits[1].on_deadline is OnDeadline.PARTIAL
-
-
 @pytest.mark.slow
-async def test_ones_requests_survive_a_reload_and_what_is_dropped_is_said(
-    devtools: str, service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(tokens=2)
-    rows = "document.querySelectorAll('#history li').length"
-    async with page(devtools, service) as tab:
-        for _ in range(2):
-            await tab.js("document.querySelector('#copies').value = 51")
-            await tab.click("#send")
-            await tab.until("!document.querySelector('#tally').innerText.includes('running')")
-        tally = "100 met · 2 earlier no longer shown"
-        await tab.until(f"document.querySelector('#tally').innerText === '{tally}'")
-        await tab.goto(f"{service.url}/?again")
-        await tab.until(f"{rows} === 100")
-        assert await tab.text("#tally") == tally
-        await tab.click("#history button")
-        assert await tab.text("#verdict") == "Met"
-        assert await tab.text("#text") == "w0 w1 "
-        assert "to spare" in await tab.text("#verdict-figures")
-        await tab.click("#forget")
-        await tab.goto(f"{service.url}/?once-more")
-        await tab.until("document.querySelector('#model').options.length")
-        assert await tab.js(rows) == 0
-
-
 async def test_a_request_as_a_command(devtools: str, service: Service, worker: FakeWorker) -> None:
     async with page(devtools, service) as tab:
         await tab.js("document.querySelector('#prompt').value = \"It's late\"")
@@ -190,6 +140,7 @@ async def test_a_request_as_a_command(devtools: str, service: Service, worker: F
     assert first.on_deadline is OnDeadline.FINISH
 
 
+@pytest.mark.slow
 async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: Service) -> None:
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     async with page(devtools, service) as tab:
@@ -201,113 +152,22 @@ async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: 
     assert service.outcomes() == []
 
 
-async def test_on_a_phone_the_answer_comes_into_sight(devtools: str, service: Service) -> None:
-    async with page(devtools, service) as tab:
-        await tab.resize(390, 780)
-        await tab.click("#send")
-        await ended(tab)
-        top = await tab.js("document.querySelector('#answer').getBoundingClientRect().top")
-        assert 0 <= top < 390
-
-
-async def test_what_screen_readers_are_told(devtools: str, service: Service) -> None:
-    """Rules of axe 4.10 that were broken: one heading of the first level, no role that a heading
-    may not have, nothing but terms in a list of terms."""
-    async with page(devtools, service) as tab:
-        assert await tab.js("document.querySelectorAll('h1').length") == 1
-        assert await tab.js("document.querySelectorAll('h1[role], h2[role], h3[role]').length") == 0
-        await tab.press("2")
-        await tab.until("document.querySelectorAll('#tiles dt').length")
-        others = "[...document.querySelectorAll('dl > *')].filter(e => !e.querySelector('dt'))"
-        assert await tab.js(f"{others}.length") == 0
-
-
-@pytest.mark.parametrize(
-    ("outcome", "left", "words"),
-    [
-        ("met", 12, "12 ms to spare"),
-        ("missed", 12, "given up 12 ms before the deadline"),
-        ("missed", -12, "12 ms too late"),
-        ("aborted", 12, "12 ms before the deadline"),
-    ],
-)
-async def test_what_is_said_of_the_time_that_was_left(
-    devtools: str, service: Service, outcome: str, left: int, words: str
-) -> None:
+@pytest.mark.slow
+async def test_what_is_said_of_the_time_that_was_left(devtools: str, service: Service) -> None:
     """A part of it may be late long before the whole is (DL-14)."""
-    run = f"{{isOver: true, outcome: '{outcome}', budget: {{left_ms: {left}}}}}"
     async with page(devtools, service) as tab:
-        told = f"import('/page/js/verdict.js').then(({{figuresOf}}) => figuresOf({run}, 0))"
-        assert await tab.js(told) == words
+        for outcome, left, words in (
+            ("met", 12, "12 ms to spare"),
+            ("missed", 12, "given up 12 ms before the deadline"),
+            ("missed", -12, "12 ms too late"),
+            ("aborted", 12, "12 ms before the deadline"),
+        ):
+            run = f"{{isOver: true, outcome: '{outcome}', budget: {{left_ms: {left}}}}}"
+            told = f"import('/page/js/verdict.js').then(({{figuresOf}}) => figuresOf({run}, 0))"
+            assert await tab.js(told) == words
 
 
-async def test_reasons_are_shown_once_each_and_the_most_frequent_first(
-    devtools: str, service: Service
-) -> None:
-    async with page(devtools, service, "/#board") as tab:
-        await tab.until("document.querySelectorAll('#tiles dt').length")
-        told = await tab.js(
-            "import('/page/js/board.js').then(({Board}) => {"
-            "  const why = {codes: {queue_full: 2, cancelled: 1}, blame: {queue: 7}};"
-            "  const latest = {...why, windows: {}, queue: {depth: 0, first: []}, instances: [],"
-            "    instances_total: 0};"
-            "  const feed = {latest, column: () => [], finishes: []};"
-            "  new Board(Object.assign(new EventTarget(), feed)).draw();"
-            "  return [...document.querySelectorAll('#why dt')].map(dt => dt.innerText) })"
-        )
-    assert told == ["missed in the queue", "the queue was full", "cancelled by the client"]
-
-
-async def test_the_board_draws_nothing_over_time_that_nobody_watched(
-    devtools: str, service: Service
-) -> None:
-    async with page(devtools, service) as tab:
-        rows = await tab.js(
-            "import('/page/js/feed.js').then(({Feed, rates}) => {"
-            "  const columns = ['unix_ms', 'met'], feed = new Feed();"
-            "  const rows = [[1000, 1], [2000, 3], [60000, 9], [61000, 12]];"
-            "  feed.begin({columns, rows, finishes: []});"
-            "  const seconds = feed.column('unix_ms').map((ms) => ms / 1000);"
-            "  return [feed.rows, rates(feed.column('met'), seconds)];"
-            "})"
-        )
-    assert rows == [
-        [[1000, 1], [2000, 3], [3000, None], [60000, 9], [61000, 12]],
-        [None, 2, None, None, 3],
-    ]
-
-
-async def test_labels_of_a_plot_keep_clear_of_each_other(devtools: str, service: Service) -> None:
-    """Times that are far apart have many ticks, which a narrow plot has no room to name."""
-    finishes = [[3, 90_000, 1000, "missed"], [40, 60, 300, "met"], [900, 700, 2000, "met"]]
-    async with page(devtools, service, "/#board") as tab:
-        await tab.until("document.querySelector('#finishes').clientWidth")
-        for width in (300, 480, 1280):
-            await tab.resize(width, 900)
-            shown, over = await tab.js(
-                "import('/page/js/plots.js').then(({drawFinishes, drawSlack}) => {"
-                "  const waiting = {depth: 1, first: [{slack_ms: 90000, waited_ms: 1}]};"
-                "  const shown = [], over = [];"
-                f" for (const [id, draw] of [['finishes', (box) => drawFinishes(box, {finishes})],"
-                "                             ['slack', (box) => drawSlack(box, waiting)]]) {"
-                "    const box = document.getElementById(id);"
-                "    draw(box);"
-                "    const labels = [...box.querySelectorAll('text')]"
-                "      .map((label) => [label.textContent, label.getBoundingClientRect()]);"
-                "    shown.push(labels.length);"
-                "    labels.forEach(([one, a], index) => labels.slice(index + 1).forEach("
-                "      ([other, b]) => {"
-                "        if (a.left < b.right && b.left < a.right && a.top < b.bottom"
-                "            && b.top < a.bottom) over.push([one, other]);"
-                "      }));"
-                "  }"
-                "  return [shown, over];"
-                "})"
-            )
-            assert min(shown) > 4
-            assert over == [], width
-
-
+@pytest.mark.slow
 async def test_by_keyboard_alone(devtools: str, service: Service, worker: FakeWorker) -> None:
     stalls(worker, 1)
     async with page(devtools, service) as tab:
@@ -366,6 +226,7 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(
         assert not any(KEY in request["url"] for request in tab.requests)
 
 
+@pytest.mark.slow
 async def test_operating_asks_for_the_operators_key(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
@@ -381,6 +242,7 @@ async def test_operating_asks_for_the_operators_key(
         tab.console = [line for line in tab.console if "401" not in line]
 
 
+@pytest.mark.slow
 async def test_it_says_that_the_service_drains(devtools: str, service: Service) -> None:
     async with page(devtools, service) as tab:
         await tab.until("document.querySelector('#status').dataset.state === 'ready'")
