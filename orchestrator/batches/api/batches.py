@@ -10,7 +10,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openapi.operation import PLAIN, Operation
-from orchestrator.batches.api.files import page_of, read_keep_s
+from orchestrator.batches.api.files import page_of
 from orchestrator.batches.api.served_lines import batches_of, owner_of
 from orchestrator.batches.folder import new_id
 from orchestrator.batches.records import LineOutcome, Status, StoredBatch
@@ -19,7 +19,8 @@ from orchestrator.errors import InvalidRequest
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _MAX_PER_PAGE = 100
-_MAX_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
+_METADATA_CHARS = 16 * (64 + 512)
+"""As much as OpenAI's 16 pairs of 64 and 512 characters."""
 _STAMPS = (
     Status.IN_PROGRESS,
     Status.FINALIZING,
@@ -31,13 +32,6 @@ _STAMPS = (
 )
 
 
-class ExpiresAfter(msgspec.Struct, frozen=True):
-    """How long the results are kept; the service's own bound also applies."""
-
-    anchor: str
-    seconds: int
-
-
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of a new batch. ``completion_window``: a number and one of s m h d, at most 7d."""
 
@@ -45,7 +39,6 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    output_expires_after: ExpiresAfter | None = None
 
 
 _reader = Reader(BatchRequest)
@@ -60,10 +53,6 @@ async def create(request: web.Request) -> web.Response:
         raise InvalidRequest(
             f"the file's purpose is {file.purpose}, and must be batch", field="input_file_id"
         )
-    keep_s, expires = batches.config.keep_s, body.output_expires_after
-    if expires is not None:
-        stated_s = read_keep_s(expires.anchor, expires.seconds, "output_expires_after")
-        keep_s = min(keep_s, stated_s)
     batch = new_batch(
         batches.shop.time,
         id=new_id("batch_"),
@@ -72,7 +61,7 @@ async def create(request: web.Request) -> web.Response:
         endpoint=body.endpoint,
         window=body.completion_window,
         window_s=read_window(body.completion_window),
-        keep_s=keep_s,
+        keep_s=batches.config.keep_s,
         metadata=body.metadata or {},
     )
     return json_response(shape(await batches.create(batch)))
@@ -131,14 +120,9 @@ def shape(batch: StoredBatch) -> dict[str, object]:
 def _checked(body: BatchRequest) -> BatchRequest:
     if body.endpoint not in ENDPOINTS:
         raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", field="endpoint")
-    metadata = body.metadata or {}
-    if len(metadata) > _MAX_PAIRS or any(
-        len(key) > _KEY_CHARS or len(value) > _VALUE_CHARS for key, value in metadata.items()
-    ):
+    if sum(len(key) + len(value) for key, value in (body.metadata or {}).items()) > _METADATA_CHARS:
         raise InvalidRequest(
-            f"metadata must have at most {_MAX_PAIRS} pairs, keys of {_KEY_CHARS} characters and "
-            f"values of {_VALUE_CHARS}",
-            field="metadata",
+            f"metadata must have at most {_METADATA_CHARS} characters", field="metadata"
         )
     return body
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.batches.frames import read_frames
+from orchestrator.batches.folder import read_frames
 from orchestrator.batches.records import LineOutcome, Status
 from orchestrator.batches.shop import Shop
 from tests.orchestrator.batches.conftest import FakeServer, Life, MakeLife, copy, line_of
