@@ -17,7 +17,6 @@ import msgspec
 from tokenizers import Tokenizer
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
-from orchestrator.prompts.bound import TokenBound
 from orchestrator.prompts.cuts import Lookalikes, Slicer, unicode_normalizer
 from orchestrator.prompts.kinds import INLINE_CHARS, chat_of, is_ids
 from orchestrator.prompts.stage import Steps
@@ -112,7 +111,6 @@ class PromptEncoder:
         self._tokenizer.no_padding()
         self.tokens = TokenTexts(self._tokenizer, card.eos_token_ids)
         spellings = self.tokens.all_bytes()
-        self._bound = TokenBound(self._tokenizer, spellings)
         self._slicer = Slicer(self._tokenizer, spellings, STEP_CHARS)
         self._around = _added_around(self._tokenizer)
         self._normalize = unicode_normalizer(self._tokenizer)
@@ -210,8 +208,6 @@ class PromptEncoder:
             text, around = prompt, self._around
         else:
             text, around = self._render(_with_roles_checked(chat_of(prompt))), _NOTHING
-        if len(text) > INLINE_CHARS:
-            self._require_room(self._bound.least_tokens(text))
         if around is None:
             yield len(text) > _LONG_CHARS
             ids = self._ids_of(text, add_special_tokens=True)
