@@ -227,6 +227,7 @@ class PromptEncoder:
             ids += behind
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
+        self._require_room(len(ids), is_least=False)
         return self._with_images(ids, images) if images else ids
 
     def hashes_in_steps(
@@ -290,10 +291,10 @@ class PromptEncoder:
         ids = encoding.ids
         return ids
 
-    def _require_room(self, least: int) -> None:
-        if least >= self.card.context_tokens:
+    def _require_room(self, tokens: int, *, is_least: bool = True) -> None:
+        if tokens >= self.card.context_tokens:
             raise ContextOverflow.of_prompt(
-                least, self.card.context_tokens, self.card.context_note, is_least=True
+                tokens, self.card.context_tokens, self.card.context_note, is_least=is_least
             )
 
     def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
@@ -408,8 +409,7 @@ class PromptEncoder:
             )
         counts = [_tokens_of(vision, image) for image in images]
         total = len(ids) - places + sum(counts)
-        if total >= self.card.context_tokens:  # before so many are made
-            raise ContextOverflow.of_prompt(total, self.card.context_tokens, self.card.context_note)
+        self._require_room(total, is_least=False)  # before so many are made
         left = iter(counts)
         return [
             token
@@ -433,10 +433,7 @@ class PromptEncoder:
     def _checked_ids(self, ids: Sequence[int]) -> Sequence[int]:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
-        if len(ids) >= self.card.context_tokens:  # before the walk, which may be long
-            raise ContextOverflow.of_prompt(
-                len(ids), self.card.context_tokens, self.card.context_note
-            )
+        self._require_room(len(ids), is_least=False)  # before the walk, which may be long
         if min(ids) < 0 or max(ids) >= self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",

@@ -17,7 +17,7 @@ from orchestrator.errors import NotReady
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.prompts.tokens import Token
 from orchestrator.tasks.task import Task
-from protocol import Code, Submit, TokenLogprob
+from protocol import Submit, TokenLogprob
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
@@ -105,7 +105,7 @@ async def test_the_last_seeds_stay_within_64_bits(service: Service, worker: Fake
 @pytest.mark.parametrize("prompts", [["a", "b"], [[72], [73]], ["a", [73]]])
 async def test_several_prompts(service: Service, worker: FakeWorker, prompts: object) -> None:
     worker.plan = by_prompt
-    body = TEXT | {"prompt": prompts, "n": 2, "best_of": 2}
+    body = TEXT | {"prompt": prompts, "n": 2}
     answer = await answer_of(service, "/v1/completions", body)
     first, second = (worker.submits[at].token_ids[-1] for at in (0, 2))
     assert first != second
@@ -350,45 +350,12 @@ async def test_wp1_a_disconnect_ends_all(
         ({"prompt": []}, "prompt"),
         ({"n": 2, "on_disconnect": "continue"}, "on_disconnect"),
         ({"prompt": ["a", "b"], "on_disconnect": "continue"}, "on_disconnect"),
-        ({"n": 3, "best_of": 2}, "best_of"),
-        ({"best_of": 129}, "best_of"),
-        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 2}, "best_of"),
     ],
 )
 async def test_what_is_refused(service: Service, body: dict[str, object], param: str) -> None:
     error = await answer_of(service, "/v1/completions", TEXT | body, status=400)
     assert (error["error"]["param"], error["error"]["code"]) == (param, "invalid_request")
-
-
-async def test_a_worker_that_refuses_one(service: Service, worker: FakeWorker) -> None:
-    plans = [Plan(stall_at=0), Plan(refuse=(Code.CONTEXT_OVERFLOW, "too long"))]
-    worker.plan = lambda submit: plans[len(worker.submits) - 1]
-    error = await answer_of(service, "/v1/completions", TEXT | {"n": 2}, status=400)
-    assert error["error"]["code"] == "context_length_exceeded"
-    await worker.until(lambda: not worker.running)
-
-
-async def test_the_likeliest_of_several(service: Service, worker: FakeWorker) -> None:
-    """Ranked by what all their tokens were worth; logprobs are ours alone unless asked for."""
-
-    def plan(submit: Submit) -> Plan:
-        seed = submit.sampling.seed or 0
-        return Plan(text=lambda i: f"{seed} ", logprob=-0.1 * (seed % 3), cached=1)
-
-    worker.plan = plan
-    body = TEXT | {"prompt": ["a", "b"], "n": 2, "best_of": 3, "seed": 1, "max_tokens": 2}
-    answer = await answer_of(service, "/v1/completions", body)
-    assert [(c["index"], c["text"]) for c in answer["choices"]] == [
-        (0, "3 3 "),
-        (1, "1 1 "),
-        (2, "3 3 "),
-        (3, "1 1 "),
-    ]
-    assert all(choice["logprobs"] is None for choice in answer["choices"])
-    assert answer["usage"]["completion_tokens"] == 12
-    told = await answer_of(service, "/v1/completions", body | {"logprobs": 1})
-    assert told["choices"][0]["logprobs"]["token_logprobs"] == [0.0, 0.0]
-    assert [submit.sampling.logprobs for submit in worker.submits] == [0] * 6 + [1] * 6
 
 
 async def test_a_model_that_goes_while_prompts_are_read(
