@@ -167,15 +167,6 @@ async def test_a_call_that_is_cut_is_incomplete(service: Service, worker: FakeWo
     assert '"get_weather", "arguments": {"city"' not in prompt_of(service, worker)
 
 
-async def test_logprobs_are_the_messages(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: says(f"<think>hm</think>yes {CALL}")
-    asked = ASK | {"include": ["message.output_text.logprobs"]}
-    message = (await ask(service, asked))["output"][1]
-    told = [event.json() for event in await events_of(service, asked)]
-    deltas = [e["logprobs"] for e in told if e["type"] == "response.output_text.delta"]
-    assert [entry for entries in deltas for entry in entries] == message["content"][0]["logprobs"]
-
-
 async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -> None:
     other = TOOL | {"name": "other"}
     asked = ASK | {"tools": [TOOL, other]}

@@ -33,9 +33,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"conversation": {"id": "conv_1"}}, "previous_response_id"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"metadata": {"a": 1}}, "metadata"),
-    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
-    ({"metadata": {"a": "x" * 513}}, "metadata"),
-    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"metadata": {"a": "x" * 2**16}}, "metadata"),
+    ({"top_logprobs": 1}, "/v1/chat/completions"),
+    ({"include": ["message.output_text.logprobs"]}, "/v1/chat/completions"),
     ({"input": "x" * 600}, "maximum context length is 512 tokens"),
 ]
 
@@ -109,17 +109,6 @@ async def test_an_answer_without_text_is_an_empty_one(service: Service, worker: 
     assert answer["output"][0]["content"][0]["text"] == ""
 
 
-async def test_logprobs(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: WELL
-    asked = HI | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    part = (await ask(service, asked))["output"][0]["content"][0]
-    assert [(e["logprob"], len(e["top_logprobs"])) for e in part["logprobs"]] == [(-0.5, 2)] * 2
-    events = [event.json() for event in await events_of(service, asked)]
-    deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
-    assert [entry for entries in deltas for entry in entries] == part["logprobs"]
-    assert worker.submits[0].sampling.logprobs == 2
-
-
 async def test_what_a_prompt_is_made_of(service: Service, worker: FakeWorker) -> None:
     """Instructions and what leads, parts, an answer as it was, and no thoughts."""
     worker.plan = lambda submit: WELL
@@ -159,16 +148,6 @@ async def test_a_conversation_by_id(
     await sdk.responses.create(**HI | {"input": "go"}, previous_response_id=third.id)
     said += "<|user|>so<|end|><|assistant|>w0 w1 <|end|>"
     assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>go<|end|><|assistant|>"
-
-
-async def test_tokens_are_counted_as_they_are_computed(
-    worker: FakeWorker, sdk: openai.AsyncOpenAI
-) -> None:
-    first = await sdk.responses.create(**HI)
-    more = {"model": "fake", "input": "x", "instructions": "s", "previous_response_id": first.id}
-    counted = await sdk.responses.input_tokens.count(**more)
-    assert counted.input_tokens == (await sdk.responses.create(**more)).usage.input_tokens
-    assert counted.object == "response.input_tokens" and len(worker.submits) == 2
 
 
 async def test_what_is_streamed_is_stored_unless_it_failed(
