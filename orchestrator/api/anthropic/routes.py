@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from orchestrator.api.anthropic.events import MessageEvents, ParsedMessageEvents
+from orchestrator.api.anthropic.events import MessageEvents
 from orchestrator.api.anthropic.shapes import blocks_of, message
 from orchestrator.api.anthropic.tools import thinking_of
 from orchestrator.api.anthropic.types import (
@@ -19,7 +19,6 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.finding import cancel
 from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
@@ -34,7 +33,7 @@ from orchestrator.api.http.responses import (
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Output, ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
-from orchestrator.tasks.task import Listener, Task
+from orchestrator.tasks.task import Task
 from protocol import Delta
 
 _message_reader = Reader(MessagesRequest)
@@ -57,13 +56,9 @@ async def messages(request: web.Request) -> web.StreamResponse:
     job, output = await _with_output(request, parsed)
     if parsed.is_streamed:
         name = request[CONTEXT].answer_id
-
-        def listen(stream: EventStream) -> Listener:
-            if output is None:
-                return MessageEvents(stream, name)
-            return ParsedMessageEvents(stream, name, output)
-
-        return await stream_answer(request, job, parsed.prompt, listen)
+        return await stream_answer(
+            request, job, parsed.prompt, lambda stream: MessageEvents(stream, name, output)
+        )
     task, answer = await whole_answer(request, job, parsed.prompt, _Answer(output))
     assert task.ending is not None
     if output is None:
