@@ -1,7 +1,5 @@
 """``/v1/messages``: Anthropic's Messages API; the official SDK works unmodified."""
 
-import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from aiohttp import web
@@ -38,7 +36,6 @@ from protocol import Delta
 
 _message_reader = Reader(MessagesRequest)
 _count_reader = Reader(CountTokensRequest)
-_VERSION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class ParsedMessages(NamedTuple):
@@ -51,7 +48,6 @@ class ParsedMessages(NamedTuple):
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """Create the next message of a conversation, or the rest of one that the client began."""
-    check_version(request.headers)
     parsed = await read_body(request, _message_reader, lambda body: _parse(request, body))
     job, output = await _with_output(request, parsed)
     if parsed.is_streamed:
@@ -86,7 +82,6 @@ class _Answer(WholeAnswer):
 
 async def count_tokens(request: web.Request) -> web.Response:
     """Count the tokens that a conversation has as a prompt."""
-    check_version(request.headers)
     orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
     deadline = read_deadline(
         request.headers,
@@ -107,16 +102,6 @@ async def count_tokens(request: web.Request) -> web.Response:
     key = context.key
     ids = await orchestrator.tokenize(model, prompt, deadline, key.fingerprint, key.tenant)
     return json_response({"input_tokens": len(ids)})
-
-
-def check_version(headers: Mapping[str, str]) -> None:
-    """Accept any date as a version; all mean the same. Raises ``InvalidRequest`` for others."""
-    version = headers.get("anthropic-version")
-    if version is not None and not _VERSION.fullmatch(version.strip()):
-        raise InvalidRequest(
-            f"anthropic-version must be a date such as 2023-06-01, got {version[:64]!r}",
-            field="anthropic-version",
-        )
 
 
 def routes() -> list[web.RouteDef]:

@@ -19,17 +19,9 @@ from orchestrator.errors import InvalidRequest
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _MAX_PER_PAGE = 100
+_FIRST = Status.VALIDATING
 _METADATA_CHARS = 16 * (64 + 512)
 """As much as OpenAI's 16 pairs of 64 and 512 characters."""
-_STAMPS = (
-    Status.IN_PROGRESS,
-    Status.FINALIZING,
-    Status.COMPLETED,
-    Status.FAILED,
-    Status.EXPIRED,
-    Status.CANCELLING,
-    Status.CANCELLED,
-)
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -111,7 +103,7 @@ def shape(batch: StoredBatch) -> dict[str, object]:
         "error_file_id": batch.errors_id if is_over and failed else None,
         "created_at": int(batch.made.unix),
         "expires_at": int(batch.made.unix + batch.window_s),
-        **{f"{status.value}_at": batch.times.get(status.value) for status in _STAMPS},
+        **{f"{it.value}_at": batch.times.get(it.value) for it in Status if it is not _FIRST},
         "request_counts": {"total": batch.total, "completed": succeeded, "failed": failed},
         "metadata": batch.metadata or None,
     }

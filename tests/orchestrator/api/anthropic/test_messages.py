@@ -228,14 +228,6 @@ async def test_what_changes_nothing_is_accepted(service: Service) -> None:
     await answer_of(service, HI | harmless, **{"anthropic-beta": "some-beta-2025-01-01"})
 
 
-async def test_the_version_is_read(service: Service) -> None:
-    await answer_of(service, HI, **{"anthropic-version": "2023-06-01"})
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        status, error = await error_of(service, HI, path, **{"anthropic-version": "newest"})
-        assert (status, error["type"]) == (400, "invalid_request_error")
-        assert "anthropic-version" in error["message"]
-
-
 async def test_errors_are_anthropics(
     service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
 ) -> None:

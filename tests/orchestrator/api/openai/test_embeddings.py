@@ -57,8 +57,6 @@ async def test_as_bytes(service: Service) -> None:
         ({"input": None}, "input"),
         ({"input": ["a"] * 129}, "input"),
         ({"input": [262]}, "input"),
-        ({"temperature": 1}, "temperature"),
-        ({"max_tokens": 4}, "max_tokens"),
         ({"on_deadline": "partial"}, "on_deadline"),
         ({"on_disconnect": "continue"}, "on_disconnect"),
     ],
