@@ -119,14 +119,6 @@ async def test_a_stream_begins_with_the_token_counts_that_it_ends_with(
         assert first["cache_read_input_tokens"] == cached < first["input_tokens"] + cached
 
 
-async def test_no_text_is_no_block(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(tokens=1, text=lambda i: "", reason=FinishReason.STOP)
-    kinds = [event.event for event in await events_of(service, HI)]
-    assert kinds == ["message_start", "message_delta", "message_stop"]
-    answer = await answer_of(service, HI)
-    assert (answer["content"], answer["stop_reason"]) == ([], "end_turn")
-
-
 async def test_a_stop_sequence_is_named(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(stop="END", reason=FinishReason.STOP)
     body = HI | {"stop_sequences": ["x", "END"]}
@@ -217,17 +209,6 @@ async def test_bad_input_is_told_what_was_wrong(
     assert not worker.submits
 
 
-async def test_what_changes_nothing_is_accepted(service: Service) -> None:
-    harmless = {
-        "tools": [],
-        "tool_choice": {"type": "auto"},
-        "thinking": {"type": "disabled"},
-        "cache_control": {"type": "ephemeral"},
-        "system": None,
-    }
-    await answer_of(service, HI | harmless, **{"anthropic-beta": "some-beta-2025-01-01"})
-
-
 async def test_errors_are_anthropics(
     service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
 ) -> None:
@@ -275,32 +256,6 @@ async def test_keys_bodies_and_limits(worker: FakeWorker, make_service: MakeServ
     assert (status, error["type"]) == (429, "rate_limit_error")
     status, error = await error_of(service, HI | {"system": "x" * 1024}, **{"x-api-key": "right"})
     assert (status, error["type"]) == (413, "request_too_large")
-
-
-async def test_an_error_mid_stream_is_an_event(
-    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=2)
-    async with service.leaping(21, tokens=2):
-        events = await events_of(service, HI | {"deadline_ms": 20_000})
-    assert [event.event for event in events[-3:]] == [*["content_block_delta"] * 2, "error"]
-    error = events[-1].json()["error"]
-    assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
-    assert service.outcomes() == ["missed"]
-    worker.plan = lambda submit: Plan(fail_at=2)
-    with pytest.raises(anthropic.APIStatusError, match="api_error"):
-        async with sdk.messages.stream(**HI) as stream:
-            await stream.get_final_message()
-
-
-async def test_dl6_what_there_is_at_the_deadline(service: Service, worker: FakeWorker) -> None:
-    """DL-6: as in OpenAI's dialect, a reason of our own."""
-    worker.plan = lambda submit: Plan(stall_at=2)
-    asked = HI | {"deadline_ms": 20_000, "on_deadline": "partial"}
-    async with service.leaping(21, tokens=2):
-        answer = await answer_of(service, asked)
-    assert (answer["stop_reason"], answer["content"][0]["text"]) == ("deadline", "w0 w1 ")
-    assert service.outcomes() == ["partial"]
 
 
 async def test_a_thread_that_was_never_kept_is_refused_so_that_all_of_it_is_sent(
