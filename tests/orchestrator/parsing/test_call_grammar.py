@@ -8,7 +8,7 @@ import pytest
 from orchestrator.parsing import CallFormat, Output, OutputFormat, OutputParser, ToolUse, collect
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.formats import TAGS
-from orchestrator.parsing.rules import Rules, without_notes
+from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.tools import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
 from tests.support.fake_worker import tokenizer_json
@@ -294,27 +294,6 @@ def test_markers_that_are_special_tokens_are_named_by_id() -> None:
     rules = Rules({4: "[TOOL_CALLS]", 5: "[ARGS]"})
     text = forced_calls(ToolUse(TOOLS), format, rules).usual.text
     assert "<[4]>" in text and "<[5]>" in text and "[ARGS]" not in text
-
-
-def test_what_decides_nothing_is_left_out() -> None:
-    """Descriptions may be long, and hold what a grammar must not."""
-    schema = {
-        "description": "a ::= b",
-        "properties": {
-            "description": {"type": "string", "title": "x", "enum": ["x", {"title": "kept"}]},
-            "title": {"const": {"title": "kept"}},
-        },
-        "anyOf": [{"description": "x", "required": ["title"]}],
-    }
-    left = dict(without_notes({**schema, "type": "object"}))
-    assert left == {
-        "type": "object",
-        "properties": {
-            "description": {"type": "string", "enum": ["x", {"title": "kept"}]},
-            "title": {"const": {"title": "kept"}},
-        },
-        "anyOf": [{"required": ["title"]}],
-    }
 
 
 def test_strict_tools_leave_text_free() -> None:

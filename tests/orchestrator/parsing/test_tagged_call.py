@@ -13,7 +13,6 @@ ROOT: Any = {
         "several": {"type": ["integer", "null"]},
         "either": {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]},
         "loop": {"$ref": "#/$defs/Loop"},
-        "constant": {"const": 1.5},
         "wrong": 5,
     },
 }
@@ -26,9 +25,7 @@ ROOT: Any = {
         ("several", {"integer", "null"}),
         ("either", {"string", "null"}),
         ("loop", set()),
-        ("constant", {"number"}),
         ("wrong", set()),
-        ("missing", set()),
     ],
 )
 def test_types(key: str, types: set[str]) -> None:
@@ -40,17 +37,13 @@ def test_types(key: str, types: set[str]) -> None:
     ("written", "types", "expected"),
     [
         (" 5 ", {"integer"}, "5"),
-        ("5", {"string", "integer"}, "5"),
         ("5", {"string", "null"}, '"5"'),
         ("null", {"string", "null"}, "null"),
         ("None", {"integer", "null"}, "null"),
-        ("True", {"boolean"}, "true"),
         ("true", {"string", "array"}, '"true"'),
-        ('{"a": [1]}', {"object"}, '{"a": [1]}'),
         ("{'a': 1}", {"object"}, "\"{'a': 1}\""),
         ("[" * 5000, {"array"}, f'"{"[" * 5000}"'),
         ("NaN", {"number"}, '"NaN"'),
-        ("", {"integer"}, '""'),
     ],
 )
 def test_values(written: str, types: set[str], expected: str) -> None:
