@@ -1,7 +1,7 @@
 """A chat in OpenAI's form, with vLLM's additions for its template."""
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -14,6 +14,10 @@ from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Chat, Message, said_by
 from orchestrator.tasks.tools import Tool, ToolCall
 from protocol import excerpt
+
+if TYPE_CHECKING:
+    from orchestrator.api.openai.tokens import TokenizeRequest
+    from orchestrator.api.openai.types import ChatRequest
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _IMAGES = ("image_url", "input_image")
@@ -90,20 +94,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     cache_control: Unused = NULL
 
 
-class StatesChat(Protocol):
-    """The fields of a body that are read here."""
-
-    @property
-    def messages(self) -> Sequence[ChatMessage]: ...
-    @property
-    def add_generation_prompt(self) -> bool | None: ...
-    @property
-    def continue_final_message(self) -> bool | None: ...
-    @property
-    def chat_template_kwargs(self) -> msgspec.Raw: ...
-
-
-def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
+def chat_of(body: "ChatRequest | TokenizeRequest", tools: tuple[Tool, ...] = ()) -> Chat:
     """The chat of a body, with the tools that may be called. Raises ``InvalidRequest``."""
     if not body.messages:
         raise InvalidRequest("messages is empty; it needs at least one", field="messages")

@@ -115,25 +115,9 @@ ALL = [
         [ONE, OTHER],
     ),
     (
-        OutputFormat(SEED_OSS),
-        "\n".join(
-            f"<seed:tool_call>\n<function={name}>\n<parameter={key}>{value}</parameter>\n"
-            "</function>\n</seed:tool_call>"
-            for name, key, value in (("get_weather", "city", "Köln // Bonn"), ("add", "a", "1 < 2"))
-        ),
-        [ONE, PLAIN],
-    ),
-    *(
-        (
-            OutputFormat(format),
-            f"{begin}[{call('get_weather', ONE)}, {call('add', OTHER)}]{end}",
-            [ONE, OTHER],
-        )
-        for format, begin, end in (
-            (GRANITE, "<|tool_call|>", ""),
-            (PHI4_MINI, "functools", ""),
-            (APRIEL, "<tool_calls>", "</tool_calls>"),
-        )
+        OutputFormat(APRIEL),
+        f"<tool_calls>[{call('get_weather', ONE)}, {call('add', OTHER)}]</tool_calls>",
+        [ONE, OTHER],
     ),
     (
         OutputFormat(HARMONY),
@@ -208,12 +192,6 @@ def test_calls_or_the_form_of_the_answer(
         Grammar(GrammarKind.JSON_OBJECT), ToolUse(TOOLS), format, Rules({5: "<|end|>"})
     )
     assert grammar is not None and matches('{"any":[1]}', grammar)
-
-
-def test_other_forms_stay_alone() -> None:
-    for kind, text in ((GrammarKind.REGEX, "a+"), (GrammarKind.CHOICE, '["a"]')):
-        grammar = Grammar(kind, text)
-        assert calls_or_json(grammar, ToolUse(TOOLS), OutputFormat(HERMES), Rules({})) is None
 
 
 @pytest.mark.parametrize("text", ["{", "1", '{"multipleOf": 1}}'])
