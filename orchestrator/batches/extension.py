@@ -70,7 +70,7 @@ class BatchRoom(Extension):
         return files, batches
 
     def attach(self, app: web.Application) -> None:
-        app[BATCHES] = self
+        app[BATCHES] = self.batches
         if self.batches is not None:
             self.batches.shop.server = BatchLines(app, self.batches)
 

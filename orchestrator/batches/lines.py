@@ -148,23 +148,15 @@ class Check:
         self._ids.add(digest)
 
 
-class UnfinishedLines:
-    """The lines that have no outcome yet, some at a time."""
-
-    def __init__(self, lines: Iterator[RawLine], is_done: Callable[[int], bool]) -> None:
-        self._lines = lines
-        self._is_done = is_done
-
-    def some(self, most: int, most_bytes: int) -> list[BatchLine]:
-        """The next lines, up to ``most`` of them and about ``most_bytes``; empty once there are no
-        more. Raises ``BadLine`` where the file is not the one that was checked."""
-        found: list[BatchLine] = []
-        size = 0
-        while len(found) < most and size < most_bytes:
-            raw = next(self._lines, None)
-            if raw is None:
-                break
-            if not self._is_done(raw.number):
-                found.append(read_line(raw))
-                size += len(raw.text)
-        return found
+def some_of(
+    lines: Iterator[RawLine], is_done: Callable[[int], bool], most: int, most_bytes: int
+) -> list[BatchLine]:
+    """The next lines without an outcome, up to ``most`` of them and about ``most_bytes``; none once
+    there are no more. Raises ``BadLine`` where the file is not the one that was checked."""
+    found: list[BatchLine] = []
+    size = 0
+    while len(found) < most and size < most_bytes and (raw := next(lines, None)) is not None:
+        if not is_done(raw.number):
+            found.append(read_line(raw))
+            size += len(raw.text)
+    return found

@@ -11,7 +11,7 @@ beginning: no client has seen its output.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.batches.folder import Ledger
-from orchestrator.batches.lines import BadLine, Check, UnfinishedLines, split_lines
+from orchestrator.batches.lines import BadLine, Check, RawLine, some_of, split_lines
 from orchestrator.batches.records import (
     BatchLine,
     LineError,
@@ -95,10 +95,8 @@ class Run:
 
     async def _check(self) -> bool:
         """Check that all lines are requests of this batch. If not, the batch has failed."""
-        shop, batch = self._shop, self.batch
-        pieces = shop.folder.pieces(batch.input_id)
-        lines = split_lines(pieces, shop.config.line_bytes)
-        check = Check(lines, batch.endpoint, shop.config.max_lines)
+        shop = self._shop
+        check = Check(self._lines(), self.batch.endpoint, shop.config.max_lines)
         while await shop.block(check.step, _CHECKED_AT_ONCE):
             pass
         if check.errors:
@@ -141,11 +139,11 @@ class Run:
 
     async def _serve(self, ledger: Ledger) -> None:
         """Serve the lines without an entry, until there are no more or none may start."""
-        shop = self._shop
-        lines = self._unfinished(ledger)
+        shop, lines = self._shop, self._lines()
+        read = partial(some_of, lines, ledger.is_done, _READ_AT_ONCE, _BYTES_AT_ONCE)
         working: set[asyncio.Task[None]] = set()
         try:
-            while some := await shop.block(lines.some, _READ_AT_ONCE, _BYTES_AT_ONCE):
+            while some := await shop.block(read):
                 for line in some:
                     place = await self._place()
                     if place is None:
@@ -164,10 +162,10 @@ class Run:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    def _unfinished(self, ledger: Ledger) -> UnfinishedLines:
-        shop = self._shop
-        pieces = shop.folder.pieces(self.batch.input_id)
-        return UnfinishedLines(split_lines(pieces, shop.config.line_bytes), ledger.is_done)
+    def _lines(self) -> Iterator[RawLine]:
+        """All lines of the input, read as they are asked for."""
+        pieces = self._shop.folder.pieces(self.batch.input_id)
+        return split_lines(pieces, self._shop.config.line_bytes)
 
     async def _place(self) -> WindowPlace | None:
         """Wait for a place in the window; None where no more lines may begin."""
@@ -221,11 +219,11 @@ class Run:
 
     async def _sweep(self, ledger: Ledger, kind: LineOutcome) -> None:
         """Write a "not served" entry for every line without one."""
-        lines, server = self._unfinished(ledger), self._shop.server
+        lines, server = self._lines(), self._shop.server
         assert server is not None
 
         def some() -> bool:
-            found = lines.some(_SWEPT_AT_ONCE, _BYTES_AT_ONCE)
+            found = some_of(lines, ledger.is_done, _SWEPT_AT_ONCE, _BYTES_AT_ONCE)
             for line in found:
                 if not ledger.is_done(line.number):  # no entry from an earlier try
                     entry = server.entry(self.batch, line, kind, None)

@@ -91,7 +91,7 @@ class Upload:
             )
         await self._shop.disk(self._append, content)
 
-    async def finish(self, name: str, purpose: str, keep_s: float) -> StoredFile:
+    async def finish(self, name: str, purpose: str) -> StoredFile:
         """Keep the data as a file that clients can ask for."""
         file = StoredFile(
             id=self.id,
@@ -100,7 +100,7 @@ class Upload:
             purpose=purpose,
             bytes=self.bytes,
             made=self._shop.time.stamp(),
-            keep_s=min(keep_s, self._shop.config.keep_s),
+            keep_s=self._shop.config.keep_s,
         )
         await self._shop.disk(self._sync)
         await self._shop.disk(self._shop.folder.save, file)

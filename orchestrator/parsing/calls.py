@@ -7,7 +7,7 @@ written. White space around calls is left out, so that an answer of nothing else
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from orchestrator.parsing.bare_call import BareCall
 from orchestrator.parsing.json_call import WHITESPACE, JsonCall, MarkedCall, NamedCall, Wrong
@@ -36,23 +36,6 @@ Schemas = Mapping[str, JsonObject | None]
 """Schemas of the arguments of the tools that may be called, by the tools' names."""
 
 
-class WrittenCall(Protocol):
-    """One call, read as the model writes it."""
-
-    @property
-    def name(self) -> str:
-        """Name of the tool; empty until it is known."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def feed(self, text: str) -> int:
-        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
-
-    def take(self) -> str:
-        """The new part of the arguments since the last call, as JSON."""
-
-
 class CallReader(ABC):
     """Splits the calls off the text of an answer."""
 
@@ -74,7 +57,7 @@ class CallReader(ABC):
         self._held = ""
         """Text that may be part of a marker, or white space in front of one."""
         self._index = 0
-        self._call: WrittenCall = JsonCall()
+        self._call: MarkedCall = JsonCall()
         self._raw: list[str] = []
         """Everything that the model wrote of the current call."""
         self._is_told = False
@@ -170,7 +153,7 @@ class CallReader(ABC):
             return None
         return text
 
-    def _begin_call(self, call: WrittenCall, raw: str = "") -> None:
+    def _begin_call(self, call: MarkedCall, raw: str = "") -> None:
         self._call = call
         self._raw = [raw]
         self._is_told = False

@@ -8,12 +8,10 @@ end.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
-from enum import Enum, auto
 
 import msgspec
 
 WHITESPACE = " \t\r\n"
-_NAME_KEYS = ("name",)
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
 _IN_STRING = re.compile(r'["\\]')
@@ -110,194 +108,11 @@ class Arguments:
         return (whole if self._is_string else text[at:end]), end
 
 
-class _At(Enum):
-    START = auto()
-    KEY = auto()
-    IN_KEY = auto()
-    COLON = auto()
-    VALUE = auto()
-    IN_NAME = auto()
-    IN_ARGUMENTS = auto()
-    IN_OTHER = auto()
-    IN_SCALAR = auto()
-    BEHIND_VALUE = auto()
-    OVER = auto()
-
-
-class JsonCall:
-    """Reads a call as one JSON object. ``name`` is empty until it is known."""
-
-    __slots__ = ("_arguments", "_at", "_key", "_names", "_short", "_untold", "_value", "name")
-
-    def __init__(self, names: Container[str] | None = None) -> None:
-        """A call of a tool that is not in ``names`` is not a call; None allows any name."""
-        self.name = ""
-        self._names = names
-        self._at = _At.START
-        self._key = ""
-        self._short = ""
-        self._value = Value()
-        self._arguments: Arguments | None = None
-        self._untold = ""
-
-    @property
-    def is_over(self) -> bool:
-        return self._at is _At.OVER
-
-    def feed(self, text: str) -> int:
-        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
-        at = 0
-        while at < len(text) and self._at is not _At.OVER:
-            at = self._step(text, at)
-        return at
-
-    def take(self) -> str:
-        """The new part of the arguments; ``{}`` at the end of a call without any."""
-        untold, self._untold = self._untold, ""
-        if self.is_over and self._arguments is None:
-            return "{}"
-        return untold
-
-    def _step(self, text: str, at: int) -> int:
-        match self._at:
-            case _At.IN_ARGUMENTS:
-                assert self._arguments is not None
-                new, at = self._arguments.feed(text, at)
-                self._untold += new
-                if self._arguments.is_over:
-                    self._at = _At.BEHIND_VALUE
-                return at
-            case _At.IN_KEY | _At.IN_NAME | _At.IN_OTHER:
-                return self._in_short(text, at)
-            case _At.IN_SCALAR:
-                end = _SCALAR_END.search(text, at)
-                stop = len(text) if end is None else end.start()
-                self._short += text[at:stop]
-                self._bound_short(stop)
-                if end is not None:
-                    if self._key in _ARGUMENT_KEYS and self._short != "null":
-                        raise Wrong(stop)
-                    self._at = _At.BEHIND_VALUE
-                return stop
-        mark = text[at]
-        if mark in WHITESPACE:
-            return at + 1
-        match self._at:
-            case _At.START if mark == "{":
-                self._at = _At.KEY
-            case _At.KEY if mark == '"':
-                self._begin_short(_At.IN_KEY)
-                return at
-            case _At.KEY | _At.BEHIND_VALUE if mark == "}" and self.name:
-                self._at = _At.OVER
-            case _At.BEHIND_VALUE if mark == ",":
-                self._at = _At.KEY
-            case _At.COLON if mark == ":":
-                self._at = _At.VALUE
-            case _At.VALUE:
-                self._begin_value(mark, at)
-                return at
-            case _:
-                raise Wrong(at + 1)
-        return at + 1
-
-    def _begin_value(self, mark: str, at: int) -> None:
-        if self._key in _NAME_KEYS:
-            if mark != '"' or self.name:
-                raise Wrong(at + 1)
-            self._begin_short(_At.IN_NAME)
-        elif self._key in _ARGUMENT_KEYS and mark in '{"':
-            if self._arguments is not None:
-                raise Wrong(at + 1)
-            self._arguments = Arguments()
-            self._at = _At.IN_ARGUMENTS
-        elif mark == '"' and self._key in _OTHER_KEYS:
-            self._begin_short(_At.IN_OTHER)
-        elif mark in '{["' or self._key not in (*_ARGUMENT_KEYS, *_OTHER_KEYS):
-            raise Wrong(at + 1)
-        else:
-            self._short = ""
-            self._at = _At.IN_SCALAR
-
-    def _begin_short(self, at: _At) -> None:
-        self._short = ""
-        self._value = Value()
-        self._at = at
-
-    def _in_short(self, text: str, at: int) -> int:
-        end = self._value.end_in(text, at)
-        stop = end if end >= 0 else len(text)
-        self._short += text[at:stop]
-        self._bound_short(stop)
-        if end < 0:
-            return stop
-        try:
-            short = _decode(self._short)
-        except (msgspec.DecodeError, UnicodeError):
-            raise Wrong(stop) from None
-        if self._at is _At.IN_KEY:
-            self._key = short
-            self._at = _At.COLON
-        else:
-            if self._at is _At.IN_NAME:
-                if not short or (self._names is not None and short not in self._names):
-                    raise Wrong(stop)
-                self.name = short
-            self._at = _At.BEHIND_VALUE
-        return stop
-
-    def _bound_short(self, stop: int) -> None:
-        """Apply the same limit however the text was cut into pieces."""
-        over = len(self._short) - MAX_SHORT
-        if over > 0:
-            raise Wrong(stop - over + 1)
-
-
-class NamedCall:
-    """Reads ``name{…}``, with ``[CALL_ID]`` and ``[ARGS]`` in between where a model has them."""
-
-    __slots__ = ("_arguments", "_head", "_untold", "name")
-
-    def __init__(self) -> None:
-        self.name = ""
-        self._head = ""
-        self._arguments: Arguments | None = None
-        self._untold = ""
-
-    @property
-    def is_over(self) -> bool:
-        return self._arguments is not None and self._arguments.is_over
-
-    def feed(self, text: str) -> int:
-        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
-        at = 0
-        if self._arguments is None:
-            brace = text.find("{")
-            at = len(text) if brace < 0 else brace
-            self._head += text[:at]
-            over = len(self._head) - MAX_SHORT
-            if over > 0:
-                raise Wrong(at - over + 1)
-            if brace < 0:
-                return at
-            head = _HEAD.fullmatch(self._head)
-            if head is None:
-                raise Wrong(brace + 1)
-            self.name = head[1]
-            self._arguments = Arguments()
-        self._untold, at = self._arguments.feed(text, at)
-        return at
-
-    def take(self) -> str:
-        untold, self._untold = self._untold, ""
-        return untold
-
-
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
 
 
 class MarkedCall(ABC):
-    """One call. ``name`` is empty until it is known."""
+    """One call, read as the model writes it. ``name`` is empty until it is known."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -306,7 +121,7 @@ class MarkedCall(ABC):
         self._mark = ""
         """The part of a mark that has been read."""
         self._word = ""
-        """The part of a name that has been read."""
+        """The part of a name, or of another short value, that has been read."""
         self._arguments = Arguments()
         self._read: Callable[[str, int], int] = self._begin
         """Reads a text from a place in it on, and returns how far it has come."""
@@ -319,6 +134,7 @@ class MarkedCall(ABC):
         return at
 
     def take(self) -> str:
+        """The new part of the arguments since the last call, as JSON."""
         untold, self._untold = self._untold, ""
         return untold
 
@@ -365,17 +181,156 @@ class MarkedCall(ABC):
         the name, None while that is open."""
         found = [end for char in ends if (end := text.find(char, at)) >= 0]
         stop = min(found, default=len(text))
-        self._word += text[at:stop]
-        over = len(self._word) - MAX_SHORT
-        if over > 0:
-            raise Wrong(stop - over + 1)
+        self._extend(text[at:stop], stop)
         if not found:
             return stop, None
         word, self._word = self._word, ""
         return stop, word.strip(WHITESPACE)
+
+    def _extend(self, more: str, stop: int) -> None:
+        """Add to the word. Its bound is the same however the text was cut into pieces."""
+        self._word += more
+        over = len(self._word) - MAX_SHORT
+        if over > 0:
+            raise Wrong(stop - over + 1)
 
     def _checked(self, name: str, at: int) -> str:
         """A tool's ``name``, which ends at ``at``. Raises ``Wrong`` if it cannot be one."""
         if not _NAME.fullmatch(name):
             raise Wrong(at + 1)
         return name
+
+
+class JsonCall(MarkedCall):
+    """Reads a call as one JSON object."""
+
+    def __init__(self, names: Container[str] | None = None) -> None:
+        """A call of a tool that is not in ``names`` is not a call; None allows any name."""
+        super().__init__()
+        self._names = names
+        self._key = ""
+        self._value = Value()
+
+    def _begin(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, ("{",))
+        if mark:
+            self._read = self._before_key
+        return at
+
+    def _before_key(self, text: str, at: int) -> int:
+        at = self._behind_space(text, at)
+        if text[at : at + 1] == '"':
+            self._begin_short(self._in_key)
+            return at
+        return self._end(text, at)
+
+    def _behind_value(self, text: str, at: int) -> int:
+        at = self._behind_space(text, at)
+        if text[at : at + 1] == ",":
+            self._read = self._before_key
+            return at + 1
+        return self._end(text, at)
+
+    def _end(self, text: str, at: int) -> int:
+        if at < len(text):
+            at += 1
+            if text[at - 1] != "}" or not self.name:
+                raise Wrong(at)
+            self.is_over = True
+            if not self._arguments.has_begun:
+                self._untold = "{}"
+        return at
+
+    def _in_key(self, text: str, at: int) -> int:
+        at, key = self._short(text, at)
+        if key is not None:
+            self._key = key
+            self._read = self._colon
+        return at
+
+    def _colon(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (":",))
+        if mark:
+            self._read = self._before_value
+        return at
+
+    def _before_value(self, text: str, at: int) -> int:
+        at = self._behind_space(text, at)
+        if at == len(text):
+            return at
+        mark, key = text[at], self._key
+        if key == "name" and mark == '"' and not self.name:
+            self._begin_short(self._in_name)
+        elif key in _ARGUMENT_KEYS and mark in '{"' and not self._arguments.has_begun:
+            self._read = self._in_arguments
+        elif key in _OTHER_KEYS and mark == '"':
+            self._begin_short(self._in_other)
+        elif key in (*_ARGUMENT_KEYS, *_OTHER_KEYS) and mark not in '{["':
+            self._read = self._in_scalar
+        else:
+            raise Wrong(at + 1)
+        return at
+
+    def _in_name(self, text: str, at: int) -> int:
+        at, name = self._short(text, at)
+        if name is not None:
+            if not name or (self._names is not None and name not in self._names):
+                raise Wrong(at)
+            self.name = name
+            self._read = self._behind_value
+        return at
+
+    def _in_arguments(self, text: str, at: int) -> int:
+        new, at = self._arguments.feed(text, at)
+        self._untold += new
+        if self._arguments.is_over:
+            self._read = self._behind_value
+        return at
+
+    def _in_other(self, text: str, at: int) -> int:
+        at, other = self._short(text, at)
+        if other is not None:
+            self._read = self._behind_value
+        return at
+
+    def _in_scalar(self, text: str, at: int) -> int:
+        end = _SCALAR_END.search(text, at)
+        stop = len(text) if end is None else end.start()
+        self._extend(text[at:stop], stop)
+        if end is not None:
+            scalar, self._word = self._word, ""
+            if self._key in _ARGUMENT_KEYS and scalar != "null":
+                raise Wrong(stop)
+            self._read = self._behind_value
+        return stop
+
+    def _begin_short(self, read: Callable[[str, int], int]) -> None:
+        self._value = Value()
+        self._read = read
+
+    def _short(self, text: str, at: int) -> tuple[int, str | None]:
+        """Read a short string; returns the place and the string, None while that is open."""
+        end = self._value.end_in(text, at)
+        stop = end if end >= 0 else len(text)
+        self._extend(text[at:stop], stop)
+        if end < 0:
+            return stop, None
+        word, self._word = self._word, ""
+        try:
+            return stop, _decode(word)
+        except (msgspec.DecodeError, UnicodeError):
+            raise Wrong(stop) from None
+
+
+class NamedCall(MarkedCall):
+    """Reads ``name{…}``, with ``[CALL_ID]`` and ``[ARGS]`` in between where a model has them."""
+
+    def _begin(self, text: str, at: int) -> int:
+        at, head = self._word_up_to(text, at, "{")
+        if head is not None:
+            found = _HEAD.fullmatch(head)
+            if found is None:
+                raise Wrong(at + 1)
+            self.name = found[1]
+            self._read = self._object
+        return at

@@ -4,5 +4,4 @@
 - ``chat_template``  the Jinja sandbox
 - ``stage``          long prompts, on threads, by deadline
 - ``cuts``           where a text is cut: into slices, and inside what looks like a special token
-- ``bound``          how many tokens a text has at the least
 """

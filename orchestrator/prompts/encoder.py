@@ -17,7 +17,6 @@ import msgspec
 from tokenizers import Tokenizer
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
-from orchestrator.prompts.bound import TokenBound
 from orchestrator.prompts.cuts import Lookalikes, Slicer, unicode_normalizer
 from orchestrator.prompts.kinds import INLINE_CHARS, chat_of, is_ids
 from orchestrator.prompts.stage import Steps
@@ -112,7 +111,6 @@ class PromptEncoder:
         self._tokenizer.no_padding()
         self.tokens = TokenTexts(self._tokenizer, card.eos_token_ids)
         spellings = self.tokens.all_bytes()
-        self._bound = TokenBound(self._tokenizer, spellings)
         self._slicer = Slicer(self._tokenizer, spellings, STEP_CHARS)
         self._around = _added_around(self._tokenizer)
         self._normalize = unicode_normalizer(self._tokenizer)
@@ -210,8 +208,6 @@ class PromptEncoder:
             text, around = prompt, self._around
         else:
             text, around = self._render(_with_roles_checked(chat_of(prompt))), _NOTHING
-        if len(text) > INLINE_CHARS:
-            self._require_room(self._bound.least_tokens(text))
         if around is None:
             yield len(text) > _LONG_CHARS
             ids = self._ids_of(text, add_special_tokens=True)
@@ -231,6 +227,7 @@ class PromptEncoder:
             ids += behind
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
+        self._require_room(len(ids), is_least=False)
         return self._with_images(ids, images) if images else ids
 
     def hashes_in_steps(
@@ -294,10 +291,10 @@ class PromptEncoder:
         ids = encoding.ids
         return ids
 
-    def _require_room(self, least: int) -> None:
-        if least >= self.card.context_tokens:
+    def _require_room(self, tokens: int, *, is_least: bool = True) -> None:
+        if tokens >= self.card.context_tokens:
             raise ContextOverflow.of_prompt(
-                least, self.card.context_tokens, self.card.context_note, is_least=True
+                tokens, self.card.context_tokens, self.card.context_note, is_least=is_least
             )
 
     def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
@@ -412,8 +409,7 @@ class PromptEncoder:
             )
         counts = [_tokens_of(vision, image) for image in images]
         total = len(ids) - places + sum(counts)
-        if total >= self.card.context_tokens:  # before so many are made
-            raise ContextOverflow.of_prompt(total, self.card.context_tokens, self.card.context_note)
+        self._require_room(total, is_least=False)  # before so many are made
         left = iter(counts)
         return [
             token
@@ -437,10 +433,7 @@ class PromptEncoder:
     def _checked_ids(self, ids: Sequence[int]) -> Sequence[int]:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
-        if len(ids) >= self.card.context_tokens:  # before the walk, which may be long
-            raise ContextOverflow.of_prompt(
-                len(ids), self.card.context_tokens, self.card.context_note
-            )
+        self._require_room(len(ids), is_least=False)  # before the walk, which may be long
         if min(ids) < 0 or max(ids) >= self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",

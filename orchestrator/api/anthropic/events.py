@@ -26,37 +26,38 @@ from orchestrator.parsing import (
     Piece,
     Reasoning,
 )
-from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from protocol import Delta
 
 _encode = msgspec.json.Encoder().encode
 
-_BEFORE_TEXT = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
-    b'"delta":{"type":"text_delta","text":'
-)
-_AFTER_TEXT = b"}}\n\n"
-
 
 class MessageEvents:
-    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events."""
+    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events.
+    ``output`` parses what the model writes (None: all of it is text)."""
 
-    def __init__(self, stream: EventStream, request_id: str) -> None:
+    def __init__(self, stream: EventStream, request_id: str, output: TaskOutput | None) -> None:
         self._stream = stream
         self._request_id = request_id
+        self._output = output
         self._has_message = False
-        self._has_block = False
+        self._index = -1
+        self._open = ""
+        """Type of the open block; empty between blocks."""
 
     # as a listener
 
     def started(self, task: Task) -> None:
         """Send nothing: until the first token's byte an error can still be a status."""
+        if self._output is not None:
+            self._output.begin(task)
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        events = [_BEFORE_TEXT + _encode(text) + _AFTER_TEXT for text in delta.texts if text]
-        if not self._has_block:
-            events.insert(0, self._begin(task, has_text=bool(events)))
+        events = self._begin(task)
+        if self._output is None:
+            events += self._events_of([Content(text) for text in delta.texts if text])
+        else:
+            events += self._events_of(self._output.feed(delta))
         self._stream.send(b"".join(events))
 
     def ended(self, task: Task) -> None:
@@ -69,63 +70,24 @@ class MessageEvents:
                     _event("error", error_body(ending.error, self._request_id) | more)
                 )
             return
-        events = self._rest(task, ending)
-        last = {"delta": self._stop(ending), "usage": usage(task), **more}
-        events += [_event("message_delta", last), _event("message_stop", {})]
+        events, is_calling = self._begin(task), False
+        if self._output is not None:
+            events += self._events_of(self._output.finish(ending.tail, ending))
+            is_calling = self._output.is_calling(ending)
+        elif ending.tail:
+            events += self._events_of([Content(ending.tail)])
+        last = {"delta": stop(ending, is_calling=is_calling), "usage": usage(task), **more}
+        events += [*self._close(), _event("message_delta", last), _event("message_stop", {})]
         self._stream.finish(b"".join(events))
 
     # inside
 
-    def _rest(self, task: Task, ending: Ending) -> list[bytes]:
-        """Events for what is left of the content when the task ends."""
-        events = [self._begin(task, has_text=bool(ending.tail))]
-        if ending.tail:
-            events.append(_BEFORE_TEXT + _encode(ending.tail) + _AFTER_TEXT)
-        if self._has_block:
-            events.append(_event("content_block_stop", {"index": 0}))
-        return events
-
-    def _stop(self, ending: Ending) -> dict[str, str | None]:
-        return stop(ending)
-
-    def _begin(self, task: Task, *, has_text: bool) -> bytes:
-        """Events that must precede further content, as far as they have not been sent."""
-        events = b""
-        if not self._has_message:
-            self._has_message = True
-            events += _event("message_start", {"message": message(task, None, [])})
-        if has_text and not self._has_block:
-            self._has_block = True
-            block = {"index": 0, "content_block": {"type": "text", "text": ""}}
-            events += _event("content_block_start", block) + _event("ping", {})
-        return events
-
-
-class ParsedMessageEvents(MessageEvents):
-    """Events of a task whose model may think in tags or call tools: a block for each of those."""
-
-    def __init__(self, stream: EventStream, request_id: str, output: TaskOutput) -> None:
-        super().__init__(stream, request_id)
-        self._output = output
-        self._index = -1
-        self._open = ""
-        """Type of the open block; empty between blocks."""
-
-    def started(self, task: Task) -> None:
-        self._output.begin(task)
-
-    def tokens(self, task: Task, delta: Delta) -> None:
-        events = [] if self._has_message else [self._begin(task, has_text=False)]
-        events += self._events_of(self._output.feed(delta))
-        self._stream.send(b"".join(events))
-
-    def _rest(self, task: Task, ending: Ending) -> list[bytes]:
-        events = [self._begin(task, has_text=False)]
-        events += self._events_of(self._output.finish(ending.tail, ending))
-        return events + self._close()
-
-    def _stop(self, ending: Ending) -> dict[str, str | None]:
-        return stop(ending, is_calling=self._output.is_calling(ending))
+    def _begin(self, task: Task) -> list[bytes]:
+        """The event that must precede all others, unless it has been sent."""
+        if self._has_message:
+            return []
+        self._has_message = True
+        return [_event("message_start", {"message": message(task, None, [])})]
 
     def _events_of(self, pieces: Iterable[Piece]) -> list[bytes]:
         events: list[bytes] = []

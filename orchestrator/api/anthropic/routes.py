@@ -1,12 +1,10 @@
 """``/v1/messages``: Anthropic's Messages API; the official SDK works unmodified."""
 
-import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from aiohttp import web
 
-from orchestrator.api.anthropic.events import MessageEvents, ParsedMessageEvents
+from orchestrator.api.anthropic.events import MessageEvents
 from orchestrator.api.anthropic.shapes import blocks_of, message
 from orchestrator.api.anthropic.tools import thinking_of
 from orchestrator.api.anthropic.types import (
@@ -19,7 +17,6 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.finding import cancel
 from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
@@ -34,12 +31,11 @@ from orchestrator.api.http.responses import (
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Output, ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
-from orchestrator.tasks.task import Listener, Task
+from orchestrator.tasks.task import Task
 from protocol import Delta
 
 _message_reader = Reader(MessagesRequest)
 _count_reader = Reader(CountTokensRequest)
-_VERSION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class ParsedMessages(NamedTuple):
@@ -52,18 +48,13 @@ class ParsedMessages(NamedTuple):
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """Create the next message of a conversation, or the rest of one that the client began."""
-    check_version(request.headers)
     parsed = await read_body(request, _message_reader, lambda body: _parse(request, body))
     job, output = await _with_output(request, parsed)
     if parsed.is_streamed:
         name = request[CONTEXT].answer_id
-
-        def listen(stream: EventStream) -> Listener:
-            if output is None:
-                return MessageEvents(stream, name)
-            return ParsedMessageEvents(stream, name, output)
-
-        return await stream_answer(request, job, parsed.prompt, listen)
+        return await stream_answer(
+            request, job, parsed.prompt, lambda stream: MessageEvents(stream, name, output)
+        )
     task, answer = await whole_answer(request, job, parsed.prompt, _Answer(output))
     assert task.ending is not None
     if output is None:
@@ -91,7 +82,6 @@ class _Answer(WholeAnswer):
 
 async def count_tokens(request: web.Request) -> web.Response:
     """Count the tokens that a conversation has as a prompt."""
-    check_version(request.headers)
     orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
     deadline = read_deadline(
         request.headers,
@@ -112,16 +102,6 @@ async def count_tokens(request: web.Request) -> web.Response:
     key = context.key
     ids = await orchestrator.tokenize(model, prompt, deadline, key.fingerprint, key.tenant)
     return json_response({"input_tokens": len(ids)})
-
-
-def check_version(headers: Mapping[str, str]) -> None:
-    """Accept any date as a version; all mean the same. Raises ``InvalidRequest`` for others."""
-    version = headers.get("anthropic-version")
-    if version is not None and not _VERSION.fullmatch(version.strip()):
-        raise InvalidRequest(
-            f"anthropic-version must be a date such as 2023-06-01, got {version[:64]!r}",
-            field="anthropic-version",
-        )
 
 
 def routes() -> list[web.RouteDef]:

@@ -69,12 +69,6 @@ def stated_form(output_config: msgspec.Raw, output_format: msgspec.Raw) -> State
     return StatedGrammar(field, json_schema(field, form.schema, None))
 
 
-class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The client's own name for its user; nothing here depends on it."""
-
-    user_id: str | None = None
-
-
 class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages``."""
 
@@ -85,7 +79,6 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     system: Content | None = None
     stop: list[str] | None = msgspec.field(default=None, name="stop_sequences")
     stream: bool | None = None
-    metadata: Metadata | None = None
 
     tools: Unused = NULL
     tool_choice: Unused = NULL
@@ -100,6 +93,7 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     speed: Unused = NULL
 
     # harmless
+    metadata: Unused = NULL
     cache_control: Unused = NULL
     context_management: Unused = NULL
     inference_geo: Unused = NULL

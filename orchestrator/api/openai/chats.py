@@ -1,7 +1,7 @@
 """A chat in OpenAI's form, with vLLM's additions for its template."""
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,9 +15,13 @@ from orchestrator.tasks.job import Chat, Message, said_by
 from orchestrator.tasks.tools import Tool, ToolCall
 from protocol import excerpt
 
+if TYPE_CHECKING:
+    from orchestrator.api.openai.tokens import TokenizeRequest
+    from orchestrator.api.openai.types import ChatRequest
+
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _IMAGES = ("image_url", "input_image")
-_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary_text")
 
 
 class ImageUrl(msgspec.Struct, frozen=True, gc=False):
@@ -39,8 +43,13 @@ class ContentPart(msgspec.Struct, frozen=True, gc=False):
     refusal: str | None = None
     thinking: str | None = None
     annotations: Unused = NULL
+    detail: Unused = NULL
+    logprobs: Unused = NULL
     cache_control: Unused = NULL
     """Has no effect: prefixes are cached whether or not it asks for it."""
+
+
+Content = str | tuple[str | ContentPart, ...] | None
 
 
 class CalledFunction(msgspec.Struct, frozen=True, gc=False):
@@ -71,7 +80,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     """One turn. A body may have so many that garbage collection would dominate."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | tuple[str | ContentPart, ...] | None = None
+    content: Content = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -85,20 +94,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     cache_control: Unused = NULL
 
 
-class StatesChat(Protocol):
-    """The fields of a body that are read here."""
-
-    @property
-    def messages(self) -> Sequence[ChatMessage]: ...
-    @property
-    def add_generation_prompt(self) -> bool | None: ...
-    @property
-    def continue_final_message(self) -> bool | None: ...
-    @property
-    def chat_template_kwargs(self) -> msgspec.Raw: ...
-
-
-def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
+def chat_of(body: "ChatRequest | TokenizeRequest", tools: tuple[Tool, ...] = ()) -> Chat:
     """The chat of a body, with the tools that may be called. Raises ``InvalidRequest``."""
     if not body.messages:
         raise InvalidRequest("messages is empty; it needs at least one", field="messages")
@@ -123,33 +119,51 @@ def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
 def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     """A turn as the model reads it. Its earlier thinking is left out, as templates do, unless it
     called tools in that turn. ``called`` maps the ids of calls so far to their names."""
-    content = _text_of(message, f"messages[{at}].content")
-    parts = _parts_of(message.content, f"messages[{at}].content")
-    if parts and message.role != "user":
-        where = f"messages[{at}].content"
-        raise InvalidRequest(
-            f"{where}: images are the user's; send them in a message of role user", field=where
-        )
+    where = f"messages[{at}].content"
+    may_be_empty = message.role in ("assistant", "tool", "function")
+    content: Content = message.content
+    if content is None and may_be_empty:  # others came under another name, which was ignored
+        content = message.refusal or ""
+    said = said_in(message.role, content, where)
     if message.role in ("tool", "function"):
-        return _result(message, content, f"messages[{at}].tool_call_id", called)
+        return _result(message, said.content, f"messages[{at}].tool_call_id", called)
     calls = message.tool_calls or ()
     if message.function_call is not None:
         calls = (*calls, MessageToolCall(message.function_call, id=f"call_{at}"))
-    if parts and not calls:
-        return said_by("user", parts)
     if not calls:
-        return Message("system" if message.role == "developer" else message.role, content)
+        return said
     if message.role != "assistant":
         where = f"messages[{at}].tool_calls"
         raise InvalidRequest(f"{where}: only an assistant's message has tool calls", field=where)
-    said = tuple(_call(call, f"messages[{at}].tool_calls[{n}]") for n, call in enumerate(calls))
-    called |= {call.id: call.name for call in said}
-    return Message(
-        "assistant",
-        content,
-        calls=said,
-        reasoning=message.reasoning_content or message.reasoning or _thoughts_of(message.content),
-    )
+    made = tuple(_call(call, f"messages[{at}].tool_calls[{n}]") for n, call in enumerate(calls))
+    called |= {call.id: call.name for call in made}
+    thoughts = message.reasoning_content or message.reasoning or thoughts_in(message.content)
+    return Message("assistant", said.content, calls=made, reasoning=thoughts)
+
+
+def said_in(role: str, content: Content, where: str) -> Message:
+    """What a turn says, in text and images. Raises ``InvalidRequest``."""
+    if content is None:
+        raise InvalidRequest(
+            f"{where} is required: a string, or a list of text and image parts", field=where
+        )
+    role = "system" if role == "developer" else role
+    if isinstance(content, str):
+        return Message(role, content)
+    said = said_by(role, [_part_of(part, f"{where}[{n}]") for n, part in enumerate(content)])
+    if said.parts and role != "user":
+        raise InvalidRequest(
+            f"{where}: images are the user's; send them in a message of role user", field=where
+        )
+    return said
+
+
+def thoughts_in(content: Content) -> str:
+    """The thinking of a model that stands among the parts of its turn."""
+    if content is None or isinstance(content, str):
+        return ""
+    parts = [part for part in content if isinstance(part, ContentPart) and part.type in _THOUGHTS]
+    return "".join([part.thinking or part.text or "" for part in parts])
 
 
 def _call(call: MessageToolCall, where: str) -> ToolCall:
@@ -159,26 +173,6 @@ def _call(call: MessageToolCall, where: str) -> ToolCall:
     if function is None:
         raise InvalidRequest(f"{where}: expected function, or custom", field=where)
     return read_call(call_id, function.name, function.arguments, f"{where}.function.arguments")
-
-
-def _is_image(part: str | ContentPart) -> bool:
-    return isinstance(part, ContentPart) and part.type in _IMAGES
-
-
-def _parts_of(content: str | tuple[str | ContentPart, ...] | None, where: str) -> Sequence[Part]:
-    """The parts of a content that has images; empty for any other."""
-    if not isinstance(content, tuple) or not any(map(_is_image, content)):
-        return ()
-    parts: list[Part] = []
-    for n, part in enumerate(content):
-        at = f"{where}[{n}]"
-        if isinstance(part, str):
-            parts.append(part)
-        elif _is_image(part):
-            parts.append(_image_in(part, at))
-        else:
-            parts.append(_text_in(part, at))
-    return parts
 
 
 def _image_in(part: ContentPart, where: str) -> Image:
@@ -200,30 +194,14 @@ def _result(message: ChatMessage, content: str, where: str, called: Mapping[str,
     return Message("tool", content, call_id=call_id, name=message.name or called.get(call_id, ""))
 
 
-def _text_of(message: ChatMessage, where: str) -> str:
-    """The text of a message. An assistant's turn with calls, or a tool's result, may have none.
-    Others must: if it is missing, it came under another name, which was ignored."""
-    content = message.content
-    if isinstance(content, str):
-        return content
-    if content is None:
-        if message.role not in ("assistant", "tool", "function"):
-            raise InvalidRequest(
-                f"{where} is required: a string, or a list of text and image parts", field=where
-            )
-        return message.refusal or ""
-    return "".join(
-        [
-            part if isinstance(part, str) else _text_in(part, f"{where}[{n}]")
-            for n, part in enumerate(content)
-        ]
-    )
-
-
-def _text_in(part: ContentPart, where: str) -> str:
+def _part_of(part: str | ContentPart, where: str) -> Part:
+    if isinstance(part, str):
+        return part
     kind = part.type or "text"
-    if kind in _THOUGHTS or kind in _IMAGES:
+    if kind in _THOUGHTS:
         return ""
+    if kind in _IMAGES:
+        return _image_in(part, where)
     text = part.refusal if kind == "refusal" else part.text
     if kind not in _TEXTS:
         raise InvalidRequest(
@@ -235,13 +213,3 @@ def _text_in(part: ContentPart, where: str) -> str:
         missing = f"{where}.{'refusal' if kind == 'refusal' else 'text'}"
         raise InvalidRequest(f"{missing} is required", field=missing)
     return text
-
-
-def _thoughts_of(content: str | tuple[str | ContentPart, ...] | None) -> str:
-    if content is None or isinstance(content, str):
-        return ""
-    return "".join(
-        part.thinking or part.text or ""
-        for part in content
-        if isinstance(part, ContentPart) and part.type in _THOUGHTS
-    )

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.api.openai.echo import require_few_numbers, require_short_echo
+from orchestrator.api.openai.echo import require_few
 from orchestrator.api.openai.shapes import usage
 from orchestrator.api.openai.types import ParsedCompletion, tier_of
 from orchestrator.service import Orchestrator, Reading
@@ -121,11 +121,10 @@ class Choices:
             self._readings.append(self._orchestrator.reading_of(task))
         top, is_streamed = self.request.job.sampling.prompt_logprobs, self.request.is_streamed
         tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
-        if top is not None:
-            require_few_numbers(tokens, top, is_streamed=is_streamed)
-        elif self.request.options.echo:
+        if self.request.options.echo:
             as_ids = not all(isinstance(prompt, str) for prompt in self.request.prompts)
-            require_short_echo(tokens, is_streamed=is_streamed and as_ids)
+            is_long = is_streamed and (as_ids or top is not None)
+            require_few(tokens, top, is_streamed=is_long)
 
     def _stopped(self) -> bool:
         """Whether a task has failed, so that no more are offered; cancels the others."""

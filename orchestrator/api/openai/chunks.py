@@ -23,7 +23,7 @@ from orchestrator.api.openai.shapes import (
     stop_text,
     token_counts,
 )
-from orchestrator.parsing import CallArguments, Content, Piece, Reasoning
+from orchestrator.parsing import Content, Reasoning
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
@@ -199,8 +199,7 @@ class ParsedChunkStream(ChunkStream):
         self._output = output
         self._deltas = Deltas(self._choices.request.free_texts)
         self._around_reasoning: list[bytes] = []
-        self._around_arguments: dict[int, list[bytes]] = {}
-        """Encoded parts around a call's arguments, by the call's index."""
+        """Encoded parts before, between and behind the model's thinking in a chunk."""
 
     def started(self, task: Task) -> None:
         super().started(task)
@@ -219,23 +218,13 @@ class ParsedChunkStream(ChunkStream):
                     self._stream.send(self._before + _encode(text) + self._after)
                     return
                 case Reasoning(text):
-                    around = self._around_reasoning or self._cut(task, Reasoning(_PLACE))
-                    self._around_reasoning = around
-                    self._stream.send(_encode(text).join(around))
-                    return
-                case CallArguments(index, json) if index not in self._deltas.texts:
-                    around = self._around_arguments.get(index) or self._cut(
-                        task, CallArguments(index, _PLACE)
-                    )
-                    self._around_arguments[index] = around
-                    self._stream.send(_encode(json).join(around))
+                    if not self._around_reasoning:
+                        said = self._deltas.of([Reasoning(_PLACE)])
+                        self._around_reasoning = self._event_of(task, said).split(_encode(_PLACE))
+                    self._stream.send(_encode(text).join(self._around_reasoning))
                     return
         if said := self._deltas.of(pieces):
             self._stream.send(self._event_of(task, said))
-
-    def _cut(self, task: Task, piece: Piece) -> list[bytes]:
-        """The parts before, between and after the piece's text in a chunk with nothing else."""
-        return self._event_of(task, self._deltas.of([piece])).split(_encode(_PLACE))
 
     def _event_of(self, task: Task, said: dict[str, object]) -> bytes:
         choice = self._shape.delta(self._index, None) | {"delta": said}

@@ -1,8 +1,7 @@
 """The prompt's own part of a completion: its text, and how likely its tokens were.
 
-The first token of a prompt has no log-probability: nothing came before it. Forms are OpenAI's for
-``echo`` with ``logprobs``, and vLLM's for ``prompt_logprobs``. A long prompt has a hundred thousand
-numbers, so encoding them yields to the event loop in between.
+The first token of a prompt has no log-probability: nothing came before it. A long prompt has a
+hundred thousand numbers, so encoding them yields to the event loop in between.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.api.openai.shapes import COMPLETION, TokenOf, named
+from orchestrator.api.openai.shapes import COMPLETION, named
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.tasks.job import Prompt
@@ -36,28 +35,17 @@ _Turns = Generator[None, None, T]
 """Work that yields whenever others may have a turn; returns a ``T``."""
 
 
-def require_few_numbers(tokens: int, top: int, *, is_streamed: bool) -> None:
-    """Check that an answer may cover so many prompt tokens. Raises ``InvalidRequest``."""
-    numbers, most = tokens * (top + 1), MAX_STREAMED_NUMBERS if is_streamed else MAX_NUMBERS
+def require_few(tokens: int, top: int | None, *, is_streamed: bool) -> None:
+    """Check that an answer may repeat so many prompt tokens, each with ``top`` alternatives (None:
+    without log-probabilities). Raises ``InvalidRequest``."""
+    numbers, most = tokens * (1 + (top or 0)), MAX_STREAMED_NUMBERS if is_streamed else MAX_NUMBERS
     if numbers > most:
+        what = "" if top is None else f", each with {top} alternatives,"
         raise InvalidRequest(
-            f"{tokens} prompt tokens, all choices together, with {top} alternatives each are "
-            f"{numbers} log-probabilities, and an answer has at most {most}"
-            f"{' when it is streamed' if is_streamed else ''}: send fewer or shorter prompts, or "
-            "ask for fewer alternatives",
-            field="prompt",
-        )
-
-
-def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
-    """Check that an answer may repeat so many prompt tokens. Raises ``InvalidRequest``."""
-    most = MAX_STREAMED_NUMBERS if is_streamed else MAX_NUMBERS
-    if tokens > most:
-        raise InvalidRequest(
-            f"echo would repeat {tokens} prompt tokens, all choices together, and an answer "
-            f"repeats at most {most}{' when it is streamed' if is_streamed else ''}: send fewer "
-            "or shorter prompts, or ask for fewer choices",
-            field="echo",
+            f"echo would repeat {tokens} prompt tokens{what} in all choices together, and an answer"
+            f" has at most {most} of them{' when it is streamed' if is_streamed else ''}: send "
+            "fewer or shorter prompts, or ask for fewer alternatives or choices",
+            field="echo" if top is None else "prompt",
         )
 
 
@@ -86,11 +74,6 @@ async def add_echo(
     assert rest is None or isinstance(rest, dict)
     turns = echoed_logprobs(ids, task.prompt_logprobs, top, tokens, rest or {})
     choice["logprobs"] = await _in_turns(turns)
-
-
-async def own_form(ids: Sequence[int], task: Task, top: int, tokens: TokenTexts) -> msgspec.Raw:
-    """vLLM's ``prompt_logprobs``: for each token, by id, its own and the likeliest ones."""
-    return await _in_turns(_own_form(ids, task.prompt_logprobs, top, tokens.token))
 
 
 def at_once(turns: "_Turns[T]") -> T:
@@ -137,31 +120,6 @@ def echoed_logprobs(
     _extend(lists, {**rest, "text_offset": shifted})
     fields = (b'"%b":[%b]' % (name.encode(), b",".join(parts)) for name, parts in lists.items())
     return msgspec.Raw(b"{%b}" % b",".join(fields))
-
-
-def _own_form(
-    ids: Sequence[int], read: Sequence[PromptLogprobs], top: int, token_of: TokenOf
-) -> "_Turns[msgspec.Raw]":
-    parts = [b"null"]
-    for first, entries in _checked(ids, read):
-        told = []
-        for token_id, entry in zip(ids[first:], entries, strict=False):
-            ranked = {token_id: (entry.logprob, entry.rank)}
-            for rank, (top_id, logprob) in enumerate(entry.top[:top], start=1):
-                ranked.setdefault(top_id, (logprob, rank))
-            told.append(
-                {
-                    str(one): {
-                        "logprob": logprob,
-                        "rank": rank,
-                        "decoded_token": token_of(one).text,
-                    }
-                    for one, (logprob, rank) in ranked.items()
-                }
-            )
-        parts.append(_encode(told)[1:-1])
-        yield
-    return msgspec.Raw(b"[%b]" % b",".join(parts))
 
 
 def _checked(

@@ -31,28 +31,7 @@ from orchestrator.api.openai.types import AnswerOptions, ParsedCompletion, read_
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Api, OnDisconnect
 from orchestrator.tasks.task import Task
-from protocol import Delta, OnDeadline
-
-_FOR_TEXT = (
-    "max_tokens",
-    "min_tokens",
-    "ignore_eos",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "token_gap_ms",
-    "session_id",
-    "idle_keep_s",
-)
-"""Fields of every generation that mean nothing for embeddings."""
-
+from protocol import Delta, OnDeadline, Sampling
 
 _ONLY = {
     "dimensions": ServedValues(
@@ -68,7 +47,7 @@ _ONLY = {
 
 
 class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An embedding request, with at most 128 inputs; fields about generated text are refused."""
+    """An embedding request, with at most 128 inputs; fields about generated text change nothing."""
 
     default_max_tokens: ClassVar[int | None] = 1
 
@@ -82,12 +61,8 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     truncate_prompt_tokens: Unused = NULL
 
     def refuse_unsupported(self) -> None:
-        """Raise ``InvalidRequest`` for the first field that means nothing for embeddings."""
+        """Raise ``InvalidRequest`` for the first value that is not served."""
         refuse_unserved(self, _ONLY)
-        plain = EmbeddingRequest(input=NULL)
-        for field in _FOR_TEXT:
-            if getattr(self, field, None) != getattr(plain, field, None):
-                raise InvalidRequest(f"{field} is not for embeddings: leave it out", field=field)
         if self.on_deadline is not OnDeadline.ERROR:
             raise InvalidRequest(
                 "on_deadline must be error: an embedding cannot be returned in part",
@@ -170,7 +145,7 @@ def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedCompleti
     body.refuse_unsupported()
     prompts = read_prompts(body.input, "input")
     job = replace(read_job_of(request, body, Api.EMBEDDINGS, keep=False), embeds=True)
-    sampling = msgspec.structs.replace(job.sampling, temperature=0.0)
+    sampling = Sampling(max_tokens=1, temperature=0.0)
     parsed = ParsedCompletion(
         job=replace(job, sampling=sampling, unstated=()),
         prompts=prompts,

@@ -177,8 +177,8 @@ async def _answer(
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
     encoder = orchestrator.model(last.model)
     told = [
-        await texts[at].choice(index, at, tasks[at], shape, encoder)
-        for index, at in enumerate(_kept(choices, texts))
+        await text.choice(index, task, shape, encoder)
+        for index, (text, task) in enumerate(zip(texts, tasks, strict=True))
     ]
     body = shape.head(tasks[0], created, chunk=False) | {
         "choices": told,
@@ -188,8 +188,6 @@ async def _answer(
     }
     if shape.is_chat and choices.request.options.token_ids:
         body["prompt_token_ids"] = texts[0].prompt_ids
-    if shape.is_chat and choices.request.options.prompt_logprobs is not None:
-        body["prompt_logprobs"] = told[0].pop("prompt_logprobs")
     return json_response(body, headers=task_headers(last, orchestrator.clock.now()))
 
 
@@ -241,15 +239,15 @@ class _Text(Transcript):
             self._over.set()
 
     async def choice(
-        self, index: int, at: int, task: Task, shape: Shape, encoder: PromptEncoder
+        self, index: int, task: Task, shape: Shape, encoder: PromptEncoder
     ) -> dict[str, object]:
-        """The choice's part of the answer; it was the ``at``-th to be submitted."""
+        """The choice's part of the answer."""
         if index:
             await asyncio.sleep(0)  # a choice may be long, and there may be a hundred of them
         ending, options = task.ending, self._choices.request.options
         assert ending is not None
         tail, logprobs = ending.tail, None
-        if self.logprobs and not options.hides_logprobs:
+        if self.logprobs:
             logprobs = await shape.logprobs_in_turns(
                 self.ids, self.texts, self.logprobs, encoder.tokens.token
             )
@@ -270,24 +268,9 @@ class _Text(Transcript):
             if not shape.is_chat:
                 choice["prompt_token_ids"] = self.prompt_ids
         if options.echo:
-            prompt = self._choices.prompt_of(at)
+            prompt = self._choices.prompt_of(index)
             await echo.add_echo(choice, prompt, self.prompt_ids, task, encoder.tokens)
-        if (top := options.prompt_logprobs) is not None:
-            own_form = echo.own_form(self.prompt_ids, task, top, encoder.tokens)
-            choice["prompt_logprobs"] = await own_form
         return choice
-
-
-def _kept(choices: Choices, texts: Sequence[Transcript]) -> list[int]:
-    """The choices that the client gets: each prompt's likeliest, if it asks for the best."""
-    n, best = choices.request.n, choices.request.options.best
-    if best is None:
-        return list(range(choices.count))
-    kept: list[int] = []
-    for first in range(0, choices.count, n):
-        of_prompt = range(first, first + n)
-        kept += sorted(of_prompt, key=lambda at: -texts[at].cumulative_logprob)[:best]
-    return kept
 
 
 def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:

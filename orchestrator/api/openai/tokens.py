@@ -49,7 +49,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 "its own",
                 field="add_special_tokens",
             )
-        return chat_of(self, stated_tools(self.tools))  # type: ignore[arg-type]  # its messages are not None
+        return chat_of(self, stated_tools(self.tools))
 
 
 _ONLY = {name: ChatRequest.served[name] for name in ("chat_template", "documents")}

@@ -1,6 +1,5 @@
 """Tools in OpenAI's chat bodies, and which of them may or must be called."""
 
-from collections.abc import Set
 from typing import Final, Literal
 
 import msgspec
@@ -87,22 +86,12 @@ class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
-class _AllowedTool(msgspec.Struct, frozen=True):
-    type: Literal["function", "custom"]
+class ChosenTool(msgspec.Struct, frozen=True):
+    """The one tool that must be called."""
+
+    type: str
     function: _Named | None = None
     custom: _Named | None = None
-
-
-class _AllowedTools(msgspec.Struct, frozen=True):
-    tools: tuple[_AllowedTool, ...]
-    mode: Literal["auto", "required"] = "auto"
-
-
-class ChosenTool(_AllowedTool, frozen=True):
-    """The one tool that must be called, or those that may or must be."""
-
-    type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]
-    allowed_tools: _AllowedTools | None = None
 
 
 _tools_reader: Reader[list[ToolBody] | None] = Reader(list[ToolBody] | None)
@@ -125,13 +114,6 @@ def _tool_of(tool: ToolBody, where: str) -> Tool:
     raise _missing(f"{where}.{tool.type}")
 
 
-def _name_in(chosen: _AllowedTool | ChosenTool, where: str) -> str:
-    named = chosen.custom if chosen.type == "custom" else chosen.function
-    if named is None:
-        raise _missing(f"{where}.{chosen.type}")
-    return named.name
-
-
 def tool_use_of(
     stated: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bool
 ) -> ToolUse | None:
@@ -141,24 +123,20 @@ def tool_use_of(
     tools = stated_tools(stated)
     if not isinstance(choice, ChosenTool):
         return use_of(tools, choice, "", is_parallel=is_parallel)
-    if choice.type == "allowed_tools":
-        if choice.allowed_tools is None:
-            raise _missing("tool_choice.allowed_tools")
-        where = "tool_choice.allowed_tools.tools"
-        allowed = enumerate(choice.allowed_tools.tools)
-        names = {_name_in(tool, f"{where}[{at}]") for at, tool in allowed}
-        some = allowed_of(tools, names, where)
-        return use_of(some, choice.allowed_tools.mode, "", is_parallel=is_parallel)
-    only = _name_in(choice, "tool_choice")
-    return use_of(tools, None, only, is_parallel=is_parallel)
+    if choice.type not in ("function", "custom"):
+        raise unserved_choice(choice.type)
+    named = choice.custom if choice.type == "custom" else choice.function
+    if named is None:
+        raise _missing(f"tool_choice.{choice.type}")
+    return use_of(tools, None, named.name, is_parallel=is_parallel)
 
 
-def allowed_of(tools: tuple[Tool, ...], names: Set[str], field: str) -> tuple[Tool, ...]:
-    """The tools that ``tool_choice`` allows. The model is shown no others, for it might call any
-    that it knows. Raises ``InvalidRequest``."""
-    if unknown := names - {tool.name for tool in tools}:
-        raise InvalidRequest(f"{field}: tools has no {excerpt(min(unknown), 64)!r}", field=field)
-    return tuple(tool for tool in tools if tool.name in names)
+def unserved_choice(kind: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"tool_choice.type: {excerpt(kind, 64)} is not served here, only function and custom; send "
+        "the tools that may be called, and no others",
+        field="tool_choice.type",
+    )
 
 
 def use_of(

@@ -45,16 +45,22 @@ _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Deco
 
 _SERVED = {
     "allowed_token_ids": ServedValues(nothing, "send structured_outputs or logit_bias"),
+    "best_of": ServedValues(
+        lambda value: value == 1, "send n and logprobs, and choose among the answers"
+    ),
     "bad_words": ServedValues(nothing, "send logit_bias, or look for them in the answer"),
     "detokenize": ServedValues(lambda value: value is True, "answers have text"),
     "early_stopping": ServedValues(nothing, "it belongs to beam search, which is not served"),
     "length_penalty": ServedValues(lambda value: value == 1, "it belongs to beam search"),
     "logits_processors": ServedValues(nothing, "send structured_outputs or logit_bias"),
+    "prompt_logprobs": ServedValues(
+        lambda value: False, "send a prompt with echo and logprobs to /v1/completions"
+    ),
     "return_tokens_as_token_ids": ServedValues(nothing, "send return_token_ids"),
     "truncate_prompt_tokens": ServedValues(
         nothing, "what does not fit the context is refused, not cut; send a shorter prompt"
     ),
-    "use_beam_search": ServedValues(nothing, "answers are sampled; send n or best_of"),
+    "use_beam_search": ServedValues(nothing, "answers are sampled; send n"),
 }
 """Fields of which only some values are served. Ignoring them would change the answer."""
 _SERVED_OF_DYNAMO = {
@@ -65,7 +71,6 @@ _SERVED_OF_CHATS = {
     **_SERVED,
     "add_special_tokens": ServedValues(nothing, "the chat template has its own"),
     "audio": ServedValues(nothing, "only text is served"),
-    "best_of": ServedValues(lambda value: value == 1, "it belongs to /v1/completions; send n"),
     "chat_template": ServedValues(
         nothing, "the model's own is used; send chat_template_kwargs, or a prompt to completions"
     ),
@@ -115,18 +120,12 @@ class AnswerOptions(NamedTuple):
     stop_in_text: bool = False
     echo: bool = False
     """Whether the prompt precedes the text, with log-probabilities if the text has them."""
-    prompt_logprobs: int | None = None
-    """How many alternatives per prompt token, in vLLM's form; None for no such list."""
-    best: int | None = None
-    """How many of a prompt's choices the client gets, the likeliest; None for all."""
-    hides_logprobs: bool = False
-    """Whether log-probabilities only serve to find the likeliest choice."""
     tier: bool = False
     """Whether the answer names the ``service_tier`` that it was served in."""
 
     @property
     def needs_prompt_ids(self) -> bool:
-        return self.token_ids or self.echo or self.prompt_logprobs is not None
+        return self.token_ids or self.echo
 
 
 class ParsedCompletion(NamedTuple):
@@ -171,7 +170,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     # vLLM's
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Unused = NULL
+    best_of: Unused = NULL
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Unused = NULL
@@ -208,11 +208,6 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
             refuse_unserved(self.nvext, _SERVED_OF_DYNAMO)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
-        if self.prompt_logprobs is not None and self.stream:
-            raise InvalidRequest(
-                "prompt_logprobs needs stream: false; echo with logprobs can be streamed",
-                field="prompt_logprobs",
-            )
         if self.wanted_prompt_logprobs() is not None and self.on_deadline is not OnDeadline.ERROR:
             raise InvalidRequest(
                 "on_deadline must be error where log-probabilities of the prompt are asked for: "
@@ -229,7 +224,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
 
     def wanted_prompt_logprobs(self) -> int | None:
         """How many alternatives to return per prompt token; None: not even its own."""
-        return self.prompt_logprobs
+        return None
 
     def wants_one_piece(self) -> bool:
         return not self.stream
@@ -267,7 +262,6 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
             running_usage=usage and bool(options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids),
             stop_in_text=bool(self.include_stop_str_in_output),
-            prompt_logprobs=self.prompt_logprobs,
             tier=self.service_tier is not None,
         )
 
@@ -288,7 +282,6 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     chat_template: Unused = NULL
     documents: Unused = NULL
     echo: bool | None = None
-    best_of: int | None = None
 
     tools: Unused = NULL
     tool_choice: Unused = NULL
@@ -337,57 +330,23 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
 
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
     prompt_embeds: Unused = NULL
 
     def wanted_logprobs(self) -> int | None:
-        return 0 if self.logprobs is None and self._chooses else self.logprobs
-
-    @property
-    def _chooses(self) -> bool:
-        return self.best_of is not None and self.best_of > (self.n or 1)
+        return self.logprobs
 
     def wanted_prompt_logprobs(self) -> int | None:
         """Alternatives per prompt token. To echo without generating, a prompt is read for its
         log-probabilities, returned or not."""
-        tops = [top for top in (self.prompt_logprobs, self._echoed_logprobs()) if top is not None]
-        return max(tops, default=None)
-
-    def _echoed_logprobs(self) -> int | None:
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
     def answer_options(self) -> AnswerOptions:
-        return (
-            super()
-            .answer_options()
-            ._replace(
-                echo=bool(self.echo),
-                best=(self.n or 1) if self._chooses else None,
-                hides_logprobs=self.logprobs is None,
-            )
-        )
+        return super().answer_options()._replace(echo=bool(self.echo))
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         return read_prompts(self.prompt, "prompt")
-
-    def choices_per_prompt(self, prompts: int) -> int:
-        n = super().choices_per_prompt(prompts)
-        if self.best_of is None:
-            return n
-        if self.best_of < n:
-            raise InvalidRequest(
-                f"best_of must be at least n, which is {n}, got {self.best_of}", field="best_of"
-            )
-        if self.best_of > n and self.stream:
-            raise InvalidRequest(
-                "best_of must be n in a stream: which choices are the best shows at the end",
-                field="best_of",
-            )
-        if self.best_of * prompts > MAX_CHOICES:
-            raise _too_many("best_of", "choices, those of all prompts together")
-        return self.best_of
 
 
 def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:

@@ -10,7 +10,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openapi.operation import PLAIN, Operation
-from orchestrator.batches.api.files import page_of, read_keep_s
+from orchestrator.batches.api.files import page_of
 from orchestrator.batches.api.served_lines import batches_of, owner_of
 from orchestrator.batches.folder import new_id
 from orchestrator.batches.records import LineOutcome, Status, StoredBatch
@@ -19,23 +19,9 @@ from orchestrator.errors import InvalidRequest
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _MAX_PER_PAGE = 100
-_MAX_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
-_STAMPS = (
-    Status.IN_PROGRESS,
-    Status.FINALIZING,
-    Status.COMPLETED,
-    Status.FAILED,
-    Status.EXPIRED,
-    Status.CANCELLING,
-    Status.CANCELLED,
-)
-
-
-class ExpiresAfter(msgspec.Struct, frozen=True):
-    """How long the results are kept; the service's own bound also applies."""
-
-    anchor: str
-    seconds: int
+_FIRST = Status.VALIDATING
+_METADATA_CHARS = 16 * (64 + 512)
+"""As much as OpenAI's 16 pairs of 64 and 512 characters."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -45,7 +31,6 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    output_expires_after: ExpiresAfter | None = None
 
 
 _reader = Reader(BatchRequest)
@@ -60,10 +45,6 @@ async def create(request: web.Request) -> web.Response:
         raise InvalidRequest(
             f"the file's purpose is {file.purpose}, and must be batch", field="input_file_id"
         )
-    keep_s, expires = batches.config.keep_s, body.output_expires_after
-    if expires is not None:
-        stated_s = read_keep_s(expires.anchor, expires.seconds, "output_expires_after")
-        keep_s = min(keep_s, stated_s)
     batch = new_batch(
         batches.shop.time,
         id=new_id("batch_"),
@@ -72,7 +53,7 @@ async def create(request: web.Request) -> web.Response:
         endpoint=body.endpoint,
         window=body.completion_window,
         window_s=read_window(body.completion_window),
-        keep_s=keep_s,
+        keep_s=batches.config.keep_s,
         metadata=body.metadata or {},
     )
     return json_response(shape(await batches.create(batch)))
@@ -122,7 +103,7 @@ def shape(batch: StoredBatch) -> dict[str, object]:
         "error_file_id": batch.errors_id if is_over and failed else None,
         "created_at": int(batch.made.unix),
         "expires_at": int(batch.made.unix + batch.window_s),
-        **{f"{status.value}_at": batch.times.get(status.value) for status in _STAMPS},
+        **{f"{it.value}_at": batch.times.get(it.value) for it in Status if it is not _FIRST},
         "request_counts": {"total": batch.total, "completed": succeeded, "failed": failed},
         "metadata": batch.metadata or None,
     }
@@ -131,14 +112,9 @@ def shape(batch: StoredBatch) -> dict[str, object]:
 def _checked(body: BatchRequest) -> BatchRequest:
     if body.endpoint not in ENDPOINTS:
         raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", field="endpoint")
-    metadata = body.metadata or {}
-    if len(metadata) > _MAX_PAIRS or any(
-        len(key) > _KEY_CHARS or len(value) > _VALUE_CHARS for key, value in metadata.items()
-    ):
+    if sum(len(key) + len(value) for key, value in (body.metadata or {}).items()) > _METADATA_CHARS:
         raise InvalidRequest(
-            f"metadata must have at most {_MAX_PAIRS} pairs, keys of {_KEY_CHARS} characters and "
-            f"values of {_VALUE_CHARS}",
-            field="metadata",
+            f"metadata must have at most {_METADATA_CHARS} characters", field="metadata"
         )
     return body
 

@@ -33,19 +33,17 @@ _FIELD_BYTES = 256
 _NAME_CHARS = 256
 _MAX_PARTS = 16
 _MAX_PER_PAGE = 10_000
-_MIN_KEEP_S = 3600
 
 
 async def create(request: web.Request) -> web.Response:
     """Upload a file of requests, one JSON object per line."""
-    batches = batches_of(request)
     if request.content_type != "multipart/form-data":
         raise UnsupportedMediaType(
             "expected Content-Type: multipart/form-data with file and purpose; "
             "with curl -F purpose=batch -F file=@requests.jsonl",
             field="Content-Type",
         )
-    async with batches.upload(owner_of(request)) as upload:
+    async with batches_of(request).upload(owner_of(request)) as upload:
         form = await _read(request, upload)
         if form.name is None:
             raise InvalidRequest("file is missing: send it as a part of that name", field="file")
@@ -53,8 +51,7 @@ async def create(request: web.Request) -> web.Response:
             raise InvalidRequest(
                 "purpose must be batch: nothing else is served here", field="purpose"
             )
-        keep_s = _keep_s(form.fields) or batches.config.keep_s
-        file = await upload.finish(form.name, PURPOSE, keep_s)
+        file = await upload.finish(form.name, PURPOSE)
     return json_response(shape(file))
 
 
@@ -141,16 +138,6 @@ def page_of(
     }
 
 
-def read_keep_s(anchor: object, seconds: object, field: str) -> float:
-    """Seconds to keep something, raised to the minimum. Raises ``InvalidRequest``."""
-    text = str(seconds)
-    if anchor != "created_at" or not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidRequest(
-            f"{field} must have an anchor, created_at, and whole seconds", field=field
-        )
-    return max(float(text), _MIN_KEEP_S)
-
-
 def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/files", create),
@@ -231,13 +218,6 @@ async def _read(request: web.Request, upload: Upload) -> _Form:
 def _text(header: str) -> str:
     """What can be stored and shown: aiohttp keeps bytes that are no UTF-8 as half surrogates."""
     return header.encode(errors="surrogateescape").decode(errors="replace")
-
-
-def _keep_s(fields: Mapping[str, str]) -> float | None:
-    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-    if anchor is None and seconds is None:
-        return None
-    return read_keep_s(anchor, seconds, "expires_after")
 
 
 async def _named(request: web.Request) -> StoredFile:

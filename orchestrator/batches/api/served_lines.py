@@ -4,7 +4,7 @@ connection."""
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import msgspec
 from aiohttp import web
@@ -126,14 +126,7 @@ def _request(app: web.Application, path: str, body: bytes) -> web.Request:
     )
 
 
-class HasBatches(Protocol):
-    """The room that keeps batches; None without one."""
-
-    @property
-    def batches(self) -> Batches | None: ...
-
-
-BATCHES = web.AppKey("batches", HasBatches)
+BATCHES: web.AppKey[Batches | None] = web.AppKey("batches")
 
 _UNSERVED = {
     LineOutcome.EXPIRED: (
@@ -149,7 +142,7 @@ _UNSERVED = {
 
 def batches_of(request: web.Request) -> Batches:
     """The service's batches. Raises ``InvalidRequest`` without any."""
-    batches = request.app[BATCHES].batches
+    batches = request.app[BATCHES]
     if batches is None:
         raise InvalidRequest(
             "files and batches need a journal, and this service has none: its operator sets "
@@ -208,7 +201,9 @@ class BatchLines:
     async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
         name = f"{batch.id}/{line.number}"
         orchestrator = self._app[ORCHESTRATOR]
-        key = self._app[AUTH].key_with(batch.owner)
+        key, refusal = self._app[AUTH].key_with(batch.owner), _unserved(line.body)
+        if key is None:
+            refusal = Unauthenticated("the API key that created this batch has been removed")
         is_own = False
 
         def adapt(job: Job) -> Job:
@@ -232,7 +227,7 @@ class BatchLines:
             key=key or NOBODY,
             name=name,
             adapt=adapt,
-            refusal=_withdrawn() if key is None else _unserved(line.body),
+            refusal=refusal,
         )
         kind = LineOutcome.SUCCEEDED if reply.error is None else LineOutcome.ERRORED
         if isinstance(reply.error, DeadlineExceeded) and not is_own:
@@ -242,22 +237,19 @@ class BatchLines:
             reply.status,
             name,
             reply.body,
-            None if reply.error is None else self._retry_after_s(reply.error),
+            _retry_after_s(reply.error),
             isinstance(reply.error, InstanceLost),
         )
 
-    def _retry_after_s(self, error: TidegateError) -> float | None:
-        """Seconds until a retry makes sense; None for an error that a retry would not change."""
-        if isinstance(error, Unavailable) and error.retryable:
-            return error.retry_after_ms / 1000
-        return None
+
+def _retry_after_s(error: TidegateError | None) -> float | None:
+    """Seconds until a retry makes sense; None for an error that a retry would not change."""
+    if isinstance(error, Unavailable) and error.retryable:
+        return error.retry_after_ms / 1000
+    return None
 
 
-def _withdrawn() -> Unauthenticated:
-    return Unauthenticated("the API key that created this batch has been removed")
-
-
-def _unserved(body: bytes) -> InvalidRequest | None:
+def _unserved(body: bytes) -> TidegateError | None:
     """Error for a line that asks for more than one answer in one piece; None if it does not."""
     try:
         modes = _modes.decode(body)

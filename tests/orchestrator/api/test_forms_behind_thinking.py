@@ -104,16 +104,3 @@ async def test_text_that_looks_like_thinking_is_the_answer_where_none_may_be(
     }
     answer = await answer_of(service, "/v1/chat/completions", body)
     assert parts_of(answer) == ("", "<think>x</think>")
-
-
-async def test_what_is_not_enforced_is_named_all_the_same(
-    service: Service, worker: FakeWorker
-) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
-    body = {"model": "fake", "messages": HI, "max_tokens": 4, "response_format": form}
-    for arguments in ({}, {"thinks": True}, {"thinks": False}):
-        body["chat_template_kwargs"] = arguments
-        async with service.http.post("/v1/chat/completions", json=body) as response:
-            assert response.status == 200
-            assert response.headers["x-tidegate-ignored"] == "response_format.uniqueItems"

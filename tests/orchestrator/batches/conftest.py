@@ -76,7 +76,7 @@ class Life:
         async with self.batches.upload(owner) as upload:
             if content:
                 await upload.write(content)
-            file = await upload.finish("requests.jsonl", "batch", 1e9)
+            file = await upload.finish("requests.jsonl", "batch")
         return file.id
 
     async def create(

@@ -3,11 +3,10 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orchestrator.batches import run
+from orchestrator.batches import run, service
 from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status
 from orchestrator.errors import (
     BodyTooLarge,
@@ -15,7 +14,6 @@ from orchestrator.errors import (
     JournalUnavailable,
     NotFound,
     RateLimited,
-    TidegateError,
 )
 from tests.orchestrator.batches.conftest import (
     OWNER,
@@ -35,12 +33,9 @@ def lines(count: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "code", "line", "said"),
     [
-        (b"", "empty_file", None, "no requests"),
         (b"\n \n", "empty_file", None, "no requests"),
         (line_of(1) + b"{nonsense\n", "invalid_json_line", 2, "line 2: it is not a JSON object"),
-        (b"[]\n", "invalid_request", 1, "Expected `object`"),
         (b"\xff\n", "invalid_json_line", 1, "not a JSON object"),
-        (line_of(1, custom_id=None), "missing_required_parameter", 1, "custom_id"),
         (line_of(1, custom_id=7), "invalid_request", 1, "custom_id"),
         (b"\n\n" + line_of(1) + b"\n" + line_of(1), "duplicate_custom_id", 5, "id-1"),
         (line_of(1, method="GET"), "invalid_method", 1, "POST"),
@@ -221,23 +216,6 @@ async def test_cancelled_it_keeps_what_is_done(
         await life.batches.cancel(OWNER, name)
 
 
-async def test_whoever_is_not_the_owner_sees_nothing(life: Life) -> None:
-    name = await life.create(lines(3))
-    batch = await life.over(name)
-    assert await life.batches.files("another") == []
-    assert await life.batches.batches("another") == []
-    batches = life.batches
-    for ask in (
-        lambda: batches.file("another", batch.input_id),
-        lambda: batches.file("another", batch.output_id),
-        lambda: batches.delete_file("another", batch.input_id),
-        lambda: batches.batch("another", name),
-        lambda: batches.cancel("another", name),
-    ):
-        with pytest.raises(NotFound):
-            await ask()
-
-
 async def test_files_are_bounded_and_private(make_life: MakeLife) -> None:
     life = await make_life(file_bytes=2**14, folder_bytes=2**15)
     with pytest.raises(BodyTooLarge, match="at most 16384 bytes"):
@@ -352,14 +330,10 @@ async def test_an_upload_that_breaks_off_leaves_nothing(make_life: MakeLife) -> 
 
 
 async def test_one_owner_has_so_many_at_most(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.batches import service
-
-    limits: dict[str, Any] = {"MAX_FILES_PER_KEY": 2, "MAX_BATCHES_PER_KEY": 1}
-    for limit, value in limits.items():
-        monkeypatch.setattr(service, limit, value)
+    monkeypatch.setattr(service, "MAX_FILES_PER_KEY", 2)
+    monkeypatch.setattr(service, "MAX_BATCHES_PER_KEY", 1)
     await life.over(await life.create(lines(1)))
-    wanted: list[type[TidegateError]] = [RateLimited]
-    with pytest.raises(tuple(wanted), match="2 files"):
+    with pytest.raises(RateLimited, match="2 files"):
         await life.upload(lines(1))
     monkeypatch.setattr(service, "MAX_FILES_PER_KEY", 9)
     with pytest.raises(RateLimited, match="1 batches"):

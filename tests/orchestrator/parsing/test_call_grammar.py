@@ -8,7 +8,7 @@ import pytest
 from orchestrator.parsing import CallFormat, Output, OutputFormat, OutputParser, ToolUse, collect
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.formats import TAGS
-from orchestrator.parsing.rules import Rules, without_notes
+from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.tools import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
 from tests.support.fake_worker import tokenizer_json
@@ -115,25 +115,9 @@ ALL = [
         [ONE, OTHER],
     ),
     (
-        OutputFormat(SEED_OSS),
-        "\n".join(
-            f"<seed:tool_call>\n<function={name}>\n<parameter={key}>{value}</parameter>\n"
-            "</function>\n</seed:tool_call>"
-            for name, key, value in (("get_weather", "city", "Köln // Bonn"), ("add", "a", "1 < 2"))
-        ),
-        [ONE, PLAIN],
-    ),
-    *(
-        (
-            OutputFormat(format),
-            f"{begin}[{call('get_weather', ONE)}, {call('add', OTHER)}]{end}",
-            [ONE, OTHER],
-        )
-        for format, begin, end in (
-            (GRANITE, "<|tool_call|>", ""),
-            (PHI4_MINI, "functools", ""),
-            (APRIEL, "<tool_calls>", "</tool_calls>"),
-        )
+        OutputFormat(APRIEL),
+        f"<tool_calls>[{call('get_weather', ONE)}, {call('add', OTHER)}]</tool_calls>",
+        [ONE, OTHER],
     ),
     (
         OutputFormat(HARMONY),
@@ -208,12 +192,6 @@ def test_calls_or_the_form_of_the_answer(
         Grammar(GrammarKind.JSON_OBJECT), ToolUse(TOOLS), format, Rules({5: "<|end|>"})
     )
     assert grammar is not None and matches('{"any":[1]}', grammar)
-
-
-def test_other_forms_stay_alone() -> None:
-    for kind, text in ((GrammarKind.REGEX, "a+"), (GrammarKind.CHOICE, '["a"]')):
-        grammar = Grammar(kind, text)
-        assert calls_or_json(grammar, ToolUse(TOOLS), OutputFormat(HERMES), Rules({})) is None
 
 
 @pytest.mark.parametrize("text", ["{", "1", '{"multipleOf": 1}}'])
@@ -294,27 +272,6 @@ def test_markers_that_are_special_tokens_are_named_by_id() -> None:
     rules = Rules({4: "[TOOL_CALLS]", 5: "[ARGS]"})
     text = forced_calls(ToolUse(TOOLS), format, rules).usual.text
     assert "<[4]>" in text and "<[5]>" in text and "[ARGS]" not in text
-
-
-def test_what_decides_nothing_is_left_out() -> None:
-    """Descriptions may be long, and hold what a grammar must not."""
-    schema = {
-        "description": "a ::= b",
-        "properties": {
-            "description": {"type": "string", "title": "x", "enum": ["x", {"title": "kept"}]},
-            "title": {"const": {"title": "kept"}},
-        },
-        "anyOf": [{"description": "x", "required": ["title"]}],
-    }
-    left = dict(without_notes({**schema, "type": "object"}))
-    assert left == {
-        "type": "object",
-        "properties": {
-            "description": {"type": "string", "enum": ["x", {"title": "kept"}]},
-            "title": {"const": {"title": "kept"}},
-        },
-        "anyOf": [{"required": ["title"]}],
-    }
 
 
 def test_strict_tools_leave_text_free() -> None:

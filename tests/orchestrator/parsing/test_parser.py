@@ -181,17 +181,14 @@ AGAIN = "<|start|>assistant"
         (HERMES, f"{H}\n\nThat is all.", "\n\nThat is all.", [WEATHER]),
         (HERMES, H.removesuffix("\n</tool_call>"), "", [WEATHER]),
         (HERMES, '<tool_call>{"name": "x"}</tool_call>', "", [Call("x", "{}")]),
-        (HERMES, '<tool_call>{"name": "x", "arguments": null}', "", [Call("x", "{}")]),
         (
             HERMES,
             '<tool_call>{"name": "x", "arguments": "{\\"a\\": 1}"}</tool_call>',
             "",
             [Call("x", '{"a": 1}')],
         ),
-        (HERMES, '<tool_call>{"name": "x", "arguments": {"a": "</tool_call>\\""}}', "", 1),
         (LLAMA3, L, "", [WEATHER]),
         (LLAMA3, f"<|python_tag|>{L}; {L_ADD}", "", [WEATHER, ADD]),
-        (LLAMA3, f"\n\n{L}\n{L_ADD}", "", [WEATHER, ADD]),
         (MISTRAL, f"[TOOL_CALLS] [{M}, {M_ADD}]", "", [WEATHER, ADD]),
         (MISTRAL, f"So: [TOOL_CALLS]{M}", "So:", [WEATHER]),
         (
@@ -207,13 +204,10 @@ AGAIN = "<|start|>assistant"
             'I {see}: {"a": 1} So.',
             [WEATHER, ADD],
         ),
-        (LLAMA3, f"Hm.\n<|python_tag|>{L}", "Hm.", [WEATHER]),
         (QWEN3_CODER, f"So:\n{Q}\n{Q_ALL}\n", "So:", [WEATHER, ALL]),
         (QWEN3_CODER, f"{Q.partition(chr(10))[2]} and", " and", [WEATHER]),
-        (QWEN3_CODER, "<tool_call><function=add></function>", "", [Call("add", "{}")]),
         (GLM45, f"So:\n{G}\n{G}", "So:", [WEATHER, WEATHER]),
         (GLM45, G_ALL, "", [Call("get_weather", '{"tags": null, "days": "three", "city": "\\n"}')]),
-        (GLM45, "<tool_call>add\n</tool_call>!", "!", [Call("add", "{}")]),
         (MINIMAX_M2, f"So:\n{X}\n{X}", "So:", [WEATHER, WEATHER]),
         (
             MINIMAX_M2,
@@ -253,12 +247,10 @@ AGAIN = "<|start|>assistant"
         (GRANITE, f"<|tool_call|>[{M}, {M_ADD}]", "", [WEATHER, ADD]),
         (PHI4_MINI, f"So: functools[{M}]", "So:", [WEATHER]),
         (APRIEL, f"So:\n{A}\n", "So:", [WEATHER, ADD]),
-        (APRIEL, f"{A} and", " and", [WEATHER, ADD]),
         (DEEPSEEK, f"So:\n\n{D3}", "So:", [WEATHER, ADD]),
         (DEEPSEEK, f"{D31}\n!", "\n!", [WEATHER, ADD]),
         (DEEPSEEK, D31.removeprefix("<｜tool▁calls▁begin｜>")[:-30], "", [WEATHER, ADD]),
         (HARMONY, MESSAGE, "", [WEATHER]),
-        (HARMONY, f"{MESSAGE}{AGAIN}{MESSAGE_ADD}", "", [WEATHER, ADD]),
         (HARMONY, MESSAGE_ADD, "", [ADD]),
         (HARMONY, f"{MESSAGE.partition('{')[0]}<|call|>", "", [Call("get_weather", "{}")]),
         (
@@ -269,71 +261,45 @@ AGAIN = "<|start|>assistant"
         ),
     ],
 )
-def test_calls(format: CallFormat, text: str, content: str, calls: list[Call] | int) -> None:
-    output = both_ways(text, format)
-    assert output.content == content
-    if isinstance(calls, int):
-        assert len(output.calls) == calls
-        assert isinstance(json.loads(output.calls[0].arguments), dict)
-    else:
-        assert output.calls == calls
+def test_calls(format: CallFormat, text: str, content: str, calls: list[Call]) -> None:
+    assert both_ways(text, format) == Output("", content, calls)
 
 
 @pytest.mark.parametrize(
     ("format", "text"),
     [
         (HERMES, "a < b and <tool_ and <tool_call"),
-        (HERMES, "ends in space \n "),
         (HERMES, "<tool_call>get_weather(Köln)</tool_call>"),
-        (HERMES, " <tool_call> {}</tool_call>"),
-        (HERMES, '<tool_call>{"name": ""}</tool_call>'),
         (HERMES, '<tool_call>{"name": 7}</tool_call>'),
-        (HERMES, '<tool_call>{"name": "x", "arguments": [1]}</tool_call>'),
         (HERMES, '<tool_call>{"name": "x", "arguments": {"a": tru}}</tool_call>'),
         (HERMES, '<tool_call>{"name": "x", "arguments": "text"}</tool_call>'),
         (HERMES, '<tool_call>{"name": "x", "arguments": {"a": 1'),
-        (HERMES, '<tool_call>{"name": "x"'),
         (HERMES, '<tool_call>{"name": "' + "x" * 300 + '"}'),
-        (HERMES, "<tool_call>" + "[" * 10_000),
         (HERMES, '<tool_call>{"name": "x", "arguments": {"a":' + "[" * 5000 + "]" * 5000 + "}}"),
         (HERMES, '<tool_call>{"name": "x", "arguments": {"a": "\ud83d"}}'.replace("\ud83d", "\\")),
         (LLAMA3, 'He said {"name": "Rosa", "parameters": {}}'),
-        (LLAMA3, '{"name": "Rosa", "parameters": {}}'),
         (LLAMA3, '{"city": "Köln"} is JSON'),
         (LLAMA3, "<|python_tag|>print(1)"),
-        (LLAMA3, "<|python_"),
         (MISTRAL, "a [list] of [TOOL_CALLS"),
-        (MISTRAL, "[TOOL_CALLS]"),
         (MISTRAL, "[TOOL_CALLS][]"),
-        (MISTRAL, "[TOOL_CALLS]no call at all"),
         (MISTRAL, "[TOOL_CALLS]what is this? {}"),
         (QWEN3_CODER, H),
         (QWEN3_CODER, "<tool_call>\n<function=a b></function>"),
         (QWEN3_CODER, "<function=add><parameter=a>1</function>"),
         (QWEN3_CODER, "<function=add><parameter=" + "a" * 300),
-        (QWEN3_CODER, "<tool_call>\n<func"),
         (GLM45, H),
-        (GLM45, "<tool_call>add <b>"),
         (GLM45, "<tool_call>add\n<arg_key>a</arg_key>\n</tool_call>"),
-        (DEEPSEEK, "<｜tool▁calls▁begin｜>get_weather"),
         (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n{}"),
-        (DEEPSEEK, "<｜tool▁call▁begin｜>add<｜tool▁sep｜>[1]"),
         (KIMI_K2, "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}"),
-        (KIMI_K2, "<|tool_call_begin|>add:0<|tool_call_end|>"),
         (SEED_OSS, "<seed:tool_call>add</seed:tool_call>"),
-        (GEMMA4, "<|tool_call>add{}"),
         (GEMMA4, "<|tool_call>call:add{a:1]"),
         (GEMMA4, "<|tool_call>call:add{a:1,,b:2}<tool_call|>"),
-        (GEMMA4, "<|tool_call>call:add{a b}<tool_call|>"),
-        (GEMMA4, "<|tool_call>call:add{" + "a" * 300),
         (GEMMA4, "<|tool_call>call:add{a:" + "[" * 3000),
         (MINIMAX_M3, f'{N}<invoke name="add">{N}</tool_call>'),
         (GRANITE, "<|tool_call|>[1]"),
         (PHI4_MINI, "functools is a module"),
-        (PHI4_MINI, "functools.cache"),
         (APRIEL, "<tool_calls>add</tool_calls>"),
         (HARMONY, '{"city": "Köln"}'),
-        (HARMONY, " to be"),
         (HARMONY, f"{MESSAGE.partition('{')[0]}city"),
         (HARMONY, "to=add " + "a" * 300),
         (HARMONY, "<|channel|> that is a channel"),
@@ -460,45 +426,18 @@ def test_without_tools_a_call_is_text() -> None:
     assert parser.calls_made == 0
 
 
+WORDS = """<function=add> <parameter=a> </parameter> </function> <function= <tool_call> </tool_call>
+<arg_key>a</arg_key> <arg_value> </arg_value> <think> </think> <|python_tag|> <|tool_call|>
+<|tool_call_begin|> functions.add:1 <|tool_call_argument_begin|> <|"|> <escape> a:1 add
+<|tool_call>call:add{ <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> ```json ```
+<|channel|> <|message|> <|end|> <|call|> [TOOL_CALLS] ; [ ] { } " \\ \\u00e9 , : null
+{"name": "add" text < </ 1.5e3 é"""
 PARTS = [
-    *(
-        Q,
-        Q_ALL,
-        G,
-        G_ALL,
-        D3,
-        D31,
-        THOUGHT,
-        MESSAGE,
-        MESSAGE_ADD,
-        AGAIN,
-        "<function=add>",
-        "<parameter=a>",
-        *(K, S, E, E_ALL, FUNCTION, N_ALL, A, N, "<|tool_call_begin|>", "functions.add:1"),
-        *("<|tool_call_argument_begin|>", '<|"|>', "<escape>", "<|tool_call>call:add{", "a:1"),
-        *(f"{N}<item>", f"{N}</item>", f'{N}<invoke name="add">', "functools", "<|tool_call|>"),
-    ),
-    *("</parameter>", "</function>", "<function=", "<arg_key>a</arg_key>", "<arg_value>", "add"),
-    *("</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json", "```", "<|channel|>"),
-    *("<｜tool▁call▁end｜>", "<|message|>", "<|end|>", "<|call|>", " to=functions.add"),
-    *(H, H_ADD, L, L_ADD, f"[TOOL_CALLS][{M},{M_ADD}]", "[TOOL_CALLS]add[ARGS]{}", "[TOOL_CALLS]"),
-    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", ";", "[", "]", "{"),
-    *("}", '"', "\\", "\\u00e9", ",", ":", " ", "\n", '{"name": "add"', '"arguments": {', "null"),
-    *(
-        '{"name":',
-        '"add"',
-        '"parameters": "{',
-        "text",
-        "<",
-        "</",
-        "1.5e3",
-        "é",
-        "𝄞",
-        "\x1f",
-        "\u2028",
-        " " * 63,
-        "\n" * 70,
-    ),
+    *(Q, Q_ALL, G, G_ALL, D3, D31, THOUGHT, MESSAGE, MESSAGE_ADD, AGAIN, K, S, E, E_ALL, FUNCTION),
+    *(N_ALL, A, N, H, H_ADD, L, L_ADD, f"[TOOL_CALLS][{M},{M_ADD}]", "𝄞", "\x1f", "\u2028"),
+    *(" " * 63, "\n" * 70, " ", "\n", '"parameters": "{', '{"name": "add"', '"arguments": {'),
+    *(" to=functions.add", f'{N}<invoke name="add">', "functools", "[TOOL_CALLS]add[ARGS]{}"),
+    *(f"{N}<item>", f"{N}</item>", *WORDS.split()),
 ]
 
 

@@ -9,11 +9,9 @@ from orchestrator.parsing.tagged_call import as_json, types_of
 ROOT: Any = {
     "$defs": {"Word": {"enum": ["a", "b"]}, "Loop": {"$ref": "#/$defs/Loop"}},
     "properties": {
-        "plain": {"type": "string"},
         "several": {"type": ["integer", "null"]},
         "either": {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]},
         "loop": {"$ref": "#/$defs/Loop"},
-        "constant": {"const": 1.5},
         "wrong": 5,
     },
 }
@@ -22,13 +20,10 @@ ROOT: Any = {
 @pytest.mark.parametrize(
     ("key", "types"),
     [
-        ("plain", {"string"}),
         ("several", {"integer", "null"}),
         ("either", {"string", "null"}),
         ("loop", set()),
-        ("constant", {"number"}),
         ("wrong", set()),
-        ("missing", set()),
     ],
 )
 def test_types(key: str, types: set[str]) -> None:
@@ -40,17 +35,11 @@ def test_types(key: str, types: set[str]) -> None:
     ("written", "types", "expected"),
     [
         (" 5 ", {"integer"}, "5"),
-        ("5", {"string", "integer"}, "5"),
         ("5", {"string", "null"}, '"5"'),
         ("null", {"string", "null"}, "null"),
-        ("None", {"integer", "null"}, "null"),
-        ("True", {"boolean"}, "true"),
-        ("true", {"string", "array"}, '"true"'),
-        ('{"a": [1]}', {"object"}, '{"a": [1]}'),
         ("{'a': 1}", {"object"}, "\"{'a': 1}\""),
         ("[" * 5000, {"array"}, f'"{"[" * 5000}"'),
         ("NaN", {"number"}, '"NaN"'),
-        ("", {"integer"}, '""'),
     ],
 )
 def test_values(written: str, types: set[str], expected: str) -> None:

@@ -37,9 +37,7 @@ GENERATION = """
     [
         GENERATION,
         "{{ messages|tojson }}",
-        "{{ messages|tojson(indent=2) }}",
         "{{ messages|tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}",
-        "{{ messages|tojson(indent='\t') }}",
         "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}x{% endfor %}",
         "{{ strftime_now('%Y')|length }}{{ strftime_now('%Z') }}",
         "{{ nothing }}{{ messages[7] }}{{ messages[0].nothing }}",
@@ -62,7 +60,6 @@ def test_renders_as_transformers_does(source: str) -> None:
         ("{% if %}", "line 1"),
         ("\n{% nothing %}", "line 2.*nothing"),
         ("{% generation %}", "endgeneration"),
-        ("{{ 1|nofilter }}", "nofilter"),
         ("{% for a in b %}" * 30 + "{% endfor %}" * 30, "nested"),
         ("{{ " + "(" * 100_000 + " }}", "Recursion"),
     ],

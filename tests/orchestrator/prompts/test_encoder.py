@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
-from orchestrator.prompts.bound import TokenBound
-from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, vocabulary_of
+from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder
 from orchestrator.prompts.kinds import is_short
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Chat, Message, said_by
@@ -46,12 +45,6 @@ def test_an_open_message_is_gone_on_with(content: str) -> None:
     assert list(fenced) == [*answered, *encoder.encode("a<|end|>")]
     nothing = encoder.encode((question, Message("assistant", "", is_open=True)))
     assert list(nothing) == list(answered)
-
-
-def test_a_template_may_leave_no_room_to_go_on() -> None:
-    encoder = encoder_of(chat_template="{{ messages[0].content }}")
-    with pytest.raises(InvalidRequest, match="drops the last message"):
-        encoder.encode((Message("user", "hi"), Message("assistant", "x", is_open=True)))
 
 
 def test_images_stay_in_their_places_where_turns_are_joined() -> None:
@@ -98,7 +91,6 @@ def test_more_ids_than_fit_are_refused_unseen() -> None:
         ("", "prompt", "empty"),
         ((), "prompt", "empty"),
         ((1, 262), "prompt", "0 to 261"),
-        ((-1,), "prompt", "0 to 261"),
         ((10**30,), "prompt", "0 to 261"),
     ],
 )
@@ -118,27 +110,19 @@ def test_templates_can_refuse_and_are_fenced_in() -> None:
     missing = encoder_of(chat_template="")
     with pytest.raises(InvalidRequest, match="no chat template"):
         missing.encode((Message("user", "x"),))
+    unreadable = encoder_of(chat_template="{% if %}")
+    assert "line 1" in unreadable.chat_fault and len(unreadable.encode("hello")) == 5
+    with pytest.raises(InvalidRequest, match=r"template of fake cannot be read.*plain prompt"):
+        unreadable.encode((Message("user", "x"),))
     with pytest.raises(BadCard, match="tokenizer"):
         encoder_of(tokenizer_json=b"{}")
-
-
-def test_a_template_that_cannot_be_read_leaves_plain_prompts() -> None:
-    encoder = encoder_of(chat_template="{% if %}")
-    assert "line 1" in encoder.chat_fault
-    assert len(encoder.encode("hello")) == 5
-    with pytest.raises(InvalidRequest, match=r"template of fake cannot be read.*plain prompt") as e:
-        encoder.encode((Message("user", "x"),))
-    assert e.value.field == "messages"
 
 
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages + 1 }}",
         "{{ messages[0].content.nothing.more }}",
-        "{{ {}['x'].y }}",
         "{{ messages[0].content|int // 0 }}",
-        "{{ strftime_now(3) }}",
         "{{ messages|tojson(indent={}) }}",
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
         "{% for m in messages %}{% for i in range(10**9) %}{% endfor %}{% endfor %}",
@@ -162,13 +146,6 @@ def test_a_token_without_bytes_of_its_own() -> None:
     usual = encoder_of()
     assert usual.tokens.token(half) == (r"\xc3", b"\xc3")
     assert usual.tokens.token(1) == ("<|eos|>", b"<|eos|>")
-
-
-def test_vocabularies_are_told_apart() -> None:
-    card = make_card()
-    assert vocabulary_of(card) == vocabulary_of(make_card(engine_digest="other"))
-    assert vocabulary_of(card) != vocabulary_of(make_card(chat_template="x"))
-    assert vocabulary_of(card) != vocabulary_of(make_card(special_tokens={}))
 
 
 SPECIALS = ("<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
@@ -200,12 +177,6 @@ def test_a_message_cannot_go_on_as_the_system() -> None:
     for role in ("end|><|system", "", "user" * 100, "a b"):
         with pytest.raises(InvalidRequest, match="role"):
             encoder.encode((Message(role, "hi"),))
-
-
-def test_a_long_message_of_special_tokens_is_text_too() -> None:
-    encoder = encoder_of(context_tokens=100_000)
-    text = "<|end|>" * 2000
-    assert len(encoder.encode((Message("user", text),))) == len(text) + 4
 
 
 def test_role_marks_that_a_model_does_not_call_special_are_text_to_a_user() -> None:
@@ -249,11 +220,7 @@ def test_a_special_token_that_only_normalizing_makes_is_text_too() -> None:
 
 
 def test_more_than_fits_is_refused_before_all_of_it_is_encoded() -> None:
-    """By the bound where it says enough, else once too many tokens have come."""
     encoder = encoder_of(context_tokens=20_000)
-    with pytest.raises(ContextOverflow, match=r"at least \d+ tokens"):
-        next(encoder.steps("a" * 4_000_000))
-    encoder._bound = TokenBound(encoder._tokenizer, ())
     text = "once upon a time " * 250_000
     encoded = 0
     with pytest.raises(ContextOverflow, match=r"at least \d+ tokens"):

@@ -12,28 +12,21 @@ an HTTP status (DL-5). All are numbered.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
-from orchestrator.api.openai.responses.output import (
-    ItemKind,
-    OutputItems,
-    logprobs_of,
-    response,
-    status_of,
-)
+from orchestrator.api.openai.responses.output import ItemKind, OutputItems, response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
-from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import Piece, Reasoning
+from orchestrator.parsing import Content, Reasoning
 from orchestrator.tasks.job import Message
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.tools import ToolCall
-from protocol import Delta, TokenLogprob
+from protocol import Delta
 
 
 class OutputCollector:
@@ -43,19 +36,13 @@ class OutputCollector:
         self,
         asked: ParsedResponses,
         output: TaskOutput | None,
-        token_of: TokenOf,
         keep: Callable[[Task, "OutputCollector"], None],
     ) -> None:
         self.asked = asked
         self.complete = asyncio.Event()
-        self.is_plain = output is None and asked.job.sampling.logprobs is None
-        """Whether all of the output is the text of one message."""
         self._items = OutputItems(self._tell, asked.tools.origins)
         self._output = output
-        self._token_of = token_of
         self._keep = keep
-        self._logprobs: list[object] = []
-        """Log-probabilities of tokens whose text is still to come."""
         self._tokens = 0
         self._reasoning_tokens = 0
 
@@ -67,20 +54,15 @@ class OutputCollector:
             self._output.begin(task)
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        if self.is_plain:
-            for text in delta.texts:
-                if text:
-                    self._items.say(text, [])
+        if self._output is None:
+            self._items.add([Content(text) for text in delta.texts if text])
             return
-        entries: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.ids)
-        for token_id, text, entry in zip(delta.ids, delta.texts, entries, strict=True):
+        for token_id, text in zip(delta.ids, delta.texts, strict=True):
             self._tokens += 1
-            if entry is not None:
-                self._logprobs += logprobs_of([token_id], [entry], self._token_of)
-            if self._output is not None:
-                self._add(self._output.feed_token(token_id, text))
-            elif text:
-                self._say(text)
+            pieces = self._output.feed_token(token_id, text)
+            if any(isinstance(piece, Reasoning) for piece in pieces):
+                self._reasoning_tokens = self._tokens
+            self._items.add(pieces)
 
     def ended(self, task: Task) -> None:
         ending = task.ending
@@ -88,10 +70,10 @@ class OutputCollector:
         self._items.begin(task.id)
         if ending.error is None:
             if self._output is not None:
-                self._add(self._output.finish(ending.tail, ending))
+                self._items.add(self._output.finish(ending.tail, ending))
             elif ending.tail:
-                self._say(ending.tail)
-            self._items.finish(status_of(ending), self._logprobs)
+                self._items.add([Content(ending.tail)])
+            self._items.finish(status_of(ending))
         else:
             self._items.stop()
         self._keep(task, self)
@@ -133,18 +115,8 @@ class OutputCollector:
                 continue
         return tuple(calls)
 
-    def _add(self, pieces: Sequence[Piece]) -> None:
-        if any(isinstance(piece, Reasoning) for piece in pieces):
-            self._reasoning_tokens = self._tokens
-        self._logprobs = self._items.add(pieces, self._logprobs)
-
-    def _say(self, text: str) -> None:
-        logprobs, self._logprobs = self._logprobs, []
-        self._items.say(text, logprobs)
-
 
 _encode = msgspec.json.Encoder().encode
-_DELTA = "response.output_text.delta"
 
 
 class ResponseEvents(OutputCollector):
@@ -155,29 +127,20 @@ class ResponseEvents(OutputCollector):
         stream: EventStream,
         asked: ParsedResponses,
         output: TaskOutput | None,
-        token_of: TokenOf,
         keep: Callable[[Task, OutputCollector], None],
     ) -> None:
-        super().__init__(asked, output, token_of, keep)
+        super().__init__(asked, output, keep)
         self._stream = stream
         self._events: list[bytes] = []
         """Encoded events to send together."""
         self._number = 0
         self._has_begun = False
-        self._before_text = b""
-        """Encoded start of a plain message's delta, up to its text; empty before a message."""
 
     # as a listener
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        if self.is_plain and self._before_text:
-            self._stream.send(self._plain_deltas(delta))
-            return
         self._begin(task)
         super().tokens(task, delta)
-        if self.is_plain and (message := self._items.open_message) is not None:
-            head = _encode({"type": _DELTA, **message.place}).removesuffix(b"}")
-            self._before_text = b'event: %b\ndata: %b,"delta":' % (_DELTA.encode(), head)
         events, self._events = b"".join(self._events), []
         self._stream.send(events)
 
@@ -202,18 +165,6 @@ class ResponseEvents(OutputCollector):
             self._has_begun = True
             for kind in ("created", "in_progress"):
                 self._tell(kind, {"response": response(task, self.asked, "in_progress")})
-
-    def _plain_deltas(self, delta: Delta) -> bytes:
-        message = self._items.open_message
-        assert message is not None
-        events = []
-        for text in delta.texts:
-            if text:
-                message.texts.append(text)
-                parts = (self._before_text, _encode(text), self._number)
-                events.append(b'%b%b,"logprobs":[],"sequence_number":%d}\n\n' % parts)
-                self._number += 1
-        return b"".join(events)
 
     def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
         event = f"response.{kind}"

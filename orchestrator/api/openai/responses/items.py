@@ -13,13 +13,12 @@ from msgspec import structs
 
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
-from orchestrator.api.http.images import image_of_url, refuse_file
 from orchestrator.api.http.tools import read_call
+from orchestrator.api.openai.chats import Content, said_in, thoughts_in
 from orchestrator.api.openai.responses.tools import known_as
 from orchestrator.api.openai.tools import INPUT
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.image import Image
-from orchestrator.tasks.job import Message, said_by
+from orchestrator.tasks.job import Message
 from orchestrator.tasks.tools import ToolCall
 from protocol import excerpt
 
@@ -37,58 +36,6 @@ _OF_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custo
 _SERVED = ", ".join(("message", *_OF_CALLS, "reasoning", "item_reference"))
 
 
-class InputText(msgspec.Struct, frozen=True, tag="input_text", tag_field="type", gc=False):
-    """Text of any author."""
-
-    text: str
-    cache_control: Unused = NULL
-
-
-class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type", gc=False):
-    """Text that the assistant wrote."""
-
-    text: str
-    annotations: Unused = NULL
-    logprobs: Unused = NULL
-
-
-class Refusal(msgspec.Struct, frozen=True, tag="refusal", tag_field="type", gc=False):
-    """A refusal that another service's model answered with."""
-
-    refusal: str
-
-
-class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text", tag_field="type", gc=False):
-    """Thinking of a model."""
-
-    text: str
-
-
-class PlainText(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
-    """Text in the form that chats have."""
-
-    text: str
-    cache_control: Unused = NULL
-
-
-class SummaryText(msgspec.Struct, frozen=True, tag="summary_text", tag_field="type", gc=False):
-    """Summary of a model's thinking."""
-
-    text: str
-
-
-class InputImage(msgspec.Struct, frozen=True, tag="input_image", tag_field="type", gc=False):
-    """An image that the user shows, in a ``data:`` URL."""
-
-    image_url: str | None = None
-    file_id: str | None = None
-    detail: Unused = NULL
-    """Has no effect: a model sees all images in the resolution that it was made for."""
-
-
-Part = InputText | InputImage | OutputText | PlainText | Refusal | ReasoningText | SummaryText
-
-
 class InputItem(msgspec.Struct, frozen=True, gc=False):
     """One item of any type; a message may come without its ``type``. A body may have so many that
     garbage collection would dominate."""
@@ -96,13 +43,13 @@ class InputItem(msgspec.Struct, frozen=True, gc=False):
     type: str | None = None
     id: str | None = None
     role: Role | None = None
-    content: str | tuple[Part, ...] | None = None
+    content: Content = None
     call_id: str = ""
     name: str = ""
     namespace: str | None = None
     arguments: str = ""
     input: str = ""
-    output: str | tuple[Part, ...] | None = ""
+    output: Content = ""
     status: Unused = NULL
     phase: Unused = NULL
     summary: Unused = NULL
@@ -180,7 +127,7 @@ class _Reader:
                 self._result(item, f"{self._field}[{at}].output")
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.
-                self._thought = text_of(item.content)
+                self._thought = thoughts_in(item.content)
                 return
             case "item_reference":
                 self.has_references = True
@@ -211,15 +158,10 @@ class _Reader:
             self.turns.append(Message("assistant", "", calls=calls, reasoning=self._thought))
 
     def _result(self, item: InputItem, where: str) -> None:
-        if has_images(item.output):
-            raise InvalidRequest(
-                f"{where}: images in a tool's result are not served; send them in a message of role"
-                " user",
-                field=where,
-            )
         name = self._called.get(item.call_id, "")
         self.has_orphans = self.has_orphans or not name
-        self.turns.append(Message("tool", text_of(item.output), call_id=item.call_id, name=name))
+        text = said_in("tool", item.output or "", where).content
+        self.turns.append(Message("tool", text, call_id=item.call_id, name=name))
 
 
 def joined(
@@ -279,45 +221,5 @@ def _with_names(history: Sequence[Message]) -> tuple[Message, ...]:
 
 def _message(item: InputItem, where: str) -> Message:
     if item.role is None:
-        field = f"{where}.role"
-        raise InvalidRequest(f"{field}: is required", field=field)
-    if item.content is None:
-        field = f"{where}.content"
-        raise InvalidRequest(
-            f"{field} is required: a string, or a list of text and image parts", field=field
-        )
-    role = "system" if item.role == "developer" else item.role
-    if not has_images(item.content):
-        return Message(role, text_of(item.content))
-    if role != "user":
-        field = f"{where}.content"
-        raise InvalidRequest(
-            f"{field}: images are the user's; send them in a message of role user", field=field
-        )
-    assert isinstance(item.content, tuple)
-    return said_by(
-        role,
-        [
-            _image_of(part, f"{where}.content[{n}]")
-            if isinstance(part, InputImage)
-            else text_of((part,))
-            for n, part in enumerate(item.content)
-        ],
-    )
-
-
-def _image_of(part: InputImage, where: str) -> Image:
-    if part.image_url is None and part.file_id is not None:
-        raise refuse_file(f"{where}.file_id")
-    return image_of_url(part.image_url, f"{where}.image_url")
-
-
-def has_images(content: str | tuple[Part, ...] | None) -> bool:
-    return isinstance(content, tuple) and any(isinstance(part, InputImage) for part in content)
-
-
-def text_of(content: str | tuple[Part, ...] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = [part for part in content if not isinstance(part, InputImage)]
-    return "".join([part.refusal if isinstance(part, Refusal) else part.text for part in texts])
+        raise InvalidRequest(f"{where}.role: is required", field=f"{where}.role")
+    return said_in(item.role, item.content, f"{where}.content")

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import msgspec
-
 from orchestrator.api.http.finding import ID_PREFIXES
 from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai.responses.tools import Origin
 from orchestrator.api.openai.responses.types import ParsedResponses
-from orchestrator.api.openai.shapes import CHAT, TokenOf, error_body, new_call_id
+from orchestrator.api.openai.shapes import error_body, new_call_id
 from orchestrator.api.openai.tools import INPUT, free_text
 from orchestrator.parsing import (
     CallArguments,
@@ -28,13 +26,11 @@ from orchestrator.parsing import (
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
-from protocol import AbortCause, FinishReason, TokenLogprob
+from protocol import AbortCause, FinishReason
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
 """Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent with
 ``on_deadline``."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 def response_id(task_id: str) -> str:
@@ -81,15 +77,6 @@ def status_of(ending: Ending | None) -> str:
     return "incomplete" if ending.finish_reason in _INCOMPLETE else "completed"
 
 
-def logprobs_of(
-    ids: Sequence[int], entries: Sequence[TokenLogprob], token_of: TokenOf
-) -> list[object]:
-    """Log-probabilities in a chat's form, encoded already: an answer has thousands."""
-    content = CHAT.logprobs(ids, (), entries, token_of)["content"]
-    assert isinstance(content, list)
-    return [msgspec.Raw(_encode(entry)) for entry in content]
-
-
 def usage(task: Task, reasoning_tokens: int) -> dict[str, object]:
     return {
         "input_tokens": task.prompt_tokens,
@@ -133,7 +120,6 @@ class Item:
     id: str
     texts: list[str] = field(default_factory=list)
     """Pieces of its text; of a call, of its arguments."""
-    logprobs: list[object] = field(default_factory=list)
     name: str = ""
     """Name of a call's tool, as the model knows it."""
     origin: Origin | None = None
@@ -160,12 +146,7 @@ class Item:
         """The only part in the content of a message or a thought."""
         if self.kind is ItemKind.REASONING:
             return {"type": "reasoning_text", "text": self.text}
-        return {
-            "type": "output_text",
-            "text": self.text,
-            "annotations": [],
-            "logprobs": self.logprobs,
-        }
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
 
     def body(self, *, is_new: bool = False) -> dict[str, object]:
         """The item in the output; ``is_new``: before it has any content."""
@@ -216,8 +197,7 @@ class Item:
                     done = {**self.place, **self._named(), **self._stated()}
                     yield "function_call_arguments.done", done
             case ItemKind.MESSAGE:
-                text = {"text": self.text, "logprobs": self.logprobs}
-                yield "output_text.done", {**self.place, **text}
+                yield "output_text.done", {**self.place, "text": self.text, "logprobs": []}
             case ItemKind.REASONING:
                 yield "reasoning_text.done", {**self.place, "text": self.text}
         if self.kind is not ItemKind.CALL:
@@ -234,23 +214,15 @@ class OutputItems:
         self._open: Item | None = None
         self.items: list[Item] = []
 
-    @property
-    def open_message(self) -> Item | None:
-        """The message that more text would belong to, if there is one."""
-        item = self._open
-        return item if item is not None and item.kind is ItemKind.MESSAGE else None
-
     def begin(self, task_id: str) -> None:
         """Set the task's id, from which the items get theirs."""
         self._task_id = task_id
 
-    def add(self, pieces: Sequence[Piece], logprobs: list[object]) -> list[object]:
-        """Add output with its tokens' ``logprobs``; returns those left for the next text."""
+    def add(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             match piece:
                 case Content(text):
-                    self.say(text, logprobs)
-                    logprobs = []
+                    self._say(text)
                 case Reasoning(text):
                     item = self._in(ItemKind.REASONING)
                     item.texts.append(text)
@@ -271,22 +243,17 @@ class OutputItems:
                     self.close("incomplete")
                     if not is_cut:  # it is text after all
                         self.items.remove(call)
-                        self.say(text, [])
-        return logprobs
+                        self._say(text)
 
-    def say(self, text: str, logprobs: list[object]) -> None:
+    def _say(self, text: str) -> None:
         item = self._in(ItemKind.MESSAGE)
         item.texts.append(text)
-        item.logprobs += logprobs
-        self._tell(item.kind.delta, {**item.place, "delta": text, "logprobs": logprobs})
+        self._tell(item.kind.delta, {**item.place, "delta": text, "logprobs": []})
 
-    def finish(self, status: str, logprobs: list[object]) -> None:
+    def finish(self, status: str) -> None:
         """End the output; adds an empty message if there is no item."""
-        message = self.open_message
-        if message is None and not self.items:
-            message = self._begin(ItemKind.MESSAGE)
-        if message is not None:
-            message.logprobs += logprobs
+        if not self.items:
+            self._begin(ItemKind.MESSAGE)
         self.close(status)
 
     def stop(self) -> None:

@@ -56,22 +56,12 @@ async def create(request: web.Request) -> web.StreamResponse:
             request,
             job,
             chat,
-            lambda stream: ResponseEvents(stream, asked, output, encoder.tokens.token, keep),
+            lambda stream: ResponseEvents(stream, asked, output, keep),
         )
-    answer = OutputCollector(asked, output, encoder.tokens.token, keep)
+    answer = OutputCollector(asked, output, keep)
     task = await until_answered(request, job, chat, answer)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
-
-
-async def count_tokens(request: web.Request) -> web.Response:
-    """Count the tokens that a request would have as a prompt."""
-    asked = await read_body(request, _reader, lambda body: _parse(request, body))
-    job = asked.job
-    _, chat = _conversation(request, asked)
-    orchestrator = request.app[ORCHESTRATOR]
-    ids = await orchestrator.tokenize(job.model, chat, job.deadline, job.key, job.tenant)
-    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -113,7 +103,6 @@ async def delete(request: web.Request) -> web.Response:
 def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/responses", create),
-        web.post("/v1/responses/input_tokens", count_tokens),
         web.get("/v1/responses/{response_id}", retrieve),
         web.delete("/v1/responses/{response_id}", delete),
         web.post("/v1/responses/{response_id}/cancel", cancel),
@@ -187,7 +176,6 @@ def _named(request: web.Request) -> tuple[str, str]:
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "POST /v1/responses": Operation(ResponsesRequest, (JSON, EVENTS)),
-    "POST /v1/responses/input_tokens": Operation(ResponsesRequest),
     "GET /v1/responses/{response_id}": PLAIN,
     "DELETE /v1/responses/{response_id}": PLAIN,
     "POST /v1/responses/{response_id}/cancel": PLAIN,

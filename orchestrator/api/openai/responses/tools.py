@@ -10,7 +10,7 @@ client stated::
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds
-from orchestrator.api.openai.tools import FreeTextFormat, allowed_of, free_text_tool, use_of
+from orchestrator.api.openai.tools import FreeTextFormat, free_text_tool, unserved_choice, use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.tools import Tool
@@ -48,14 +48,12 @@ class StatedTool(CallableTool, frozen=True):
     tools: tuple[CallableTool, ...] = ()
 
 
-class ForcedTools(msgspec.Struct, frozen=True):
-    """The one tool that must be called, or those that may or must be."""
+class ForcedTool(msgspec.Struct, frozen=True):
+    """The one tool that must be called."""
 
     type: str
     name: str = ""
     namespace: str | None = None
-    mode: Literal["auto", "required"] = "auto"
-    tools: tuple[StatedTool, ...] = ()
 
 
 class Origin(NamedTuple):
@@ -75,7 +73,7 @@ class AskedTools(NamedTuple):
 
 
 _tools_reader: Reader[list[StatedTool] | None] = Reader(list[StatedTool] | None)
-_choice_reader: Reader[str | ForcedTools | None] = Reader(str | ForcedTools | None)
+_choice_reader: Reader[str | ForcedTool | None] = Reader(str | ForcedTool | None)
 
 
 def known_as(name: str, namespace: str | None) -> str:
@@ -112,24 +110,13 @@ def asked_tools(tools: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bo
 
 
 def _use_of(known: tuple[Tool, ...], tool_choice: msgspec.Raw, is_parallel: bool) -> ToolUse | None:
-    choice: str | ForcedTools | None = decode_part(tool_choice, _choice_reader, "tool_choice")
-    if not isinstance(choice, ForcedTools):
+    choice: str | ForcedTool | None = decode_part(tool_choice, _choice_reader, "tool_choice")
+    if not isinstance(choice, ForcedTool):
         return use_of(known, choice, "", is_parallel=is_parallel)
-    if choice.type != "allowed_tools":
-        if choice.type not in _CALLED:
-            raise _unserved(choice.type, "tool_choice.type")
-        only = known_as(choice.name, choice.namespace)
-        return use_of(known, None, only, is_parallel=is_parallel)
-    allowed: set[str] = set()
-    for at, tool in enumerate(choice.tools):
-        field = f"tool_choice.tools[{at}].type"
-        if tool.type == "namespace":
-            inside = known_as("", tool.name)
-            allowed |= {one.name for one in known if one.name.startswith(inside)} or {tool.name}
-        elif _is_served(tool, field):
-            allowed.add(known_as(tool.name, tool.namespace))
-    some = allowed_of(known, allowed, "tool_choice.tools")
-    return use_of(some, choice.mode, "", is_parallel=is_parallel)
+    if choice.type not in _CALLED:
+        raise unserved_choice(choice.type)
+    only = known_as(choice.name, choice.namespace)
+    return use_of(known, None, only, is_parallel=is_parallel)
 
 
 def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]]:
@@ -149,13 +136,10 @@ def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]
 def _is_served(tool: CallableTool, field: str) -> bool:
     if tool.type in _CALLED:
         return True
-    pass_over("tools[]", f"type={excerpt(tool.type, 64)}", _unserved(tool.type, field))
-    return False
-
-
-def _unserved(kind: str, field: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{field}: {excerpt(kind, 64)} is not served here, only function, custom, and a namespace "
-        "of them",
+    kind = excerpt(tool.type, 64)
+    refusal = InvalidRequest(
+        f"{field}: {kind} is not served here, only function, custom, and a namespace of them",
         field=field,
     )
+    pass_over("tools[]", f"type={kind}", refusal)
+    return False

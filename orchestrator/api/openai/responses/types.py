@@ -29,14 +29,10 @@ from orchestrator.tasks.job import Job, Priority, TemplateArgument
 from protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MAX_METADATA_BYTES = 64 * 1024
-"""Bound on ``metadata``; as many pairs as are allowed take less."""
+"""Bound on ``metadata``; as many pairs as OpenAI allows take less."""
 _MAX_TEXT_BYTES = MAX_GRAMMAR_BYTES + 4096
 """Bound on ``text``: a grammar with what surrounds its schema."""
-_MAX_PAIRS = 16
-_MAX_KEY_CHARS = 64
-_MAX_VALUE_CHARS = 512
 _metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
-_LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,8 +104,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
         return one_limit("max_output_tokens", self.max_output_tokens, self.max_tokens)
 
     def wanted_logprobs(self) -> int | None:
-        if self.top_logprobs or _LOGPROBS in (self.include or ()):
-            return self.top_logprobs or 0
         return None
 
     def wants_one_piece(self) -> bool:
@@ -119,7 +113,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
         return self.service_tier
 
     def field_names(self) -> Mapping[str, str]:
-        names = {"prompt": "input", "logprobs": "top_logprobs"}
+        names = {"prompt": "input"}
         if self.max_output_tokens is not None:
             names["max_tokens"] = "max_output_tokens"
         return names
@@ -184,33 +178,31 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
         "text": {"format": {"type": "text"}} if body.text == NULL else body.text.copy(),
         "tool_choice": "auto" if body.tool_choice == NULL else body.tool_choice.copy(),
         "tools": [] if body.tools == NULL else body.tools.copy(),
-        "top_logprobs": body.top_logprobs or 0,
+        "top_logprobs": 0,
         "truncation": "disabled",
     }
 
 
 def read_metadata(stated: msgspec.Raw) -> dict[str, str]:
     """The pairs that a client wants kept. Raises ``InvalidRequest``."""
-    unfit = InvalidRequest(
-        f"metadata must be an object of at most {_MAX_PAIRS} strings of up to "
-        f"{_MAX_VALUE_CHARS} characters, under names of up to {_MAX_KEY_CHARS}",
+    try:
+        if len(memoryview(stated)) <= _MAX_METADATA_BYTES:
+            return _metadata_decoder.decode(stated) or {}
+    except msgspec.DecodeError:
+        pass
+    raise InvalidRequest(
+        f"metadata must be an object of strings, of at most {_MAX_METADATA_BYTES} bytes",
         field="metadata",
     )
-    if len(memoryview(stated)) > _MAX_METADATA_BYTES:
-        raise unfit
-    try:
-        pairs = _metadata_decoder.decode(stated) or {}
-    except msgspec.DecodeError:
-        raise unfit from None
-    if len(pairs) > _MAX_PAIRS or any(
-        len(key) > _MAX_KEY_CHARS or len(value) > _MAX_VALUE_CHARS for key, value in pairs.items()
-    ):
-        raise unfit
-    return pairs
 
 
+_LOGPROBS_ELSEWHERE = "log-probabilities are told by /v1/chat/completions"
 _ONLY = {
     **other_forms("text.format"),
+    "top_logprobs": ServedValues(nothing, _LOGPROBS_ELSEWHERE),
+    "include": ServedValues(
+        lambda names: "message.output_text.logprobs" not in names, _LOGPROBS_ELSEWHERE
+    ),
     "background": ServedValues(
         lambda value: value is False,
         "responses are not made in the background; POST /v2/tasks answers at once, and with "

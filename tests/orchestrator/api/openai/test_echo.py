@@ -1,4 +1,4 @@
-"""``echo`` and ``prompt_logprobs``: what a completion tells of its prompt, as lm-eval reads it."""
+"""``echo``: what a completion tells of its prompt, as lm-eval reads it."""
 
 import json
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from orchestrator.api.openai import echo
-from orchestrator.prompts.tokens import Token
 from protocol import Submit
-from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
+from tests.orchestrator.api.openai.asking import TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -66,42 +65,21 @@ async def test_nothing_need_be_generated(service: Service, worker: FakeWorker) -
     assert one["logprobs"]["token_logprobs"] == [None]
 
 
-async def test_vllms_own_form(service: Service) -> None:
-    choice = await choice_of(service, prompt="hey", prompt_logprobs=1, max_tokens=2)
-    assert choice["text"] == "w0 w1 " and choice["logprobs"] is None
-    first, second, third = choice["prompt_logprobs"]
-    assert first is None
-    for told, at in ((second, 1), (third, 2)):
-        own, best = told.values()
-        assert (own["logprob"], own["rank"]) == (-float(at), at + 1)
-        assert (best["logprob"], best["rank"]) == (-0.25, 1)
-        assert own["decoded_token"] == "hey"[at]
-    answer = await answer_of(service, "/v1/chat/completions", CHAT | {"prompt_logprobs": 0})
-    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
-    assert "prompt_logprobs" not in answer["choices"][0]
-
-
 async def test_a_stream_begins_with_it(service: Service) -> None:
-    body = TEXT | {"echo": True, "logprobs": 1, "max_tokens": 1, "stream": True, "n": 2}
-    events = [
-        line[6:] for line in (await service.ask("POST", PATH, json=body)).split("\n\n") if line
-    ]
-    chunks = [json.loads(event)["choices"][0] for event in events[:-1]]
+    body = TEXT | {"echo": True, "logprobs": 1, "stream": True}
+
+    async def chunks_of(**more: object) -> list[Any]:
+        lines = (await service.ask("POST", PATH, json=body | more)).split("\n\n")
+        return [json.loads(line[6:])["choices"][0] for line in lines[:-2]]
+
+    prompt, last = await chunks_of(max_tokens=0)
+    assert (prompt["text"], last["finish_reason"]) == ("hi", "length")
+    chunks = await chunks_of(max_tokens=1, n=2)
     for index in (0, 1):
         prompt, token, last = [chunk for chunk in chunks if chunk["index"] == index]
         assert (prompt["text"], token["text"], last["text"]) == ("hi", "w0 ", "")
         assert prompt["logprobs"]["token_logprobs"] == [None, -1.0]
         assert token["logprobs"]["text_offset"] == [2]
-
-
-async def test_a_stream_of_nothing_but_the_prompt(service: Service) -> None:
-    body = TEXT | {"echo": True, "logprobs": 0, "max_tokens": 0, "stream": True}
-    events = [
-        line[6:] for line in (await service.ask("POST", PATH, json=body)).split("\n\n") if line
-    ]
-    prompt, last = [json.loads(event)["choices"][0] for event in events[:-1]]
-    assert (prompt["text"], last["finish_reason"]) == ("hi", "length")
-    assert prompt["logprobs"]["token_logprobs"] == [None, -1.0]
 
 
 @for_each(
@@ -110,26 +88,13 @@ async def test_a_stream_of_nothing_but_the_prompt(service: Service) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"echo": True, "logprobs": 21}, "logprobs"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 1, "on_deadline": "partial"}, "on_deadline"),
     ],
 )
 async def test_what_is_refused(service: Service, changes: dict[str, Any], field: str) -> None:
     answer = await answer_of(service, PATH, TEXT | changes, status=400)
     assert answer["error"]["param"] == field
-
-
-async def test_an_answer_has_so_many_numbers(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(echo, "MAX_NUMBERS", 8)
-    prompts = {"prompt": [[70, 71], [72, 73]], "echo": True}
-    await answer_of(service, PATH, TEXT | prompts | {"logprobs": 1})
-    for more in ({"logprobs": 2}, {"logprobs": 1, "n": 2}):
-        answer = await answer_of(service, PATH, TEXT | prompts | more, status=400)
-        assert answer["error"]["param"] == "prompt" and "at most 8" in answer["error"]["message"]
-    assert service.outcomes().count("met") == 2
 
 
 async def test_a_prompt_is_read_again_where_its_instance_is_lost(
@@ -154,22 +119,20 @@ async def test_a_prompt_is_read_again_where_its_instance_is_lost(
 async def test_an_answer_repeats_so_many_tokens(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else 128 choices look up a context of ids each, and the event loop does nothing else."""
+    """Otherwise 128 choices look up a context of ids each, and the event loop does nothing else."""
     monkeypatch.setattr(echo, "MAX_NUMBERS", 8)
     monkeypatch.setattr(echo, "MAX_STREAMED_NUMBERS", 4)
     monkeypatch.setattr(echo, "_TOKENS_AT_ONCE", 2)
-    prompts = {"prompt": [72, 73, 74, 75], "echo": True}
-    answer = await answer_of(service, PATH, TEXT | prompts | {"n": 2})
+    one = {"prompt": [72, 73, 74, 75], "echo": True}
+    answer = await answer_of(service, PATH, TEXT | one | {"n": 2})
     assert [choice["text"] for choice in answer["choices"]] == ["cdefw0 w1 w2 w3 "] * 2
-    for more in ({"n": 3}, {"n": 2, "stream": True}):
-        answer = await answer_of(service, PATH, TEXT | prompts | more, status=400)
-        assert answer["error"]["param"] == "echo"
-
-
-def test_a_prompt_of_ids_is_looked_up_in_turns() -> None:
-    class Letters:
-        def token(self, token_id: int) -> Token:
-            return Token(chr(token_id), None)
-
-    turns = echo._text_of((72,) * 5000, (72,) * 5000, Letters())  # type: ignore[arg-type]
-    assert sum(1 for _ in turns) >= 4
+    two = {"prompt": [[70, 71], [72, 73]], "echo": True, "logprobs": 1}
+    await answer_of(service, PATH, TEXT | two)
+    for asked, field in (
+        (one | {"n": 3}, "echo"),
+        (one | {"n": 2, "stream": True}, "echo"),
+        (two | {"logprobs": 2}, "prompt"),
+        (two | {"n": 2}, "prompt"),
+    ):
+        answer = await answer_of(service, PATH, TEXT | asked, status=400)
+        assert answer["error"]["param"] == field and "at most" in answer["error"]["message"]

@@ -1,13 +1,11 @@
 """``/v1/embeddings``: a task per input, vectors as numbers or bytes."""
 
-import asyncio
 import struct
 from base64 import b64decode
 from typing import Any
 
 import pytest
 
-from orchestrator.api.openai import embeddings
 from protocol import Code, Pooling
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -38,9 +36,6 @@ async def test_each_input_has_a_vector(
     assert [len(submit.token_ids) for submit in worker.submits] == prompts
     assert all(submit.embeds for submit in worker.submits)
     assert service.outcomes() == ["met"] * len(prompts)
-
-
-async def test_as_bytes(service: Service) -> None:
     answer = await answer_of(service, PATH, BODY | {"encoding_format": "base64"})
     data = b64decode(answer["data"][0]["embedding"])
     assert struct.unpack("<2f", data) == pytest.approx((0.6, -0.8))
@@ -57,8 +52,6 @@ async def test_as_bytes(service: Service) -> None:
         ({"input": None}, "input"),
         ({"input": ["a"] * 129}, "input"),
         ({"input": [262]}, "input"),
-        ({"temperature": 1}, "temperature"),
-        ({"max_tokens": 4}, "max_tokens"),
         ({"on_deadline": "partial"}, "on_deadline"),
         ({"on_disconnect": "continue"}, "on_disconnect"),
     ],
@@ -85,28 +78,3 @@ async def test_a_worker_without_a_model_makes_none(
     service = await make_service(await make_worker())
     error = await answer_of(service, PATH, BODY, status=400)
     assert error["error"]["param"] == "model"
-
-
-async def test_vectors_are_written_in_turns_with_others(
-    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of a request's at once would be a tenth of a second without a token for anybody."""
-    passes, encoded = 0, []
-    encode = embeddings.msgspec.json.encode
-
-    async def watch() -> None:
-        nonlocal passes
-        while True:
-            passes += 1
-            await asyncio.sleep(0)
-
-    def noted(value: object) -> bytes:
-        if isinstance(value, dict) and value.get("object") == "embedding":
-            encoded.append(passes)
-        return encode(value)
-
-    monkeypatch.setattr(embeddings.msgspec.json, "encode", noted)
-    watching = asyncio.create_task(watch())
-    await answer_of(service, PATH, BODY | {"input": ["a", "b", "c"]})
-    watching.cancel()
-    assert len(set(encoded)) == 3

@@ -37,13 +37,6 @@ async def test_usage_in_every_chunk(service: Service, path: str, body: dict[str,
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 4
 
 
-async def test_running_usage_needs_the_usage(service: Service) -> None:
-    """As with vLLM: by itself it says nothing."""
-    options = {"continuous_usage_stats": True}
-    chunks = await chunks_of(service, "/v1/completions", TEXT | {"stream_options": options})
-    assert not any("usage" in chunk for chunk in chunks)
-
-
 @BOTH
 async def test_cached_prompt_tokens(
     service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
@@ -53,12 +46,6 @@ async def test_cached_prompt_tokens(
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
     chunks = await chunks_of(service, path, body | {"stream_options": {"include_usage": True}})
     assert chunks[-1]["usage"] == usage
-
-
-async def test_the_context_of_a_model(service: Service) -> None:
-    (model,) = (await service.ask("GET", "/v1/models"))["data"]
-    assert (model["id"], model["max_model_len"]) == ("fake", 512)
-    assert await service.ask("GET", "/v1/models/fake") == model
 
 
 @BOTH

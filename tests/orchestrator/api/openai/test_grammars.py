@@ -47,14 +47,8 @@ def strictly(schema: object) -> dict[str, Any]:
     ("field", "value", "expected"),
     [
         ("response_format", {"type": "text"}, None),
-        ("response_format", None, None),
         ("response_format", {"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT)),
         ("response_format", {"type": "json_object", "schema": SCHEMA}, as_json(SCHEMA)),
-        (
-            "response_format",
-            {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
-            as_json(SCHEMA),
-        ),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"strict": True, "schema": SCHEMA}},
@@ -65,7 +59,6 @@ def strictly(schema: object) -> dict[str, Any]:
             {"type": "structural_tag"} | TAG,
             Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag"} | TAG)),
         ),
-        ("structured_outputs", {"json": SCHEMA}, as_json(SCHEMA)),
         ("structured_outputs", {"json": json.dumps(SCHEMA)}, as_json(SCHEMA)),
         ("structured_outputs", {"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
         ("structured_outputs", {"choice": ["a", "b"]}, Grammar(GrammarKind.CHOICE, '["a", "b"]')),
@@ -76,7 +69,6 @@ def strictly(schema: object) -> dict[str, Any]:
         ),
         ("guided_json", SCHEMA, as_json(SCHEMA)),
         ("guided_regex", "a+", Grammar(GrammarKind.REGEX, "a+")),
-        ("guided_choice", ["a"], Grammar(GrammarKind.CHOICE, '["a"]')),
         ("guided_grammar", 'start: "a"', Grammar(GrammarKind.LARK, 'start: "a"')),
     ],
 )
@@ -113,17 +105,13 @@ async def test_what_is_asked_for_reaches_the_worker(
         ({"guided_json": "{"}, "not JSON", "guided_json"),
         ({"guided_json": {"type": "integer", "multipleOf": 99991}}, "multipleOf", "guided_json"),
         ({"guided_json": "false"}, "no text matches", "guided_json"),
-        ({"guided_json": '{"multipleOf": 1e999}'}, "cannot be used", "guided_json"),
-        ({"guided_json": '{"a": NaN}'}, "cannot be used", "guided_json"),
         ({"guided_json": '{"enum": ["\\ud800"]}'}, "cannot be used", "guided_json"),
-        ({"guided_choice": ["a"] * 2 + [""]}, "array of strings", "guided_choice"),
         ({"guided_regex": "(a"}, "unclosed group", "guided_regex"),
         ({"guided_regex": "a" * 300_000}, "at most", "guided_regex"),
         ({"guided_grammar": 'start: "a'}, "grammar", "guided_grammar"),
         ({"guided_choice": []}, "array of strings", "guided_choice"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ignore_eos"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "send one of them", "guided_regex"),
-        ({"structured_outputs": {}}, "exactly one of", "structured_outputs"),
         (
             {"structured_outputs": {"regex": "a", "choice": ["b"]}},
             "exactly one",
@@ -170,20 +158,6 @@ async def test_what_cannot_be_enforced_is_passed_over_and_named(
     )
 
 
-@pytest.mark.slow
-async def test_one_that_would_take_hours_is_given_up(service: Service, able: FakeWorker) -> None:
-    """A thread could not be: two of these, of 2 KB, would have kept all long prompts waiting."""
-    endless = {"allOf": [{"pattern": f"(a|b)*{n:03d}(a|b)*"} for n in range(40)]}
-    url = "/v1/chat/completions"
-    async with service.http.post(url, json=CHAT | {"guided_json": endless}) as response:
-        error = (await response.json())["error"]
-    assert response.status == 400 and "too long to compile" in error["message"]
-    # It is known now; and others, who have a new process, are served.
-    for schema, status in ((endless, 400), (SCHEMA, 200)):
-        await service.ask("POST", url, status, json=CHAT | {"guided_json": schema})
-    assert len(able.submits) == 1
-
-
 async def test_a_check_that_nobody_waits_for_is_given_up(
     service: Service, able: FakeWorker
 ) -> None:
@@ -199,11 +173,9 @@ async def test_a_check_that_nobody_waits_for_is_given_up(
     assert service.outcomes()[1:] == ["aborted", "met"]
 
 
-@pytest.mark.parametrize("value", [{"regex": "a+"}, '{"regex": "a+"}'])
-async def test_kserves_parameters_say_it_too(
-    service: Service, able: FakeWorker, value: object
-) -> None:
-    """As an object or, as Triton's vLLM backend has it, in a string."""
+async def test_kserves_parameters_say_it_too(service: Service, able: FakeWorker) -> None:
+    """As Triton's vLLM backend has it, in a string."""
+    value = '{"regex": "a+"}'
     body = {"text_input": "x", "parameters": {"guided_decoding": value, "max_tokens": 2}}
     await service.ask("POST", "/v2/models/fake/generate", json=body)
     assert able.submits[0].grammar == Grammar(GrammarKind.REGEX, "a+")

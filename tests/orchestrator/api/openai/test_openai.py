@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from orchestrator.tasks.job import Message
 from protocol import Code
 from tests.orchestrator.api.tools import prompt_of
-from tests.orchestrator.conftest import Service
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
@@ -57,7 +58,8 @@ async def test_completions_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
 
 async def test_models_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in sdk.models.list()] == ["fake"]
-    assert (await sdk.models.retrieve("fake")).id == "fake"
+    model = await sdk.models.retrieve("fake")
+    assert (model.id, model.max_model_len) == ("fake", 512)  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
         await sdk.models.retrieve("org/none")
 
@@ -132,48 +134,6 @@ async def test_lb3_one_event_per_token(
     assert "".join(texts) == "".join("" if i % 2 else f'"{i}\n"é\\' for i in range(10))
 
 
-async def test_held_back_text_is_in_the_last_chunk(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(tail="…")
-    chunks = await chunks_of(service, "/v1/chat/completions", CHAT)
-    last = chunks[-2]["choices"][0]  # type: ignore[index]
-    assert (last["delta"], last["finish_reason"]) == ({"content": "…"}, "length")
-    assert (await service.ask("POST", "/v1/completions", json=TEXT))["choices"][0]["text"].endswith(
-        "w3 …"
-    )
-
-
-async def test_dl9_the_budget_is_a_header_or_a_field(service: Service) -> None:
-    """DL-9."""
-    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
-        budget = response.headers["X-Deadline-Budget"]
-    names = [part.split("=")[0] for part in budget.split(";")]
-    assert names == ["queue", "route", "prefill", "decode", "left"]
-    chunks = await chunks_of(service, "/v1/chat/completions", CHAT)
-    assert "left=" in chunks[-2]["deadline_budget"]  # type: ignore[index]
-
-
-async def test_an_error_mid_stream_is_an_error_event(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(fail_at=2)
-    chunks = await chunks_of(service, "/v1/chat/completions", CHAT)
-    assert len(chunks) == 4
-    assert chunks[-1]["error"]["code"] == "engine_error"  # type: ignore[index]
-    assert service.outcomes() == ["failed"]
-    assert service.metric("tidegate_tokens_wasted_total") == 2
-
-
-async def test_an_error_before_the_first_byte_is_a_status(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(fail_at=0)
-    for body in (CHAT, CHAT | {"stream": True}):
-        async with service.http.post("/v1/chat/completions", json=body) as response:
-            assert response.status == 502
-            assert response.headers["x-should-retry"] == "false"
-            error = (await response.json())["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert (error["type"], error["code"]) == ("server_error", "engine_error")
-
-
 async def test_the_sdk_retries_what_may_help_and_nothing_else(
     service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
 ) -> None:
@@ -233,21 +193,6 @@ async def test_sampling_by_the_sdk(sdk: openai.AsyncOpenAI, worker: FakeWorker) 
     assert (sampling.repetition_penalty, sampling.logit_bias) == (1.1, ((42, -100.0),))
 
 
-async def test_dl6_partial(service: Service, worker: FakeWorker) -> None:
-    """DL-6: what there is, with its own finish reason and usage."""
-    worker.plan = lambda submit: Plan(stall_at=3)
-    body = CHAT | {"deadline_ms": 20_000, "on_deadline": "partial"}
-    path = "/v1/chat/completions"
-    async with service.leaping(21, tokens=3), service.http.post(path, json=body) as response:
-        assert response.status == 200
-        answer = await response.json()
-    assert answer["choices"][0]["finish_reason"] == "deadline"
-    assert answer["choices"][0]["message"]["content"] == "w0 w1 w2 "
-    assert answer["usage"]["completion_tokens"] == 3
-    assert service.outcomes() == ["partial"]
-    assert service.metric("tidegate_tokens_wasted_total") == 0
-
-
 @for_each(
     ("path", "body", "param"),
     [
@@ -262,7 +207,6 @@ async def test_dl6_partial(service: Service, worker: FakeWorker) -> None:
             {**CHAT, "messages": [dict(role="user", content="x" * 9000)]},
             "messages",
         ),
-        ("/v1/completions", TEXT | {"prompt": "x" * 9000}, "prompt"),
         ("/v1/completions", TEXT | {"prompt": [7] * 9000}, "prompt"),
     ],
 )
@@ -291,7 +235,7 @@ async def test_completions_tell_the_sampled_token_among_the_most_likely(
     sampled, *likelier = [
         service.orchestrator.model("fake").tokens.token(i).text for i in (72, 73, 74)
     ]
-    for count in (0, 1, 2):
+    for count in (0, 2):
         logprobs = (await service.ask("POST", "/v1/completions", json=TEXT | {"logprobs": count}))[
             "choices"
         ][0]["logprobs"]
@@ -314,3 +258,49 @@ async def test_completions_have_16_tokens_unless_asked(
         body = {**body, "max_tokens": None}
         await service.ask("POST", path, json=body)
         assert worker.submits[-1].sampling.max_tokens == tokens
+
+
+async def test_dl1_the_sdks_own_timeout_is_a_deadline(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """DL-1: an unmodified client has the deadline that it was made with."""
+    service = await make_service(worker)
+    client = await asyncio.to_thread(
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", timeout=20.0)
+    )
+    async with client:
+        await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+        assert 15_000 < worker.submits[-1].budget_ms <= 20_000
+        await client.chat.completions.create(  # type: ignore[call-overload]
+            **CHAT, extra_headers={"X-Timeout-Ms": "5000"}
+        )
+        assert worker.submits[-1].budget_ms <= 5000
+        stream = await client.chat.completions.create(**CHAT, stream=True)  # type: ignore[call-overload]
+        assert [chunk async for chunk in stream]
+    assert worker.submits[-1].budget_ms > 100_000  # between two pieces, it would be
+
+
+async def test_how_long_it_took_and_how_many_more_may_wait(
+    make_service: MakeService, make_worker: object
+) -> None:
+    worker = await make_worker(max_running=1)  # type: ignore[operator]
+    service = await make_service(worker, queue__max_waiting=3, MOST_BACKLOG=0)
+    held = Plan(stall_at=0)
+    worker.plan = lambda submit: held
+    ask = [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
+    await worker.until(lambda: worker.running == 1)
+    ask += [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    body = CHAT | {"n": 0}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 400
+        assert response.headers["x-ratelimit-limit-requests"] == "3"
+        assert response.headers["x-ratelimit-remaining-requests"] == "2"
+        assert int(response.headers["openai-processing-ms"]) >= 0
+    async with service.http.post("/v2/tasks", json={}) as response:
+        assert not any(name.startswith("x-ratelimit") for name in response.headers)
+        assert "openai-processing-ms" not in response.headers
+    held.release.set()
+    for answer in ask:
+        async with await answer as response:
+            assert response.status == 200

@@ -67,31 +67,6 @@ async def test_an_agents_two_turns_with_the_sdk(
     assert unknown.value.param == "input"
 
 
-async def test_one_turn_of_text_reasoning_and_calls(service: Service, worker: FakeWorker) -> None:
-    """What a model said, thought and called in one go is one turn of the chat."""
-    call = {"type": "function_call", "name": "get_weather"}
-    items = [
-        {"role": "user", "content": "a"},
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": "b"},
-        call | {"call_id": "1", "arguments": '{"x": 1}'},
-        call | {"call_id": "2", "arguments": ""},
-        {"type": "function_call_output", "call_id": "2", "output": "r2"},
-        {
-            "type": "function_call_output",
-            "call_id": "1",
-            "output": [{"type": "input_text", "text": "r1"}],
-        },
-    ]
-    await ask(service, ASK | {"input": items})
-    said = (
-        '<think>hm</think>b<tool_call>{"name": "get_weather", "arguments": {"x": 1}}</tool_call>'
-        '<tool_call>{"name": "get_weather", "arguments": {}}'
-    )
-    results = "<|user|>[get_weather 2] r2<|end|><|user|>[get_weather 1] r1<|end|>"
-    assert f"{said}</tool_call><|end|>{results}" in prompt_of(service, worker)
-
-
 async def test_a_stream_of_all_kinds_of_items(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: says(f"<think>hm, hm</think>Let me see. {CALL}", size=5)
     events = await events_of(service, ASK)
@@ -139,22 +114,6 @@ async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI
     assert len(one.output) == 1 and one.parallel_tool_calls is False
 
 
-async def test_a_call_that_is_none_is_text(service: Service, worker: FakeWorker) -> None:
-    bad = CALL.replace("}}", "}]")
-    worker.plan = lambda submit: says(bad)
-    answer = await ask(service, ASK)
-    assert [item["type"] for item in answer["output"]] == ["message"]
-    assert "get_weather" in answer["output"][0]["content"][0]["text"]
-    worker.plan = lambda submit: says(bad, size=1)
-    told = [event.json() for event in await events_of(service, ASK)]
-    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
-    assert [(item["type"], item["status"]) for item in done] == [
-        ("function_call", "incomplete"),
-        ("message", "completed"),
-    ]
-    assert told[-1]["response"]["output"] == done[1:]
-
-
 async def test_a_call_that_is_cut_is_incomplete(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: says(CALL[:50], reason=FinishReason.LENGTH)
     answer = await ask(service, ASK)
@@ -167,26 +126,10 @@ async def test_a_call_that_is_cut_is_incomplete(service: Service, worker: FakeWo
     assert '"get_weather", "arguments": {"city"' not in prompt_of(service, worker)
 
 
-async def test_logprobs_are_the_messages(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: says(f"<think>hm</think>yes {CALL}")
-    asked = ASK | {"include": ["message.output_text.logprobs"]}
-    message = (await ask(service, asked))["output"][1]
-    told = [event.json() for event in await events_of(service, asked)]
-    deltas = [e["logprobs"] for e in told if e["type"] == "response.output_text.delta"]
-    assert [entry for entries in deltas for entry in entries] == message["content"][0]["logprobs"]
-
-
 async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -> None:
     other = TOOL | {"name": "other"}
     asked = ASK | {"tools": [TOOL, other]}
-    some = {
-        "type": "allowed_tools",
-        "mode": "auto",
-        "tools": [{"type": "function", "name": "other"}],
-    }
     worker.plan = lambda submit: says("no")
-    await ask(service, asked | {"tool_choice": some})
-    assert "other" in prompt_of(service, worker) and "get_weather" not in prompt_of(service, worker)
     await ask(service, asked | {"tool_choice": "none"})
     assert "other" not in prompt_of(service, worker)
     for change, word in (
@@ -198,10 +141,7 @@ async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": "required"}, "cannot be forced"),  # its worker knows no grammars
-        (
-            {"tool_choice": some | {"tools": [{"type": "function", "name": "x"}]}},
-            "tool_choice.tools",
-        ),
+        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "allowed_tools"),
     ):
         error = (await ask(service, asked | change, 400))["error"]
         assert word in error["message"], error
@@ -255,10 +195,6 @@ async def test_tools_of_a_namespace_are_called_by_the_names_that_the_client_gave
         prompts.append(prompt_of(service, worker))
     assert prompts[0] == prompts[1] and '"mcp__git__log", "arguments": {"city"' in prompts[0]
     assert "[mcp__git__log call_" in prompts[0]
-    chosen = {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "mcp__git"}]}
-    await ask(service, asked | {"tool_choice": chosen})
-    assert "mcp__git__log" in prompt_of(service, worker)
-    assert "get_weather" not in prompt_of(service, worker)
 
 
 async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None:
@@ -288,11 +224,10 @@ async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None
     for more in (
         {"input": [{"role": "user", "content": "hi"}, call, result]},
         {"input": [result], "previous_response_id": whole["id"]},
-        {"input": [{"type": "item_reference", "id": call["id"]}, result]},
     ):
         await ask(service, asked | more)
         prompts.append(prompt_of(service, worker))
-    assert prompts[0] == prompts[1] and prompts[0].endswith(prompts[2][-80:])
+    assert prompts[0] == prompts[1]
     assert '"apply_patch", "arguments": {"input"' in prompts[0]
     assert f"[apply_patch {call['call_id']}] ok" in prompts[0]
 
@@ -321,17 +256,12 @@ async def test_the_form_of_the_text(make_worker: MakeWorker, make_service: MakeS
     plain = {"model": "fake", "input": "hi", "max_output_tokens": 4}
     schema = {"type": "json_schema", "name": "a", "schema": SCHEMA}
     for stated, expected in (
-        (
-            {"format": schema, "verbosity": "low"},
-            Grammar(GrammarKind.JSON_SCHEMA, dumps(SCHEMA), True),
-        ),
         ({"format": {"type": "json_object"}}, Grammar(GrammarKind.JSON_OBJECT)),
-        ({"format": {"type": "text"}}, None),
-        (None, None),
+        ({"format": {"type": "text"}, "verbosity": "low"}, None),
     ):
         answer = await ask(service, plain | {"text": stated})
         assert worker.submits[-1].grammar == expected
-        assert answer["text"] == (stated or {"format": {"type": "text"}})
+        assert answer["text"] == stated
     for bad, word in (
         ({"format": {"type": "json_schema", "name": "a"}}, "needs schema"),
         ({"format": {"type": "grammar"}}, "json_schema"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol import Code, FinishReason
+from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
@@ -21,21 +21,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "tool", "content": "x"}]}, "assistant"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type: computer_call"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "image_url is"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"truncation": "some"}, "truncation"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"truncation": "auto", "input": "x" * 600}, "maximum context length is 512 tokens"),
     ({"background": True}, "POST /v2/tasks"),
     ({"conversation": "conv_1"}, "previous_response_id"),
-    ({"conversation": {"id": "conv_1"}}, "previous_response_id"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"metadata": {"a": 1}}, "metadata"),
-    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
-    ({"metadata": {"a": "x" * 513}}, "metadata"),
-    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 1}, "/v1/chat/completions"),
+    ({"include": ["message.output_text.logprobs"]}, "/v1/chat/completions"),
     ({"input": "x" * 600}, "maximum context length is 512 tokens"),
 ]
 
@@ -101,25 +97,6 @@ async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorke
     assert "left=" in last["deadline_budget"]
 
 
-async def test_an_answer_without_text_is_an_empty_one(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(tokens=1, text=lambda i: "", reason=FinishReason.STOP)
-    kinds = [event.event for event in await events_of(service, HI)]
-    assert "response.output_text.delta" not in kinds and kinds[-1] == "response.completed"
-    answer = await ask(service, HI)
-    assert answer["output"][0]["content"][0]["text"] == ""
-
-
-async def test_logprobs(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: WELL
-    asked = HI | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    part = (await ask(service, asked))["output"][0]["content"][0]
-    assert [(e["logprob"], len(e["top_logprobs"])) for e in part["logprobs"]] == [(-0.5, 2)] * 2
-    events = [event.json() for event in await events_of(service, asked)]
-    deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
-    assert [entry for entries in deltas for entry in entries] == part["logprobs"]
-    assert worker.submits[0].sampling.logprobs == 2
-
-
 async def test_what_a_prompt_is_made_of(service: Service, worker: FakeWorker) -> None:
     """Instructions and what leads, parts, an answer as it was, and no thoughts."""
     worker.plan = lambda submit: WELL
@@ -159,16 +136,6 @@ async def test_a_conversation_by_id(
     await sdk.responses.create(**HI | {"input": "go"}, previous_response_id=third.id)
     said += "<|user|>so<|end|><|assistant|>w0 w1 <|end|>"
     assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>go<|end|><|assistant|>"
-
-
-async def test_tokens_are_counted_as_they_are_computed(
-    worker: FakeWorker, sdk: openai.AsyncOpenAI
-) -> None:
-    first = await sdk.responses.create(**HI)
-    more = {"model": "fake", "input": "x", "instructions": "s", "previous_response_id": first.id}
-    counted = await sdk.responses.input_tokens.count(**more)
-    assert counted.input_tokens == (await sdk.responses.create(**more)).usage.input_tokens
-    assert counted.object == "response.input_tokens" and len(worker.submits) == 2
 
 
 async def test_what_is_streamed_is_stored_unless_it_failed(
@@ -269,34 +236,6 @@ async def test_what_changes_nothing_is_accepted(service: Service) -> None:
         "previous_response_id": None,
     }
     await ask(service, HI | harmless)
-
-
-async def test_deadlines_and_errors_are_those_of_every_route(
-    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=2)
-    asked = HI | {"deadline_ms": 20_000}
-    async with service.leaping(21, tokens=2):
-        error = (await ask(service, asked, 504))["error"]
-    assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
-    async with service.leaping(21, tokens=2):
-        last = (await events_of(service, asked))[-1]
-    assert last.event == "response.failed"
-    failed = last.json()["response"]
-    assert (failed["status"], failed["error"]["code"]) == ("failed", "deadline_exceeded")
-    assert failed["output"][0]["status"] == "incomplete"
-    async with service.leaping(21, tokens=2):
-        partial = await ask(service, asked | {"on_deadline": "partial"})
-    assert (partial["status"], partial["incomplete_details"]) == (
-        "incomplete",
-        {"reason": "deadline"},
-    )
-    assert service.outcomes() == ["missed", "missed", "partial"]
-    with pytest.raises(openai.NotFoundError):
-        await sdk.responses.create(**HI | {"model": "none"})
-    worker.plan = lambda submit: Plan(refuse=(Code.QUEUE_FULL, "full"))
-    with pytest.raises(openai.RateLimitError):
-        await sdk.with_options(max_retries=0).responses.create(**HI, stream=True)
 
 
 async def test_agents_that_send_truncation_auto_are_served_what_fits(service: Service) -> None:

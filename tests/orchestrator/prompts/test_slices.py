@@ -1,15 +1,13 @@
-"""Slices of a text give its own tokens, and the bound is one: for tokenizers of all kinds."""
+"""Slices of a text give its own tokens, for tokenizers of all kinds."""
 
-import unicodedata
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
-from orchestrator.prompts.bound import TokenBound
 from orchestrator.prompts.cuts import Lookalikes, Slicer
 from orchestrator.prompts.tokens import TokenTexts
 from tests.support.tokenizers_of_all_kinds import byte_level, demo, metaspace
@@ -46,11 +44,6 @@ def slicer_of(kind: Callable[[], Tokenizer]) -> Slicer:
     return Slicer(kind(), spellings(kind()), 20)
 
 
-@cache
-def bound_of(kind: Callable[[], Tokenizer]) -> TokenBound:
-    return TokenBound(kind(), spellings(kind()))
-
-
 def spellings(tokenizer: Tokenizer) -> list[bytes]:
     known = [*TokenTexts(tokenizer, ()).all_bytes()]
     assert known
@@ -75,53 +68,6 @@ def test_prose_is_cut_into_many_slices(kind: Callable[[], Tokenizer]) -> None:
     slices = list(slicer_of(kind).slices(text))
     assert len(slices) > 50
     assert max(map(len, slices)) < 200
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
-@given(text=texts)
-def test_no_text_has_fewer_tokens_than_the_bound(kind: Callable[[], Tokenizer], text: str) -> None:
-    tokenizer = kind()
-    least = bound_of(kind).least_tokens(text)
-    assert least <= len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-def test_text_that_is_composed_first_has_no_bound() -> None:
-    """Its bytes are others than those that become tokens."""
-    bound = bound_of(byte_level)
-    text = "\u1100\u1161\u11a8" * 1000
-    assert bound.least_tokens(text) == 0
-    assert bound.least_tokens(unicodedata.normalize("NFC", text)) > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_bound_says_something(kind: Callable[[], Tokenizer]) -> None:
-    text = "Once upon a time there was a little tiger, who liked tea. " * 100
-    assert bound_of(kind).least_tokens(text) > len(text) / 20
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t: setattr(t, "normalizer", normalizers.NFKC()),
-        lambda t: setattr(t, "normalizer", normalizers.Replace("aaaa", "a")),
-        lambda t: setattr(t, "pre_tokenizer", pre_tokenizers.Whitespace()),
-        lambda t: setattr(t, "pre_tokenizer", pre_tokenizers.Split("a", "removed")),
-        lambda t: setattr(t, "model", models.BPE({"a": 0}, [], unk_token="a", fuse_unk=True)),
-    ],
-)
-def test_where_text_can_vanish_there_is_no_bound(change: Callable[[Tokenizer], None]) -> None:
-    tokenizer = Tokenizer.from_str(byte_level().to_str())
-    change(tokenizer)
-    assert TokenBound(tokenizer, [b"a"]).least_tokens("a" * 1000) == 0
-
-
-def test_a_token_that_takes_the_spaces_around_it_makes_them_free() -> None:
-    tokenizer = Tokenizer.from_str(byte_level().to_str())
-    bound = TokenBound(tokenizer, [b"a", b" "])
-    assert bound.least_tokens("a" + " " * 99) == 99  # rounded down
-    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True)])
-    assert TokenBound(tokenizer, [b"a", b" "]).least_tokens("a" + " " * 99) <= 1
 
 
 def test_what_cannot_be_cut_is_one_slice() -> None:
