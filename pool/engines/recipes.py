@@ -1,12 +1,12 @@
 """Recipes of engines: the packages that make them, pinned, by device, as wheels or built here."""
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from catalog.engines import ComputeMode
 from catalog.errors import EngineUnknown
-from pool.engines.toolchain import Toolchain
 
 PINS: Final = Path(__file__).parent / "pins"
 LLAMACPP_SERVER: Final = Path(__file__).with_name("llamacpp_server.py")
@@ -42,9 +42,7 @@ class Recipe:
         return (*self.pip, *(f"{name}={value}" for name, value in sorted(self.build.items())))
 
 
-def recipe_of(
-    engine: str, mode: ComputeMode, toolchain: Toolchain, *, from_source: bool = False
-) -> Recipe:
+def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> Recipe:
     """How to make ``engine`` for ``mode``. Raises ``EngineUnknown``."""
     if engine == "vllm" and not from_source:
         on_cpu = mode == "cpu"
@@ -70,19 +68,19 @@ def recipe_of(
             module="xllamacpp",
             requirements=_pins("llamacpp"),
             pip=("--no-deps", "--no-binary=xllamacpp" if from_source else "--only-binary=:all:"),
-            build=_cmake(mode, toolchain) if from_source else {},
+            build=_cmake(mode) if from_source else {},
             tools=_BUILT_WITH[mode] if from_source else (),
         )
     what = f"{engine} from source" if from_source else engine
     raise EngineUnknown(f"cannot get {what}: known are {', '.join(ENGINES)}")
 
 
-def _cmake(mode: ComputeMode, toolchain: Toolchain) -> dict[str, str]:
+def _cmake(mode: ComputeMode) -> dict[str, str]:
     """Variables of llama.cpp's build. With ccache a second build compiles only what has changed."""
     arguments = ["-DCMAKE_BUILD_TYPE=Release"]
-    if toolchain.ccache:
+    if ccache := shutil.which("ccache"):
         languages = ("C", "CXX", *(("CUDA",) if mode == "cuda" else ()))
-        arguments += [f"-DCMAKE_{each}_COMPILER_LAUNCHER={toolchain.ccache}" for each in languages]
+        arguments += [f"-DCMAKE_{each}_COMPILER_LAUNCHER={ccache}" for each in languages]
     cuda = {"XLLAMACPP_BUILD_CUDA": "1"} if mode == "cuda" else {}
     return {"CMAKE_ARGS": " ".join(arguments), **cuda}
 

@@ -21,7 +21,6 @@ Engines on this machine: Triton, and other engines in their own environments.
   tidegate engines ensure vllm           make it, unless it is there
   tidegate engines ensure llamacpp --from-source
   tidegate engines list
-  tidegate engines toolchain             driver, compilers, caches
 
 They lie in TIDEGATE_HOME/engines; docs/models.md says how.
 """
@@ -146,22 +145,3 @@ def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: b
         for id, problem in problems.items():
             console().print(f"{id}: {problem or 'every file is as it was'}")
     return 1 if any(problems.values()) else 0
-
-
-@engines.command(
-    "toolchain",
-    help="What this machine can run and build with.",
-    short_help="driver, compilers, caches",
-)
-@on_catalog("engines")
-def show_toolchain(catalog: "EngineCatalog", as_json: bool) -> int:
-    with importing():
-        from pool.engines.toolchain import look
-    found = look()
-    if as_json:
-        print_json(found)
-        return 0
-    tools = {name: f"{tool.version or '–'}  {tool.path}" for name, tool in found.tools.items()}
-    driver = f"CUDA {found.cuda}" if found.cuda else "none"
-    print_facts({"gpus": ", ".join(found.gpus) or "none", "driver": driver, **tools})
-    return 0
