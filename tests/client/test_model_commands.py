@@ -73,7 +73,7 @@ def test_what_goes_wrong_is_one_line_and_status_1(
     assert run("add", str(tmp_path / "bad.gguf"), "--keep-free", "0") == 1
     assert "bad.gguf: its tensors need" in capsys.readouterr().err
     assert run("list") == 0
-    assert "interrupted" in capsys.readouterr().out
+    assert "staging" in capsys.readouterr().out
 
 
 def test_up_takes_a_model_by_its_name(

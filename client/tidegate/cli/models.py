@@ -173,7 +173,7 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
     rows = (
         (
             entry.name,
-            _state(catalog, entry),
+            entry.state.value,
             entry.format.value,
             size(entry.bytes),
             entry.licence or "–",
@@ -198,7 +198,7 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
     facts = {
         "model": entry.name,
         "id": entry.id,
-        "state": _state(catalog, entry),
+        "state": entry.state.value,
         "problem": entry.problem,
         "format": entry.format.value,
         "source": entry.source,
@@ -321,12 +321,6 @@ def _described(catalog: "ModelCatalog", entry: "ModelEntry") -> dict[str, object
         "bytes": entry.bytes,
         "path": str(catalog.servable_path(entry)),
     }
-
-
-def _state(catalog: "ModelCatalog", entry: "ModelEntry") -> str:
-    if entry.state.value == "staging" and not catalog.is_claimed(entry.id):
-        return "interrupted"
-    return entry.state.value
 
 
 def _ago(unix_ms: int) -> str:

@@ -1,7 +1,6 @@
 """Models that lie on this machine already: taken by links or copies, verified, removed (PV-4)."""
 
 import asyncio
-import fcntl
 import os
 import stat
 import struct
@@ -297,16 +296,3 @@ async def test_a_model_that_cannot_be_linked_has_to_have_room(
     monkeypatch.setattr(staging, "can_link", lambda *_: False)
     with pytest.raises(NoRoom):
         await add_model(catalog, AddRequest(str(source), keep_free=1.0))
-
-
-def test_whoever_only_looks_keeps_nobody_from_work(
-    catalog: ModelCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``tidegate models list`` at the moment when ``add`` begins."""
-    with catalog.claim("m"):
-        assert catalog.is_claimed("m")
-    looking = os.open(catalog.folder / "locks" / "m", os.O_RDWR)
-    fcntl.flock(looking, fcntl.LOCK_EX)
-    monkeypatch.setattr("time.sleep", lambda seconds: os.close(looking))
-    with catalog.claim("m"):
-        pass
