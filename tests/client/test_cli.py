@@ -232,7 +232,7 @@ def test_the_hint_has_the_name_of_a_cached_model(launched: list[Any], tmp_path: 
         (["up", "--instances", "0"], "must be at least 1, got 0"),
         (["up", "--instances", "100000"], "must be at most 128, got 100000"),
         (["up", "--drain", "nan"], "must be seconds from 0 up, got 'nan'"),
-        (["up", "--device", "gpu"], "invalid choice: 'gpu'"),
+        (["up", "--device", "gpu"], "argument --device: 'gpu' is not one of 'cuda', 'cpu'"),
         (["chat", "--deadline-ms", "soon"], "--deadline-ms: expected a whole number, got 'soon'"),
         ([], "the following arguments are required: COMMAND"),
     ],

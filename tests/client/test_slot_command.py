@@ -139,7 +139,7 @@ async def test_a_service_without_the_model_is_told_apart(command: Command) -> No
         (["--recipe", "none.json"], "--recipe none.json: No such file or directory"),
         (["--recipe", "broken.json"], "--recipe broken.json is not JSON"),
         (["--recipe", "list.json"], "--recipe list.json holds no JSON object"),
-        (["Hi.", "--on-deadline", "wait"], "choose from error, degrade"),
+        (["Hi.", "--on-deadline", "wait"], "is not one of 'error', 'degrade'"),
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_rendered(

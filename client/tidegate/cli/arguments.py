@@ -105,17 +105,6 @@ class Words(click.ParamType[tuple[str, ...]]):
         return tuple(filter(None, str(value).split(",")))
 
 
-class Choice(click.Choice[str]):
-    """One of a few words; the error names them all."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices:
-            self.fail(
-                f"invalid choice: {value!r} (choose from {', '.join(self.choices)})", param, ctx
-            )
-        return str(value)
-
-
 class Option(click.Option):
     """An option that may belong to a section of its command's help."""
 
@@ -283,41 +272,42 @@ def entries_here(kind: Literal["models", "engines"]) -> Complete:
     return complete
 
 
-def _names(known: "Callable[[SyncClient], list[tuple[str, str]]]") -> Complete:
-    """Completes names that a service knows, each with a word on it."""
-    return lambda ctx, param, incomplete: _known(ctx, incomplete, known)
+def _of_service(known: "Callable[[SyncClient], list[tuple[str, str]]]") -> Complete:
+    """Completes names that a service knows, each with a word on it; none if it is slow."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from tidegate import SyncClient, TidegateError, deadline
+        from tidegate.transport import NO_RETRIES
+
+        url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
+        token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")
+        try:
+            with (
+                SyncClient(url, token=token, retries=NO_RETRIES) as client,
+                deadline(_COMPLETION_S),
+            ):
+                return _offered(known(client), incomplete)
+        except (TidegateError, ValueError):
+            return []
+
+    return complete
 
 
-model_names = _names(lambda client: [(name, "") for name in client.models()])
-task_ids = _names(
+model_names = _of_service(lambda client: [(name, "") for name in client.models()])
+task_ids = _of_service(
     lambda client: [
         (task.task_id, task.outcome or task.status)
         for task in client.tasks(limit=_MOST_NAMES).tasks
     ]
 )
-session_ids = _names(
+session_ids = _of_service(
     lambda client: [
         (each.session_id, f"{each.turns} turns")
         for each in client.sessions.list(limit=_MOST_NAMES).sessions
     ]
 )
-
-
-def _known(
-    ctx: click.Context, incomplete: str, names: "Callable[[SyncClient], list[tuple[str, str]]]"
-) -> list[CompletionItem]:
-    """A service's names, each with a short description; none if it is slow."""
-    from tidegate import SyncClient, TidegateError, deadline
-    from tidegate.transport import NO_RETRIES
-
-    url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
-    token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")
-    try:
-        with SyncClient(url, token=token, retries=NO_RETRIES) as client, deadline(_COMPLETION_S):
-            known = names(client)
-    except (TidegateError, ValueError):
-        return []
-    return _offered(known, incomplete)
 
 
 def _offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.arguments import PORT, Choice, Command, json_option, option
+from tidegate.cli.arguments import PORT, Command, json_option, option
 from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import console, print_json
 from tidegate.cli.top import Samples
@@ -34,7 +34,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @click.command(cls=Command, help=DESCRIPTION, epilog=EPILOG, short_help="what this machine lacks")
-@option("--device", type=Choice(["cuda", "cpu"]), help="what it is to run on (either)")
+@option("--device", type=click.Choice(["cuda", "cpu"]), help="what it is to run on (either)")
 @option(
     "--triton",
     type=Path,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tidegate.cli.arguments import Choice, Group, entries_here, on_catalog, option
+from tidegate.cli.arguments import Group, entries_here, on_catalog, option
 from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import console, duration, print_facts, print_json, show_list
 
@@ -40,8 +40,10 @@ def engines() -> None:
 
 
 @engines.command("ensure", help=ENSURE_DESCRIPTION, short_help="have one here")
-@click.argument("engine", type=Choice(["triton", "vllm", "llamacpp"]))
-@option("--device", type=Choice(["cuda", "cpu"]), help="what it is for (a GPU where there is one)")
+@click.argument("engine", type=click.Choice(["triton", "vllm", "llamacpp"]))
+@option(
+    "--device", type=click.Choice(["cuda", "cpu"]), help="what it is for (a GPU where there is one)"
+)
 @option("--from-source", is_flag=True, help="built here, with ccache where there is one: llamacpp")
 @option("--triton", type=Path, metavar="PATH", help="a Triton to use")
 @option("--allow-system-packages", is_flag=True, help="install what is missing with apt-get or dnf")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 
-from tidegate.cli.arguments import POSITIVE, SECONDS, Choice, Command, Number, asks, option
+from tidegate.cli.arguments import POSITIVE, SECONDS, Command, Number, asks, option
 from tidegate.cli.runtime import INTERRUPTED, importing
 from tidegate.cli.terminal import console, duration, print_json
 from tidegate.errors import ApiError, ProtocolError, TidegateError, Unavailable
@@ -72,7 +72,7 @@ def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
 @option("--deadline", type=SECONDS, metavar="S", help="seconds it may take (the service's own)")
 @option(
     "--on-deadline",
-    type=Choice(["error", "degrade"]),
+    type=click.Choice(["error", "degrade"]),
     help="degrade: render less rather than be late (error)",
 )
 @option("--preview", type=_FILE, metavar="JPEG", help="keep its latest preview in this file")

@@ -8,7 +8,6 @@ import click
 from tidegate.cli.arguments import (
     POSITIVE,
     TOKENS,
-    Choice,
     Command,
     DurationMs,
     Group,
@@ -74,7 +73,7 @@ Conversations that a service keeps for its clients, with their KV.
 @option("--deadline", type=DurationMs(), help="say the chance by this one, too")
 @option(
     "--reserve",
-    type=Choice(["50", "90", "99"]),
+    type=click.Choice(["50", "90", "99"]),
     help="reserve the earliest deadline with this chance in percent",
 )
 @option("--hold", "hold_ms", type=DurationMs(), default="5s", help="how long it is reserved")
@@ -141,7 +140,7 @@ def tasks() -> None:
 @tasks.command("list", help="Tasks, newest first.", short_help="the latest ones")
 @option(
     "--status",
-    type=Choice(["queued", "dispatched", "running", "ended"]),
+    type=click.Choice(["queued", "dispatched", "running", "ended"]),
     help="only those that stand there",
 )
 @option("--limit", type=POSITIVE, default=20, help="so many at most")
