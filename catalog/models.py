@@ -134,8 +134,7 @@ class ModelCatalog:
         return found
 
     def find(self, text: str) -> ModelEntry | None:
-        """The entry with that id or name, of two namesakes the usable one; None if none is
-        there."""
+        """The entry with that id or name, of two namesakes the usable one; None without any."""
         its = [entry for entry in self.entries() if text in (entry.id, entry.name)]
         usable = [entry for entry in its if entry.state is ModelState.ACTIVE]
         return next(iter(usable or its), None)

@@ -72,8 +72,7 @@ def main() -> int:
 
 
 def make_venv(pip_args: list[str]) -> None:
-    """Create ``.venv``, again if it is broken or of another Python, with pip and the build backend
-    as ``constraints.txt`` pins them."""
+    """Create ``.venv`` (again if it is broken or of another Python) with the pinned pip."""
     # The build backend, so that building needs no network. The pip that comes with a Python may be
     # years old, and takes up to half as long again.
     tools = ["pip", "setuptools", *pip_args]

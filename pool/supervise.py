@@ -20,8 +20,7 @@ from pool.process.process import GuardedProcess, StartProcess, UnitProcess
 HEARTBEAT_S = 15.0
 MISSES = 3
 TERM_S = 1.5
-"""Seconds from SIGTERM to SIGKILL: enough for a model's ``finalize``; Triton then polls once a
-second."""
+"""Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
 _POLL_S = 0.03
 OnStep = Callable[[str], None]
 """Told of each step of a start: fits, prepared, spawned, started."""
@@ -366,8 +365,7 @@ async def cancelled(*tasks: "asyncio.Task[Any]") -> None:
 async def missed_heartbeats(
     answers: Callable[[], Awaitable[bool]], heartbeat_s: float | None, on_miss: Callable[[], None]
 ) -> str:
-    """Wait until ``answers`` has been False ``MISSES`` times in a row; returns the reason.
-    ``on_miss`` is called each time."""
+    """Wait for ``MISSES`` misses in a row; returns the reason. ``on_miss`` is called each time."""
     misses = 0
     while misses < MISSES:
         await asyncio.sleep(HEARTBEAT_S if heartbeat_s is None else heartbeat_s)

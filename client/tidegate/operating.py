@@ -16,8 +16,7 @@ from tidegate.listings import Instance, InstanceList, SwapState
 from tidegate.transport import Call, Transport
 
 SWAP_S = 900.0
-"""Seconds that a swap or a reload may take: a large model takes minutes to load, and what runs may
-be waited for before."""
+"""Seconds that a swap or a reload may take: a large model takes minutes to load."""
 
 _T = TypeVar("_T")
 
@@ -140,8 +139,7 @@ class Operating:
         return tuple(done)
 
     async def reload(self) -> Reloaded:
-        """Make the service read settings and keys again. Raises ``InvalidRequest`` if they do not
-        fit."""
+        """Make the service read settings and keys again. Raises ``InvalidRequest``."""
         return await self._post("/admin/reload", Reloaded)
 
     async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:

@@ -48,8 +48,7 @@ class LoopThread:
         atexit.register(self.close)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Run the coroutine; returns or raises as it does. Ctrl-C cancels it and waits for its
-        end."""
+        """Run the coroutine; returns or raises as it does. Ctrl-C cancels and awaits it."""
         if self.is_closed:
             raise RuntimeError("this client is closed")
         ended, is_cut = threading.Event(), threading.Event()

@@ -1,5 +1,4 @@
-"""Tools of a build that only the system's package manager brings: installed if that is allowed
-explicitly (PV-6), otherwise the command is shown."""
+"""Tools of a build that the system's package manager brings, if that is allowed (PV-6)."""
 
 import os
 import shlex
@@ -24,8 +23,7 @@ def require_tools(
     which: Callable[[str], str | None] = shutil.which,
     run: Callable[[Sequence[str]], int] = subprocess.call,
 ) -> None:
-    """Check that ``tools`` are there, and install missing ones. Raises ``MachineUnfit`` if
-    installing them is not ``allowed`` or fails."""
+    """Raise ``MachineUnfit`` if ``tools`` lack and installing them is not ``allowed`` or fails."""
     missing = [tool for tool in tools if which(tool) is None]
     if not missing:
         return

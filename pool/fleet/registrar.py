@@ -50,8 +50,7 @@ class AddressList:
         self._lock = -1
 
     async def tell(self, addresses: frozenset[str]) -> None:
-        """Make it know these addresses, and no others of ours. Raises ``OSError`` or
-        ``CannotTell``."""
+        """Make it know these addresses alone. Raises ``OSError`` or ``CannotTell``."""
         self._take_lock()
         lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
         content = ("\n".join(lines) + "\n").encode()

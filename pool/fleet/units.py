@@ -1,5 +1,4 @@
-"""The units of a pool, as they are started on this machine: an instance's model, GPUs and ports are
-looked for before each start."""
+"""The units of a pool on this machine: model, GPUs and ports are looked for before each start."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -117,8 +116,7 @@ class Tenancy:
         return {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def ports(self, host: str, asked: Sequence[int], kept: Sequence[int]) -> list[int]:
-        """The next start's ports: the ones asked for, otherwise earlier or free ones. Raises
-        ``PortInUse``."""
+        """Ports asked for, otherwise earlier or free ones. Raises ``PortInUse``."""
         for port in filter(None, asked):
             require_free(host, port, f"end what has it, or give {self.spec.name} another port")
         free = iter(free_ports(len(asked), host, {*asked, *kept}))
@@ -343,8 +341,7 @@ class PoolMachine:
         return await self.host.gpus.fits_beside(spec, model)
 
     def _gguf_of(self, spec: InstanceSpec) -> Path | None:
-        """The model of an instance that llama.cpp's server is to run; None for a Triton, which
-        reports a missing model itself."""
+        """The model of an instance that llama.cpp's server is to run; None for a Triton."""
         model = Path(spec.settings.get(_MODEL_PATH, ""))
         with suppress(ProvisionError):
             if spec.model:

@@ -82,8 +82,7 @@ class _Crashed(StartFailed):
 
 
 class TritonInstance(ProcessUnit):
-    """A supervised Triton. It keeps its ports over restarts, so that lanes reconnect by
-    themselves."""
+    """A supervised Triton, which keeps its ports over restarts: lanes reconnect by themselves."""
 
     def __init__(
         self,

@@ -21,8 +21,7 @@ _CHANNEL_OPTIONS = (
 
 
 class TritonControl:
-    """A connection to one server, for questions and drains. Nothing here raises on a dead server:
-    the answer is False."""
+    """A connection to one server; nothing raises on a dead one: the answer is False."""
 
     def __init__(self, address: str, tls: Tls | None = None) -> None:
         self._address = address

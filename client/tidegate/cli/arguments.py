@@ -1,5 +1,4 @@
-"""Shared parts of the commands' arguments: types with helpful errors, options, completion of a
-service's names, and decorators for commands that use a service or this machine's catalog."""
+"""Shared parts of the commands' arguments: types, options, completion, and decorators."""
 
 import math
 import os
@@ -38,8 +37,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Number(click.ParamType[float | int]):
-    """A number between two bounds, whole by default; ``complaint`` is the error for one outside,
-    else the bound itself."""
+    """A number between two bounds, whole by default; ``complaint`` begins the error."""
 
     def __init__(
         self, name: str, least: float, most: float, complaint: str = "", *, is_whole: bool = True
@@ -161,8 +159,7 @@ class Group(_KeepsLines, click.Group):
 
 
 class GroupWithDefault(Group):
-    """A command with an action of its own and sub-commands; ``ctx.invoked_subcommand`` says which
-    was given."""
+    """A command that does something by itself, too, where ``ctx.invoked_subcommand`` is None."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return click.Group.parse_args(self, ctx, args)
@@ -225,8 +222,7 @@ def asks(
 def on_catalog(
     kind: Literal["models", "engines"],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make a command of a function that is given this machine's catalog of that kind; adds
-    ``--json``."""
+    """Make a command of a function that is given a catalog of this machine; adds ``--json``."""
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @wraps(function)

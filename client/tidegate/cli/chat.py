@@ -219,8 +219,7 @@ class Chat:
         self._status = 0
 
     async def run(self) -> int:
-        """Answer turn after turn until the input ends; returns 1 if the last one failed, else
-        0."""
+        """Answer turns until the input ends; returns 1 if the last one failed, otherwise 0."""
         try:
             while True:
                 # Blocks the loop on purpose: nothing else runs between two turns, and Ctrl-C can
@@ -358,8 +357,7 @@ def _read_line() -> str:
 
 @contextmanager
 def _ctrl_c_raises() -> Iterator[None]:
-    """Have Ctrl-C raise ``KeyboardInterrupt`` at once; asyncio's handler would wait for the
-    loop."""
+    """Have Ctrl-C raise ``KeyboardInterrupt`` at once, not when the loop next runs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

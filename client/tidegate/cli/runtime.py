@@ -58,8 +58,7 @@ def environment() -> dict[str, str]:
 
 
 def become(module: str, given: Mapping[str, object]) -> NoReturn:
-    """Replace this process by ``python -m module``, whose exit status becomes its own. ``given``
-    are its options, None if unstated."""
+    """Replace this process by ``python -m module`` with the options in ``given`` but None."""
     options = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]

@@ -291,8 +291,7 @@ def _umask() -> int:
 
 
 class _Progress:
-    """How far a slot is, on stderr since stdout is for the answer: a bar for each stage in a
-    terminal, else a line as each is done."""
+    """Progress on stderr: a bar for each stage in a terminal, else a line as each is done."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn

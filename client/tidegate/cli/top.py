@@ -120,8 +120,7 @@ class Samples:
         return max(0.0, now - (then or 0.0)) / (self.at - before.at)
 
     def quantile(self, name: str, part: float, before: "Samples | None" = None) -> float | None:
-        """Quantile ``part`` (0 to 1) of a histogram since ``before``, as the upper end of its
-        bucket; None without observations."""
+        """Upper end of the bucket with a quantile (0 to 1) since ``before``; None without any."""
         new = self._buckets(name)
         old = {} if before is None else before._buckets(name)
         counts = sorted((end, count - old.get(end, 0.0)) for end, count in new.items())

@@ -257,8 +257,7 @@ def serve(
     cors_origins: str | None,
     processes: int,
 ) -> int:
-    """Replace this process by the orchestrator, whose exit status becomes its own, and do not
-    return; or run several processes, and return the exit status."""
+    """Become the orchestrator; or run several processes, and return the exit status."""
     if processes > 1:
         with importing(serving=True):
             from tidegate.cli import launch
