@@ -135,14 +135,8 @@ class Launcher:
         await _together(*register, *(self._kept(each) for each in self._members))
 
     def _tell_cores(self) -> None:
-        """Say how many processes there are for this machine's cores, where that was chosen."""
-        count, cores = self.spec.processes, cpu.look().cores
-        if count > 1:
-            event = PoolEvent(
-                EventKind.SIZED, "orchestrators", f"{count} processes on {cores:g} cores"
-            )
-            self._emit(event)
-        if count > max(1.0, cores):
+        """Warn of more processes than cores."""
+        if self.spec.processes > max(1.0, cpu.look().cores):
             self._warn("there are more orchestrator processes than cores: they add nothing")
 
     async def _register(self, install: TritonInstall) -> None:

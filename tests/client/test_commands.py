@@ -141,31 +141,6 @@ async def test_what_does_not_work_is_said_in_one_line(ask: Ask, argv: list[str],
     assert err.startswith(f"tidegate {argv[0]}") and said in err
 
 
-async def test_a_shell_is_told_names_that_only_the_service_knows(
-    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: Any, unused_tcp_port: int
-) -> None:
-    async with Client(service.url) as client:
-        task = (await client.submit("hi", max_tokens=1)).task_id
-        session = (await client.sessions.create()).id
-
-    async def offered(words: str, url: str = service.url) -> list[str]:
-        monkeypatch.setenv("COMP_WORDS", f"tidegate {words}")
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + words.endswith(" ")))
-        monkeypatch.setenv("TIDEGATE_URL", url)
-        monkeypatch.setenv("_TIDEGATE_COMPLETE", "bash_complete")
-        with pytest.raises(SystemExit):
-            await asyncio.to_thread(main, [])
-        out = capsys.readouterr().out.split()
-        return [line.removeprefix("plain,") for line in out]
-
-    assert await offered("tasks show ") == [task]
-    assert await offered(f"tasks cancel {task[:5]}") == [task]
-    assert await offered("tasks show nothing") == []
-    assert await offered("sessions delete ") == [session]
-    assert await offered("chat --model f") == ["fake"]
-    assert await offered("tasks show ", f"http://127.0.0.1:{unused_tcp_port}") == []
-
-
 @pytest.mark.parametrize("argv", [["models"], ["tasks", "list"], ["top", "--once"]])
 def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
     assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1

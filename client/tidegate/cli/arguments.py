@@ -1,20 +1,16 @@
 """Shared parts of the commands' arguments: types, options, completion, and decorators."""
 
 import math
-import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from tidegate.cli.runtime import add_to_path, importing
-
-if TYPE_CHECKING:
-    from tidegate.sync import SyncClient
 
 MAX_PROCESSES = 64
 """Most orchestrator processes at one port."""
@@ -26,9 +22,6 @@ CORS_HELP = (
     "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_HTTP__CORS_ORIGINS)"
 )
 
-_COMPLETION_S = 0.5
-"""Somebody waits for a completion at the keyboard: it is quick or silent."""
-_MOST_NAMES = 50
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
 _UNIT_MS = {"ms": 1.0, "s": 1000.0, "": 1000.0, "m": 60_000.0}
 
@@ -266,44 +259,6 @@ def entries_here(kind: Literal["models", "engines"]) -> Complete:
         return _offered(known, incomplete)
 
     return complete
-
-
-def _of_service(known: "Callable[[SyncClient], list[tuple[str, str]]]") -> Complete:
-    """Completes names that a service knows, each with a word on it; none if it is slow."""
-
-    def complete(
-        ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        from tidegate import SyncClient, TidegateError, deadline
-        from tidegate.transport import NO_RETRIES
-
-        url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
-        token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")
-        try:
-            with (
-                SyncClient(url, token=token, retries=NO_RETRIES) as client,
-                deadline(_COMPLETION_S),
-            ):
-                return _offered(known(client), incomplete)
-        except (TidegateError, ValueError):
-            return []
-
-    return complete
-
-
-model_names = _of_service(lambda client: [(name, "") for name in client.models()])
-task_ids = _of_service(
-    lambda client: [
-        (task.task_id, task.outcome or task.status)
-        for task in client.tasks(limit=_MOST_NAMES).tasks
-    ]
-)
-session_ids = _of_service(
-    lambda client: [
-        (each.session_id, f"{each.turns} turns")
-        for each in client.sessions.list(limit=_MOST_NAMES).sessions
-    ]
-)
 
 
 def _offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:

@@ -18,7 +18,6 @@ from tidegate.cli.arguments import (
     POSITIVE,
     Command,
     json_option,
-    model_names,
     option,
     server_options,
 )
@@ -57,7 +56,7 @@ Anything else goes to the model; a line that begins with two slashes goes withou
 
 @click.command(cls=Command, help=DESCRIPTION, short_help="talk to a model")
 @server_options
-@option("--model", help="a served model (the only one)", shell_complete=model_names)
+@option("--model", help="a served model (the only one)")
 @option("--deadline-ms", "deadline", type=POSITIVE, help="give every answer this long")
 @option("--first-token-ms", "first_token", type=POSITIVE, help="and its first token this long")
 @option("--token-gap-ms", "token_gap", type=POSITIVE, help="then a token at least this often")

@@ -13,8 +13,6 @@ from tidegate.cli.arguments import (
     Group,
     asks,
     option,
-    session_ids,
-    task_ids,
 )
 from tidegate.cli.terminal import (
     CONTROL_CHARACTERS,
@@ -182,7 +180,7 @@ def _task(line: "TaskLine") -> tuple[str, ...]:
 
 
 @tasks.command("show", help="One task, with its text so far.", short_help="one task")
-@click.argument("task", shell_complete=task_ids)
+@click.argument("task")
 @asks()
 async def show_task(client: "Client", task: str, as_json: bool) -> int:
     found = await client.status(task)
@@ -215,7 +213,7 @@ def _facts(found: "TaskStatus") -> dict[str, str]:
 
 
 @tasks.command("cancel", help="Stop tasks; one that has ended stays as it is.", short_help="stop")
-@click.argument("task", nargs=-1, required=True, shell_complete=task_ids)
+@click.argument("task", nargs=-1, required=True)
 @asks()
 async def cancel_tasks(client: "Client", task: tuple[str, ...], as_json: bool) -> int:
     for task_id in task:
@@ -257,7 +255,7 @@ async def list_sessions(client: "Client", as_json: bool) -> int:
 
 
 @sessions.command("show", help="One session, with what was said.", short_help="one session")
-@click.argument("session", shell_complete=session_ids)
+@click.argument("session")
 @asks()
 async def show_session(client: "Client", session: str, as_json: bool) -> int:
     found = await client.sessions.get(session)
@@ -282,7 +280,7 @@ async def show_session(client: "Client", session: str, as_json: bool) -> int:
 @sessions.command(
     "delete", help="Forget sessions; a turn that runs is cancelled.", short_help="forget"
 )
-@click.argument("session", nargs=-1, required=True, shell_complete=session_ids)
+@click.argument("session", nargs=-1, required=True)
 @asks()
 async def delete_sessions(client: "Client", session: tuple[str, ...], as_json: bool) -> int:
     for session_id in session:
