@@ -1,7 +1,6 @@
 """Every command that asks a service, before a real orchestrator in front of a fake worker."""
 
 import asyncio
-import io
 import json
 import os
 import pty
@@ -13,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from rich.console import Console
 
 from catalog.atomic import write_atomically
 from catalog.operator_key import key_file
@@ -23,7 +21,7 @@ from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
 from tidegate.cli.main import main
 from tidegate.cli.top import Picture, Samples
-from tidegate.listings import Instance, InstanceSlot, SwapState
+from tidegate.listings import Instance, SwapState
 
 Ask = Callable[..., Any]
 
@@ -226,20 +224,6 @@ def test_a_picture_counts_since_the_one_before() -> None:
     picture = Picture("http://x", [Instance("h:1", "up", ready=True)], second, first)
     assert picture.facts()["kv_blocks"] == {"used": 5, "free": 15}
     assert picture._instance(picture.instances[0])[-1] == "25.0 %"
-
-
-def test_a_picture_has_clips_where_some_instance_renders_them() -> None:
-    def shown(*instances: Instance) -> list[str]:
-        console = Console(width=200, file=io.StringIO())
-        with console.capture() as capture:
-            console.print(Picture("http://x", instances, Samples.parse("", 1.0)).render())
-        return [line.split()[-1] for line in capture.get().splitlines()[-1 - len(instances) :]]
-
-    assert shown(Instance("h:1", "up"))[0] == "USE"
-    up = InstanceSlot("up", ready=True, slots_total=2, slots_free=1)
-    instances = [Instance("h:1", "up", slot=up), Instance("h:2", "up")]
-    instances += [Instance("h:3", "up", slot=InstanceSlot("down"))]
-    assert shown(*instances) == ["CLIPS", "1/2", "–", "down"]
 
 
 async def test_or14_an_orchestrator_is_drained_and_taken_back(

@@ -113,14 +113,6 @@ async def test_a_failure_is_said_and_what_there_was_is_saved(
     assert set(os.listdir(tmp_path)) == {"b.wav"}
 
 
-async def test_a_refusal_names_the_field(command: Command) -> None:
-    fake = FakeOrchestrator()
-    error = {"code": "invalid_request", "message": "text: is missing", "field": "recipe.text"}
-    fake.refusal = (400, {"error": error}, {})
-    status, out, err = await command(fake, "Hello.")
-    assert (status, out, err) == (1, "", "tidegate slot: text: is missing\n")
-
-
 async def test_a_service_without_the_model_is_told_apart(command: Command) -> None:
     fake = FakeOrchestrator()
     fake.refusal = (503, {"error": {"code": "not_ready", "message": "none"}}, {})
@@ -196,14 +188,3 @@ async def test_ctrl_c_says_when_the_service_could_not_be_told(capsys: Any) -> No
         assert "slot t1 may still be rendered" in capsys.readouterr().err
         await _say_cancelled(client, "")
         assert capsys.readouterr().err == "tidegate slot: cancelled\n"
-
-
-def test_a_shell_is_told_the_words_of_an_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setenv("COMP_WORDS", "tidegate slot Hello. --on-deadline ")
-    monkeypatch.setenv("COMP_CWORD", "4")
-    monkeypatch.setenv("_TIDEGATE_COMPLETE", "bash_complete")
-    with pytest.raises(SystemExit):
-        main([])
-    assert capsys.readouterr().out.split() == ["plain,error", "plain,degrade"]

@@ -26,16 +26,6 @@ def test_hadolint_passes_it() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_default_base_has_no_hole_that_it_names() -> None:
-    default = re.search(r"^ARG TRITON_IMAGE=\S+:(\d+)\.(\d+)-py3$", TEXT, re.M)
-    first = re.search(r"^# (\d+)\.(\d+) is the first without a hole", TEXT, re.M)
-    assert default
-    assert first
-    assert tuple(map(int, default.groups())) >= tuple(map(int, first.groups()))
-    tag = ".".join(default.groups())
-    assert f"tritonserver:{tag}-py3" in (FOLDER / "README.md").read_text()
-
-
 def test_extras_are_those_of_the_project_and_enough_for_the_pool_file() -> None:
     extras = {
         name: set(value.split(","))

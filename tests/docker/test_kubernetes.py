@@ -5,14 +5,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from orchestrator.settings import Settings, load_settings
+from orchestrator.settings import Settings
 from tests.support.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -164,20 +163,6 @@ def test_variables_are_settings(overlay: str) -> None:
 
 @needs_kubectl
 @each_overlay
-def test_an_orchestrator_takes_its_variables(
-    overlay: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    orchestrator = container_of(named(rendered(overlay), "Deployment", "tidegate-orchestrator"))
-    monkeypatch.chdir(tmp_path)
-    for name, value in environment_of(orchestrator).items():
-        monkeypatch.setenv(name, re.sub(r"\$\(\w+\)", "10.0.0.7", value or f"secret-{name}"))
-    settings = load_settings(host="0.0.0.0")
-    assert settings.health.port == 8081
-    assert settings.token is not None
-
-
-@needs_kubectl
-@each_overlay
 def test_pf5_probes(overlay: str) -> None:
     """A worker's start may take longer, and its launcher restarts Triton by itself."""
 
@@ -218,16 +203,6 @@ def test_the_grace_holds_the_drain(overlay: str) -> None:
     assert drain + 10 <= pod_of(worker)["terminationGracePeriodSeconds"]
     # What is moved to other workers has to fit into the drain of an orchestrator, too.
     assert drain <= int(found[2])
-
-
-@needs_kubectl
-@each_overlay
-def test_images_are_those_of_this_version(overlay: str) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for one in of_kind(rendered(overlay), *WORKLOADS):
-        image, _, tag = container_of(one)["image"].rpartition(":")
-        assert image and tag != "latest", container_of(one)["image"]
-        assert tag == version or not image.startswith("tidegate")
 
 
 @needs_kubectl

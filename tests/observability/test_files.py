@@ -103,19 +103,6 @@ def test_every_alert_of_pf4_is_there() -> None:
         assert severity[f"Tidegate{name}"] == "warning"
 
 
-def test_panels_fit_side_by_side(dashboard: Any) -> None:
-    taken: dict[tuple[int, int], str] = {}
-    for panel in dashboard["panels"]:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24, panel["title"]
-        for x in range(at["x"], at["x"] + at["w"]):
-            for y in range(at["y"], at["y"] + at["h"]):
-                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(ids)) == len(ids)
-    assert len({panel["title"] for panel in dashboard["panels"]}) == len(ids)
-
-
 def test_the_dashboard_is_what_grafanas_own_types_know(dashboard: Any) -> None:
     """Read into the types that Grafana's schema is made into, and written again, nothing is lost:
     it drops what it does not know."""

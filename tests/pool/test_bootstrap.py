@@ -130,14 +130,6 @@ def test_an_interrupted_install_is_repeated(
     assert commands.installed == ["setuptools", "uv", ".[cpu]"]
 
 
-def test_type_checkers_see_the_client(commands: Commands) -> None:
-    """They follow path files; one with an umlaut in it would keep Triton's stub from starting."""
-    bootstrap.main()
-    (file,) = bootstrap.VENV.glob("lib/python*/site-packages/*.pth")
-    (line,) = file.read_text("ascii").splitlines()
-    assert (file.parent / line).resolve() == bootstrap.ROOT / "client"
-
-
 def test_an_index_for_torch_and_more_arguments_reach_pip(commands: Commands) -> None:
     index = "https://example.invalid/cpu"
     commands.set_up("--torch-index", index, "--pip-args=--proxy 'http://a b'")

@@ -1,7 +1,6 @@
 """A pool brought in line with its file, on virtual time with simulated units (PV-1)."""
 
 import asyncio
-import random
 
 from pool.events import EventKind
 from pool.manager import Manager
@@ -97,15 +96,6 @@ async def test_under_the_policy_of_a_launch_it_is_given_up_unless_it_served_for_
     await manager.stop(0.0)
 
 
-def test_pauses_grow_with_jitter_up_to_a_bound() -> None:
-    policy, rng = RestartPolicy(first_delay_s=0.2, max_delay_s=10.0), random.Random(7)
-    for failures in range(1, 12):
-        ceiling = min(10.0, 0.2 * 2 ** (failures - 1))
-        pauses = [policy.delay_s(failures, rng) for _ in range(50)]
-        assert all(ceiling / 4 <= pause <= ceiling for pause in pauses)
-        assert len(set(pauses)) > 40
-
-
 @simulated
 async def test_a_mistake_of_ours_leaves_no_instance_unkept() -> None:
     machine = FakeMachine()
@@ -143,16 +133,6 @@ async def test_one_more_and_one_less_leave_the_others_alone() -> None:
     assert machine.kinds("b").count(EventKind.SPAWNED) == 1
     await manager.stop(1.0)
     assert machine.running() == {} == machine.written.instances
-
-
-@simulated
-async def test_the_same_file_again_changes_nothing() -> None:
-    machine = FakeMachine()
-    manager = await up(machine, A, B)
-    before = len(machine.events)
-    await manager.apply(specs(A, B))
-    assert len(machine.events) == before
-    await manager.stop(0.0)
 
 
 @simulated
@@ -298,15 +278,3 @@ async def test_a_full_disk_keeps_nobody_from_serving_and_is_said_once() -> None:
     assert machine.ready
     assert machine.kinds("pool").count(EventKind.WARNED) == 1
     await manager.stop(0.0)
-
-
-@simulated
-async def test_a_manager_that_leaves_ends_nothing() -> None:
-    machine = FakeMachine()
-    manager = await up(machine, A, B)
-    await manager.leave()
-    assert set(machine.running()) == {"a", "b"}
-    for server in machine.servers:
-        server.ended.set()
-    await asyncio.sleep(600)
-    assert machine.running() == {}, "nobody starts them again"

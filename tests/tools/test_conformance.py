@@ -18,8 +18,8 @@ from tools.conformance import VERSION
 from tools.conformance import __main__ as command
 from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen, table
 from tools.conformance.run import CHECKS, FAILED, PASSED, UNKNOWN, Report, Stillness, examine
-from tools.conformance.server import Answer, Effort, Unusable
-from tools.conformance.target import BadTarget, Saying, Target, read_field, read_saying
+from tools.conformance.server import Effort, Unusable
+from tools.conformance.target import BadTarget, Target, read_field, read_saying
 
 pytestmark = pytest.mark.slow
 
@@ -312,9 +312,3 @@ def test_a_report_is_text_and_json_and_a_status() -> None:
     assert "too alike to tell" in report.text()
     assert report.status == FAILED
     assert (report_of(well, unknown).status, report_of(well).status) == (UNKNOWN, PASSED)
-
-
-def test_tokens_are_those_of_the_usage_or_else_events() -> None:
-    assert Answer(texts=3).tokens == 3
-    assert Answer(texts=3, usage_tokens=7).tokens == 7
-    assert Saying("hang-up").is_told is False

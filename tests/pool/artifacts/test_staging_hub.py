@@ -113,20 +113,6 @@ async def test_what_cannot_be_mended_registers_nothing(
     assert [entry.state for entry in catalog.entries()] == [ModelState.ACTIVE]
 
 
-async def test_a_second_attempt_fetches_only_what_is_missing(
-    catalog: ModelCatalog, start_hub: StartHub
-) -> None:
-    hub = Hub(checkpoint(6000), Faults(cut_after=2 * PIECE, missing_from=PIECE))
-    await start_hub(hub)
-    with pytest.raises(StagingFailed):
-        await add(catalog)
-    hub.faults = Faults()
-    hub.sent.clear()
-    entry = await add(catalog)
-    assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - PIECE
-    assert whole(catalog, hub, entry)
-
-
 async def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:

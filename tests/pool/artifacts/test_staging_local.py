@@ -124,15 +124,9 @@ async def test_catalog_and_folders_are_for_their_owner_only(
     assert stat.S_IMODE(catalog.folder.stat().st_mode) == 0o700
 
 
-def nested(depth: int) -> bytes:
-    """A GGUF header with an array of arrays."""
-    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + struct.pack("<IQ", 0, 0)
-
-
-def long_text(count: int) -> bytes:
-    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, count)
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + b"x" * count
+def header(kind: str, *values: int, rest: bytes = b"") -> bytes:
+    """A GGUF header with one pair of this type."""
+    return b"GGUF" + struct.pack(f"<IQQQcI{kind}", 3, 0, 1, 1, b"k", *values) + rest
 
 
 WEIGHTS, DEEP = "model.safetensors", b"[" * 200_000
@@ -155,12 +149,10 @@ WEIGHTS, DEEP = "model.safetensors", b"[" * 200_000
             "in model-00001-of-00001, where it is not",
         ),
         ("bad.gguf", gguf()[:-1], "the file is cut"),
-        ("bad.gguf", gguf()[:40], "the file is cut"),
         ("bad.gguf", b"GGML" + gguf()[4:], "not a GGUF file"),
-        ("bad.gguf", gguf()[:4] + b"\x09" + gguf()[5:], "version 9"),
         ("bad.gguf", b"", "it is empty"),
-        ("bad.gguf", nested(100_000), "has an array"),
-        ("bad.gguf", long_text(2**24 + 1), "has a text of 16777217 bytes"),
+        ("bad.gguf", header("IQ", 9, 9, 1, rest=DEEP), "has an array of arrays"),
+        ("bad.gguf", header("Q", 8, 2**24 + 1, rest=b"x" * (2**24 + 1)), "a text of 16777217"),
         ("bad.gguf", b"GGUF" + struct.pack("<IQQ", 3, 2**62, 2**62), "pairs and"),
     ],
 )
@@ -239,18 +231,6 @@ async def test_a_name_that_would_name_something_else_is_refused(
         with pytest.raises(StagingFailed, match=r"--name|invalid name"):
             await add(catalog, folder, name=name)
     assert catalog.entries() == ()
-
-
-async def test_a_folder_called_demo_does_not_become_a_model_that_nobody_can_start(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    source = make_folder(tmp_path / "demo")
-    with pytest.raises(StagingFailed, match="comes with Tidegate"):
-        await add(catalog, source)
-    await add(catalog, source / ".." / "demo", name="mine")
-    (source / "sub").mkdir()
-    entry = await add(catalog, source / "sub" / "..", copy=True)
-    assert entry.name == "model", "and not .., which is a folder"
 
 
 async def test_an_id_is_nobody_elses_name(catalog: ModelCatalog, tmp_path: Path) -> None:

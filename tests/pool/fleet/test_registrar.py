@@ -233,23 +233,6 @@ async def test_an_answer_in_any_encoding_ends_nothing(fake: FakeOrchestrator) ->
         await rig.until(lambda: set(fake.known) == {"b:1"})
 
 
-async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
-    class Faulty(AddressList):
-        failures = 1
-
-        async def tell(self, addresses: frozenset[str]) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise ValueError("unforeseen")
-            await super().tell(addresses)
-
-    async with Rig(Faulty(tmp_path / "list")) as rig:
-        rig.registrar.set_ready(frozenset({"a:1"}))
-        await rig.until(lambda: bool(rig.registrar.errors))
-        await rig.tell("b:1")
-        assert (tmp_path / "list").read_text().endswith("\nb:1\n")
-
-
 @pytest.mark.parametrize(("heartbeats_s", "told_s"), [(0.3, 1.0), (45.0, 45.0), (86_400.0, 3600.0)])
 async def test_any_heartbeat_makes_a_time_to_live_that_orchestrators_take(
     fake: FakeOrchestrator, heartbeats_s: float, told_s: float

@@ -11,7 +11,6 @@ import pytest
 from catalog.errors import (
     PoolFileInvalid,
     PoolInUse,
-    PortsUnguarded,
     ProvisionError,
     StateFileUnusable,
 )
@@ -169,13 +168,6 @@ async def test_its_metrics_are_on_loopback(running: Running) -> None:
         assert f"\n{line}\n" in text
 
 
-async def test_off_loopback_somebody_must_be_asked_for_a_token(running: Running) -> None:
-    running.ask_for(ONE, 'host = "0.0.0.0"')
-    service = PoolService(running.path, FakeGpus(), running.events.append)
-    with pytest.raises(PortsUnguarded, match=r"open = true in \[pool\]"):
-        await service.run()
-
-
 async def test_a_lane_token_is_made_up_once_for_both_sides(running: Running) -> None:
     running.ask_for(ONE + "[orchestrator]\nport = 0\n")
     service = await running.start()
@@ -243,14 +235,6 @@ async def test_an_order_of_nonsense_is_answered_and_only_its_owner_gives_any(
         writer.write(order + b"\n")
         assert b"no such order" in await reader.read()
         writer.close()
-
-
-async def test_reasons_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log's lines have brackets, which are nobody's markup."""
-    table = pool_command._table("why")
-    table.add_row("[/opt/tritonserver] :smile: [libprotobuf ERROR message.cc:1]")
-    pool_command._show(table)
-    assert "[/opt/tritonserver] :smile: [libprotobuf ERROR" in capsys.readouterr().out
 
 
 async def test_stop_ends_nothing_under_a_manager_that_starts(
