@@ -145,7 +145,7 @@ def test_wrong_usage_is_said_before_anything_is_rendered(
     assert said in capsys.readouterr().err
 
 
-async def test_in_a_terminal_each_stage_has_a_bar_and_ctrl_c_cancels(tmp_path: Path) -> None:
+async def test_in_a_terminal_a_stage_is_shown_and_ctrl_c_cancels(tmp_path: Path) -> None:
     fake = FakeOrchestrator([QUEUED, stage(1, "audio", 100), stage(2, "video", 40), HANG])
     fake.ended = True
     ours, theirs = pty.openpty()
@@ -163,7 +163,7 @@ async def test_in_a_terminal_each_stage_has_a_bar_and_ctrl_c_cancels(tmp_path: P
         )
         os.close(theirs)
         shown = b""
-        while b" 40%" not in shown:
+        while b"video 40 %" not in shown:
             shown += await asyncio.to_thread(os.read, ours, 65536)
         process.send_signal(signal.SIGINT)
         try:
@@ -173,7 +173,7 @@ async def test_in_a_terminal_each_stage_has_a_bar_and_ctrl_c_cancels(tmp_path: P
             pass
         os.close(ours)
         assert await process.wait() == INTERRUPTED
-    assert b"speech" in shown and b"portrait" in shown and b"check" in shown
+    assert b"speech done after " in shown
     assert b"tidegate slot: cancelled slot t1" in shown and b"Traceback" not in shown
     assert fake.cancelled == ["t1"]
     assert not os.listdir(tmp_path)

@@ -183,7 +183,7 @@ async def _render(
     try:
         async with stream as events:
             progress = _Progress()
-            with progress.bars:
+            with progress.shown:
                 async for event in events:
                     if isinstance(event, SlotQueued):
                         slot_id = event.slot_id
@@ -194,7 +194,6 @@ async def _render(
                         save(preview, event.data)
                     elif isinstance(event, SlotResult):
                         slot_id = event.slot_id or slot_id
-                        progress.done()
                         break
                 else:
                     raise ProtocolError("the stream ended without a terminal event")
@@ -291,20 +290,13 @@ def _umask() -> int:
 
 
 class _Progress:
-    """Progress on stderr: a bar for each stage in a terminal, else a line as each is done."""
+    """Progress on stderr: a line as each stage is done, under a spinner in a terminal."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
-        from rich.progress import TimeElapsedColumn as Elapsed
-
         self._out = console(to_stderr=True)
         self._began = time.monotonic()
         self._done: set[str] = set()
-        self._stages: dict[str, TaskID] = {}
-        columns = (TextColumn("{task.description:<9}"), BarColumn(), TaskProgressColumn())
-        self.bars = Progress(
-            *columns, Elapsed(), console=self._out, disable=not self._out.is_terminal
-        )
+        self.shown = self._out.status("waiting")
 
     def queued(self, event: "SlotQueued") -> None:
         expected = []
@@ -314,22 +306,11 @@ class _Progress:
             expected.append(f"expected in {duration(event.predicted_ms)}")
         if expected:
             self._out.print(f"queued: {', '.join(expected)}", style="dim")
-        for stage, title in STAGES.items():
-            self._stages[stage] = self.bars.add_task(title, total=100, start=False)
 
     def stage(self, event: "SlotStage") -> None:
         title = STAGES.get(event.stage, event.stage)
-        if event.stage not in self._stages:
-            self._stages[event.stage] = self.bars.add_task(title, total=100)
-        bar = self._stages[event.stage]
-        self.bars.start_task(bar)
-        self.bars.update(bar, completed=event.percent)
-        if self.bars.disable and event.percent >= 100 and event.stage not in self._done:
+        self.shown.update(f"{title} {event.percent} %")
+        if event.percent >= 100 and event.stage not in self._done:
             self._done.add(event.stage)
             took = duration(1000 * (time.monotonic() - self._began))
             self._out.print(f"{title} done after {took}")
-
-    def done(self) -> None:
-        for bar in self.bars.tasks:
-            if bar.started:  # the last stage's end is the result
-                self.bars.update(bar.id, completed=100)
