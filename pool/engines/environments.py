@@ -36,8 +36,7 @@ from catalog.engines import (
 )
 from catalog.errors import CatalogUnusable, FetchFailed
 from catalog.shared_file import now_ms
-from pool.engines.recipes import ENGINES, Recipe
-from pool.engines.toolchain import require_tools
+from pool.engines.recipes import ENGINES, Recipe, require_tools
 from pool.engines.triton_wheel import alone
 from pool.process.logs import fresh_log, tail
 from pool.process.process import GuardedProcess, command_environment

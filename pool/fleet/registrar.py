@@ -153,12 +153,6 @@ class Registrar:
         self._ready: frozenset[str] = frozenset()
         self._followers: dict[str, _Follower] = {}
 
-    async def __aenter__(self) -> "Registrar":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.follow({})
-
     async def follow(self, targets: Mapping[str, Target]) -> None:
         """Tell these targets, by name, and no others any more. Dropped ones keep what they know."""
         for name in self._followers.keys() - targets.keys():

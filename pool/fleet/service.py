@@ -181,7 +181,7 @@ class PoolService:
             heartbeat_s=pool.heartbeat_s,
             advertise=pool.advertise,
         )
-        await stack.enter_async_context(self._registrar)
+        stack.push_async_callback(self._registrar.follow, {})
         self.manager = Manager(
             PoolMachine(host),
             self._emit,

@@ -96,11 +96,6 @@ def models(**given: Any) -> int:
     return _served(**given) if click.get_current_context().invoked_subcommand is None else 0
 
 
-models.command("served", help="Models that a service has.", short_help="what a service has")(
-    _served
-)
-
-
 @models.command("add", help=ADD_DESCRIPTION, short_help="bring one here")
 @click.argument("what", metavar="HF_ID|PATH|FILE.gguf|smollm2")
 @option("--name", default="", metavar="NAME", help="what it is called here (its own name)")

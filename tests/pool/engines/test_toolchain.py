@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from catalog.errors import MachineUnfit
-from pool.engines import toolchain
+from pool.engines.recipes import require_tools
 
 
 class Machine:
@@ -35,11 +35,11 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
     machine = Machine(manager)
     tools = ("c++", "cmake")
     with pytest.raises(MachineUnfit, match=f"{said} brings it; --allow-system-packages"):
-        toolchain.require_tools(tools, allowed=False, which=machine.which, run=machine.run)
+        require_tools(tools, allowed=False, which=machine.which, run=machine.run)
     assert machine.ran == []
-    toolchain.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
+    require_tools(tools, allowed=True, which=machine.which, run=machine.run)
     assert [command[-4:-2] for command in machine.ran] == [["install", "-y"]]
-    toolchain.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
+    require_tools(tools, allowed=True, which=machine.which, run=machine.run)
     assert len(machine.ran) == 1
 
 
@@ -49,4 +49,4 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
 )
 def test_what_cannot_be_installed_is_said(machine: Machine, said: str) -> None:
     with pytest.raises(MachineUnfit, match=said):
-        toolchain.require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)
+        require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)
