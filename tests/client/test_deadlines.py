@@ -25,17 +25,6 @@ def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: Fa
     assert remaining() is None
 
 
-def test_a_block_can_be_entered_again_and_within_itself(fake_time: FakeTime) -> None:
-    block = deadline(5)
-    assert block.remaining() == 5
-    for _ in range(2):
-        with block:
-            fake_time.seconds += 2
-            with block:
-                assert block.remaining() == 3
-    assert remaining() is None
-
-
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
 def test_only_a_finite_number_is_a_deadline(seconds: float) -> None:
     with pytest.raises(ValueError, match="finite number of seconds"):

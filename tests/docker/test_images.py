@@ -42,18 +42,6 @@ def test_extras_are_those_of_the_project_and_enough_for_the_pool_file() -> None:
     assert extras["EXTRAS"] | {"slot"} == set(slot[1].split(","))
 
 
-@pytest.mark.parametrize("stage", ["cpu", "gpu"])
-def test_an_image_runs_as_nobody_in_particular_and_says_what_it_is(stage: str) -> None:
-    text = STAGES[stage]
-    assert re.findall(r"^USER (\S+)$", text, re.M)[-1] == "10001:10001"
-    assert "useradd --no-log-init --uid 10001" in text
-    assert f'image.version="{PROJECT["version"]}"' in text
-    assert f'image.licenses="{PROJECT["license"]}"' in text
-    assert re.search(r"^STOPSIGNAL SIGTERM$", text, re.M)
-    assert "HEALTHCHECK" in text
-    assert "sbom.cdx.json" in (text if stage == "gpu" else STAGES["cpu-build"])
-
-
 def test_nvidias_script_stays_in_front() -> None:
     """It becomes the launcher, which is process 1 and gets the signals."""
     entry = '["/opt/nvidia/nvidia_entrypoint.sh", "/opt/tidegate/.venv/bin/tidegate"]'

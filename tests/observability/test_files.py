@@ -101,28 +101,3 @@ def test_every_alert_of_pf4_is_there() -> None:
         assert severity[f"Tidegate{name}"] == "critical"
     for name in ("Slow", "Busy", "OftenUnavailable", "KvDiskFails"):
         assert severity[f"Tidegate{name}"] == "warning"
-
-
-def test_the_dashboard_is_what_grafanas_own_types_know(dashboard: Any) -> None:
-    """Read into the types that Grafana's schema is made into, and written again, nothing is lost:
-    it drops what it does not know."""
-    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
-    from grafana_foundation_sdk.cog.encoder import JSONEncoder
-    from grafana_foundation_sdk.cog.plugins import register_default_plugins
-    from grafana_foundation_sdk.models.dashboard import Dashboard
-
-    register_default_plugins()
-    again = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
-    assert list(lost(dashboard, again)) == []
-
-
-def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """What of ``before`` is not in ``after``, or differs."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key, value in before.items():
-            yield from lost(value, after.get(key, "nothing"), f"{path}/{key}")
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for at, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from lost(one, other, f"{path}/{at}")
-    elif before != after:
-        yield f"{path}: {before!r} became {after!r}"

@@ -104,20 +104,6 @@ def test_what_was_set_up_is_not_again_and_more_is_added(
     assert commands.installed == wanted
 
 
-@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
-def test_after_a_change_packages_are_installed_when_they_are_wanted_but_no_triton(
-    commands: Commands, changed: str
-) -> None:
-    commands.set_up("--dev")
-    (bootstrap.ROOT / changed).write_text("changed")
-    commands.clear()
-    assert commands.set_up() == commands.set_up("--dev") == 0
-    assert commands.installed == [
-        *("setuptools", "uv", ".[cpu]"),
-        *("setuptools", "uv", ".[cpu,dev]"),
-    ]
-
-
 def test_an_interrupted_install_is_repeated(
     commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,13 +121,6 @@ def test_an_index_for_torch_and_more_arguments_reach_pip(commands: Commands) -> 
     commands.set_up("--torch-index", index, "--pip-args=--proxy 'http://a b'")
     for command in commands:
         assert command[-4:] == ["--proxy", "http://a b", "--extra-index-url", index]
-
-
-def test_with_ngcs_triton_the_wheel_is_not_needed(commands: Commands) -> None:
-    (bootstrap.NGC_ROOT / "bin").mkdir(parents=True)
-    (bootstrap.NGC_ROOT / "bin" / "tritonserver").touch()
-    bootstrap.main()
-    assert commands.installed == ["setuptools", "uv", ".[cpu]"]
 
 
 def test_an_unfit_machine_is_told_in_one_sentence(

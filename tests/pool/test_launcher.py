@@ -19,13 +19,11 @@ from pool import launcher as launcher_module
 from pool.engines import ensure
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.events import EventKind, PoolEvent
-from pool.fleet.units import Host, PoolMachine
 from pool.launcher import Launcher
 from pool.process import ports
 from pool.process.ports import free_ports
 from pool.spec import LaunchSpec
 from pool.supervise import RestartPolicy
-from tests.support.model_files import gguf
 from tests.support.processes import Marked
 from tests.support.triton_models import NEVER_FINALIZES, QUIET, REFUSES_TO_LOAD, write_model
 
@@ -172,34 +170,6 @@ def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> None:
         (("2", "3"),),
         (("0", "1"),),
     ]
-
-
-def test_a_gguf_file_gets_servers_whose_addresses_are_known_before_they_start(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(gguf())
-    engine = {"TIDEGATE_WORKER__ENGINE": "llamacpp", "TIDEGATE_WORKER__DEVICE": "cpu"}
-    env = engine | {"TIDEGATE_WORKER__MODEL_PATH": str(tmp_path / "tiny.gguf")}
-    spec = LaunchSpec(worker_env=env, instances=2, models=("llm", "slot"), home=tmp_path)
-    install = TritonInstall(tmp_path, tmp_path, (), "0", "path")
-    machine = PoolMachine(Host(install, tmp_path, None, "token", warn=print))
-    placed = Launcher(spec, print)._with_ports(spec.instance_specs, set())
-    units = [machine.make(each, None, print) for each in placed]
-    assert [unit.name for unit in units] == ["llamacpp-0", "llamacpp-1", "slots-0", "slots-1"]
-    for unit, each in zip(units, placed, strict=True):
-        where = f"127.0.0.1:{each.ports.grpc or each.ports.http}"
-        if unit.name.startswith("llamacpp"):
-            assert unit.address.startswith(f"llamacpp+http://{where}?tokenizer=")
-            assert unit.address.endswith("&alias=tiny")
-        else:
-            assert unit.address == where
-
-
-async def test_a_stop_while_it_starts(launch: Launch) -> None:
-    launched = launch()
-    await launched.until(EventKind.STARTING)
-    await launched.end()
-    launch.marked.wait_gone(set())
 
 
 @pytest.mark.slow

@@ -177,20 +177,6 @@ async def test_without_room_or_with_fixed_ports_the_old_one_ends_first() -> None
 
 
 @simulated
-async def test_a_replacement_that_is_cut_short_leaves_the_old_one() -> None:
-    machine = FakeMachine()
-    manager = await up(machine, A)
-    replacing = asyncio.create_task(manager.replace("a", FakeSpec("a", 2)))
-    await asyncio.sleep(LOAD_S / 2)
-    replacing.cancel()
-    await asyncio.gather(replacing, return_exceptions=True)
-    assert machine.running()["a"].digest == "a 1"
-    assert not manager.incoming
-    await manager.stop(0.0)
-    assert machine.running() == {}
-
-
-@simulated
 async def test_the_next_manager_goes_on_with_what_runs() -> None:
     machine = FakeMachine()
     first = await up(machine, A, B)
@@ -268,13 +254,3 @@ async def test_one_that_ended_between_finding_and_taking_hold_is_started() -> No
     assert second.members["a"].is_ready
     assert len(machine.starts) == 2
     await second.stop(0.0)
-
-
-@simulated
-async def test_a_full_disk_keeps_nobody_from_serving_and_is_said_once() -> None:
-    machine = FakeMachine()
-    machine.refuses_to_write = True
-    manager = await up(machine, A)
-    assert machine.ready
-    assert machine.kinds("pool").count(EventKind.WARNED) == 1
-    await manager.stop(0.0)

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import constants, file_download
 
-from catalog.checks import verify_model
 from catalog.errors import StagingFailed
 from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
-from pool.artifacts import staging
 from pool.artifacts.source import Listing, SourceFile, choose
 from pool.artifacts.staging import AddRequest, Progress, add_model
 from tests.support.hub import COMMIT, Faults, Hub
@@ -164,19 +162,6 @@ async def test_what_is_no_model_is_refused_with_the_reason(
     assert nothing_is_active(catalog)
 
 
-async def test_a_hub_that_is_not_there_is_named(
-    catalog: ModelCatalog,
-    start_hub: StartHub,
-    unused_tcp_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    await start_hub(Hub({}))
-    url = f"http://127.0.0.1:{unused_tcp_port}"
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    with pytest.raises(StagingFailed, match=f"(?s){url}.*org/model"):
-        await add(catalog)
-
-
 async def test_pickles_come_only_where_they_are_allowed(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
@@ -212,21 +197,6 @@ async def test_a_name_that_is_taken_is_refused(catalog: ModelCatalog, start_hub:
         await add(catalog, name="mine")
     await add(catalog, name="other")
     assert [entry.name for entry in catalog.entries()] == ["mine", "other"]
-
-
-async def test_what_is_there_of_a_broken_model_needs_no_room(
-    catalog: ModelCatalog, start_hub: StartHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = Hub(checkpoint(200_000))
-    await start_hub(hub)
-    entry = await add(catalog)
-    (catalog.path_of(entry) / "config.json").write_bytes(b"{}")
-    verify_model(catalog, entry)
-    needed: list[int] = []
-    monkeypatch.setattr(staging, "require_room", lambda catalog, bytes, share: needed.append(bytes))
-    mended = await add(catalog)
-    assert mended.state is ModelState.ACTIVE and whole(catalog, hub, mended)
-    assert needed[0] <= 0
 
 
 async def test_a_licence_that_drives_a_terminal_does_not_come_through(

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import stat
 import struct
 from pathlib import Path
 
@@ -114,14 +113,6 @@ async def test_a_snapshot_of_links_is_taken_as_files(catalog: ModelCatalog, tmp_
     entry = await add(catalog, snapshot)
     assert entry.name == "name"
     assert not any(file.is_symlink() for file in catalog.path_of(entry).iterdir())
-
-
-async def test_catalog_and_folders_are_for_their_owner_only(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    await add(catalog, make_folder(tmp_path / "mine"))
-    assert stat.S_IMODE(catalog.file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(catalog.folder.stat().st_mode) == 0o700
 
 
 def header(kind: str, *values: int, rest: bytes = b"") -> bytes:

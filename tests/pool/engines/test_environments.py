@@ -5,7 +5,6 @@ import base64
 import hashlib
 import subprocess
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,11 +108,6 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     folder.rename(tmp_path / "gone")
     with pytest.raises(EngineUnknown, match="tidegate engines ensure tiny gets one"):
         EngineCatalog(home).get("tiny")
-
-
-def test_what_decides_what_comes_of_it_is_in_the_id() -> None:
-    changes = ({}, {"compute_mode": "cuda"}, {"requirements": "x==1\n"}, {"build": {"A": "1"}})
-    assert len({EnvironmentProvider(replace(TINY, **each)).id for each in changes}) == 4
 
 
 def test_vllm_is_the_cpus_wheel_without_a_gpu() -> None:

@@ -153,18 +153,6 @@ async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
         assert "HTTP 403" in rig.registrar.errors[bad.name]
 
 
-async def test_targets_come_and_go_with_the_file(fake: FakeOrchestrator, tmp_path: Path) -> None:
-    first = AddressList(tmp_path / "first")
-    async with Rig(first) as rig:
-        await rig.tell("a:1")
-        target = HttpTarget(fake.url, "", 45.0)
-        await rig.registrar.follow({target.name: target})
-        await rig.registrar.wait_told(PATIENCE_S)
-        await rig.tell("b:1")
-    assert set(fake.known) == {"b:1"}
-    assert (tmp_path / "first").read_text().endswith("\na:1\n"), "left as it was"
-
-
 async def test_orchestrators_read_the_list_and_keep_the_last_of_an_empty_one(
     tmp_path: Path,
 ) -> None:

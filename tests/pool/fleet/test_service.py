@@ -17,7 +17,7 @@ from catalog.errors import (
 from pool import pool_command
 from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
-from pool.fleet.home import ControlSocket, PoolHome, ask
+from pool.fleet.home import PoolHome, ask
 from pool.fleet.registrar import AddressList
 from pool.fleet.service import Ending, PoolService
 from pool.pool_file import parse_pool_file
@@ -141,14 +141,6 @@ async def test_stop_ends_everything_or_the_manager_alone(
         await ask(running.home, {"do": "status"}, PATIENCE_S)
 
 
-async def test_a_second_manager_is_refused_and_disturbs_nobody(running: Running) -> None:
-    await running.start()
-    second = PoolService(running.path, FakeGpus(), running.events.append)
-    with pytest.raises(PoolInUse, match="another manager"):
-        await second.run()
-    assert (await ask(running.home, {"do": "status"}, PATIENCE_S))["instances"]
-
-
 async def test_its_metrics_are_on_loopback(running: Running) -> None:
     (port,) = free_ports(1)
     running.ask_for(ONE, f"metrics_port = {port}")
@@ -179,19 +171,6 @@ async def test_a_lane_token_is_made_up_once_for_both_sides(running: Running) -> 
     await running.task
     second = await running.start()
     assert second.manager is not None and second.manager.state.lane_token == token
-
-
-async def test_a_home_with_a_long_name_can_be_asked(tmp_path: Path) -> None:
-    home = tmp_path / ("x" * 150)
-    home.mkdir()
-
-    async def answer(order: dict[str, Any]) -> dict[str, Any]:
-        return order
-
-    socket = ControlSocket(home, answer)
-    await socket.open()
-    assert await ask(home, {"do": "x"}, PATIENCE_S) == {"do": "x"}
-    await socket.close()
 
 
 async def test_check_says_what_would_start_and_what_stands_against_it(tmp_path: Path) -> None:
@@ -254,9 +233,7 @@ async def test_stop_ends_nothing_under_a_manager_that_starts(
 @pytest.mark.parametrize(
     ("url", "pool", "warns"),
     [
-        ("http://10.255.255.1:8080", "", True),
         ("http://10.255.255.1:8080", 'host = "0.0.0.0"\nopen = true', True),
-        ("http://localhost:9", "", False),
         ("http://10.255.255.1:8080", 'advertise = "10.255.255.2"', False),
     ],
 )

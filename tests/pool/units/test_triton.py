@@ -23,7 +23,6 @@ from pool.units.triton import TritonInstance
 from tests.support.processes import Marked
 from tests.support.triton_models import (
     CRASHES,
-    NEVER_FINALIZES,
     QUIET,
     REFUSES_TO_LOAD,
     write_model,
@@ -143,14 +142,6 @@ async def test_a_server_that_lacks_one_of_its_ports_was_never_started(run: Run) 
         with pytest.raises(StartFailed, match=r"(?i)failed to start Metrics service.*in use"):
             await triton.start()
         await triton.stop(0.0)
-
-
-async def test_a_model_that_never_finalizes_is_killed(run: Run) -> None:
-    triton = run.make(NEVER_FINALIZES)
-    await triton.start()
-    regions = run.marked.regions()
-    await triton.stop(1.0)
-    run.marked.wait_gone(regions)
 
 
 @pytest.mark.slow
