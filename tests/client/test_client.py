@@ -102,13 +102,6 @@ async def test_a_task_that_never_was_is_not_found() -> None:
             await anext(aiter(client.events("t1")))
 
 
-async def test_a_silent_server_does_not_outlast_the_deadline() -> None:
-    fake = FakeOrchestrator([STARTED, HANG])
-    async with fake.serve(), Client(fake.base_url) as client:
-        with pytest.raises(tidegate.StreamLost):
-            await collect(client, deadline=timedelta(milliseconds=-800))
-
-
 async def test_many_streams_do_not_keep_a_cancel_waiting() -> None:
     """More than an HTTP library's usual limit of connections."""
     many = 110

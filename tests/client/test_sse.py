@@ -1,7 +1,7 @@
 """The SSE parser against the standard's rules, and against itself under every way of cutting."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
@@ -68,6 +68,7 @@ LINES = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(
     LINES,
     st.sampled_from(["\n", "\r\n", "\r"]),

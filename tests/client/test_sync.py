@@ -94,22 +94,6 @@ async def test_a_block_holds_in_plain_code_and_in_its_threads(
     assert [submit.budget_ms <= 50_000 for submit in worker.submits] == [True, False]
 
 
-async def test_threads_share_a_client(service: Service) -> None:
-    def work(client: SyncClient) -> None:
-        texts: list[str] = []
-        threads = [
-            threading.Thread(target=lambda: texts.append(client.generate("hi", max_tokens=2).text))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert texts == ["w0 w1 "] * 4
-
-    await plainly(work, service.url)
-
-
 async def test_a_closed_client_says_so(service: Service) -> None:
     def work(client: SyncClient) -> None:
         client.close()

@@ -181,14 +181,6 @@ async def test_a_server_that_is_away_is_told(unused_tcp_port: int) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_a_deadline_that_the_server_cannot_read_is_told_before_anything_else() -> None:
-    async with serving() as server:
-        wrong = target_of(server, deadline=read_saying("X-Timeout-Ms: {rfc3339}"))
-        with pytest.raises(Unusable, match=r"said by 'X-Timeout-Ms: .*is it said as this server"):
-            await examine(wrong, SMALL)
-
-
-@pytest.mark.usefixtures("hurried")
 async def test_a_run_ends_within_its_bound() -> None:
     async with serving() as server:
         with pytest.raises(Unusable, match=r"bound of 0\.1 s was reached; --seconds"):

@@ -104,16 +104,6 @@ async def test_a_damaged_catalog_is_set_aside_and_made_anew_from_the_folders(
     assert len(list(catalog.folder.glob("catalog.json.damaged-*"))) == 4
 
 
-async def test_a_folder_that_somebody_deleted_is_in_the_catalog_no_more(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    import shutil
-
-    entry = await add(catalog, make_folder(tmp_path / "mine"))
-    shutil.rmtree(catalog.path_of(entry))
-    assert catalog.entries() == ()
-
-
 @pytest.mark.slow
 def test_two_processes_that_write_lose_nothing_of_each_other(
     catalog: ModelCatalog, tmp_path: Path

@@ -8,7 +8,6 @@ from huggingface_hub import constants, file_download
 
 from catalog.errors import StagingFailed
 from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
-from pool.artifacts.source import Listing, SourceFile, choose
 from pool.artifacts.staging import AddRequest, Progress, add_model
 from tests.support.hub import COMMIT, Faults, Hub
 from tests.support.model_files import checkpoint, gguf, safetensors
@@ -188,17 +187,6 @@ async def test_of_several_gguf_files_one_is_chosen_by_a_pattern(
     assert catalog.servable_path(entry).name == "m-Q4_K_M.gguf"
 
 
-async def test_a_name_that_is_taken_is_refused(catalog: ModelCatalog, start_hub: StartHub) -> None:
-    hub = Hub(checkpoint())
-    await start_hub(hub)
-    await add(catalog, name="mine")
-    hub.files["model.safetensors"] = safetensors(5001)
-    with pytest.raises(StagingFailed, match="the name mine is taken by model-"):
-        await add(catalog, name="mine")
-    await add(catalog, name="other")
-    assert [entry.name for entry in catalog.entries()] == ["mine", "other"]
-
-
 async def test_a_licence_that_drives_a_terminal_does_not_come_through(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
@@ -208,12 +196,3 @@ async def test_a_licence_that_drives_a_terminal_does_not_come_through(
     entry = await add(catalog)
     assert entry.licence.isprintable() and entry.licence.startswith("mit]0;owned")
     assert len(entry.licence) <= 120
-
-
-def test_sizes_and_counts_that_no_model_has_are_refused() -> None:
-    with pytest.raises(StagingFailed):
-        choose(Listing("hub:o/m", "o/m", (SourceFile("m.gguf", -5),)))
-    files = tuple(SourceFile(f"LICENSE{i}", 1) for i in range(10_001))
-    weights = (SourceFile("config.json", 2), SourceFile("model.safetensors", 9))
-    with pytest.raises(StagingFailed, match="a model of 10003 files"):
-        choose(Listing("hub:o/m", "o/m", files + weights))

@@ -1,7 +1,6 @@
 """``tidegate doctor``: each lack is found, with what to do about it."""
 
 import json
-import resource
 import socket
 from collections import namedtuple
 from importlib import metadata
@@ -83,17 +82,6 @@ def test_a_server_that_is_not_there_can_be_fetched_but_not_a_wrong_one(tmp_path:
     assert found("triton", home=tmp_path).verdict is Verdict.WARN
     finding = found("triton", home=tmp_path, triton=tmp_path / "none")
     assert finding.verdict is Verdict.FAIL and "expected the tritonserver binary" in finding.advice
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "advice"),
-    [(256, 9000, "ulimit -n 9000"), (256, 256, "LimitNOFILE"), (65536, 65536, "")],
-)
-def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, advice: str) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
-    finding = found("open files")
-    assert advice in finding.advice
-    assert (finding.verdict is Verdict.OK) == (not advice)
 
 
 def test_a_port_that_is_taken() -> None:
