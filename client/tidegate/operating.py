@@ -79,16 +79,9 @@ class Operating:
 
         Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model that it has.
         """
-        asked: dict[str, Any] = {"wait": wait}
-        if model:
-            asked["model"] = model
-        if name:
-            asked["name"] = name
-        if settings:
-            asked["settings"] = dict(settings)
-        if back:
-            asked["back"] = True
-        body = asked | (_grace(grace) or {})
+        asked = {"model": model, "name": name, "settings": dict(settings or {}), "back": back}
+        stated = {key: value for key, value in asked.items() if value}
+        body: dict[str, Any] = {"wait": wait, **stated, **(_grace(grace) or {})}
         call = Call(
             "POST", f"{_path(address)}/swap", body, is_idempotent=not back, patience_s=SWAP_S
         )

@@ -249,19 +249,15 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         return isinstance(event, SlotResult)
 
 
-def whole_recipe(recipe: Recipe) -> dict[str, Any]:
-    """``recipe`` as it is sent: with ``SCHEMA`` if it names none."""
-    if isinstance(recipe, str):
-        return {"schema": SCHEMA, "text": recipe}
-    return {"schema": SCHEMA, **recipe}
-
-
 def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
     """Request that hands in a recipe. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     body: dict[str, Any] = {k: v for k, v in options.items() if k != "deadline"}
-    body["recipe"] = whole_recipe(recipe)
+    body["recipe"] = {
+        "schema": SCHEMA,
+        **({"text": recipe} if isinstance(recipe, str) else recipe),
+    }
     if deadline.in_s is not None:
         body["deadline_ms"] = round(deadline.in_s * 1000)
     return Call(

@@ -114,7 +114,10 @@ class SyncStream(Generic[_T]):
     """A stream to iterate over. Leaving the loop, ``with`` or ``close()`` cancels the work."""
 
     def __init__(self, loop: LoopThread, open_stream: Callable[[], Stream[_T]]) -> None:
-        self._stream = loop.run(_async(open_stream))
+        async def opened() -> Stream[_T]:
+            return open_stream()
+
+        self._stream = loop.run(opened)
         self._items = _items(loop, self._stream)
 
     @property
@@ -137,13 +140,6 @@ class SyncStream(Generic[_T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _async(call: Callable[[], _T]) -> Callable[[], Coroutine[Any, Any, _T]]:
-    async def run() -> _T:
-        return call()
-
-    return run
 
 
 def _items(loop: LoopThread, stream: Stream[_T]) -> Generator[_T, None, None]:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
+from tidegate.errors import ProtocolError
+from tidegate.sse import ServerSentEvent, SseParser
 
 
 def parse(stream: bytes) -> list[ServerSentEvent]:
@@ -54,7 +55,7 @@ def test_retry_takes_digits_only() -> None:
 def test_an_endless_event_is_refused() -> None:
     parser = SseParser(max_event_bytes=100)
     parser.feed(b"data: " + b"x" * 80 + b"\n\n")
-    with pytest.raises(EventTooLarge):
+    with pytest.raises(ProtocolError):
         for _ in range(3):
             parser.feed(b"data: " + b"x" * 40 + b"\n")
 

@@ -30,15 +30,12 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Number(click.ParamType[float | int]):
-    """A number between two bounds, whole by default; ``complaint`` begins the error."""
+    """A number between two bounds, whole by default."""
 
-    def __init__(
-        self, name: str, least: float, most: float, complaint: str = "", *, is_whole: bool = True
-    ) -> None:
+    def __init__(self, name: str, least: float, most: float, *, is_whole: bool = True) -> None:
         self.name = name
         self._least = least
         self._most = most
-        self._complaint = complaint
         self._is_whole = is_whole
 
     def convert(
@@ -47,25 +44,21 @@ class Number(click.ParamType[float | int]):
         try:
             number = int(value) if self._is_whole else float(value)
         except ValueError:
-            if self._is_whole:
-                self.fail(f"expected a whole number, got {value!r}", param, ctx)
-            number = math.nan
+            kind = "whole number" if self._is_whole else f"number of {self.name}"
+            self.fail(f"expected a {kind}, got {value!r}", param, ctx)
         if not self._least <= number <= self._most or number == math.inf:  # also catches NaN
-            shown = value if self._is_whole else repr(value)
             bound = f"most {self._most}" if number > self._most else f"least {self._least}"
-            self.fail(f"{self._complaint or f'must be at {bound}'}, got {shown}", param, ctx)
+            self.fail(f"must be at {bound}, got {value}", param, ctx)
         return number
 
 
-PROCESSES = Number(
-    "number", 1, MAX_PROCESSES, f"the number of processes is from 1 to {MAX_PROCESSES}"
-)
-PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
-SHARE = Number("percent", 0, 99, "must be percent from 0 to 99")
+PROCESSES = Number("number", 1, MAX_PROCESSES)
+PORT = Number("port", 0, 65535)
+SHARE = Number("percent", 0, 99)
 POSITIVE = Number("number", 1, math.inf)
 INSTANCES = Number("number", 1, MAX_INSTANCES)
-SECONDS = Number("seconds", 0, math.inf, "must be seconds from 0 up", is_whole=False)
-TOKENS = Number("number", 1, 10_000_000, "must be tokens from 1 to 10000000")
+SECONDS = Number("seconds", 0, math.inf, is_whole=False)
+TOKENS = Number("number", 1, 10_000_000)
 
 
 class DurationMs(click.ParamType[float]):

@@ -63,9 +63,7 @@ def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
     "--recipe", type=_FILE, help="a whole recipe, JSON (docs/slot.md); the other options change it"
 )
 @option("--portrait", metavar="PROMPT", help="who says it")
-@option(
-    "--seed", type=Number("seed", 0, 2**63 - 1, "must be from 0 to 2^63 - 1"), help="which face"
-)
+@option("--seed", type=Number("seed", 0, 2**63 - 1), help="which face")
 @option("--voice", metavar="NAME", help="one of the speech provider's")
 @option("--size", type=POSITIVE, metavar="PIXELS", help="of either side (the service's own)")
 @option("--seconds", type=SECONDS, metavar="S", help="of the clip, at most")
