@@ -12,9 +12,8 @@ from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
 from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
 from catalog.paths import DEMO_CHECKPOINT
 from pool.artifacts import staging
-from pool.artifacts.convert import MADE
 from pool.artifacts.source import Listing
-from pool.artifacts.staging import AddRequest, add_model
+from pool.artifacts.staging import MADE, AddRequest, add_model
 from protocol.model_digest import files_digest, model_digest
 from tests.support.model_files import checkpoint, gguf, safetensors
 from tests.support.to_gguf import convert
