@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from catalog.errors import ProvisionError, StartFailed
 from pool.events import EventKind, PoolEvent, pool_log
@@ -41,6 +41,15 @@ class Keeping:
     """Called once the process is there, long before the unit serves."""
 
 
+class Kept(TypedDict, total=False):
+    """What every unit takes: its log (None: stderr), who hears of trouble with it, and how it is
+    kept."""
+
+    log: Path | None
+    warn: Callable[[str], None]
+    keeping: Keeping
+
+
 class ProcessUnit(ABC):
     """A unit: one process under a guardian, with a log file of its own."""
 
@@ -50,17 +59,13 @@ class ProcessUnit(ABC):
     def __init__(
         self,
         name: str,
-        *,
-        log: Path | None = None,
-        warn: Callable[[str], None] = ignore,
-        keeping: Keeping | None = None,
+        **kept: Unpack[Kept],
     ) -> None:
         self.name = name
-        self._log_path = log
-        self._log = log
+        self._log = self._log_path = kept.get("log")
         """Log file of this start's output; None for stderr."""
-        self._warn = warn
-        self._keeping = keeping or Keeping()
+        self._warn = kept.get("warn", ignore)
+        self._keeping = kept.get("keeping", Keeping())
         self._process: UnitProcess | None = None
         self.misses = 0
         """Number of heartbeats without an answer, in all."""

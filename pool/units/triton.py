@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
@@ -33,7 +33,7 @@ from pool.engines.triton import (
 from pool.process.detached import Found
 from pool.process.guardian import SHARED_MEMORY, remove_shared_memory
 from pool.process.http_get import get
-from pool.process.logs import ignore, why_triton_ended
+from pool.process.logs import why_triton_ended
 from pool.process.ports import host_port
 from pool.process.process import (
     UnitProcess,
@@ -41,7 +41,7 @@ from pool.process.process import (
     has_ended_child,
     is_running,
 )
-from pool.supervise import TERM_S, Keeping, ProcessUnit, first_of
+from pool.supervise import TERM_S, Kept, ProcessUnit, first_of
 
 if TYPE_CHECKING:
     from pool.units.triton_control import TritonControl
@@ -90,12 +90,9 @@ class TritonInstance(ProcessUnit):
         install: TritonInstall,
         spec: TritonSpec,
         ports: TritonPorts,
-        *,
-        log: Path | None = None,
-        warn: Callable[[str], None] = ignore,
-        keeping: Keeping | None = None,
+        **kept: Unpack[Kept],
     ) -> None:
-        super().__init__(name, log=log, warn=warn, keeping=keeping)
+        super().__init__(name, **kept)
         self.ports = ports
         self._install = install
         self._spec = spec
