@@ -3,9 +3,6 @@
 import asyncio
 import json
 import os
-import pty
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import pytest
 from catalog.atomic import write_atomically
 from catalog.operator_key import key_file
 from orchestrator.settings.sections import QueueSettings
+from tests.client.conftest import in_terminal
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
@@ -173,29 +171,11 @@ async def test_a_token_is_asked_for(
 
 
 async def test_top_lives_in_a_terminal_and_ctrl_c_leaves(service: Service) -> None:
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30", "NO_COLOR": "1"}
-    environment.pop("FORCE_COLOR", None)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tidegate", "top", "--url", service.url, "--every", "0.01"),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
+    words = ("top", "--url", service.url, "--every", "0.01")
+    status, shown = await in_terminal(
+        *words, until=lambda shown: shown.count(b"instances ready") >= 3
     )
-    os.close(theirs)
-    shown = b""
-    while shown.count(b"instances ready") < 3:
-        shown += await asyncio.to_thread(os.read, ours, 65536)
-    process.send_signal(signal.SIGINT)
-    try:
-        while data := await asyncio.to_thread(os.read, ours, 65536):
-            shown += data
-    except OSError:  # a terminal whose other side is gone
-        pass
-    os.close(ours)
-    assert await process.wait() == 130
+    assert status == 130
     assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
     assert b"Traceback" not in shown
     assert b"\x1b[3" not in shown  # NO_COLOR

@@ -4,16 +4,13 @@ import asyncio
 import io
 import json
 import os
-import pty
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.client.conftest import in_terminal
 from tests.client.test_slots import FAILURE, JPEG, PREVIEW, QUEUED, result, stage
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, sse
 from tidegate.cli.main import main
@@ -148,31 +145,10 @@ def test_wrong_usage_is_said_before_anything_is_rendered(
 async def test_in_a_terminal_a_stage_is_shown_and_ctrl_c_cancels(tmp_path: Path) -> None:
     fake = FakeOrchestrator([QUEUED, stage(1, "audio", 100), stage(2, "video", 40), HANG])
     fake.ended = True
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30", "NO_COLOR": "1"}
-    environment.pop("FORCE_COLOR", None)
     async with fake.serve():
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tidegate", "slot", "Hello.", "--url", fake.base_url),
-            cwd=tmp_path,
-            stdin=theirs,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            env=environment,
-        )
-        os.close(theirs)
-        shown = b""
-        while b"video 40 %" not in shown:
-            shown += await asyncio.to_thread(os.read, ours, 65536)
-        process.send_signal(signal.SIGINT)
-        try:
-            while data := await asyncio.to_thread(os.read, ours, 65536):
-                shown += data
-        except OSError:  # a terminal whose other side is gone
-            pass
-        os.close(ours)
-        assert await process.wait() == INTERRUPTED
+        words = ("slot", "Hello.", "--url", fake.base_url, "--out", str(tmp_path / "clip.mp4"))
+        status, shown = await in_terminal(*words, until=lambda shown: b"video 40 %" in shown)
+    assert status == INTERRUPTED
     assert b"speech done after " in shown
     assert b"tidegate slot: cancelled slot t1" in shown and b"Traceback" not in shown
     assert fake.cancelled == ["t1"]
