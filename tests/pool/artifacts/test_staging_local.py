@@ -266,3 +266,15 @@ async def test_a_model_that_cannot_be_linked_has_to_have_room(
     monkeypatch.setattr(staging, "can_link", lambda *_: False)
     with pytest.raises(NoRoom):
         await add_model(catalog, AddRequest(str(source), keep_free=1.0))
+
+
+async def test_a_folder_called_demo_does_not_become_a_model_that_nobody_can_start(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    source = make_folder(tmp_path / "demo")
+    with pytest.raises(StagingFailed, match="comes with Tidegate"):
+        await add(catalog, source)
+    await add(catalog, source / ".." / "demo", name="mine")
+    (source / "sub").mkdir()
+    entry = await add(catalog, source / "sub" / "..", copy=True)
+    assert entry.name == "model", "and not .., which is a folder"

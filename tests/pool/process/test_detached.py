@@ -14,6 +14,7 @@ from catalog.errors import StartFailed
 from pool.process import guardian
 from pool.process.detached import DetachedProcess, DetachedStarter, clear_remains, find_detached
 from pool.process.proc import ProcessId
+from pool.process.process import children_of, is_running
 from tests.support.processes import Marked, eventually
 
 SLEEP = ("bash", "-c", "sleep 1000 & sleep 1000")
@@ -146,3 +147,17 @@ async def test_a_mark_that_would_leave_its_folder_is_no_mark(home: Home, mark: s
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
+
+
+def test_processes_that_are_hidden_from_us_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``hidepid=1``."""
+
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert ProcessId.of(os.getpid()) is None
+    assert not is_running(os.getpid()) and children_of(os.getpid()) == []
+    assert find_detached(tmp_path) == []
