@@ -46,8 +46,7 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     compute_mode: ComputeMode = "cpu"
     binary: str = ""
     files: tuple[str, ...] = ()
-    """Paths of the files that ``digest`` is over, in its order; empty for an environment of
-    packages, whose records have them."""
+    """Files that ``digest`` is over, in its order; empty for an environment of packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +176,7 @@ def site_packages(folder: Path) -> Path:
 
 
 def _packages(packages: Path, entry: EngineEntry) -> str:
-    """The first problem by pip's records. Scripts, which lie elsewhere, are not checked: their
-    paths were changed."""
+    """The first problem by pip's records. Scripts are not checked: their paths were changed."""
     if digest_of_packages(packages) != entry.digest:
         return "packages were installed, removed or replaced there"
     for record in sorted(packages.glob("*.dist-info/RECORD")):

@@ -16,7 +16,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -88,7 +87,6 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 MANIFEST = ".tidegate.json"
-_CLAIM_ATTEMPTS, _CLAIM_PAUSE_S = 5, 0.01
 
 
 class Models(msgspec.Struct, frozen=True):
@@ -136,8 +134,7 @@ class ModelCatalog:
         return found
 
     def find(self, text: str) -> ModelEntry | None:
-        """The entry with that id or name, of two namesakes the usable one; None if none is
-        there."""
+        """The entry with that id or name, of two namesakes the usable one; None without any."""
         its = [entry for entry in self.entries() if text in (entry.id, entry.name)]
         usable = [entry for entry in its if entry.state is ModelState.ACTIVE]
         return next(iter(usable or its), None)
@@ -172,21 +169,16 @@ class ModelCatalog:
         except OSError as error:
             raise CatalogUnusable(f"cannot write to {folder}: {error.strerror}") from error
         try:
-            if not _locked(lock):
-                raise StagingFailed(
-                    f"another process is at work on the model {id}: wait until it is done"
-                )
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise StagingFailed(
+                f"another process is at work on the model {id}: wait until it is done"
+            ) from None
+        try:
             yield
         finally:
             os.close(lock)
-
-    def is_claimed(self, id: str) -> bool:
-        """Whether some process stages, verifies or removes the model right now."""
-        try:
-            with self.claim(id):
-                return False
-        except StagingFailed:
-            return True
 
     def digest_of(self, entry: ModelEntry, threads: int | None = None) -> str:
         """The model's digest, as in an engine's model card. Reads the weights on ``threads``
@@ -309,17 +301,6 @@ class ModelCatalog:
                     state = entry.state if is_complete else ModelState.STAGING
                     found[entry.id] = msgspec.structs.replace(entry, state=state)
         return found
-
-
-def _locked(lock: int) -> bool:
-    """Try to take the lock. A process that only looks holds it for a moment (``is_claimed``)."""
-    for attempts_left in reversed(range(_CLAIM_ATTEMPTS)):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if attempts_left:
-            time.sleep(_CLAIM_PAUSE_S)
-    return False
 
 
 def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:

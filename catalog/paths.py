@@ -17,8 +17,7 @@ NGC_ROOT = Path("/opt/tritonserver")
 JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
 """Variable by which a launcher names the orchestrator's journal; any setting overrides it."""
 OWN_ADDRESS = "TIDEGATE_OWN_ADDRESS"
-"""Variable in which a launcher tells one of several orchestrators at one port its own ``host:port``
-(``--processes``)."""
+"""Variable with the own ``host:port`` of one of several orchestrators (``--processes``)."""
 
 
 def state_dir() -> Path:
@@ -36,8 +35,7 @@ def state_dir() -> Path:
 
 
 def log_dir(home: Path, host: str, port: int) -> Path:
-    """Folder for logs of the service at that address: two services that share a port on different
-    hosts share no log."""
+    """Folder for logs of the service at that address."""
     return home / "logs" / _place(host, port)
 
 
@@ -47,8 +45,7 @@ def journal_file(home: Path, host: str, port: int) -> Path:
 
 
 def store_dir(home: Path, host: str, port: int) -> Path:
-    """Folder of the store that the processes of the service at that address share, where the
-    launcher starts one for them."""
+    """Folder of the store that the launcher starts for the service at that address."""
     return home / "store" / _place(host, port)
 
 

@@ -72,25 +72,16 @@ def main() -> int:
 
 
 def make_venv(pip_args: list[str]) -> None:
-    """Create ``.venv``, again if it is broken or of another Python, with pip and the build backend
-    as ``constraints.txt`` pins them."""
-    # The build backend, so that building needs no network. The pip that comes with a Python may be
-    # years old, and takes up to half as long again.
-    tools = ["pip", "setuptools", *pip_args]
+    """Create ``.venv`` (again if it is broken or of another Python) with the pinned pip."""
     if not _venv_fits():
         check_venv_module()
         _say(f".venv for Python {python_version()}")
         # the interpreter that .venv was made from: it cannot rebuild itself while it runs
-        base = _base_python()
-        command = [base, "-m", "venv", "--clear", "--without-pip", str(VENV)]
-        _run(command, "cannot create .venv")
-        # Its own pip, where it has one, puts the newer one there in half of the time that unpacking
-        # ensurepip's takes.
-        if _has_pip(base):
-            _pip_install(tools, base, "--python", str(VENV_PYTHON))
-            return
-        _run([str(VENV_PYTHON), "-m", "ensurepip"], "cannot put pip into .venv")
-    _pip_install(tools)
+        base: str = getattr(sys, "_base_executable", None) or sys.executable
+        _run([base, "-m", "venv", "--clear", str(VENV)], "cannot create .venv")
+    # The build backend, so that building needs no network. The pip that comes with a Python may be
+    # years old, and takes up to half as long again.
+    _pip_install(["pip", "setuptools", *pip_args])
 
 
 def set_up_triton(pip_args: list[str]) -> None:
@@ -157,20 +148,8 @@ def _venv_fits() -> bool:
     return answer.stdout == f"{sys.version}\n{sys.base_prefix}"
 
 
-def _base_python() -> str:
-    base: str | None = getattr(sys, "_base_executable", None)
-    return base or sys.executable
-
-
-def _has_pip(python: str) -> bool:
-    """Whether ``python`` has a pip that can install for another interpreter."""
-    ask = "import pip; assert tuple(map(int, pip.__version__.split('.')[:2])) >= (22, 3)"
-    return subprocess.run([python, "-c", ask], capture_output=True).returncode == 0
-
-
-def _pip_install(arguments: list[str], python: str = "", *options: str) -> None:
-    """Install with the pip of ``python``, that of ``.venv`` by default."""
-    pip = [python or str(VENV_PYTHON), "-m", "pip", *options, "install", "--quiet"]
+def _pip_install(arguments: list[str]) -> None:
+    pip = [str(VENV_PYTHON), "-m", "pip", "install", "--quiet"]
     pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
     if not sys.dont_write_bytecode:
         # Half of the time would go to byte code, mostly of modules that are never imported; the

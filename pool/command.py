@@ -1,6 +1,4 @@
-"""Runs a launch as a foreground command: signals, an exit status, and its progress, live on a
-terminal, otherwise in lines.
-"""
+"""Runs a launch as a foreground command: signals, an exit status, and its progress in lines."""
 
 import asyncio
 import json
@@ -12,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
-from rich.text import Text
+from rich.status import Status
 
 from catalog.errors import ProvisionError
 from catalog.operator_key import access
@@ -113,24 +110,25 @@ def open_view(console: Console, hint: str | None) -> Iterator[View]:
     if os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT") == "json":
         yield _JsonView(console)
     elif console.is_terminal:
-        with _TerminalView(console, hint) as view:
-            yield view
+        with console.status("starting") as status:
+            yield _LineView(console, hint, status)
     else:
         yield _LineView(console, hint)
 
 
 class _LineView:
-    """One line per event, for logs and pipes."""
+    """One line per event; on a terminal above a spinner (``status``) until it serves."""
 
-    _shows_key = False
-
-    def __init__(self, console: Console, hint: str | None) -> None:
+    def __init__(self, console: Console, hint: str | None, status: Status | None = None) -> None:
         self._console = console
         self._hint = hint
+        self._status = status
 
     def __call__(self, event: PoolEvent) -> None:
+        if self._status is not None and event.kind in (EventKind.SERVING, EventKind.ENDING):
+            self._status.stop()
         match event.kind:
-            case EventKind.FETCHING | EventKind.FOUND | EventKind.SIZED | EventKind.WARNED:
+            case EventKind.FETCHING | EventKind.FOUND | EventKind.WARNED:
                 self._say(f"{event.target}: {event.text}")
             case EventKind.STARTING:
                 self._say(f"{event.target}: {_doing(event.target)}")
@@ -143,7 +141,7 @@ class _LineView:
                 if self._hint:
                     # the brackets of an IPv6 address are a pattern to some shells
                     url = event.text.replace("[", r"\[").replace("]", r"\]")
-                    key = access(event.text).key if self._shows_key else ""
+                    key = access(event.text).key if self._status is not None else ""
                     hint = self._hint.replace("{key}", f"#key={key}" if key else "")
                     self._say(hint.replace("{url}", url))
             case EventKind.ENDING:
@@ -173,46 +171,3 @@ class _JsonView:
         }
         text = json.dumps(entry, ensure_ascii=False)
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-class _TerminalView(_LineView):
-    """Spinners with running seconds until it serves; lines from then on."""
-
-    _shows_key = True
-
-    def __init__(self, console: Console, hint: str | None) -> None:
-        super().__init__(console, hint)
-        columns = (
-            SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.fields[unit]}"),
-            TextColumn("{task.description}"),
-            _Seconds(),
-        )
-        self._rows: dict[str, TaskID] = {}
-        self._progress = Progress(*columns, console=console)
-
-    def __enter__(self) -> "_TerminalView":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, event: PoolEvent) -> None:
-        if not self._progress.live.is_started:
-            super().__call__(event)
-        elif event.kind is EventKind.STARTING:
-            doing = _doing(event.target)
-            self._rows[event.target] = self._progress.add_task(doing, total=1, unit=event.target)
-        elif event.kind is EventKind.READY:
-            row, took = self._rows[event.target], event.seconds
-            self._progress.update(row, completed=1, description=event.text, took=took)
-        else:
-            if event.kind in (EventKind.SERVING, EventKind.ENDING):
-                self._progress.stop()
-            super().__call__(event)
-
-
-class _Seconds(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.fields.get('took', task.elapsed or 0.0):.1f} s")

@@ -18,7 +18,6 @@ class EventKind(StrEnum):
 
     FETCHING = "fetching"
     FOUND = "found"
-    SIZED = "sized"
     STARTING = "starting"
     SERVING = "serving"
     ENDING = "ending"

@@ -135,14 +135,8 @@ class Launcher:
         await _together(*register, *(self._kept(each) for each in self._members))
 
     def _tell_cores(self) -> None:
-        """Say how many processes there are for this machine's cores, where that was chosen."""
-        count, cores = self.spec.processes, cpu.look().cores
-        if count > 1:
-            event = PoolEvent(
-                EventKind.SIZED, "orchestrators", f"{count} processes on {cores:g} cores"
-            )
-            self._emit(event)
-        if count > max(1.0, cores):
+        """Warn of more processes than cores."""
+        if self.spec.processes > max(1.0, cpu.look().cores):
             self._warn("there are more orchestrator processes than cores: they add nothing")
 
     async def _register(self, install: TritonInstall) -> None:
@@ -159,8 +153,7 @@ class Launcher:
         return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
     async def _start_all(self, install: TritonInstall | None) -> None:
-        """Start every unit at once, behind the store; again with other ports if a chosen one was
-        taken."""
+        """Start all units, behind the store; again with other ports if a chosen one was taken."""
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             self._places = []
             port = self._port = self._choose_port() if self.spec.serve else 0
@@ -247,8 +240,7 @@ class Launcher:
         self._emit(PoolEvent(EventKind.WARNED, member.name, text))
 
     def _was_last(self, member: Supervised) -> bool:
-        """Whether nothing can be served without a unit that was given up. Without a store each
-        orchestrator continues alone."""
+        """Whether nothing can be served without a unit; orchestrators need no store."""
         kind = type(member.unit)
         alike = (each.name for each in self._members if type(each.unit) is kind)
         return kind is not StoreProcess and not self._serving.intersection(alike)
@@ -321,8 +313,7 @@ class Launcher:
         return port
 
     def _with_ports(self, specs: list[InstanceSpec], taken: set[int]) -> list[InstanceSpec]:
-        """The instances at their ports: the ones asked for, otherwise free ones, but not
-        ``taken``."""
+        """The instances at the ports asked for, otherwise at free ones not in ``taken``."""
         taken = taken.union(*(each.ports for each in specs))
         placed = []
         for each in specs:

@@ -56,8 +56,7 @@ def say(event: PoolEvent) -> None:
 
 
 def run(path: Path) -> int:
-    """Keep the pool of a file until SIGINT or SIGTERM, which drain it; a second one hurries.
-    Returns the exit status."""
+    """Keep a pool until SIGINT or SIGTERM; a second one hurries. Returns the exit status."""
     form = os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT", "auto")
     level = os.environ.get("TIDEGATE_TELEMETRY__LOG_LEVEL", "info")
     log.configure("json" if form == "json" else "text" if form == "text" else "auto", level)
@@ -248,8 +247,7 @@ class Planned:
 
 
 async def plan(file: PoolFile, state_dir: Path, reader: Nvml) -> list[Planned]:
-    """Plan everything that ``file`` asks for. Nothing is started; GPU memory is the current one,
-    less what earlier instances in the list take."""
+    """Plan all that ``file`` asks for; earlier instances take of the GPU memory that is free."""
     lacking = _triton_problem(file, state_dir)
     gpus = Gpus(reader, file.pool.heartbeat_s, lambda: 0.0, lambda uuid, reason: None)
     planned = []

@@ -149,8 +149,7 @@ class OrchestratorSettings(_Strict):
 
 
 class PortsSettings(_Strict):
-    """Ports of the first of several instances; each next one's are higher by 10. 0 is chosen, and
-    kept over restarts."""
+    """Ports of the first instance; each next one's are higher by 10. 0 is chosen, and kept."""
 
     http: Port = 0
     grpc: Port = 0

@@ -29,8 +29,7 @@ class LaunchSpec:
     processes: int = 1
     """Orchestrator processes that share ``port`` and, above 1, a state."""
     store: str = ""
-    """Program of a store for them, to be started too; empty where the settings name one that
-    runs."""
+    """Program of a store to be started for them; empty where the settings name one that runs."""
     own_host: str = "127.0.0.1"
     """Address at which each of several processes listens by itself."""
     advertise: str = ""
@@ -49,8 +48,7 @@ class LaunchSpec:
     triton_open: bool = False
     """Whether clients off loopback, too, may generate without a token."""
     lane_token: str = field(default="", repr=False)
-    """Token that orchestrator and workers share; if empty and both are started, drawn at each
-    start."""
+    """Token that orchestrator and workers share; drawn if it is empty and both are started."""
     tls: Tls | None = None
     """TLS between orchestrator and Tritons; both show the certificate."""
     triton_ports: TritonPorts = CHOSEN
@@ -60,8 +58,7 @@ class LaunchSpec:
     models: tuple[str, ...] = ("llm",)
     load_timeout_s: float = 300.0
     drain_s: float = 1.0
-    """Seconds that running work is given at the end, which takes at most 3.5 s more, 6 s with a
-    store."""
+    """Seconds that running work is given at the end, which takes 3.5 s more, 6 s with a store."""
     home: Path = field(default_factory=state_dir)
     log_to_stderr: bool = False
     """Whether to log to stderr instead of files in ``home``/logs/<host>-<port>."""
@@ -112,8 +109,7 @@ class LaunchSpec:
     def orchestrator_specs(
         self, port: int, own_ports: Sequence[int], lane_token: str, env: Mapping[str, str]
     ) -> list[OrchestratorSpec]:
-        """The orchestrators at ``port``, several of which share it; ``env`` names the instances and
-        the store."""
+        """The orchestrators at ``port``; ``env`` names the instances and the store."""
         settings = {
             "TIDEGATE_SHUTDOWN__GRACE_S": str(self.drain_s),
             "TIDEGATE_HOME": str(self.home),

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from catalog.errors import ProvisionError, StartFailed
 from pool.events import EventKind, PoolEvent, pool_log
@@ -20,8 +20,7 @@ from pool.process.process import GuardedProcess, StartProcess, UnitProcess
 HEARTBEAT_S = 15.0
 MISSES = 3
 TERM_S = 1.5
-"""Seconds from SIGTERM to SIGKILL: enough for a model's ``finalize``; Triton then polls once a
-second."""
+"""Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
 _POLL_S = 0.03
 OnStep = Callable[[str], None]
 """Told of each step of a start: fits, prepared, spawned, started."""
@@ -42,6 +41,15 @@ class Keeping:
     """Called once the process is there, long before the unit serves."""
 
 
+class Kept(TypedDict, total=False):
+    """What every unit takes: its log (None: stderr), who hears of trouble with it, and how it is
+    kept."""
+
+    log: Path | None
+    warn: Callable[[str], None]
+    keeping: Keeping
+
+
 class ProcessUnit(ABC):
     """A unit: one process under a guardian, with a log file of its own."""
 
@@ -51,17 +59,13 @@ class ProcessUnit(ABC):
     def __init__(
         self,
         name: str,
-        *,
-        log: Path | None = None,
-        warn: Callable[[str], None] = ignore,
-        keeping: Keeping | None = None,
+        **kept: Unpack[Kept],
     ) -> None:
         self.name = name
-        self._log_path = log
-        self._log = log
+        self._log = self._log_path = kept.get("log")
         """Log file of this start's output; None for stderr."""
-        self._warn = warn
-        self._keeping = keeping or Keeping()
+        self._warn = kept.get("warn", ignore)
+        self._keeping = kept.get("keeping", Keeping())
         self._process: UnitProcess | None = None
         self.misses = 0
         """Number of heartbeats without an answer, in all."""
@@ -366,8 +370,7 @@ async def cancelled(*tasks: "asyncio.Task[Any]") -> None:
 async def missed_heartbeats(
     answers: Callable[[], Awaitable[bool]], heartbeat_s: float | None, on_miss: Callable[[], None]
 ) -> str:
-    """Wait until ``answers`` has been False ``MISSES`` times in a row; returns the reason.
-    ``on_miss`` is called each time."""
+    """Wait for ``MISSES`` misses in a row; returns the reason. ``on_miss`` is called each time."""
     misses = 0
     while misses < MISSES:
         await asyncio.sleep(HEARTBEAT_S if heartbeat_s is None else heartbeat_s)

@@ -2,10 +2,12 @@
 
     pip install "tritonclient[grpc]"
     python stream_grpc.py "Once upon a time" --url 127.0.0.1:8001 --max-tokens 64 --deadline-ms 5000
+    python stream_grpc.py "Once upon a time" --max-tokens 1000 --cancel-after 8
 
 The inputs and outputs are those of Triton's vLLM backend. The deadline holds twice over: the
 ``deadline_ms`` parameter lets the server give up by itself, and the gRPC timeout of the stream
-makes this script stop waiting even if the network is gone.
+makes this script stop waiting even if the network is gone. ``cancel()`` of the iterator cancels the
+gRPC call, and the server stops generating; leaving the loop without it would not.
 """
 
 import argparse
@@ -51,11 +53,18 @@ async def stream_text(args: argparse.Namespace) -> AsyncIterator[str]:
             # Without this, errors in the stream come as text inside an OK response.
             headers={"triton_grpc_error": "true"},
         )
-        async for result, error in responses:
-            if error is not None:
-                raise error
-            for piece in result.as_numpy("text_output"):
-                yield piece.decode()
+        received = 0
+        try:
+            async for result, error in responses:
+                if error is not None:
+                    raise error
+                for piece in result.as_numpy("text_output"):
+                    yield piece.decode()
+                received += 1
+                if received == args.cancel_after:
+                    responses.cancel()
+        except asyncio.CancelledError:  # how the iterator tells that its call was cancelled
+            yield f"\n[cancelled after {received} responses]"
 
 
 async def main(args: argparse.Namespace) -> int:
@@ -80,6 +89,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--cancel-after", type=int, help="responses before a cancel (none)")
     parser.add_argument("--deadline-ms", type=int, default=10_000)
     return parser.parse_args()
 

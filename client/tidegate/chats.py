@@ -194,8 +194,7 @@ async def whole(transport: Transport, call: Call) -> ChatAnswer:
 
 
 async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, None]:
-    """Send ``call`` and yield its answer as it grows. Leaving closes the connection: the work
-    ends."""
+    """Send ``call`` and yield its answer as it grows. Leaving ends the work."""
     import aiohttp
 
     attempt, has_begun = 0, False

@@ -26,8 +26,7 @@ from typing import Any, Self
 from tidegate import _clock
 
 Deadline = timedelta | float
-"""Deadline of one call, counted from now: a ``timedelta``, or milliseconds as in
-``deadline_ms``."""
+"""Deadline of one call from now: a ``timedelta``, or milliseconds as in ``deadline_ms``."""
 
 _current: ContextVar[float | None] = ContextVar("tidegate_deadline", default=None)
 """When the innermost block ends, in seconds of ``_clock.now``; None outside of any block."""

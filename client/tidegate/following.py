@@ -73,8 +73,7 @@ class Stream(Generic[_T]):
 
 
 class Work(Generic[_S, _T]):
-    """Work that a service accepts (as ``_S``), with events (``_T``) that are followed to their
-    end."""
+    """Work that a service accepts (as ``_S``), with events (``_T``) followed to their end."""
 
     _kind: str
     _path: str

@@ -16,8 +16,7 @@ from tidegate.listings import Instance, InstanceList, SwapState
 from tidegate.transport import Call, Transport
 
 SWAP_S = 900.0
-"""Seconds that a swap or a reload may take: a large model takes minutes to load, and what runs may
-be waited for before."""
+"""Seconds that a swap or a reload may take: a large model takes minutes to load."""
 
 _T = TypeVar("_T")
 
@@ -80,16 +79,9 @@ class Operating:
 
         Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model that it has.
         """
-        asked: dict[str, Any] = {"wait": wait}
-        if model:
-            asked["model"] = model
-        if name:
-            asked["name"] = name
-        if settings:
-            asked["settings"] = dict(settings)
-        if back:
-            asked["back"] = True
-        body = asked | (_grace(grace) or {})
+        asked = {"model": model, "name": name, "settings": dict(settings or {}), "back": back}
+        stated = {key: value for key, value in asked.items() if value}
+        body: dict[str, Any] = {"wait": wait, **stated, **(_grace(grace) or {})}
         call = Call(
             "POST", f"{_path(address)}/swap", body, is_idempotent=not back, patience_s=SWAP_S
         )
@@ -140,8 +132,7 @@ class Operating:
         return tuple(done)
 
     async def reload(self) -> Reloaded:
-        """Make the service read settings and keys again. Raises ``InvalidRequest`` if they do not
-        fit."""
+        """Make the service read settings and keys again. Raises ``InvalidRequest``."""
         return await self._post("/admin/reload", Reloaded)
 
     async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:

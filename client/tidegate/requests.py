@@ -177,8 +177,7 @@ def quote_body(
     options: TaskOptions,
     due_s: float | None,
 ) -> dict[str, Any]:
-    """Body of ``POST /v2/quote``. Raises ``ValueError`` unless exactly one of a prompt and its
-    length is given."""
+    """Body of ``POST /v2/quote``. Raises ``ValueError`` unless a prompt or its length is given."""
     if (prompt is None) is (prompt_tokens is None):
         raise ValueError("a quote needs either a prompt or prompt_tokens, its length alone")
     body = task_body("" if prompt is None else prompt, options, due_s)

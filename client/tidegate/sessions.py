@@ -133,8 +133,7 @@ class Sessions:
         return await self._transport.call(call, SessionInfo)
 
     async def list(self, *, limit: int = 20, after: int = 0) -> SessionList:
-        """List sessions of this client's key, oldest first; ``after``: the last page's
-        ``next_after``."""
+        """List this key's sessions, oldest first; ``after``: the last page's ``next_after``."""
         call = Call("GET", f"{_PATH}?limit={limit}&after={after}", ends_at=due().at)
         return await self._transport.call(call, SessionList)
 

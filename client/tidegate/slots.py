@@ -139,8 +139,7 @@ class SlotQueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStage(msgspec.Struct, frozen=True):
-    """Event: a stage is ``percent`` done: ``audio``, ``image``, ``video`` or ``clip``, the
-    check."""
+    """Event: ``audio``, ``image``, ``video`` or ``clip``, the check, is ``percent`` done."""
 
     stage: str
     percent: int
@@ -162,8 +161,7 @@ class SlotResult(SlotFacts, frozen=True, kw_only=True):
 
 
 class SlotFailed(SlotFacts, frozen=True, kw_only=True):
-    """Event: the slot ended without its clip. Nothing follows; what there was of it may be in
-    ``outputs``."""
+    """Event: the slot ended without its clip; what there was may be in ``outputs``."""
 
     code: str
     message: str
@@ -232,8 +230,7 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         return self._stream(_submission(recipe, options, uuid.uuid4().hex))
 
     async def render(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> SlotResult:
-        """Hand in a recipe and wait for the clip; ``download`` gets its files. Raises
-        ``ApiError``."""
+        """Hand in a recipe and wait for the clip. Raises ``ApiError``."""
         async with self.stream(recipe, **options) as events:
             async for event in events:
                 if isinstance(event, SlotResult):
@@ -252,21 +249,15 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         return isinstance(event, SlotResult)
 
 
-def whole_recipe(recipe: Recipe) -> dict[str, Any]:
-    """``recipe`` as it is sent: a text becomes a recipe; one that names no schema gets
-    ``SCHEMA``."""
-    if isinstance(recipe, str):
-        return {"schema": SCHEMA, "text": recipe}
-    return {"schema": SCHEMA, **recipe}
-
-
 def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
-    """Request that hands in a recipe, its deadline counted from now. Raises
-    ``DeadlineExceeded``."""
+    """Request that hands in a recipe. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     body: dict[str, Any] = {k: v for k, v in options.items() if k != "deadline"}
-    body["recipe"] = whole_recipe(recipe)
+    body["recipe"] = {
+        "schema": SCHEMA,
+        **({"text": recipe} if isinstance(recipe, str) else recipe),
+    }
     if deadline.in_s is not None:
         body["deadline_ms"] = round(deadline.in_s * 1000)
     return Call(

@@ -12,10 +12,6 @@ BOM = b"\xef\xbb\xbf"
 DEFAULT_MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
-class EventTooLarge(ValueError):
-    """An event grew past the parser's limit without ending."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
     """One event. A reconnect sends ``last_event_id`` as ``Last-Event-ID``."""
@@ -30,11 +26,7 @@ async def received(
 ) -> AsyncIterator[ServerSentEvent]:
     """Events in ``chunks`` as they come. Raises ``ProtocolError``."""
     async for chunk in chunks:
-        try:
-            events = parser.feed(chunk)
-        except EventTooLarge as error:
-            raise ProtocolError(str(error)) from error
-        for event in events:
+        for event in parser.feed(chunk):
             yield event
 
 
@@ -61,7 +53,7 @@ class SseParser:
         self._event_bytes = 0
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Events that this chunk completes, in order. Raises ``EventTooLarge``."""
+        """Events that this chunk completes, in order. Raises ``ProtocolError``."""
         events = []
         for line in self._lines(chunk):
             if line:
@@ -72,7 +64,7 @@ class SseParser:
                 if event is not None:
                     events.append(event)
         if self._event_bytes + len(self._buffer) > self._max_event_bytes:
-            raise EventTooLarge(
+            raise ProtocolError(
                 f"an event grew past {self._max_event_bytes} bytes without a blank line to end it"
             )
         return events

@@ -48,8 +48,7 @@ class LoopThread:
         atexit.register(self.close)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Run the coroutine; returns or raises as it does. Ctrl-C cancels it and waits for its
-        end."""
+        """Run the coroutine; returns or raises as it does. Ctrl-C cancels and awaits it."""
         if self.is_closed:
             raise RuntimeError("this client is closed")
         ended, is_cut = threading.Event(), threading.Event()
@@ -115,7 +114,10 @@ class SyncStream(Generic[_T]):
     """A stream to iterate over. Leaving the loop, ``with`` or ``close()`` cancels the work."""
 
     def __init__(self, loop: LoopThread, open_stream: Callable[[], Stream[_T]]) -> None:
-        self._stream = loop.run(_async(open_stream))
+        async def opened() -> Stream[_T]:
+            return open_stream()
+
+        self._stream = loop.run(opened)
         self._items = _items(loop, self._stream)
 
     @property
@@ -138,13 +140,6 @@ class SyncStream(Generic[_T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _async(call: Callable[[], _T]) -> Callable[[], Coroutine[Any, Any, _T]]:
-    async def run() -> _T:
-        return call()
-
-    return run
 
 
 def _items(loop: LoopThread, stream: Stream[_T]) -> Generator[_T, None, None]:

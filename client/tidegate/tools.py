@@ -43,8 +43,7 @@ _R = TypeVar("_R")
 
 
 class ToolDeadline:
-    """A tool's time limit, as ``tool_deadline`` returns it: a decorator, or a block for one
-    ``async with``."""
+    """A tool's time limit: a decorator, or a block for one ``async with``."""
 
     def __init__(self, seconds: float | None, share: float) -> None:
         self._seconds = seconds

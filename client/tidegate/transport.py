@@ -27,8 +27,7 @@ CONNECT_S = 10.0
 AFTER_DEADLINE_S = 1.0
 """Seconds past a deadline for which the server's own word about missing it is worth waiting for."""
 LONGEST_TASK_S = 1800.0
-"""Longest deadline in seconds, which the server clamps to (DL-1): no stream is silent for
-longer."""
+"""Longest deadline in seconds (DL-1): no stream is silent for longer."""
 _CALL_S = 30.0
 """Seconds that one try of a call may take, by default: without text to make, an answer is quick."""
 
@@ -100,14 +99,12 @@ class Transport:
         self.base_url = _checked(base_url).rstrip("/")
         self._retries = retries
         self._fastest_s = 0.0
-        """Seconds that the quickest answer took so far: a retry with less left cannot be in
-        time."""
+        """Seconds that the quickest answer took: a retry with less left cannot be in time."""
         self.credentials = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
 
     def connect(self) -> "aiohttp.ClientSession":
-        """The connections, made when they are first asked for: importing their library takes more
-        than all else that a command of ``tidegate`` does."""
+        """The connections, made when they are first asked for: their library's import is slow."""
         import aiohttp
 
         if self._session is None:
@@ -266,8 +263,7 @@ def due(option_s: float | None = None) -> Due:
 
 
 def with_deadline(call: Call) -> tuple[dict[str, str], float]:
-    """Headers of ``call`` with what is left of its deadline, and the seconds that a try may
-    take."""
+    """Headers of ``call`` with what is left of its deadline, and seconds for a try."""
     if call.ends_at is None:
         return dict(call.headers), call.patience_s
     left_s = call.ends_at - _clock.now()

@@ -142,7 +142,6 @@ LAUNCH = _by(
     {
         "fetching": (Action.BUILD, "This machine has no Triton server, so one is being fetched."),
         "found": (Action.PREFLIGHT, "This machine has a Triton server that fits."),
-        "sized": (Action.PREFLIGHT, "Several orchestrator processes are to share the port."),
         "starting": (Action.SPAWN, "A unit of the service is starting."),
         "ready": (Action.LOAD, "A unit of the service has loaded what it needs and serves."),
         "lost": (Action.LOSE, "A unit of the service was lost and is started again."),

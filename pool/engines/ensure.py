@@ -14,7 +14,6 @@ from catalog.shared_file import now_ms
 from pool.engines import triton_wheel as wheel
 from pool.engines.environments import EnvironmentProvider, prepared
 from pool.engines.recipes import recipe_of
-from pool.engines.toolchain import look
 from pool.engines.triton import TritonInstall, find_triton
 from pool.preflight import gpu
 from pool.preflight.host import check_platform
@@ -42,10 +41,8 @@ async def ensure_engine(
     if engine == "triton":
         install = await ensure_triton(triton, home, lambda what: None)
         return await asyncio.to_thread(registered, home, install)
-    tools = look()
-    recipe = recipe_of(
-        engine, mode or ("cuda" if tools.gpus else "cpu"), tools, from_source=from_source
-    )
+    mode = mode or ("cuda" if gpu.look().devices else "cpu")
+    recipe = recipe_of(engine, mode, from_source=from_source)
     return await EnvironmentProvider(recipe, allow_system_packages).ensure(home)
 
 

@@ -9,16 +9,15 @@ own environment, after the engine's.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +36,8 @@ from catalog.engines import (
 )
 from catalog.errors import CatalogUnusable, FetchFailed
 from catalog.shared_file import now_ms
-from pool.engines.recipes import ENGINES, Recipe
-from pool.engines.toolchain import require_tools
+from pool.engines.recipes import ENGINES, Recipe, require_tools
+from pool.engines.triton_wheel import alone
 from pool.process.logs import fresh_log, tail
 from pool.process.process import GuardedProcess, command_environment
 from worker.engine_choice import choose_engine
@@ -80,7 +79,7 @@ class EnvironmentProvider:
             await asyncio.to_thread(
                 require_tools, self.recipe.tools, allowed=self.allow_system_packages
             )
-            with _alone(folder):
+            with alone(folder):
                 if not folder.is_dir():
                     await self._make(home, folder)
         try:
@@ -220,20 +219,6 @@ def _variables(folder: Path) -> EnvironmentVars:
     return {"PATH": path, "VIRTUAL_ENV": str(folder)}
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of an environment. Raises ``FetchFailed`` while another process makes it."""
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder.with_name(folder.name + ".lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FetchFailed(
-                f"{folder} is being made by another process: try again when that is done"
-            ) from None
-        yield
-
-
 def _name_finally(partial: Path, folder: Path) -> None:
     """Make the scripts name the folder that they will be in."""
     for script in (partial / "bin").iterdir():
@@ -245,8 +230,6 @@ def _name_finally(partial: Path, folder: Path) -> None:
 
 
 def _version(packages: Path, package: str) -> str:
-    from importlib.metadata import distributions
-
     for each in distributions(path=[str(packages)]):
         if (each.metadata["Name"] or "").lower().replace("_", "-") == package:
             return each.version

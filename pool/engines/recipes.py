@@ -1,12 +1,17 @@
-"""Recipes of engines: the packages that make them, pinned, by device, as wheels or built here."""
+"""Recipes of engines: the packages that make them, pinned, by device, as wheels or built here, and
+the tools of a build, which the system's package manager brings if that is allowed (PV-6)."""
 
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from catalog.engines import ComputeMode
-from catalog.errors import EngineUnknown
-from pool.engines.toolchain import Toolchain
+from catalog.errors import EngineUnknown, MachineUnfit
 
 PINS: Final = Path(__file__).parent / "pins"
 LLAMACPP_SERVER: Final = Path(__file__).with_name("llamacpp_server.py")
@@ -15,6 +20,11 @@ _BUILT_WITH: Final[dict[ComputeMode, tuple[str, ...]]] = {
     "cpu": ("c++", "cmake", "git"),
     "cuda": ("c++", "cmake", "git", "nvcc"),
 }
+_PACKAGES: Final = {
+    "apt-get": {"c++": "g++", "nvcc": "nvidia-cuda-toolkit"},
+    "dnf": {"c++": "gcc-c++", "nvcc": "cuda-toolkit"},
+}
+"""Names of packages by package manager and tool, where they are not those of the tools."""
 ENGINES: Final = ("triton", "vllm", "llamacpp")
 
 
@@ -42,9 +52,7 @@ class Recipe:
         return (*self.pip, *(f"{name}={value}" for name, value in sorted(self.build.items())))
 
 
-def recipe_of(
-    engine: str, mode: ComputeMode, toolchain: Toolchain, *, from_source: bool = False
-) -> Recipe:
+def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> Recipe:
     """How to make ``engine`` for ``mode``. Raises ``EngineUnknown``."""
     if engine == "vllm" and not from_source:
         on_cpu = mode == "cpu"
@@ -70,22 +78,51 @@ def recipe_of(
             module="xllamacpp",
             requirements=_pins("llamacpp"),
             pip=("--no-deps", "--no-binary=xllamacpp" if from_source else "--only-binary=:all:"),
-            build=_cmake(mode, toolchain) if from_source else {},
+            build=_cmake(mode) if from_source else {},
             tools=_BUILT_WITH[mode] if from_source else (),
         )
     what = f"{engine} from source" if from_source else engine
     raise EngineUnknown(f"cannot get {what}: known are {', '.join(ENGINES)}")
 
 
-def _cmake(mode: ComputeMode, toolchain: Toolchain) -> dict[str, str]:
+def _cmake(mode: ComputeMode) -> dict[str, str]:
     """Variables of llama.cpp's build. With ccache a second build compiles only what has changed."""
     arguments = ["-DCMAKE_BUILD_TYPE=Release"]
-    if toolchain.ccache:
+    if ccache := shutil.which("ccache"):
         languages = ("C", "CXX", *(("CUDA",) if mode == "cuda" else ()))
-        arguments += [f"-DCMAKE_{each}_COMPILER_LAUNCHER={toolchain.ccache}" for each in languages]
+        arguments += [f"-DCMAKE_{each}_COMPILER_LAUNCHER={ccache}" for each in languages]
     cuda = {"XLLAMACPP_BUILD_CUDA": "1"} if mode == "cuda" else {}
     return {"CMAKE_ARGS": " ".join(arguments), **cuda}
 
 
 def _pins(name: str) -> str:
     return (PINS / f"{name}.txt").read_text()
+
+
+def require_tools(
+    tools: Iterable[str],
+    *,
+    allowed: bool,
+    which: Callable[[str], str | None] = shutil.which,
+    run: Callable[[Sequence[str]], int] = subprocess.call,
+) -> None:
+    """Raise ``MachineUnfit`` if ``tools`` lack and installing them is not ``allowed`` or fails."""
+    missing = [tool for tool in tools if which(tool) is None]
+    if not missing:
+        return
+    what = f"this machine lacks {', '.join(missing)}"
+    manager = next((name for name in _PACKAGES if which(name) is not None), None)
+    if manager is None:
+        raise MachineUnfit(f"{what}, and has neither apt-get nor dnf: install it by hand")
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    packages = [_PACKAGES[manager].get(tool, tool) for tool in missing]
+    command = [*as_root, manager, "install", "-y", *packages]
+    shown = shlex.join(command)
+    if not allowed:
+        raise MachineUnfit(
+            f"{what}: {shown} brings it; --allow-system-packages has that done for you"
+        )
+    if run(command) != 0:
+        raise MachineUnfit(f"{what}, and {shown} failed (its own words are above)")
+    if still := [tool for tool in missing if which(tool) is None]:
+        raise MachineUnfit(f"{shown} went well, and {', '.join(still)} is still not on PATH")

@@ -86,8 +86,7 @@ class TritonSpec:
     """Token that its workers require to open a lane or to drain them; empty for none. It travels in
     the environment, which only the same user can read."""
     tls: "Tls | None" = None
-    """TLS of its gRPC port; with ``ca``, clients must show a certificate. Other ports have no
-    TLS."""
+    """TLS of its gRPC port alone; with ``ca``, clients must show a certificate."""
     is_locked: bool = True
     """Whether to lock the protocols of ``LOCKED``."""
 

@@ -91,20 +91,24 @@ def lay_out(home: Path) -> None:
 
 
 @contextmanager
-def completing(final: Path) -> Iterator[Path]:
-    """An empty directory that becomes ``final`` once the body has filled it.
-
-    Raises ``FetchFailed`` while another process does the same.
-    """
-    partial = final.with_name(final.name + ".partial")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with open(final.with_name(final.name + ".lock"), "w") as lock:
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises ``FetchFailed`` while another process makes it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(folder.name + ".lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FetchFailed(
-                f"{final} is being set up by another process: try again when that is done"
+                f"{folder} is being made by another process: try again when that is done"
             ) from None
+        yield
+
+
+@contextmanager
+def completing(final: Path) -> Iterator[Path]:
+    """An empty directory that becomes ``final`` once the body has filled it (``alone``)."""
+    partial = final.with_name(final.name + ".partial")
+    with alone(final):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:

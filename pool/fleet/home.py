@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import json
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,23 +118,15 @@ class PoolHome:
             os.close(lock)
 
     def read(self, warn: Callable[[str], None]) -> PoolState:
-        """The state that the last manager left. A damaged file is set aside, with a warning."""
+        """The state that the last manager left; an empty one, and a warning, if it is damaged."""
         try:
             return msgspec.json.decode(self.state_path.read_bytes(), type=PoolState)
         except FileNotFoundError:
             return PoolState()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            aside = self.state_path.with_name(f"state.json.damaged-{time.time_ns()}")
-            try:
-                self.state_path.rename(aside)
-            except OSError as refused:
-                raise StateFileUnusable(
-                    f"cannot read or move {self.state_path}: {refused.strerror}; make {self.path} "
-                    "readable and writable"
-                ) from error
             warn(
-                f"the state in {self.state_path} cannot be read ({error}) and is now {aside.name}; "
-                "instances that run are found without it"
+                f"the state in {self.state_path} cannot be read ({error}); instances that run are "
+                "found without it"
             )
             return PoolState()
 

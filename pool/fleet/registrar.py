@@ -50,8 +50,7 @@ class AddressList:
         self._lock = -1
 
     async def tell(self, addresses: frozenset[str]) -> None:
-        """Make it know these addresses, and no others of ours. Raises ``OSError`` or
-        ``CannotTell``."""
+        """Make it know these addresses alone. Raises ``OSError`` or ``CannotTell``."""
         self._take_lock()
         lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
         content = ("\n".join(lines) + "\n").encode()
@@ -153,12 +152,6 @@ class Registrar:
         self._warn = warn
         self._ready: frozenset[str] = frozenset()
         self._followers: dict[str, _Follower] = {}
-
-    async def __aenter__(self) -> "Registrar":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.follow({})
 
     async def follow(self, targets: Mapping[str, Target]) -> None:
         """Tell these targets, by name, and no others any more. Dropped ones keep what they know."""

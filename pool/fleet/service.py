@@ -62,8 +62,7 @@ class PoolService:
         self._seen = _version_of(path)
 
     async def run(self) -> None:
-        """Keep the pool until ``end`` is called. Raises ``ProvisionError`` if it cannot begin;
-        running instances keep running."""
+        """Keep the pool until ``end`` is called. Raises ``ProvisionError`` if it cannot begin."""
         self.home.claim()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -182,7 +181,7 @@ class PoolService:
             heartbeat_s=pool.heartbeat_s,
             advertise=pool.advertise,
         )
-        await stack.enter_async_context(self._registrar)
+        stack.push_async_callback(self._registrar.follow, {})
         self.manager = Manager(
             PoolMachine(host),
             self._emit,

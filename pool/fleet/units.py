@@ -1,5 +1,4 @@
-"""The units of a pool, as they are started on this machine: an instance's model, GPUs and ports are
-looked for before each start."""
+"""The units of a pool on this machine: model, GPUs and ports are looked for before each start."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -28,7 +27,7 @@ from pool.fleet.specs import (
 from pool.preflight.nvml import GpuUnavailable
 from pool.process.detached import DetachedStarter, Found, clear_remains, find_detached
 from pool.process.ports import free_ports, host_port, is_free, require_free
-from pool.supervise import Keeping, OnStep, ProcessUnit, first_of
+from pool.supervise import Keeping, Kept, OnStep, ProcessUnit, first_of
 from pool.units.llamacpp import HOST, LlamaCppServer, LlamaCppSpec, is_asked_for
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.store import StoreProcess
@@ -63,15 +62,14 @@ class Host:
     """Host by which orchestrators reach this machine; empty: the one where Tritons listen."""
     model_repository: Path = MODEL_REPOSITORY
 
-    def log_of(self, unit: str) -> Path | None:
-        return self.logs and self.logs / f"{unit}.log"
-
-    def keeping(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> Keeping:
+    def kept(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> Kept:
         """How a unit is kept; later managers are to know its ``facts``."""
-        started = partial(on_step, "started")
-        if self.home is None:
-            return Keeping(heartbeat_s=self.heartbeat_s, on_started=started)
-        return Keeping(DetachedStarter(self.home, unit, facts, on_step), self.heartbeat_s, started)
+        keeping = Keeping(heartbeat_s=self.heartbeat_s, on_started=partial(on_step, "started"))
+        if self.home is not None:
+            starter = DetachedStarter(self.home, unit, facts, on_step)
+            keeping = replace(keeping, start_process=starter)
+        log = self.logs and self.logs / f"{unit}.log"
+        return Kept(log=log, warn=self.warn, keeping=keeping)
 
 
 class Tenancy:
@@ -117,8 +115,7 @@ class Tenancy:
         return {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def ports(self, host: str, asked: Sequence[int], kept: Sequence[int]) -> list[int]:
-        """The next start's ports: the ones asked for, otherwise earlier or free ones. Raises
-        ``PortInUse``."""
+        """Ports asked for, otherwise earlier or free ones. Raises ``PortInUse``."""
         for port in filter(None, asked):
             require_free(host, port, f"end what has it, or give {self.spec.name} another port")
         free = iter(free_ports(len(asked), host, {*asked, *kept}))
@@ -157,9 +154,7 @@ class PoolTriton(TritonInstance):
             host.install,
             served,
             ports,
-            log=host.log_of(spec.name),
-            warn=host.warn,
-            keeping=host.keeping(spec.name, self._facts, tenancy.on_step),
+            **host.kept(spec.name, self._facts, tenancy.on_step),
         )
         self._tenancy = tenancy
 
@@ -213,9 +208,7 @@ class PoolLlamaCpp(LlamaCppServer):
             spec.name,
             LlamaCppSpec(variables, host.state_dir, spec.load_timeout_s),
             port,
-            log=host.log_of(spec.name),
-            warn=host.warn,
-            keeping=host.keeping(spec.name, self._facts, tenancy.on_step),
+            **host.kept(spec.name, self._facts, tenancy.on_step),
         )
         self._tenancy = tenancy
         self._told = ""
@@ -261,9 +254,7 @@ class PoolOrchestrator(OrchestratorProcess):
             spec.host,
             spec.port or kept_port,
             env,
-            log=host.log_of(spec.name),
-            warn=host.warn,
-            keeping=host.keeping(spec.name, self._facts, on_step),
+            **host.kept(spec.name, self._facts, on_step),
         )
         if spec.own is not None:
             self.share_port(*spec.own)
@@ -308,8 +299,7 @@ class PoolMachine:
         """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
         host, ports = self.host, (0, 0, 0) if kept is None else kept.ports
         if isinstance(spec, StoreSpec):
-            log = host.log_of(spec.name)
-            return StoreProcess(spec.program, spec.folder, log=log, warn=host.warn)
+            return StoreProcess(spec.program, spec.folder, **host.kept(spec.name, dict, on_step))
         if isinstance(spec, OrchestratorSpec):
             return PoolOrchestrator(host, spec, ports[0], on_step)
         tenancy = Tenancy(host, spec, on_step)
@@ -343,8 +333,7 @@ class PoolMachine:
         return await self.host.gpus.fits_beside(spec, model)
 
     def _gguf_of(self, spec: InstanceSpec) -> Path | None:
-        """The model of an instance that llama.cpp's server is to run; None for a Triton, which
-        reports a missing model itself."""
+        """The model of an instance that llama.cpp's server is to run; None for a Triton."""
         model = Path(spec.settings.get(_MODEL_PATH, ""))
         with suppress(ProvisionError):
             if spec.model:

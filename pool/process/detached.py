@@ -46,8 +46,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Facts in a guardian's command line about its run. No secrets: every local user can read
-    it."""
+    """Facts about a run in its guardian's command line, which every local user can read."""
 
     home: str
     """Folder of the pool that the run belongs to."""
@@ -105,8 +104,7 @@ def find_detached(home: Path) -> list[Found]:
 
 
 def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
-    """End the remains of runs after their guardian was killed; returns their names. Other entries
-    of their folder are left alone."""
+    """End the remains of runs whose guardian was killed; returns their names."""
     live = {one.label.mark for one in running}
     with contextlib.suppress(FileNotFoundError):
         folders = [each for each in (home / "run").iterdir() if _MARKED.fullmatch(each.name)]
@@ -275,8 +273,7 @@ def _reap(pid: int) -> None:
 
 
 def _clean(mark: str, run_dir: Path) -> None:
-    """Remove all that is left of a run: processes, shared memory, folder. A guardian that was not
-    killed has done most of it."""
+    """Remove what is left of a run; a guardian that was not killed has done most of it."""
     if _number_in(run_dir / guardian.ENDED) is None:
         kill_marked(MARK, mark)
         guardian.remove_shared_memory(mark)

@@ -34,8 +34,7 @@ _TAIL_BYTES = 64 * 1024
 
 
 def fresh_log(path: Path) -> None:
-    """Begin an empty log for a new run; the last run's is kept as ``….1``. Raises
-    ``LogUnusable``."""
+    """Begin an empty log; the last run's is kept as ``….1``. Raises ``LogUnusable``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():

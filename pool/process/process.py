@@ -5,9 +5,8 @@ import contextlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from catalog.errors import StartFailed
 from catalog.paths import ROOT
@@ -100,22 +99,8 @@ class UnitProcess(ABC):
     def _kill_guardian(self) -> None: ...
 
 
-class StartProcess(Protocol):
-    """Starts a unit's process."""
-
-    async def __call__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path | None,
-        shm_prefix: str = "",
-    ) -> UnitProcess:
-        """Start ``command``; ``log`` None sends its output to our stderr.
-
-        Raises ``StartFailed`` if it cannot be executed at all.
-        """
+StartProcess = Callable[..., Awaitable[UnitProcess]]
+"""Starts a unit's process, as ``GuardedProcess.start`` does."""
 
 
 class GuardedProcess(UnitProcess):
@@ -146,7 +131,8 @@ class GuardedProcess(UnitProcess):
         log: Path | None,
         shm_prefix: str = "",
     ) -> "GuardedProcess":
-        """Start a command under a guardian (``StartProcess``)."""
+        """Start ``command`` under a guardian; ``log`` None sends its output to our stderr. Raises
+        ``StartFailed`` if it cannot be executed at all."""
         try:
             with contextlib.ExitStack() as stack:
                 stderr = stack.enter_context(open_log(log)) if log else sys.stderr

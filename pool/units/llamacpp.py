@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 from urllib.parse import quote, urlencode
 
 from catalog.errors import StartFailed
@@ -18,10 +18,9 @@ from pool.engines.environments import environment_if_made
 from pool.engines.recipes import LLAMACPP_SERVER
 from pool.process.detached import Found
 from pool.process.http_get import get, http_status
-from pool.process.logs import ignore
 from pool.process.ports import host_port
 from pool.process.process import command_environment
-from pool.supervise import Keeping, ProcessUnit
+from pool.supervise import Kept, ProcessUnit
 from protocol.gguf import find_gguf, gguf_name, is_gguf, parts_of, read_gguf
 from worker.environment import with_variables
 from worker.settings import WorkerSettings, variable
@@ -78,12 +77,9 @@ class LlamaCppServer(ProcessUnit):
         name: str,
         spec: LlamaCppSpec,
         port: int,
-        *,
-        log: Path | None = None,
-        warn: Callable[[str], None] = ignore,
-        keeping: Keeping | None = None,
+        **kept: Unpack[Kept],
     ) -> None:
-        super().__init__(name, log=log, warn=warn, keeping=keeping)
+        super().__init__(name, **kept)
         self.port = port
         self.start_s = spec.load_timeout_s
         self._spec = spec

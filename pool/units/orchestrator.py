@@ -6,10 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
@@ -17,10 +16,9 @@ from catalog.paths import OWN_ADDRESS
 from orchestrator.api.health_port.responder import STALLED_AFTER_S
 from pool.process.detached import Found
 from pool.process.http_get import get, http_status
-from pool.process.logs import ignore
 from pool.process.ports import host_port
 from pool.process.process import command_environment
-from pool.supervise import Keeping, ProcessUnit
+from pool.supervise import Kept, ProcessUnit
 
 ASK_EVERY_S = 0.5
 """Seconds between two heartbeats of one that shares its port: the health port's, too."""
@@ -49,13 +47,10 @@ class OrchestratorProcess(ProcessUnit):
         host: str,
         port: int,
         env: Mapping[str, str],
-        *,
-        log: Path | None = None,
-        warn: Callable[[str], None] = ignore,
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
-        keeping: Keeping | None = None,
+        **kept: Unpack[Kept],
     ) -> None:
-        super().__init__("orchestrator", log=log, warn=warn, keeping=keeping)
+        super().__init__("orchestrator", **kept)
         self.host = host
         self.port = port
         self.asked_at = self._public

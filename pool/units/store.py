@@ -8,14 +8,13 @@ import asyncio
 import contextlib
 import secrets
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Unpack
 
 from catalog.errors import MachineUnfit, StartFailed
 from pool.process.guardian import SHARED_MEMORY
-from pool.process.logs import ignore
 from pool.process.process import command_environment
-from pool.supervise import ProcessUnit
+from pool.supervise import Kept, ProcessUnit
 
 PROGRAMS = ("redis-server", "valkey-server")
 _ANSWER_S = 2.0
@@ -39,16 +38,9 @@ class StoreProcess(ProcessUnit):
     start_s = 60.0
     """Seconds that it may take to load its data."""
 
-    def __init__(
-        self,
-        program: str,
-        folder: Path,
-        *,
-        log: Path | None = None,
-        warn: Callable[[str], None] = ignore,
-    ) -> None:
+    def __init__(self, program: str, folder: Path, **kept: Unpack[Kept]) -> None:
         """``folder`` keeps the data; it is made for this user alone."""
-        super().__init__("store", log=log, warn=warn)
+        super().__init__("store", **kept)
         self._program = program
         self._folder = folder
         # A socket's path has 107 bytes at most, which a state folder's may exceed; and its guardian

@@ -6,8 +6,7 @@ Ways to lose it, each seen on a real server, and how they are noticed:
 - the Python stub of a model is killed         → Triton still calls the model ready, so the
                                                  stub processes are watched (0.1 s)
 - the server hangs                             → it misses three heartbeats 15 s apart (PV-1)
-- a model is unloaded                            → its stub ends, or Triton says twice, 2 s apart,
-                                                 that it is not ready
+- a model is unloaded                          → its stub ends
 """
 
 import asyncio
@@ -17,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
@@ -34,7 +33,7 @@ from pool.engines.triton import (
 from pool.process.detached import Found
 from pool.process.guardian import SHARED_MEMORY, remove_shared_memory
 from pool.process.http_get import get
-from pool.process.logs import ignore, why_triton_ended
+from pool.process.logs import why_triton_ended
 from pool.process.ports import host_port
 from pool.process.process import (
     UnitProcess,
@@ -42,7 +41,7 @@ from pool.process.process import (
     has_ended_child,
     is_running,
 )
-from pool.supervise import TERM_S, Keeping, ProcessUnit, first_of
+from pool.supervise import TERM_S, Kept, ProcessUnit, first_of
 
 if TYPE_CHECKING:
     from pool.units.triton_control import TritonControl
@@ -57,7 +56,6 @@ _UNNOTICED_S = 2.0
 once, would wait for it until the load timeout."""
 _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
-_MODEL_POLL_S = 2.0
 _ASK_S = 2.0
 
 
@@ -84,8 +82,7 @@ class _Crashed(StartFailed):
 
 
 class TritonInstance(ProcessUnit):
-    """A supervised Triton. It keeps its ports over restarts, so that lanes reconnect by
-    themselves."""
+    """A supervised Triton, which keeps its ports over restarts: lanes reconnect by themselves."""
 
     def __init__(
         self,
@@ -93,12 +90,9 @@ class TritonInstance(ProcessUnit):
         install: TritonInstall,
         spec: TritonSpec,
         ports: TritonPorts,
-        *,
-        log: Path | None = None,
-        warn: Callable[[str], None] = ignore,
-        keeping: Keeping | None = None,
+        **kept: Unpack[Kept],
     ) -> None:
-        super().__init__(name, log=log, warn=warn, keeping=keeping)
+        super().__init__(name, **kept)
         self.ports = ports
         self._install = install
         self._spec = spec
@@ -213,13 +207,7 @@ class TritonInstance(ProcessUnit):
 
     async def lost(self) -> str:
         """Wait until it no longer serves; returns why, in a few words."""
-        async with self._control() as control:
-            return await first_of(
-                self._process_end(),
-                self._stub_end(),
-                self._unloading(control),
-                self._heartbeats(),
-            )
+        return await first_of(self._process_end(), self._stub_end(), self._heartbeats())
 
     async def stop(self, drain_s: float) -> None:
         """Drain → SIGTERM → SIGKILL of the process group → removal of its shared memory."""
@@ -284,15 +272,6 @@ class TritonInstance(ProcessUnit):
             if len(now) < known:
                 return "a model's Python process ended"
             self._stubs = now  # a model was reloaded: its new process came before this
-
-    async def _unloading(self, control: "TritonControl") -> str:
-        before: set[str] = set()
-        while True:
-            await asyncio.sleep(_MODEL_POLL_S)
-            unloaded = {m for m in self._spec.models if await control.is_unloaded(m, _ASK_S)}
-            if before & unloaded:
-                return f"the model {min(before & unloaded)} is not loaded any more"
-            before = unloaded
 
 
 async def _until(condition: Callable[[], bool]) -> None:

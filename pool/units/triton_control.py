@@ -21,8 +21,7 @@ _CHANNEL_OPTIONS = (
 
 
 class TritonControl:
-    """A connection to one server, for questions and drains. Nothing here raises on a dead server:
-    the answer is False."""
+    """A connection to one server; nothing raises on a dead one: the answer is False."""
 
     def __init__(self, address: str, tls: Tls | None = None) -> None:
         self._address = address
@@ -48,19 +47,11 @@ class TritonControl:
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         """Whether ``model`` is loaded."""
-        return await self._ready(model, timeout_s) is True
-
-    async def is_unloaded(self, model: str, timeout_s: float) -> bool:
-        """Whether the server answers, and says that ``model`` cannot be used."""
-        return await self._ready(model, timeout_s) is False
-
-    async def _ready(self, model: str, timeout_s: float) -> bool | None:
-        """Whether the server says that ``model`` is ready; None if it does not answer."""
         request = service_pb2.ModelReadyRequest(name=model)
         try:
             answer = await self._stub.ModelReady(request, timeout=timeout_s)
         except grpc.RpcError:
-            return None
+            return False
         return bool(answer.ready)
 
     async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from catalog.atomic import sync_tree, write_atomically
+from catalog.atomic import write_atomically
 from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
-from pool import bootstrap
-from pool.engines import triton_wheel
 from tidegate.cli.slot import save
 from tidegate.errors import TidegateError
 
@@ -70,19 +68,6 @@ def test_what_is_written_is_there_in_whole_and_on_the_disk(
     assert seen == ["a.new", "renamed", tmp_path.name]
 
 
-def test_a_stamp_that_is_cut_short_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_disk: None
-) -> None:
-    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
-    monkeypatch.setattr(bootstrap, "_pip_install", lambda arguments: None)
-    monkeypatch.setattr(bootstrap, "_uv_install", lambda arguments: True)
-    monkeypatch.setattr(bootstrap, "_have_the_client_seen", lambda: None)
-    with pytest.raises(OSError, match="No space left"):
-        bootstrap.install_packages([], bootstrap._STAMP)
-    assert list(tmp_path.iterdir()) == []
-    assert not bootstrap._has_stamp(bootstrap._STAMP)
-
-
 def test_a_model_gets_its_place_when_all_of_it_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,26 +90,3 @@ def test_a_model_gets_its_place_when_all_of_it_is_on_the_disk(
     found.activate(entry)
     assert {"original", "original/params.json", "."} <= set(synced)
     assert (final / "original" / "params.json").exists()
-
-
-def test_a_server_gets_its_name_when_all_of_it_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    final = tmp_path / "server"
-    synced: list[Path] = []
-
-    def spied(path: Path) -> None:
-        assert not final.exists()
-        sync_tree(path)
-        synced.append(path)
-
-    monkeypatch.setattr(triton_wheel, "sync_tree", spied)
-    with pytest.raises(OSError, match="full"), triton_wheel.completing(final) as target:
-        (target / "half").write_bytes(b"1")
-        raise OSError("full")
-    assert not final.exists() and not synced
-    with triton_wheel.completing(final) as target:
-        (target / "lib").mkdir()
-        (target / "lib" / "a.so").write_bytes(b"1")
-        (target / "lib" / "dangling").symlink_to("nowhere")
-    assert synced and (final / "lib" / "a.so").read_bytes() == b"1"

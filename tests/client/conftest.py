@@ -1,5 +1,12 @@
 """A client's time, and a real orchestrator in front of a fake worker."""
 
+import asyncio
+import os
+import pty
+import signal
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from pool import command
@@ -44,3 +51,27 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchSpec]:
 
     monkeypatch.setattr(command, "run", launch)
     return specs
+
+
+async def in_terminal(*words: str, until: Callable[[bytes], bool]) -> tuple[int, bytes]:
+    """Run ``tidegate`` in a terminal, and press Ctrl-C as soon as it shows ``until``; its exit
+    status, and all that it has shown."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30", "NO_COLOR": "1"}
+    environment.pop("FORCE_COLOR", None)
+    command = (sys.executable, "-m", "tidegate", *words)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while not until(shown):
+        shown += await asyncio.to_thread(os.read, ours, 65536)
+    process.send_signal(signal.SIGINT)
+    try:
+        while data := await asyncio.to_thread(os.read, ours, 65536):
+            shown += data
+    except OSError:  # a terminal whose other side is gone
+        pass
+    os.close(ours)
+    return await process.wait(), shown

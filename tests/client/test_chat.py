@@ -48,17 +48,15 @@ async def test_turns_are_streamed_and_remembered() -> None:
     assert fake.submitted[1]["messages"][1]["content"] == "Hello [b]you"
 
 
-async def test_new_forgets_the_conversation() -> None:
-    fake = FakeOrchestrator(*[[STARTED, token(2, "x"), end(3, 1)] for _ in range(2)])
-    await converse(fake, ["one", "/new", "two"])
-    assert fake.submitted[1]["messages"] == [{"role": "user", "content": "two"}]
-
-
 async def test_a_command_is_never_sent_to_the_model() -> None:
-    fake = FakeOrchestrator([STARTED, token(2, "x"), end(3, 1)])
-    shown = await converse(fake, ["/help", "/quit now", "//etc/hosts", "/exit", "two"])
+    fake = FakeOrchestrator(*[[STARTED, token(2, "x"), end(3, 1)] for _ in range(2)])
+    lines = ["/help", "/quit now", "//etc/hosts", "/new", "two", "/exit", "three"]
+    shown = await converse(fake, lines)
     assert "start over" in shown and "There is no /quit; /help" in shown
-    assert [each["messages"][-1]["content"] for each in fake.submitted] == ["/etc/hosts"]
+    assert [[turn["content"] for turn in each["messages"]] for each in fake.submitted] == [
+        ["/etc/hosts"],
+        ["two"],
+    ]
 
 
 async def test_one_question_gets_its_answer_and_a_status(
@@ -142,14 +140,3 @@ async def test_unknown_model_names_those_served(capsys: pytest.CaptureFixture[st
     async with FakeOrchestrator().serve() as fake:
         assert await chat.run(fake.base_url, {"model": "other"}) == 1
     assert "demo" in capsys.readouterr().err
-
-
-async def test_lines_come_from_a_pipe(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
-    fake = FakeOrchestrator([STARTED, token(2, "Hello"), end(3, 1)])
-    async with fake.serve():
-        assert await chat.run(fake.base_url, {"deadline": 2000}) == 0
-    assert "Hello" in capsys.readouterr().out
-    assert fake.submitted[0]["deadline_ms"] == 2000

@@ -52,27 +52,6 @@ async def test_options_travel_and_the_deadline_becomes_milliseconds() -> None:
     ]
 
 
-async def test_dl14_a_complete_text_says_which_part_was_late() -> None:
-    late = sse(3, "end", {"outcome": "missed", "finish_reason": "stop", "missed_part": "token_gap"})
-    async with (
-        FakeOrchestrator([STARTED, token(2, "a"), late]).serve() as fake,
-        Client(fake.base_url) as client,
-    ):
-        answer = await client.generate("hi")
-    assert (answer.text, answer.outcome, answer.missed_part) == ("a", "missed", "token_gap")
-
-
-async def test_generate_collects_the_text() -> None:
-    async with (
-        FakeOrchestrator([STARTED, token(2, "Once "), token(3, "upon"), end(4, 2)]).serve() as fake,
-        Client(fake.base_url) as client,
-    ):
-        answer = await client.generate("hi")
-    assert (answer.text, answer.token_ids, answer.outcome) == ("Once upon", (2, 3), "met")
-    assert answer.budget is not None
-    assert answer.budget.left_ms == 900
-
-
 async def test_a_dropped_connection_is_resumed_without_loss_or_repeat() -> None:
     """OR-2: ``Last-Event-ID``. The third event is cut in the middle and must come again."""
     third = token(3, "c")
@@ -121,13 +100,6 @@ async def test_a_task_that_never_was_is_not_found() -> None:
     async with FakeOrchestrator([FORGOTTEN]).serve() as fake, Client(fake.base_url) as client:
         with pytest.raises(tidegate.NotFound):
             await anext(aiter(client.events("t1")))
-
-
-async def test_a_silent_server_does_not_outlast_the_deadline() -> None:
-    fake = FakeOrchestrator([STARTED, HANG])
-    async with fake.serve(), Client(fake.base_url) as client:
-        with pytest.raises(tidegate.StreamLost):
-            await collect(client, deadline=timedelta(milliseconds=-800))
 
 
 async def test_many_streams_do_not_keep_a_cancel_waiting() -> None:
@@ -237,27 +209,6 @@ async def test_refusals_are_typed(
     if headers:
         assert caught.value.retryable
         assert caught.value.retry_after_s == 0.25
-
-
-async def test_status_and_unknown_task() -> None:
-    async with FakeOrchestrator().serve() as fake, Client(fake.base_url) as client:
-        task = await client.status("t1")
-        assert (task.status, task.text, task.ended) == ("running", "Once", False)
-        with pytest.raises(LookupError, match="no such task"):
-            await client.status("t2")
-
-
-async def test_token_is_sent_as_bearer() -> None:
-    async with FakeOrchestrator().serve() as fake, Client(fake.base_url, token="s3cret") as client:
-        assert await client.models() == ["demo"]
-    assert fake.headers[0]["Authorization"] == "Bearer s3cret"
-
-
-@pytest.mark.usefixtures("fake_time")
-async def test_nobody_there_is_said_so(unused_tcp_port: int) -> None:
-    async with Client(f"http://127.0.0.1:{unused_tcp_port}") as client:
-        with pytest.raises(ConnectionError, match=f"127.0.0.1:{unused_tcp_port}"):
-            await client.submit("hi")
 
 
 async def test_garbage_is_a_protocol_error() -> None:

@@ -1,29 +1,25 @@
 """Every command that asks a service, before a real orchestrator in front of a fake worker."""
 
 import asyncio
-import io
 import json
 import os
-import pty
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from rich.console import Console
 
 from catalog.atomic import write_atomically
 from catalog.operator_key import key_file
 from orchestrator.settings.sections import QueueSettings
+from tests.client.conftest import in_terminal
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
 from tidegate.cli.main import main
 from tidegate.cli.top import Picture, Samples
-from tidegate.listings import Instance, InstanceSlot, SwapState
+from tidegate.listings import Instance, SwapState
 
 Ask = Callable[..., Any]
 
@@ -141,31 +137,6 @@ async def test_what_does_not_work_is_said_in_one_line(ask: Ask, argv: list[str],
     assert err.startswith(f"tidegate {argv[0]}") and said in err
 
 
-async def test_a_shell_is_told_names_that_only_the_service_knows(
-    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: Any, unused_tcp_port: int
-) -> None:
-    async with Client(service.url) as client:
-        task = (await client.submit("hi", max_tokens=1)).task_id
-        session = (await client.sessions.create()).id
-
-    async def offered(words: str, url: str = service.url) -> list[str]:
-        monkeypatch.setenv("COMP_WORDS", f"tidegate {words}")
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + words.endswith(" ")))
-        monkeypatch.setenv("TIDEGATE_URL", url)
-        monkeypatch.setenv("_TIDEGATE_COMPLETE", "bash_complete")
-        with pytest.raises(SystemExit):
-            await asyncio.to_thread(main, [])
-        out = capsys.readouterr().out.split()
-        return [line.removeprefix("plain,") for line in out]
-
-    assert await offered("tasks show ") == [task]
-    assert await offered(f"tasks cancel {task[:5]}") == [task]
-    assert await offered("tasks show nothing") == []
-    assert await offered("sessions delete ") == [session]
-    assert await offered("chat --model f") == ["fake"]
-    assert await offered("tasks show ", f"http://127.0.0.1:{unused_tcp_port}") == []
-
-
 @pytest.mark.parametrize("argv", [["models"], ["tasks", "list"], ["top", "--once"]])
 def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
     assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1
@@ -200,29 +171,11 @@ async def test_a_token_is_asked_for(
 
 
 async def test_top_lives_in_a_terminal_and_ctrl_c_leaves(service: Service) -> None:
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30", "NO_COLOR": "1"}
-    environment.pop("FORCE_COLOR", None)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tidegate", "top", "--url", service.url, "--every", "0.01"),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
+    words = ("top", "--url", service.url, "--every", "0.01")
+    status, shown = await in_terminal(
+        *words, until=lambda shown: shown.count(b"instances ready") >= 3
     )
-    os.close(theirs)
-    shown = b""
-    while shown.count(b"instances ready") < 3:
-        shown += await asyncio.to_thread(os.read, ours, 65536)
-    process.send_signal(signal.SIGINT)
-    try:
-        while data := await asyncio.to_thread(os.read, ours, 65536):
-            shown += data
-    except OSError:  # a terminal whose other side is gone
-        pass
-    os.close(ours)
-    assert await process.wait() == 130
+    assert status == 130
     assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
     assert b"Traceback" not in shown
     assert b"\x1b[3" not in shown  # NO_COLOR
@@ -250,25 +203,7 @@ def test_a_picture_counts_since_the_one_before() -> None:
     assert first.quantile("tidegate_ttft_ms", 0.5, first) is None
     picture = Picture("http://x", [Instance("h:1", "up", ready=True)], second, first)
     assert picture.facts()["kv_blocks"] == {"used": 5, "free": 15}
-    assert picture.trend() == (3,)
-    later = Picture("http://x", [], second, first, (1.5, *[0.0] * 59))
-    assert later.trend() == (*[0.0] * 59, 3)
-    assert later._service().plain.count("▁") == 59
-    assert picture._kv("h:1") == "█████░░░░░░░░░░░░░░░ 25.0 %"
-
-
-def test_a_picture_has_clips_where_some_instance_renders_them() -> None:
-    def shown(*instances: Instance) -> list[str]:
-        console = Console(width=200, file=io.StringIO())
-        with console.capture() as capture:
-            console.print(Picture("http://x", instances, Samples.parse("", 1.0)).render())
-        return [line.split()[-1] for line in capture.get().splitlines()[-1 - len(instances) :]]
-
-    assert shown(Instance("h:1", "up"))[0] == "USE"
-    up = InstanceSlot("up", ready=True, slots_total=2, slots_free=1)
-    instances = [Instance("h:1", "up", slot=up), Instance("h:2", "up")]
-    instances += [Instance("h:3", "up", slot=InstanceSlot("down"))]
-    assert shown(*instances) == ["CLIPS", "1/2", "–", "down"]
+    assert picture._instance(picture.instances[0])[-1] == "25.0 %"
 
 
 async def test_or14_an_orchestrator_is_drained_and_taken_back(

@@ -1,17 +1,14 @@
 """Deadlines of blocks, in async code, in plain code and on the wire."""
 
 import asyncio
-from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tidegate
 from tests.client.conftest import FakeTime
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
-from tidegate import Client, _clock, deadline, remaining, transport
+from tidegate import Client, deadline, remaining, transport
 
 
 def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: FakeTime) -> None:
@@ -25,32 +22,6 @@ def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: Fa
             assert longer.remaining() == 6
             fake_time.seconds += 7
         assert remaining() == -1
-    assert remaining() is None
-
-
-def test_a_block_can_be_entered_again_and_within_itself(fake_time: FakeTime) -> None:
-    block = deadline(5)
-    assert block.remaining() == 5
-    for _ in range(2):
-        with block:
-            fake_time.seconds += 2
-            with block:
-                assert block.remaining() == 3
-    assert remaining() is None
-
-
-@given(st.lists(st.tuples(st.floats(-5, 50), st.floats(0, 9)), max_size=8))
-def test_whatever_is_nested_the_earliest_counts(blocks: list[tuple[float, float]]) -> None:
-    """Blocks of so many seconds, each entered so long after the one around it."""
-    with pytest.MonkeyPatch.context() as monkeypatch, ExitStack() as entered:
-        time = FakeTime()
-        monkeypatch.setattr(_clock, "now", time.now)
-        ends = []
-        for seconds, later in blocks:
-            time.seconds += later
-            entered.enter_context(deadline(seconds))
-            ends.append(time.seconds + seconds)
-            assert remaining() == min(ends) - time.seconds
     assert remaining() is None
 
 

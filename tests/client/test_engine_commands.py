@@ -32,12 +32,3 @@ def test_an_engine_is_ensured_listed_and_shown(
     assert "its server, its Python backend or its stub has changed" in capsys.readouterr().out
     assert main(["engines", "show", "vllm"]) == 1
     assert "tidegate engines ensure vllm gets one" in capsys.readouterr().err
-
-
-def test_the_toolchain_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["engines", "toolchain"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["gpus", "driver"]

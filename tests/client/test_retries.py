@@ -76,14 +76,6 @@ async def test_a_retry_that_cannot_finish_is_not_begun(fake_time: FakeTime, hint
     assert (len(fake.headers), fake_time.pauses) == (1, [])
 
 
-async def test_more_patience_than_anyone_has_is_not_had(fake_time: FakeTime) -> None:
-    fake = Grudging((503, {"Retry-After": "3600"}))
-    async with fake.serve(), Client(fake.base_url) as client:
-        with pytest.raises(tidegate.Unavailable):
-            await client.submit("hi")
-    assert fake_time.pauses == []
-
-
 async def test_a_lost_answer_does_not_run_the_task_twice(
     service: Service, worker: FakeWorker, fake_time: FakeTime
 ) -> None:

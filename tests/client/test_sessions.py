@@ -47,22 +47,6 @@ async def test_other_kinds_of_sessions(service: Service, begin: Any, turn: Any) 
     assert said[: len(begin + turn)] == begin + turn
 
 
-async def test_two_turns_at_a_time_are_refused_and_not_tried_again(
-    service: Service, worker: FakeWorker
-) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
-    async with Client(service.url) as client:
-        session = await client.sessions.create()
-        first = asyncio.create_task(session.generate("one"))
-        await worker.until(lambda: len(worker.submits) == 1)
-        with pytest.raises(tidegate.ApiError) as refused:
-            await session.generate("two")
-        plan.release.set()
-        await first
-    assert (refused.value.code, refused.value.retryable) == ("session_busy", False)
-
-
 async def test_in_plain_code_and_by_the_command(service: Service, capsys: Any) -> None:
     def work() -> None:
         with SyncClient(service.url) as client:

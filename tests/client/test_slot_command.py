@@ -4,16 +4,13 @@ import asyncio
 import io
 import json
 import os
-import pty
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.client.conftest import in_terminal
 from tests.client.test_slots import FAILURE, JPEG, PREVIEW, QUEUED, result, stage
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, sse
 from tidegate.cli.main import main
@@ -113,14 +110,6 @@ async def test_a_failure_is_said_and_what_there_was_is_saved(
     assert set(os.listdir(tmp_path)) == {"b.wav"}
 
 
-async def test_a_refusal_names_the_field(command: Command) -> None:
-    fake = FakeOrchestrator()
-    error = {"code": "invalid_request", "message": "text: is missing", "field": "recipe.text"}
-    fake.refusal = (400, {"error": error}, {})
-    status, out, err = await command(fake, "Hello.")
-    assert (status, out, err) == (1, "", "tidegate slot: text: is missing\n")
-
-
 async def test_a_service_without_the_model_is_told_apart(command: Command) -> None:
     fake = FakeOrchestrator()
     fake.refusal = (503, {"error": {"code": "not_ready", "message": "none"}}, {})
@@ -139,7 +128,7 @@ async def test_a_service_without_the_model_is_told_apart(command: Command) -> No
         (["--recipe", "none.json"], "--recipe none.json: No such file or directory"),
         (["--recipe", "broken.json"], "--recipe broken.json is not JSON"),
         (["--recipe", "list.json"], "--recipe list.json holds no JSON object"),
-        (["Hi.", "--on-deadline", "wait"], "choose from error, degrade"),
+        (["Hi.", "--on-deadline", "wait"], "is not one of 'error', 'degrade'"),
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_rendered(
@@ -153,35 +142,14 @@ def test_wrong_usage_is_said_before_anything_is_rendered(
     assert said in capsys.readouterr().err
 
 
-async def test_in_a_terminal_each_stage_has_a_bar_and_ctrl_c_cancels(tmp_path: Path) -> None:
+async def test_in_a_terminal_a_stage_is_shown_and_ctrl_c_cancels(tmp_path: Path) -> None:
     fake = FakeOrchestrator([QUEUED, stage(1, "audio", 100), stage(2, "video", 40), HANG])
     fake.ended = True
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30", "NO_COLOR": "1"}
-    environment.pop("FORCE_COLOR", None)
     async with fake.serve():
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tidegate", "slot", "Hello.", "--url", fake.base_url),
-            cwd=tmp_path,
-            stdin=theirs,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            env=environment,
-        )
-        os.close(theirs)
-        shown = b""
-        while b" 40%" not in shown:
-            shown += await asyncio.to_thread(os.read, ours, 65536)
-        process.send_signal(signal.SIGINT)
-        try:
-            while data := await asyncio.to_thread(os.read, ours, 65536):
-                shown += data
-        except OSError:  # a terminal whose other side is gone
-            pass
-        os.close(ours)
-        assert await process.wait() == INTERRUPTED
-    assert b"speech" in shown and b"portrait" in shown and b"check" in shown
+        words = ("slot", "Hello.", "--url", fake.base_url, "--out", str(tmp_path / "clip.mp4"))
+        status, shown = await in_terminal(*words, until=lambda shown: b"video 40 %" in shown)
+    assert status == INTERRUPTED
+    assert b"speech done after " in shown
     assert b"tidegate slot: cancelled slot t1" in shown and b"Traceback" not in shown
     assert fake.cancelled == ["t1"]
     assert not os.listdir(tmp_path)
@@ -196,14 +164,3 @@ async def test_ctrl_c_says_when_the_service_could_not_be_told(capsys: Any) -> No
         assert "slot t1 may still be rendered" in capsys.readouterr().err
         await _say_cancelled(client, "")
         assert capsys.readouterr().err == "tidegate slot: cancelled\n"
-
-
-def test_a_shell_is_told_the_words_of_an_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setenv("COMP_WORDS", "tidegate slot Hello. --on-deadline ")
-    monkeypatch.setenv("COMP_CWORD", "4")
-    monkeypatch.setenv("_TIDEGATE_COMPLETE", "bash_complete")
-    with pytest.raises(SystemExit):
-        main([])
-    assert capsys.readouterr().out.split() == ["plain,error", "plain,degrade"]

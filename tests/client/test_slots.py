@@ -1,9 +1,7 @@
 """``Client.slots``: typed events, resumed streams, one rendering however often it is sent."""
 
-import asyncio
 import base64
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -12,11 +10,11 @@ from clips.api import ClipBody
 from clips.dispatch.job import OUTPUTS
 from clips.plan.recipe import MAJOR, MINOR
 from tests.orchestrator.conftest import MakeService
-from tests.support.fake_orchestrator import HANG, FakeOrchestrator, sse
+from tests.support.fake_orchestrator import FakeOrchestrator, sse
 from tests.support.fake_slots import JPEG as DRAWN
 from tests.support.fake_slots import MP4, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
-from tidegate import Client, SyncClient, deadline
+from tidegate import Client, deadline
 from tidegate.slots import FILES, SCHEMA, SLOT_EVENT_TYPES
 from tidegate.transport import Retries
 
@@ -111,20 +109,6 @@ async def test_a_recipe_is_text_or_whole_and_the_blocks_deadline_goes_along() ->
     assert int(fake.headers[2]["X-Timeout-Ms"]) <= 50_000
 
 
-async def test_cancelling_while_it_is_handed_in_cancels_the_slot() -> None:
-    fake = FakeOrchestrator()
-    fake.may_answer.clear()
-    async with fake.serve(), Client(fake.base_url) as client:
-        rendering = asyncio.create_task(client.slots.render("Hello."))
-        await fake.submission_arrived.wait()
-        rendering.cancel()
-        await asyncio.sleep(0)
-        fake.may_answer.set()
-        with pytest.raises(asyncio.CancelledError):
-            await rendering
-    assert fake.cancelled == ["t1"]
-
-
 async def test_a_slot_that_failed_says_what_there_is_of_it() -> None:
     failed = sse(1, "error", FAILURE)
     async with (
@@ -151,40 +135,6 @@ async def test_files_by_their_short_names_or_the_services_own() -> None:
         assert await client.slots.download("t1", "poster.webp") == b"later"
         with pytest.raises(tidegate.NotFound, match="no such file"):
             await client.slots.download("t1", "png")
-
-
-async def test_a_submission_is_sent_again_under_the_same_key(fake_time: Any) -> None:
-    fake = FakeOrchestrator()
-    fake.refusal = (503, {"error": {"code": "not_ready", "message": "starting"}}, {})
-    async with fake.serve(), Client(fake.base_url) as client:
-        with pytest.raises(tidegate.Unavailable):
-            await client.slots.create("Hello.", idempotency_key="mine")
-    assert len(fake.headers) == 4
-    assert {each["Idempotency-Key"] for each in fake.headers} == {"mine"}
-
-
-async def test_plain_code_has_the_same() -> None:
-    fake = FakeOrchestrator([QUEUED, result(1)], [QUEUED, HANG], [result(1)], [result(1)])
-    fake.files = {"clip.mp4": b"an mp4"}
-
-    def work(url: str) -> None:
-        with SyncClient(url) as client:
-            assert client.slots.create("Hello.").slot_id == "t1"
-            events = list(client.slots.stream("Hello."))
-            assert [type(e) for e in events] == [tidegate.SlotQueued, tidegate.SlotResult]
-            for _ in client.slots.stream("Hello."):
-                break
-            assert client.slots.render("Hello.").frames == 36
-            assert isinstance(list(client.slots.events("t1"))[-1], tidegate.SlotResult)
-            standing = client.slots.get("t1")
-            assert (standing.status, standing.ended) == ("running", False)
-            assert standing.stages == {"audio": 40}
-            client.slots.cancel("t1")
-            assert client.slots.download("t1") == b"an mp4"
-
-    async with fake.serve():
-        await asyncio.to_thread(work, fake.base_url)
-    assert fake.cancelled == ["t1", "t1"]
 
 
 def test_names_are_the_services() -> None:

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 import tidegate
-from tests.orchestrator.conftest import OPERATORS_KEY, Service
-from tests.support.cutting_proxy import cutting_proxy
+from tests.orchestrator.conftest import Service
 from tests.support.fake_orchestrator import CUT, FakeOrchestrator, sse
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import Event, StreamLost, SyncClient, deadline
@@ -52,13 +51,6 @@ async def test_calls_and_streams(service: Service) -> None:
             client.status("none")
 
     await plainly(work, service.url)
-
-
-async def test_a_dropped_stream_goes_on(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(step_s=0.001)
-    async with cutting_proxy(service.url, 1, after_bytes=600) as url:
-        answer = await plainly(lambda client: client.generate("hi", max_tokens=40), url)
-    assert answer.text == "".join(f"w{i} " for i in range(40))
 
 
 @pytest.mark.parametrize("way", ["break", "with", "close", "client"])
@@ -100,22 +92,6 @@ async def test_a_block_holds_in_plain_code_and_in_its_threads(
 
     await plainly(work, service.url)
     assert [submit.budget_ms <= 50_000 for submit in worker.submits] == [True, False]
-
-
-async def test_threads_share_a_client(service: Service) -> None:
-    def work(client: SyncClient) -> None:
-        texts: list[str] = []
-        threads = [
-            threading.Thread(target=lambda: texts.append(client.generate("hi", max_tokens=2).text))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert texts == ["w0 w1 "] * 4
-
-    await plainly(work, service.url)
 
 
 async def test_a_closed_client_says_so(service: Service) -> None:
@@ -183,12 +159,6 @@ async def test_ctrl_c_right_after_the_work_was_handed_over_stops_it(
     await worker.until(lambda: len(worker.cancels) == 1)
 
 
-def test_what_is_no_address_is_said_so_and_leaves_no_thread() -> None:
-    with pytest.raises(ValueError, match="'foo' is not an address of a service: expected http://"):
-        SyncClient("foo")
-    assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]
-
-
 @pytest.mark.parametrize("patience", ["soon", None, -1, float("nan")])
 def test_a_patience_that_is_none_is_said_so_and_leaves_no_thread(patience: Any) -> None:
     with pytest.raises(ValueError, match=r"reconnect_for is .*, got"):
@@ -208,14 +178,3 @@ async def test_a_broken_stream_is_followed_for_so_many_seconds(patience: timedel
         with pytest.raises(StreamLost, match="events of task t1"):
             await asyncio.to_thread(follow, fake.base_url)
     assert (len(fake.last_event_ids) > 1) is bool(patience)
-
-
-async def test_plain_code_operates_the_service(service: Service) -> None:
-    def work(client: SyncClient) -> None:
-        assert client.operating.drain(grace=1).status in ("draining", "drained")
-        assert client.operating.drain_state().status in ("draining", "drained")
-        assert client.operating.undrain().status == "serving"
-        assert client.operating.reload().changed == ()
-        assert client.generate("hi", max_tokens=3).text == "w0 w1 w2 "
-
-    await plainly(work, service.url, OPERATORS_KEY)

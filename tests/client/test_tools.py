@@ -55,16 +55,6 @@ async def test_a_tool_that_takes_too_long_is_cancelled_and_the_run_goes_on() -> 
         assert left is not None and left > 0
 
 
-async def test_tools_at_the_same_time_each_have_their_own_limit(fake_time: FakeTime) -> None:
-    @tool_deadline(share=0.5)
-    async def tool() -> float | None:
-        await asyncio.sleep(0)
-        return remaining()
-
-    with deadline(8):
-        assert await asyncio.gather(tool(), tool()) == [4, 4]
-
-
 async def test_a_tool_is_not_started_when_nothing_is_left(fake_time: FakeTime) -> None:
     @tool_deadline()
     async def tool() -> None:

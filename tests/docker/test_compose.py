@@ -67,19 +67,6 @@ def test_variables_are_settings(file: str) -> None:
         assert variables <= known, name
 
 
-def test_clips_have_a_container_of_their_own() -> None:
-    """The process of one model takes its Triton with it, and every other model there."""
-    text, added = services("compose.yaml"), services("compose.slot.yaml")
-    assert "--slot" not in (text["worker"] | added["worker"])["command"]
-    clips = added["clips"]
-    assert {"--slot", "--no-llm"} <= {*clips["command"]}
-    alike = {*text["worker"]} - {"build", "volumes"}  # it mounts no model
-    assert alike == {*clips}
-    same = alike - {"command", "environment"}
-    assert {name: clips[name] for name in same} == {name: text["worker"][name] for name in same}
-    assert added["orchestrator"]["command"][-1] == "worker:8001,clips:8001"
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_what_is_mounted_is_there(file: str) -> None:
     for service in services(file).values():

@@ -26,16 +26,6 @@ def test_hadolint_passes_it() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_default_base_has_no_hole_that_it_names() -> None:
-    default = re.search(r"^ARG TRITON_IMAGE=\S+:(\d+)\.(\d+)-py3$", TEXT, re.M)
-    first = re.search(r"^# (\d+)\.(\d+) is the first without a hole", TEXT, re.M)
-    assert default
-    assert first
-    assert tuple(map(int, default.groups())) >= tuple(map(int, first.groups()))
-    tag = ".".join(default.groups())
-    assert f"tritonserver:{tag}-py3" in (FOLDER / "README.md").read_text()
-
-
 def test_extras_are_those_of_the_project_and_enough_for_the_pool_file() -> None:
     extras = {
         name: set(value.split(","))
@@ -50,18 +40,6 @@ def test_extras_are_those_of_the_project_and_enough_for_the_pool_file() -> None:
     slot = re.search(r"EXTRAS: (\S+)", (FOLDER / "compose.slot.yaml").read_text())
     assert slot
     assert extras["EXTRAS"] | {"slot"} == set(slot[1].split(","))
-
-
-@pytest.mark.parametrize("stage", ["cpu", "gpu"])
-def test_an_image_runs_as_nobody_in_particular_and_says_what_it_is(stage: str) -> None:
-    text = STAGES[stage]
-    assert re.findall(r"^USER (\S+)$", text, re.M)[-1] == "10001:10001"
-    assert "useradd --no-log-init --uid 10001" in text
-    assert f'image.version="{PROJECT["version"]}"' in text
-    assert f'image.licenses="{PROJECT["license"]}"' in text
-    assert re.search(r"^STOPSIGNAL SIGTERM$", text, re.M)
-    assert "HEALTHCHECK" in text
-    assert "sbom.cdx.json" in (text if stage == "gpu" else STAGES["cpu-build"])
 
 
 def test_nvidias_script_stays_in_front() -> None:

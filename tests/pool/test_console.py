@@ -74,11 +74,10 @@ def test_programs_get_an_object_for_each_event(monkeypatch: pytest.MonkeyPatch) 
     assert [e["seconds"] for e in entries if e["level"] == "warning"] == [0.2]
 
 
-def test_a_terminal_gets_the_same_with_running_seconds() -> None:
+def test_a_terminal_gets_the_same_under_a_spinner() -> None:
     text = shown(terminal=True)
-    assert "✓ triton       gRPC on 127.0.0.1:8001 2.5 s" in text
-    assert "  curl http://127.0.0.1:9000/" + "x" * 100 in text, "a command is never wrapped"
-    assert text.rstrip().endswith("ended in 1.2 s, nothing left")
+    assert all(line in text for line in shown(terminal=False).splitlines())
+    assert "starting" in text
 
 
 @pytest.mark.parametrize("with_token", [False, True])

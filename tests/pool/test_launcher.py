@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -14,19 +13,17 @@ from typing import Any
 import pytest
 
 from catalog.engines import EngineCatalog
-from catalog.errors import GaveUp, LogUnusable, PortInUse, StartFailed, StateFileUnusable
+from catalog.errors import GaveUp, PortInUse, StartFailed, StateFileUnusable
 from catalog.paths import state_dir
 from pool import launcher as launcher_module
 from pool.engines import ensure
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.events import EventKind, PoolEvent
-from pool.fleet.units import Host, PoolMachine
 from pool.launcher import Launcher
 from pool.process import ports
 from pool.process.ports import free_ports
 from pool.spec import LaunchSpec
 from pool.supervise import RestartPolicy
-from tests.support.model_files import gguf
 from tests.support.processes import Marked
 from tests.support.triton_models import NEVER_FINALIZES, QUIET, REFUSES_TO_LOAD, write_model
 
@@ -117,10 +114,14 @@ def found(monkeypatch: pytest.MonkeyPatch) -> TritonInstall:
     return install
 
 
-async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None:
-    """Two instances, at the ports that were set for the first and ten above them."""
+async def test_serves_until_told_to_stop(
+    launch: Launch, tmp_path: Path, found: TritonInstall
+) -> None:
+    """Two instances, at the ports that were set for the first and ten above them; the server is in
+    the catalog of engines."""
     http, grpc, metrics = free_ports(3)
-    launched = launch(instances=2, triton_ports=TritonPorts(http, grpc, metrics))
+    ports = TritonPorts(http, grpc, metrics)
+    launched = launch(instances=2, triton_ports=ports, home=tmp_path)
     serving = await launched.until(EventKind.SERVING)
     assert [each.ports.grpc for each in launched.launcher.instances] == [grpc, grpc + 10]
     regions = launch.marked.regions()
@@ -128,29 +129,12 @@ async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None
     state = json.loads((tmp_path / "state.json").read_text())
     assert state["url"] == serving.text
     assert [each["name"] for each in state["instances"]] == ["triton-0", "triton-1"]
+    while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it
+        await asyncio.sleep(0.01)
+    assert [(each.engine, each.version) for each in entries] == [("triton", found.version)]
     await launched.end()
     launch.marked.wait_gone(regions)
     assert not (tmp_path / "state.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("serve", [True, False])
-async def test_services_on_free_ports_have_logs_of_their_own(
-    launch: Launch, tmp_path: Path, found: TritonInstall, serve: bool
-) -> None:
-    one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
-    both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
-    for each in both:
-        await each.until(EventKind.READY)
-    launchers = [each.launcher for each in both]
-    ports = {
-        each.orchestrator.port if each.orchestrator else each.instances[0].ports.grpc
-        for each in launchers
-    }
-    assert len(ports) == 2
-    assert {each.name for each in (tmp_path / "logs").iterdir()} == {
-        f"127.0.0.1-{port}" for port in ports
-    }
 
 
 @pytest.mark.parametrize("place", ["missing/state.json", "file/state.json", "directory"])
@@ -163,41 +147,6 @@ async def test_a_state_file_that_cannot_be_is_refused_at_once(
     with pytest.raises(StateFileUnusable, match=r"cannot write the state file .*--state-file PATH"):
         await launched.task
     assert launched.seen() == []
-
-
-@pytest.mark.slow
-async def test_goes_on_when_the_state_file_cannot_be_rewritten(
-    launch: Launch, tmp_path: Path
-) -> None:
-    directory = tmp_path / "run"
-    directory.mkdir()
-    launched = launch(state_file=directory / "state.json")
-    await launched.until(EventKind.SERVING)
-    shutil.rmtree(directory)
-    os.kill(launched.server_pid, signal.SIGKILL)
-    assert "cannot write the state file" in (await launched.until(EventKind.WARNED)).text
-    await launched.until(EventKind.READY)
-    await launched.end()
-
-
-async def test_a_log_directory_that_cannot_be_is_refused_at_once(
-    launch: Launch, tmp_path: Path, found: TritonInstall
-) -> None:
-    (tmp_path / "logs").touch()
-    launched = launch(log_to_stderr=False, home=tmp_path)
-    with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
-        await launched.task
-    assert [event.kind for event in launched.seen()] == [EventKind.FOUND]
-
-
-async def test_the_server_that_serves_is_in_the_catalog_of_engines(
-    launch: Launch, tmp_path: Path, found: TritonInstall
-) -> None:
-    launched = launch(home=tmp_path)
-    await launched.until(EventKind.SERVING)
-    while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it
-        await asyncio.sleep(0.01)
-    assert [(each.engine, each.version) for each in entries] == [("triton", found.version)]
 
 
 def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None:
@@ -221,34 +170,6 @@ def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> None:
         (("2", "3"),),
         (("0", "1"),),
     ]
-
-
-def test_a_gguf_file_gets_servers_whose_addresses_are_known_before_they_start(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(gguf())
-    engine = {"TIDEGATE_WORKER__ENGINE": "llamacpp", "TIDEGATE_WORKER__DEVICE": "cpu"}
-    env = engine | {"TIDEGATE_WORKER__MODEL_PATH": str(tmp_path / "tiny.gguf")}
-    spec = LaunchSpec(worker_env=env, instances=2, models=("llm", "slot"), home=tmp_path)
-    install = TritonInstall(tmp_path, tmp_path, (), "0", "path")
-    machine = PoolMachine(Host(install, tmp_path, None, "token", warn=print))
-    placed = Launcher(spec, print)._with_ports(spec.instance_specs, set())
-    units = [machine.make(each, None, print) for each in placed]
-    assert [unit.name for unit in units] == ["llamacpp-0", "llamacpp-1", "slots-0", "slots-1"]
-    for unit, each in zip(units, placed, strict=True):
-        where = f"127.0.0.1:{each.ports.grpc or each.ports.http}"
-        if unit.name.startswith("llamacpp"):
-            assert unit.address.startswith(f"llamacpp+http://{where}?tokenizer=")
-            assert unit.address.endswith("&alias=tiny")
-        else:
-            assert unit.address == where
-
-
-async def test_a_stop_while_it_starts(launch: Launch) -> None:
-    launched = launch()
-    await launched.until(EventKind.STARTING)
-    await launched.end()
-    launch.marked.wait_gone(set())
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A pool brought in line with its file, on virtual time with simulated units (PV-1)."""
 
 import asyncio
-import random
 
 from pool.events import EventKind
 from pool.manager import Manager
@@ -97,15 +96,6 @@ async def test_under_the_policy_of_a_launch_it_is_given_up_unless_it_served_for_
     await manager.stop(0.0)
 
 
-def test_pauses_grow_with_jitter_up_to_a_bound() -> None:
-    policy, rng = RestartPolicy(first_delay_s=0.2, max_delay_s=10.0), random.Random(7)
-    for failures in range(1, 12):
-        ceiling = min(10.0, 0.2 * 2 ** (failures - 1))
-        pauses = [policy.delay_s(failures, rng) for _ in range(50)]
-        assert all(ceiling / 4 <= pause <= ceiling for pause in pauses)
-        assert len(set(pauses)) > 40
-
-
 @simulated
 async def test_a_mistake_of_ours_leaves_no_instance_unkept() -> None:
     machine = FakeMachine()
@@ -143,16 +133,6 @@ async def test_one_more_and_one_less_leave_the_others_alone() -> None:
     assert machine.kinds("b").count(EventKind.SPAWNED) == 1
     await manager.stop(1.0)
     assert machine.running() == {} == machine.written.instances
-
-
-@simulated
-async def test_the_same_file_again_changes_nothing() -> None:
-    machine = FakeMachine()
-    manager = await up(machine, A, B)
-    before = len(machine.events)
-    await manager.apply(specs(A, B))
-    assert len(machine.events) == before
-    await manager.stop(0.0)
 
 
 @simulated
@@ -194,20 +174,6 @@ async def test_without_room_or_with_fixed_ports_the_old_one_ends_first() -> None
         assert machine.ready == {"127.0.0.1:9001"}, "on its port"
         assert frozenset() in machine.told_ready
         await manager.stop(0.0)
-
-
-@simulated
-async def test_a_replacement_that_is_cut_short_leaves_the_old_one() -> None:
-    machine = FakeMachine()
-    manager = await up(machine, A)
-    replacing = asyncio.create_task(manager.replace("a", FakeSpec("a", 2)))
-    await asyncio.sleep(LOAD_S / 2)
-    replacing.cancel()
-    await asyncio.gather(replacing, return_exceptions=True)
-    assert machine.running()["a"].digest == "a 1"
-    assert not manager.incoming
-    await manager.stop(0.0)
-    assert machine.running() == {}
 
 
 @simulated
@@ -288,25 +254,3 @@ async def test_one_that_ended_between_finding_and_taking_hold_is_started() -> No
     assert second.members["a"].is_ready
     assert len(machine.starts) == 2
     await second.stop(0.0)
-
-
-@simulated
-async def test_a_full_disk_keeps_nobody_from_serving_and_is_said_once() -> None:
-    machine = FakeMachine()
-    machine.refuses_to_write = True
-    manager = await up(machine, A)
-    assert machine.ready
-    assert machine.kinds("pool").count(EventKind.WARNED) == 1
-    await manager.stop(0.0)
-
-
-@simulated
-async def test_a_manager_that_leaves_ends_nothing() -> None:
-    machine = FakeMachine()
-    manager = await up(machine, A, B)
-    await manager.leave()
-    assert set(machine.running()) == {"a", "b"}
-    for server in machine.servers:
-        server.ended.set()
-    await asyncio.sleep(600)
-    assert machine.running() == {}, "nobody starts them again"

@@ -39,7 +39,6 @@ def test_every_key_of_the_file_is_documented() -> None:
     ("text", "said"),
     [
         ("[pool\n", r"p:? ?.*line 1"),
-        (f"[pool]\ndrain_s = {'9' * 5000}\n", "p: .*4300 digits"),
         (
             '[orchestrator]\nport = 8080\n[orchestrators]\nregister = ["http://localhost:8080"]\n',
             "follows the instances anyway",
@@ -50,58 +49,34 @@ def test_every_key_of_the_file_is_documented() -> None:
         ("\n[pool]\n\nheartbeat_s = 0\n", "p:4: pool.heartbeat_s: .*greater than 0"),
         (ONE + '[[instances]]\nname = "b"\n', r"p:4: instances\[1\].model: Field required"),
         (ONE + ONE, "two instances would be called a; rename one"),
-        (ONE.replace('"a"', '"orchestrator"'), "would be called orchestrator"),
         (ONE.replace('"a"', '"A b"'), r"p:2: instances\[0\].name: "),
         (ONE + 'devices = "gpu"\n', r'p:4: .*expected "cpu" or a list of GPUs'),
-        (ONE + "devices = []\n", r"p:4: instances\[0\].devices: "),
         (ONE + 'devices = [0, "0"]\n', "named twice"),
-        (ONE + "devices = [true]\n", "got True"),
         (ONE + 'engine = "tensorflow"\n', "expected one of auto, torch, "),
         (ONE + "settings = { max_runing = 1 }\n", r"p:4: .*did you mean max_running\?"),
-        (ONE + "settings = { max_running = 0 }\n", "max_running: .*equal to 1, got 0"),
         (
             ONE + "[instances.settings]\nmax_running = 1\nkv.blocks = -1\n",
             r"p:6: instances\[0\].settings.kv.blocks: .*equal to 0, got -1",
-        ),
-        (ONE + "settings.kv.bloks = 1\n", r"p:4: .*kv.bloks: not a .* mean kv.blocks\?"),
-        (ONE + "settings = { kv = 4 }\n", "settings.kv: not a worker setting"),
-        (
-            ONE + "[instances.settings.kv]\nblocks = [1]\n",
-            r"p:5: instances\[0\].settings.kv.blocks: ",
         ),
         (
             ONE + "[instances.settings]\nmax_running = 1\nkv_blocks = 4\n",
             r"p:6: .*settings.kv_blocks: not a .*; did you mean kv.blocks\?",
         ),
-        (
-            "[orchestrator]\nsettings = { queue_size = 4 }\n",
-            "p:2: orchestrator.settings.queue_size: not a setting of the orchestrator",
-        ),
-        ("[orchestrator]\nsettings.queue.max_wating = 4\n", "did you mean queue.max_waiting"),
         ("[orchestrator]\nsettings.queue.max_waiting = -2\n", "equal to -1, got -2"),
-        (ONE + "settings.memory.hard_gib = 4\n", "not set here: give it by memory_gib"),
         (ONE + 'settings.plain.token = "x"\n', "variable TIDEGATE_WORKER__PLAIN__TOKEN"),
         (
             ONE + 'settings = { device = "cpu" }\n',
             r"p:4: instances\[0\].settings.device: not set here: give it by devices",
         ),
-        (
-            ONE + 'settings = { lane_token = "x" }\n',
-            "the environment variable TIDEGATE_LANES__TOKEN",
-        ),
-        (ONE + "ports = { gprc = 1 }\n", r"instances\[0\].ports.gprc: .*did you mean grpc\?"),
         ('[orchestrators]\nregister = ["ftp://x"]\n', "p:2: .*expected file:PATH or http"),
         ('[orchestrators]\nregister = ["http://x/v2"]\n', "without a path"),
         ('[orchestrators]\nregister = ["http://me:secret@x"]\n', r"or a password, got 'x'"),
         ("[pool]\ndrain_s = inf\n", "p:2: pool.drain_s: "),
-        ("[pool]\nheartbeat_s = 1e9\n", "p:2: pool.heartbeat_s: "),
-        ('[pool]\nadvertise = "a:1\\nb"\n', "p:2: pool.advertise: "),
         (ONE + 'devices = ["0,0"]\n', "twice in the group '0,0'"),
         (
             ONE + "ports = { http = 8000, grpc = 8010 }\ncount = 2\n",
             "http port of a-1 and the grpc",
         ),
-        (ONE + "ports = { grpc = 8080 }\n[orchestrator]\n", "the orchestrator's port would both"),
         (ONE + "ports = { grpc = 65530 }\ncount = 2\n", "grpc port of a-1 would be 65540"),
         ("x = " + "[" * 5000, "nested too deeply"),
         (
@@ -113,12 +88,6 @@ def test_every_key_of_the_file_is_documented() -> None:
 def test_what_does_not_fit_is_said_with_line_and_key(text: str, said: str) -> None:
     with pytest.raises(PoolFileInvalid, match=said):
         parse_pool_file(text, "p")
-
-
-def test_every_mistake_is_said_at_once() -> None:
-    with pytest.raises(PoolFileInvalid) as raised:
-        parse_pool_file("[pool]\na = 1\nb = 2\nheartbeat_s = -1\n", "p")
-    assert [line.split(":")[1] for line in str(raised.value).splitlines()] == ["4", "2", "3"]
 
 
 def test_of_very_many_mistakes_the_first_are_said() -> None:

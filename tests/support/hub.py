@@ -23,8 +23,6 @@ class Faults:
     times: int = 1
     no_ranges: bool = False
     missing: frozenset[str] = frozenset()
-    missing_from: int | None = None
-    """From this byte on there is no rest of a file."""
     statuses: list[int] = field(default_factory=list)
     """Answered first, one each."""
     false_length: bool = False
@@ -116,8 +114,6 @@ class Hub:
         if asked is not None and not faults.no_ranges:
             first, last = asked.removeprefix("bytes=").split("-")
             begin, end, status = int(first), int(last) + 1 if last else len(content), 206
-        if faults.missing_from is not None and begin >= faults.missing_from:
-            return web.Response(status=404)
         body = bytearray(content[begin:end])
         if faults.corrupt and len(content) >= self.large_bytes and begin == 0:
             faults.corrupt -= 1

@@ -17,14 +17,8 @@ from pathlib import Path
 
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
 from pool.manager import Manager
-from pool.process.detached import (
-    DetachedProcess,
-    DetachedStarter,
-    Found,
-    clear_remains,
-    find_detached,
-)
-from pool.supervise import OnStep
+from pool.process.detached import DetachedStarter, Found, clear_remains, find_detached
+from pool.supervise import Keeping, OnStep, ProcessUnit
 from tests.support.fake_pool import FakeSpec
 
 SLEEP = ("bash", "-c", "sleep 1000 & wait")
@@ -45,60 +39,34 @@ class DyingHome(PoolHome):
         die_at(self._step, f"after-write-{self._writes}")
 
 
-class Sleeper:
-    """``ProcessUnit``: a process that does nothing, at a port that nobody listens on."""
+class Sleeper(ProcessUnit):
+    """A process that does nothing, at a port that nobody listens on."""
 
     where = "nowhere"
-    misses = 0
 
     def __init__(self, home: Path, name: str, digest: str, port: int, on_step: OnStep) -> None:
-        self.name = name
         self.port = port or random.randrange(10_000, 60_000)
-        self._home = home
-        self._digest = digest
-        self._on_step = on_step
-        self._process: DetachedProcess | None = None
+        facts = {"digest": digest, "ports": f"0,{self.port},0"}
+        starter = DetachedStarter(home, name, lambda: facts, on_step)
+        super().__init__(name, keeping=Keeping(starter, on_started=lambda: on_step("started")))
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
-        facts = {"digest": self._digest, "ports": f"0,{self.port},0"}
-        start = DetachedStarter(self._home, self.name, lambda: facts, self._on_step)
-        self._process = await start(self.name, SLEEP, env=os.environ, log=None)
-        self._on_step("started")
-
-    async def attach(self, found: Found) -> None:
-        self.port = found.ports[1]
-        self._process = await DetachedProcess.adopt(self.name, found, None)
-
-    async def resume(self) -> None:
-        pass
-
-    async def lost(self) -> str:
-        assert self._process is not None
-        return f"it ended with status {await self._process.wait()}"
-
-    async def stop(self, drain_s: float) -> None:
-        if self._process is not None:
-            await self._process.end(drain_s)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.order(0.0)
-
-    @property
-    def pid(self) -> int | None:
-        return self._process and self._process.pid
-
-    @property
-    def mark(self) -> str:
-        return "" if self._process is None else self._process.found.label.mark
-
     @property
     def all_ports(self) -> tuple[int, int, int]:
         return 0, self.port, 0
+
+    async def start(self) -> None:
+        await self._spawn(SLEEP, os.environ)
+
+    async def attach(self, found: Found) -> None:
+        self.port = found.ports[1]
+        await super().attach(found)
+
+    async def _answers(self) -> bool:
+        return True
 
 
 class SleeperMachine:

@@ -20,8 +20,7 @@ _TOLD_APART: Final = 2.0
 
 
 async def check(server: Server) -> list[Finding]:
-    """Time the second set on an idle server, next to long answers, and after their clients hung
-    up."""
+    """Time the second set when idle, next to long answers, and after their hang-up."""
     await server.wave()  # the first one of its kind may compile or allocate
     rounds = range(server.effort.rounds)
     idle_s = median([await server.wave() for _ in rounds])

@@ -25,8 +25,7 @@ async def check(server: Server) -> list[Finding]:
 
 
 async def _offered(server: Server, deadline_s: float) -> list[Answer]:
-    """Answers that count. Clients hang up at their deadlines, or soon after if the server knows
-    them."""
+    """Answers that count. Clients hang up at their deadlines, or soon after if they told them."""
     is_told = server.target.deadline.is_told
     limit_s = deadline_s + (server.busy_tolerance_s if is_told else 0.0)
     every_s = server.short / (_TIMES * server.tokens_per_s)

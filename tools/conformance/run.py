@@ -128,8 +128,7 @@ async def _measure(server: Server) -> None:
 async def _checked(
     server: Server, check: Callable[[Server], Awaitable[list[Finding]]], rules: Sequence[Rule]
 ) -> list[Finding]:
-    """Findings for ``rules`` of one group; whatever stops the measurement is the reason that they
-    could not be measured."""
+    """Findings for ``rules`` of one group; what stops a measurement is why there is none."""
     stillness = Stillness()
     watching = asyncio.create_task(stillness.watch())
     try:

@@ -262,8 +262,7 @@ class Server:
         return {name: getattr(self, name) for name in (*names, "tokens_per_s", "answer_s")}
 
     def cut_s(self) -> float:
-        """A deadline that cuts the longest answer: long enough for some text. Raises ``Unusable``
-        where no answer is long enough."""
+        """A deadline that cuts the longest answer after some text. Raises ``Unusable``."""
         wanted_s = max(self.effort.least_deadline_s, 3 * self.first_s + 20 * self.gap_s)
         longest_s = self.first_s + self.longest * self.gap_s
         if (cut_s := min(wanted_s, longest_s / 3)) < self.first_s + 2 * self.gap_s:
@@ -367,8 +366,7 @@ class Server:
 
 
 async def together(answers: Iterable[Answer]) -> list[Answer]:
-    """Answers of requests that run at once. Raises ``Unusable`` when one could not be sent, and
-    hangs up on the others."""
+    """Answers of requests that run at once. Raises ``Unusable`` if one could not be sent."""
     listed = list(answers)
     try:
         for answer in listed:

@@ -22,8 +22,7 @@ class BadTarget(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """How a deadline is said: by a header, by a field of the body, or not at all (``hang-up``:
-    the client closes the connection)."""
+    """How a deadline is said: by a header, by a field, or by a hang-up of the client."""
 
     place: str
     name: str = ""
@@ -59,8 +58,7 @@ class Saying:
 
 
 def read_saying(text: str) -> Saying:
-    """``NAME: TEMPLATE`` is a header, ``name=TEMPLATE`` a field, ``hang-up`` neither. Raises
-    ``BadTarget``."""
+    """``NAME: TEMPLATE``, ``name=TEMPLATE`` or ``hang-up``. Raises ``BadTarget``."""
     if text == HANG_UP:
         return Saying(HANG_UP)
     expected = f"'X-Timeout-Ms: {{ms}}', 'deadline_ms={{ms}}' or '{HANG_UP}', with one of {_KNOWN}"

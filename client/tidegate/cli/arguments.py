@@ -1,21 +1,16 @@
-"""Shared parts of the commands' arguments: types with helpful errors, options, completion of a
-service's names, and decorators for commands that use a service or this machine's catalog."""
+"""Shared parts of the commands' arguments: types, options, completion, and decorators."""
 
 import math
-import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from tidegate.cli.runtime import add_to_path, importing
-
-if TYPE_CHECKING:
-    from tidegate.sync import SyncClient
 
 MAX_PROCESSES = 64
 """Most orchestrator processes at one port."""
@@ -27,9 +22,6 @@ CORS_HELP = (
     "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_HTTP__CORS_ORIGINS)"
 )
 
-_COMPLETION_S = 0.5
-"""Somebody waits for a completion at the keyboard: it is quick or silent."""
-_MOST_NAMES = 50
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
 _UNIT_MS = {"ms": 1.0, "s": 1000.0, "": 1000.0, "m": 60_000.0}
 
@@ -38,16 +30,12 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Number(click.ParamType[float | int]):
-    """A number between two bounds, whole by default; ``complaint`` is the error for one outside,
-    else the bound itself."""
+    """A number between two bounds, whole by default."""
 
-    def __init__(
-        self, name: str, least: float, most: float, complaint: str = "", *, is_whole: bool = True
-    ) -> None:
+    def __init__(self, name: str, least: float, most: float, *, is_whole: bool = True) -> None:
         self.name = name
         self._least = least
         self._most = most
-        self._complaint = complaint
         self._is_whole = is_whole
 
     def convert(
@@ -56,25 +44,21 @@ class Number(click.ParamType[float | int]):
         try:
             number = int(value) if self._is_whole else float(value)
         except ValueError:
-            if self._is_whole:
-                self.fail(f"expected a whole number, got {value!r}", param, ctx)
-            number = math.nan
+            kind = "whole number" if self._is_whole else f"number of {self.name}"
+            self.fail(f"expected a {kind}, got {value!r}", param, ctx)
         if not self._least <= number <= self._most or number == math.inf:  # also catches NaN
-            shown = value if self._is_whole else repr(value)
             bound = f"most {self._most}" if number > self._most else f"least {self._least}"
-            self.fail(f"{self._complaint or f'must be at {bound}'}, got {shown}", param, ctx)
+            self.fail(f"must be at {bound}, got {value}", param, ctx)
         return number
 
 
-PROCESSES = Number(
-    "number", 1, MAX_PROCESSES, f"the number of processes is from 1 to {MAX_PROCESSES}"
-)
-PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
-SHARE = Number("percent", 0, 99, "must be percent from 0 to 99")
+PROCESSES = Number("number", 1, MAX_PROCESSES)
+PORT = Number("port", 0, 65535)
+SHARE = Number("percent", 0, 99)
 POSITIVE = Number("number", 1, math.inf)
 INSTANCES = Number("number", 1, MAX_INSTANCES)
-SECONDS = Number("seconds", 0, math.inf, "must be seconds from 0 up", is_whole=False)
-TOKENS = Number("number", 1, 10_000_000, "must be tokens from 1 to 10000000")
+SECONDS = Number("seconds", 0, math.inf, is_whole=False)
+TOKENS = Number("number", 1, 10_000_000)
 
 
 class DurationMs(click.ParamType[float]):
@@ -103,17 +87,6 @@ class Words(click.ParamType[tuple[str, ...]]):
         if isinstance(value, tuple):
             return value
         return tuple(filter(None, str(value).split(",")))
-
-
-class Choice(click.Choice[str]):
-    """One of a few words; the error names them all."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices:
-            self.fail(
-                f"invalid choice: {value!r} (choose from {', '.join(self.choices)})", param, ctx
-            )
-        return str(value)
 
 
 class Option(click.Option):
@@ -172,8 +145,7 @@ class Group(_KeepsLines, click.Group):
 
 
 class GroupWithDefault(Group):
-    """A command with an action of its own and sub-commands; ``ctx.invoked_subcommand`` says which
-    was given."""
+    """A command that does something by itself, too, where ``ctx.invoked_subcommand`` is None."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return click.Group.parse_args(self, ctx, args)
@@ -236,8 +208,7 @@ def asks(
 def on_catalog(
     kind: Literal["models", "engines"],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make a command of a function that is given this machine's catalog of that kind; adds
-    ``--json``."""
+    """Make a command of a function that is given a catalog of this machine; adds ``--json``."""
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @wraps(function)
@@ -281,43 +252,6 @@ def entries_here(kind: Literal["models", "engines"]) -> Complete:
         return _offered(known, incomplete)
 
     return complete
-
-
-def _names(known: "Callable[[SyncClient], list[tuple[str, str]]]") -> Complete:
-    """Completes names that a service knows, each with a word on it."""
-    return lambda ctx, param, incomplete: _known(ctx, incomplete, known)
-
-
-model_names = _names(lambda client: [(name, "") for name in client.models()])
-task_ids = _names(
-    lambda client: [
-        (task.task_id, task.outcome or task.status)
-        for task in client.tasks(limit=_MOST_NAMES).tasks
-    ]
-)
-session_ids = _names(
-    lambda client: [
-        (each.session_id, f"{each.turns} turns")
-        for each in client.sessions.list(limit=_MOST_NAMES).sessions
-    ]
-)
-
-
-def _known(
-    ctx: click.Context, incomplete: str, names: "Callable[[SyncClient], list[tuple[str, str]]]"
-) -> list[CompletionItem]:
-    """A service's names, each with a short description; none if it is slow."""
-    from tidegate import SyncClient, TidegateError, deadline
-    from tidegate.transport import NO_RETRIES
-
-    url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
-    token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")
-    try:
-        with SyncClient(url, token=token, retries=NO_RETRIES) as client, deadline(_COMPLETION_S):
-            known = names(client)
-    except (TidegateError, ValueError):
-        return []
-    return _offered(known, incomplete)
 
 
 def _offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:

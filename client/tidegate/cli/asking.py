@@ -10,7 +10,6 @@ import errno
 import http.client
 import io
 import os
-import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from urllib.parse import SplitResult, quote, urlsplit
@@ -87,11 +86,12 @@ class QuickTransport(Transport):
         url = urlsplit(self.base_url + call.path)
         headers, patience_s = with_deadline(call)
         headers |= self.credentials
-        is_plain = "@" not in url.netloc and all(map(str.isprintable, headers.values()))
-        if not is_plain or not url.netloc.isascii():
+        is_plain = url.scheme == "http" and "@" not in url.netloc and url.netloc.isascii()
+        if not is_plain or not all(map(str.isprintable, headers.values())):
             return await super().exchange(call)
         try:
-            reader, writer = await _connection(url)
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(url.hostname, url.port or 80)
         except (OSError, TimeoutError) as error:
             if type(error) is not ConnectionRefusedError:
                 return await super().exchange(call)  # by several addresses; in plain words
@@ -128,16 +128,6 @@ class _Socket(io.BytesIO):
 
     def makefile(self, mode: str) -> io.BytesIO:
         return self
-
-
-async def _connection(url: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    secure = url.scheme == "https"
-    async with asyncio.timeout(CONNECT_S):
-        return await asyncio.open_connection(
-            url.hostname,
-            url.port or (443 if secure else 80),
-            ssl=ssl.create_default_context() if secure else None,
-        )
 
 
 def _request(call: Call, url: SplitResult, headers: dict[str, str]) -> bytes:

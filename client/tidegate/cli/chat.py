@@ -7,9 +7,10 @@ of input. Lines may be piped in: one turn each.
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -18,7 +19,6 @@ from tidegate.cli.arguments import (
     POSITIVE,
     Command,
     json_option,
-    model_names,
     option,
     server_options,
 )
@@ -57,7 +57,7 @@ Anything else goes to the model; a line that begins with two slashes goes withou
 
 @click.command(cls=Command, help=DESCRIPTION, short_help="talk to a model")
 @server_options
-@option("--model", help="a served model (the only one)", shell_complete=model_names)
+@option("--model", help="a served model (the only one)")
 @option("--deadline-ms", "deadline", type=POSITIVE, help="give every answer this long")
 @option("--first-token-ms", "first_token", type=POSITIVE, help="and its first token this long")
 @option("--token-gap-ms", "token_gap", type=POSITIVE, help="then a token at least this often")
@@ -219,8 +219,7 @@ class Chat:
         self._status = 0
 
     async def run(self) -> int:
-        """Answer turn after turn until the input ends; returns 1 if the last one failed, else
-        0."""
+        """Answer turns until the input ends; returns 1 if the last one failed, otherwise 0."""
         try:
             while True:
                 # Blocks the loop on purpose: nothing else runs between two turns, and Ctrl-C can
@@ -332,21 +331,21 @@ async def _ended_by_ctrl_c() -> "AsyncIterator[asyncio.Event]":
 
 def _line_reader() -> ReadLine:
     """Reader of lines from the terminal, with editing and history, or plainly from a pipe."""
-    if not sys.stdin.isatty():
-        return _read_pipe
-    with suppress(ImportError):
-        import readline  # noqa: F401 - importing it gives input() its line editing
-    return _read_terminal
+    read = _read_line
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401 - importing it gives input() its line editing
+        read = partial(input, "\n> ")
 
+    def line() -> str:
+        # Ctrl-C is to raise at once; asyncio's handler would wait for the loop.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return read()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
-def _read_terminal() -> str:
-    with _ctrl_c_raises():
-        return input("\n> ")
-
-
-def _read_pipe() -> str:
-    with _ctrl_c_raises():
-        return _read_line()
+    return line
 
 
 def _read_line() -> str:
@@ -354,14 +353,3 @@ def _read_line() -> str:
     if not line:
         raise EOFError
     return line
-
-
-@contextmanager
-def _ctrl_c_raises() -> Iterator[None]:
-    """Have Ctrl-C raise ``KeyboardInterrupt`` at once; asyncio's handler would wait for the
-    loop."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

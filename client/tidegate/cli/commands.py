@@ -2,7 +2,7 @@
 
 import click
 
-from tidegate.cli.arguments import Choice, Command, Group
+from tidegate.cli.arguments import Command, Group
 from tidegate.cli.chat import chat
 from tidegate.cli.doctor import doctor
 from tidegate.cli.engines import engines
@@ -49,7 +49,7 @@ def tidegate() -> None:
 
 
 @click.command(cls=Command, help=COMPLETION_DESCRIPTION, short_help="completion for your shell")
-@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
     from click.shell_completion import get_completion_class
 

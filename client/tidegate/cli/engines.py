@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tidegate.cli.arguments import Choice, Group, entries_here, on_catalog, option
+from tidegate.cli.arguments import Group, entries_here, on_catalog, option
 from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import console, duration, print_facts, print_json, show_list
 
@@ -21,7 +21,6 @@ Engines on this machine: Triton, and other engines in their own environments.
   tidegate engines ensure vllm           make it, unless it is there
   tidegate engines ensure llamacpp --from-source
   tidegate engines list
-  tidegate engines toolchain             driver, compilers, caches
 
 They lie in TIDEGATE_HOME/engines; docs/models.md says how.
 """
@@ -41,8 +40,10 @@ def engines() -> None:
 
 
 @engines.command("ensure", help=ENSURE_DESCRIPTION, short_help="have one here")
-@click.argument("engine", type=Choice(["triton", "vllm", "llamacpp"]))
-@option("--device", type=Choice(["cuda", "cpu"]), help="what it is for (a GPU where there is one)")
+@click.argument("engine", type=click.Choice(["triton", "vllm", "llamacpp"]))
+@option(
+    "--device", type=click.Choice(["cuda", "cpu"]), help="what it is for (a GPU where there is one)"
+)
 @option("--from-source", is_flag=True, help="built here, with ccache where there is one: llamacpp")
 @option("--triton", type=Path, metavar="PATH", help="a Triton to use")
 @option("--allow-system-packages", is_flag=True, help="install what is missing with apt-get or dnf")
@@ -146,22 +147,3 @@ def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: b
         for id, problem in problems.items():
             console().print(f"{id}: {problem or 'every file is as it was'}")
     return 1 if any(problems.values()) else 0
-
-
-@engines.command(
-    "toolchain",
-    help="What this machine can run and build with.",
-    short_help="driver, compilers, caches",
-)
-@on_catalog("engines")
-def show_toolchain(catalog: "EngineCatalog", as_json: bool) -> int:
-    with importing():
-        from pool.engines.toolchain import look
-    found = look()
-    if as_json:
-        print_json(found)
-        return 0
-    tools = {name: f"{tool.version or '–'}  {tool.path}" for name, tool in found.tools.items()}
-    driver = f"CUDA {found.cuda}" if found.cuda else "none"
-    print_facts({"gpus": ", ".join(found.gpus) or "none", "driver": driver, **tools})
-    return 0

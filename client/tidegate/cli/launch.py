@@ -70,8 +70,7 @@ Failure = (ProvisionError, ValueError)
 
 
 def run(*, serve: bool = True, **given: Any) -> int:
-    """Launch Triton, and the orchestrator where that is asked for; returns the exit status.
-    ``given``: the options of ``tidegate up`` or ``tidegate worker``."""
+    """Launch what the options of ``tidegate up`` or ``worker`` ask for; returns the exit status."""
     try:
         worker_env = _worker_env(given)
         sharing = _sharing_of(given["host"], given["port"]) if given.get("processes", 1) > 1 else {}
@@ -103,8 +102,7 @@ def _failed(error: Exception) -> int:
 
 
 def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
-    """Reason why a named model cannot be served, or unknown worker variables, found before anything
-    starts; empty if there is none."""
+    """Why a model cannot be served, or unknown variables, before anything starts; else empty."""
     if lines := unknown_variables(WorkerSettings):
         return "\n".join(lines)
     path = Path(worker_env[_MODEL_PATH])
@@ -266,8 +264,7 @@ def serve(
     cors_origins: str | None,
     processes: int,
 ) -> int:
-    """Launch several orchestrators at one port, for Tritons that run elsewhere; returns the exit
-    status. None leaves a value to the settings."""
+    """Launch several orchestrators at one port, for Tritons elsewhere; returns the exit status."""
     if cors_origins is not None:
         os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrators inherit it
     settings = _settings(host=host, port=port, instances=instances_at)
@@ -288,8 +285,7 @@ def serve(
 
 
 def _settings(**stated: str | int | None) -> "Settings":
-    """The orchestrator's settings; stated values override them. Raises ``SystemExit`` for settings
-    that do not fit, which it prints."""
+    """The orchestrator's settings; stated values count first. Raises ``SystemExit``."""
     # Here, since it takes a third of a second.
     from orchestrator.settings import InvalidSettings, load_settings
 

@@ -96,11 +96,6 @@ def models(**given: Any) -> int:
     return _served(**given) if click.get_current_context().invoked_subcommand is None else 0
 
 
-models.command("served", help="Models that a service has.", short_help="what a service has")(
-    _served
-)
-
-
 @models.command("add", help=ADD_DESCRIPTION, short_help="bring one here")
 @click.argument("what", metavar="HF_ID|PATH|FILE.gguf|smollm2")
 @option("--name", default="", metavar="NAME", help="what it is called here (its own name)")
@@ -173,7 +168,7 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
     rows = (
         (
             entry.name,
-            _state(catalog, entry),
+            entry.state.value,
             entry.format.value,
             size(entry.bytes),
             entry.licence or "–",
@@ -198,7 +193,7 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
     facts = {
         "model": entry.name,
         "id": entry.id,
-        "state": _state(catalog, entry),
+        "state": entry.state.value,
         "problem": entry.problem,
         "format": entry.format.value,
         "source": entry.source,
@@ -321,12 +316,6 @@ def _described(catalog: "ModelCatalog", entry: "ModelEntry") -> dict[str, object
         "bytes": entry.bytes,
         "path": str(catalog.servable_path(entry)),
     }
-
-
-def _state(catalog: "ModelCatalog", entry: "ModelEntry") -> str:
-    if entry.state.value == "staging" and not catalog.is_claimed(entry.id):
-        return "interrupted"
-    return entry.state.value
 
 
 def _ago(unix_ms: int) -> str:

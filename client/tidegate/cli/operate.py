@@ -66,7 +66,9 @@ async def drain(
         raise click.UsageError("--instance and --orchestrator are two drains; give one of them")
     what = instance or client.base_url
     if undo:
-        state = await _undrain(client, instance)
+        state: DrainState | Instance = await (
+            client.operating.undrain_instance(instance) if instance else client.operating.undrain()
+        )
         print_json(state) if as_json else print(f"{what} takes new work")
         return 0
     state, jobs = await _drained(client, instance, grace, 0.0 if no_wait else grace + _SLACK_S)
@@ -104,12 +106,6 @@ async def _drained(
         found = [each for each in await client.instances() if each.address == instance]
         one = found[0] if found else Instance(instance, "gone")
     return one, one.jobs
-
-
-async def _undrain(client: "Client", instance: str | None) -> "DrainState | Instance":
-    if instance is None:
-        return await client.operating.undrain()
-    return await client.operating.undrain_instance(instance)
 
 
 @click.command(cls=Command, help=SWAP_DESCRIPTION, short_help="another model, without a restart")

@@ -51,15 +51,8 @@ def add_to_path() -> None:
         sys.path.insert(0, str(folder()))
 
 
-def environment() -> dict[str, str]:
-    """Environment for a process that imports the serving packages: ours with ``PYTHONPATH`` set."""
-    path = [str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-
-
 def become(module: str, given: Mapping[str, object]) -> NoReturn:
-    """Replace this process by ``python -m module``, whose exit status becomes its own. ``given``
-    are its options, None if unstated."""
+    """Replace this process by ``python -m module`` with the options in ``given`` but None."""
     options = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]
@@ -68,6 +61,7 @@ def become(module: str, given: Mapping[str, object]) -> NoReturn:
     try:
         # -P: not a folder of that name that happens to be in the working directory.
         command = [sys.executable, "-P", "-m", module, *options]
-        os.execve(sys.executable, command, environment())
+        path = os.pathsep.join([str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])])
+        os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 
-from tidegate.cli.arguments import POSITIVE, SECONDS, Choice, Command, Number, asks, option
+from tidegate.cli.arguments import POSITIVE, SECONDS, Command, Number, asks, option
 from tidegate.cli.runtime import INTERRUPTED, importing
 from tidegate.cli.terminal import console, duration, print_json
 from tidegate.errors import ApiError, ProtocolError, TidegateError, Unavailable
@@ -63,16 +63,14 @@ def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
     "--recipe", type=_FILE, help="a whole recipe, JSON (docs/slot.md); the other options change it"
 )
 @option("--portrait", metavar="PROMPT", help="who says it")
-@option(
-    "--seed", type=Number("seed", 0, 2**63 - 1, "must be from 0 to 2^63 - 1"), help="which face"
-)
+@option("--seed", type=Number("seed", 0, 2**63 - 1), help="which face")
 @option("--voice", metavar="NAME", help="one of the speech provider's")
 @option("--size", type=POSITIVE, metavar="PIXELS", help="of either side (the service's own)")
 @option("--seconds", type=SECONDS, metavar="S", help="of the clip, at most")
 @option("--deadline", type=SECONDS, metavar="S", help="seconds it may take (the service's own)")
 @option(
     "--on-deadline",
-    type=Choice(["error", "degrade"]),
+    type=click.Choice(["error", "degrade"]),
     help="degrade: render less rather than be late (error)",
 )
 @option("--preview", type=_FILE, metavar="JPEG", help="keep its latest preview in this file")
@@ -183,7 +181,7 @@ async def _render(
     try:
         async with stream as events:
             progress = _Progress()
-            with progress.bars:
+            with progress.shown:
                 async for event in events:
                     if isinstance(event, SlotQueued):
                         slot_id = event.slot_id
@@ -194,7 +192,6 @@ async def _render(
                         save(preview, event.data)
                     elif isinstance(event, SlotResult):
                         slot_id = event.slot_id or slot_id
-                        progress.done()
                         break
                 else:
                     raise ProtocolError("the stream ended without a terminal event")
@@ -291,21 +288,13 @@ def _umask() -> int:
 
 
 class _Progress:
-    """How far a slot is, on stderr since stdout is for the answer: a bar for each stage in a
-    terminal, else a line as each is done."""
+    """Progress on stderr: a line as each stage is done, under a spinner in a terminal."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
-        from rich.progress import TimeElapsedColumn as Elapsed
-
         self._out = console(to_stderr=True)
         self._began = time.monotonic()
         self._done: set[str] = set()
-        self._stages: dict[str, TaskID] = {}
-        columns = (TextColumn("{task.description:<9}"), BarColumn(), TaskProgressColumn())
-        self.bars = Progress(
-            *columns, Elapsed(), console=self._out, disable=not self._out.is_terminal
-        )
+        self.shown = self._out.status("waiting")
 
     def queued(self, event: "SlotQueued") -> None:
         expected = []
@@ -315,22 +304,11 @@ class _Progress:
             expected.append(f"expected in {duration(event.predicted_ms)}")
         if expected:
             self._out.print(f"queued: {', '.join(expected)}", style="dim")
-        for stage, title in STAGES.items():
-            self._stages[stage] = self.bars.add_task(title, total=100, start=False)
 
     def stage(self, event: "SlotStage") -> None:
         title = STAGES.get(event.stage, event.stage)
-        if event.stage not in self._stages:
-            self._stages[event.stage] = self.bars.add_task(title, total=100)
-        bar = self._stages[event.stage]
-        self.bars.start_task(bar)
-        self.bars.update(bar, completed=event.percent)
-        if self.bars.disable and event.percent >= 100 and event.stage not in self._done:
+        self.shown.update(f"{title} {event.percent} %")
+        if event.percent >= 100 and event.stage not in self._done:
             self._done.add(event.stage)
             took = duration(1000 * (time.monotonic() - self._began))
             self._out.print(f"{title} done after {took}")
-
-    def done(self) -> None:
-        for bar in self.bars.tasks:
-            if bar.started:  # the last stage's end is the result
-                self.bars.update(bar.id, completed=100)

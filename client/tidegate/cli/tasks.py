@@ -8,14 +8,11 @@ import click
 from tidegate.cli.arguments import (
     POSITIVE,
     TOKENS,
-    Choice,
     Command,
     DurationMs,
     Group,
     asks,
     option,
-    session_ids,
-    task_ids,
 )
 from tidegate.cli.terminal import (
     CONTROL_CHARACTERS,
@@ -74,7 +71,7 @@ Conversations that a service keeps for its clients, with their KV.
 @option("--deadline", type=DurationMs(), help="say the chance by this one, too")
 @option(
     "--reserve",
-    type=Choice(["50", "90", "99"]),
+    type=click.Choice(["50", "90", "99"]),
     help="reserve the earliest deadline with this chance in percent",
 )
 @option("--hold", "hold_ms", type=DurationMs(), default="5s", help="how long it is reserved")
@@ -141,7 +138,7 @@ def tasks() -> None:
 @tasks.command("list", help="Tasks, newest first.", short_help="the latest ones")
 @option(
     "--status",
-    type=Choice(["queued", "dispatched", "running", "ended"]),
+    type=click.Choice(["queued", "dispatched", "running", "ended"]),
     help="only those that stand there",
 )
 @option("--limit", type=POSITIVE, default=20, help="so many at most")
@@ -183,7 +180,7 @@ def _task(line: "TaskLine") -> tuple[str, ...]:
 
 
 @tasks.command("show", help="One task, with its text so far.", short_help="one task")
-@click.argument("task", shell_complete=task_ids)
+@click.argument("task")
 @asks()
 async def show_task(client: "Client", task: str, as_json: bool) -> int:
     found = await client.status(task)
@@ -216,7 +213,7 @@ def _facts(found: "TaskStatus") -> dict[str, str]:
 
 
 @tasks.command("cancel", help="Stop tasks; one that has ended stays as it is.", short_help="stop")
-@click.argument("task", nargs=-1, required=True, shell_complete=task_ids)
+@click.argument("task", nargs=-1, required=True)
 @asks()
 async def cancel_tasks(client: "Client", task: tuple[str, ...], as_json: bool) -> int:
     for task_id in task:
@@ -258,7 +255,7 @@ async def list_sessions(client: "Client", as_json: bool) -> int:
 
 
 @sessions.command("show", help="One session, with what was said.", short_help="one session")
-@click.argument("session", shell_complete=session_ids)
+@click.argument("session")
 @asks()
 async def show_session(client: "Client", session: str, as_json: bool) -> int:
     found = await client.sessions.get(session)
@@ -283,7 +280,7 @@ async def show_session(client: "Client", session: str, as_json: bool) -> int:
 @sessions.command(
     "delete", help="Forget sessions; a turn that runs is cancelled.", short_help="forget"
 )
-@click.argument("session", nargs=-1, required=True, shell_complete=session_ids)
+@click.argument("session", nargs=-1, required=True)
 @asks()
 async def delete_sessions(client: "Client", session: tuple[str, ...], as_json: bool) -> int:
     for session_id in session:

@@ -13,7 +13,6 @@ from tidegate.cli.terminal import console, count, duration, print_json, share, t
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
     from tidegate.client import Client
     from tidegate.listings import Instance, InstanceSlot
@@ -28,10 +27,6 @@ A service as it works: instances, queue, outcomes, goodput, KV. Ctrl-C leaves.
 
 _MIN_S = 0.05
 """Shortest pause in seconds between two looks: the service has other work, too."""
-_BAR = 20
-_LOOKS = 60
-_LEVELS = "▁▂▃▄▅▆▇█"
-_WINDOW = "1m"
 _OUTCOMES = ("met", "partial", "missed", "refused", "aborted", "failed")
 _LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.M)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -44,12 +39,6 @@ _Labels = dict[str, str]
 @option("--once", is_flag=True, help="one picture, then leave")
 @asks()
 async def top(client: "Client", every: float, once: bool, as_json: bool) -> int:
-    await _watch(client, every, once=once, as_json=as_json)
-    return 0
-
-
-async def _watch(client: "Client", every_s: float, *, once: bool, as_json: bool) -> None:
-    """Show a service until Ctrl-C, or once, in JSON or where there is no terminal."""
     from rich.live import Live
 
     from tidegate import _clock
@@ -58,33 +47,31 @@ async def _watch(client: "Client", every_s: float, *, once: bool, as_json: bool)
     out = console()
     picture = await _look(client)
     if once or as_json or not out.is_terminal or out.is_dumb_terminal:
-        if every_s:  # or nothing could be said of rates
-            await _clock.sleep(every_s)
+        if every:  # or nothing could be said of rates
+            await _clock.sleep(every)
             picture = await _look(client, picture.samples)
         if as_json:
             print_json(picture.facts())
         else:
             out.print(picture.render())
-        return
+        return 0
     with Live(picture.render(), console=out, screen=True, auto_refresh=False) as live:
         while True:
-            await _clock.sleep(max(every_s, _MIN_S))
+            await _clock.sleep(max(every, _MIN_S))
             try:
-                picture = await _look(client, picture.samples, picture.trend())
+                picture = await _look(client, picture.samples)
             except TidegateError as error:
                 picture = replace(picture, error=" ".join(str(error).split()))
             live.update(picture.render(), refresh=True)
 
 
-async def _look(
-    client: "Client", before: "Samples | None" = None, trend: tuple[float, ...] = ()
-) -> "Picture":
-    """Take one look; rates count from ``before``, and ``trend`` has the rates of earlier looks."""
+async def _look(client: "Client", before: "Samples | None" = None) -> "Picture":
+    """Take one look; rates count from ``before``."""
     from tidegate import _clock
 
     instances = await client.instances()
     samples = Samples.parse(await client.metrics(), _clock.now())
-    return Picture(client.base_url, instances, samples, before, trend)
+    return Picture(client.base_url, instances, samples, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +90,8 @@ class Samples:
                 value = float(found["value"])
             except ValueError:
                 continue
-            if math.isnan(value):  # nothing to show yet
-                continue
-            values.setdefault(found["name"], []).append((labels, value))
+            if not math.isnan(value):  # else there is nothing to show yet
+                values.setdefault(found["name"], []).append((labels, value))
         return cls(at, values)
 
     def total(self, name: str, **labels: str) -> float | None:
@@ -113,27 +99,13 @@ class Samples:
         found = [value for _, value in self._of(name, labels)]
         return sum(found) if found else None
 
-    def by(self, name: str, label: str, **wanted: str) -> dict[str, float]:
-        """Sums by the values of ``label``, over all series with the labels that are ``wanted``."""
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums by the values of ``label``."""
         sums: dict[str, float] = {}
-        for labels, value in self._of(name, wanted):
+        for labels, value in self._of(name, {}):
             key = labels.get(label, "")
             sums[key] = sums.get(key, 0.0) + value
         return sums
-
-    def most(self, name: str, label: str) -> dict[str, float]:
-        """Largest values by the values of ``label``."""
-        most: dict[str, float] = {}
-        for labels, value in self._of(name, {}):
-            key = labels.get(label, "")
-            most[key] = max(value, most.get(key, value))
-        return most
-
-    def mean(self, name: str, **labels: str) -> float | None:
-        """Mean of all series with these labels; None where there is none. For a share that several
-        processes at one port report, each for its own requests."""
-        found = [value for _, value in self._of(name, labels)]
-        return sum(found) / len(found) if found else None
 
     @property
     def processes(self) -> int:
@@ -148,8 +120,7 @@ class Samples:
         return max(0.0, now - (then or 0.0)) / (self.at - before.at)
 
     def quantile(self, name: str, part: float, before: "Samples | None" = None) -> float | None:
-        """Quantile ``part`` (0 to 1) of a histogram since ``before``, as the upper end of its
-        bucket; None without observations."""
+        """Upper end of the bucket with a quantile (0 to 1) since ``before``; None without any."""
         new = self._buckets(name)
         old = {} if before is None else before._buckets(name)
         counts = sorted((end, count - old.get(end, 0.0)) for end, count in new.items())
@@ -174,19 +145,15 @@ class Picture:
     instances: "Sequence[Instance]"
     samples: Samples
     before: Samples | None = None
-    earlier: tuple[float, ...] = ()
-    """Requests met per second, one value for each earlier look."""
     error: str = ""
     """Why the figures are out of date."""
 
-    def trend(self) -> tuple[float, ...]:
-        """Value of ``earlier`` for the next look."""
-        met = self.samples.rate("tidegate_outcomes_total", self.before, outcome="met")
-        return self.earlier if met is None else (*self.earlier, met)[-_LOOKS:]
-
     def facts(self) -> dict[str, Any]:
         """Figures for programs. Times are milliseconds, shares 0 to 1."""
-        samples = self.samples
+        samples, outcomes = self.samples, self.samples.by("tidegate_outcomes_total", "outcome")
+        tokens = samples.total("tidegate_tokens_generated_total")
+        wasted = samples.total("tidegate_tokens_wasted_total") or 0.0
+        ended, met = sum(outcomes.values()), outcomes.get("met", 0.0)
         return {
             "url": self.url,
             "instances": self.instances,
@@ -194,11 +161,11 @@ class Picture:
                 "waiting": samples.total("tidegate_queue_depth"),
                 "work_ms": samples.total("tidegate_queue_work_ms"),
             },
-            "outcomes": {name: self._outcome(name) for name in _OUTCOMES},
+            "outcomes": {name: outcomes.get(name, 0.0) for name in _OUTCOMES},
             "offered": samples.total("tidegate_offered_total"),
-            "tokens": samples.total("tidegate_tokens_generated_total"),
-            "attainment": self._attainment(),
-            "waste": self._waste(),
+            "tokens": tokens,
+            "attainment": met / ended if ended else None,
+            "waste": wasted / tokens if tokens else None,
             "offered_per_s": samples.rate("tidegate_offered_total", self.before),
             "met_per_s": samples.rate("tidegate_outcomes_total", self.before, outcome="met"),
             "tokens_per_s": samples.rate("tidegate_tokens_generated_total", self.before),
@@ -216,50 +183,32 @@ class Picture:
         from rich.console import Group
         from rich.text import Text
 
+        facts = self.facts()
         ready = sum(instance.ready for instance in self.instances)
         wanted = sum(instance.state != "absent" for instance in self.instances)
-        head = Text(f"{self.url}   {ready} of {wanted} instances ready", style="bold")
-        parts: list[RenderableType] = [head]
+        text = Text(f"{self.url}   {ready} of {wanted} instances ready\n", style="bold")
         if self.error:
-            parts.append(Text(f"not updated: {self.error}", style="bold red"))
-        return Group(*parts, Text(), self._service(), Text(), self._instances())
-
-    def _service(self) -> "Text":
-        from rich.text import Text
-
-        samples, facts = self.samples, self.facts()
-        text = Text()
-
-        def line(title: str, value: str, rest: str = "") -> None:
-            text.append(f"{title:<13}", style="dim")
-            text.append(value, style="bold")
-            text.append(f"   {rest}\n" if rest else "\n")
-
-        work = duration(samples.total("tidegate_queue_work_ms"))
-        line("queue", f"{count(samples.total('tidegate_queue_depth'))} waiting", f"{work} of work")
-        met, *rest = (_rate(facts[f"{name}_per_s"]) for name in ("met", "offered", "tokens"))
-        line("goodput", f"{met} met/s", f"of {rest[0]} offered/s, {rest[1]} tokens/s")
-        trend = self.trend()
-        if len(trend) > 1:
-            line("", _sparkline(trend), f"met/s, at most {max(trend):.1f}")
-        waste = share(self._waste())
-        line("kept", share(self._attainment()), f"since it began; {waste} of tokens wasted")
-        kept = {
-            name: samples.mean("tidegate_class_attainment", **{"class": name, "window": _WINDOW})
-            for name in samples.by("tidegate_class_attainment", "class", window=_WINDOW)
-        }
-        if kept:  # else no request has ended
-            each = " · ".join(f"{name} {share(value)}" for name, value in sorted(kept.items()))
-            line("", each, "in the last minute")
-        half, most = (
-            _end(samples.quantile("tidegate_ttft_ms", part, self.before)) for part in (0.5, 0.99)
+            text.append(f"not updated: {self.error}\n", style="red")
+        met, offered, tokens = (
+            "–" if (rate := facts[f"{name}_per_s"]) is None else f"{rate:.1f}"
+            for name in ("met", "offered", "tokens")
         )
-        line("first token", f"p50 {half}", f"p99 {most}")
-        outcomes = {name: self._outcome(name) for name in _OUTCOMES}
-        there = (f"{name} {count(n)}" for name, n in outcomes.items() if n or name == "met")
-        line("outcomes", " · ".join(there))
-        text.rstrip()
-        return text
+        half, most = (
+            _end(self.samples.quantile("tidegate_ttft_ms", part, self.before))
+            for part in (0.5, 0.99)
+        )
+        there = (f"{name} {count(n)}" for name, n in facts["outcomes"].items() if n)
+        waiting, work = facts["queue"].values()
+        for title, value, rest in (
+            ("queue", f"{count(waiting)} waiting", f"{duration(work)} of work"),
+            ("goodput", f"{met} met/s", f"of {offered} offered/s, {tokens} tokens/s"),
+            ("kept", share(facts["attainment"]), f"{share(facts['waste'])} of tokens wasted"),
+            ("first token", f"p50 {half}", f"p99 {most}"),
+            ("outcomes", " · ".join(there) or "–", ""),
+        ):
+            text.append(f"\n{title:<13}", style="not bold dim").append(value)
+            text.append(f"   {rest}", style="not bold")
+        return Group(text, Text(), self._instances())
 
     def _instances(self) -> "RenderableType":
         columns = ["INSTANCE", "STATE", "MODEL", "DEVICE", "JOBS", "SLOTS", "TOKENS/S", "KV IN USE"]
@@ -268,7 +217,7 @@ class Picture:
             columns.append("CLIPS")
             clips = [_clips(instance.slot) for instance in self.instances]
             rows = [(*row, words) for row, words in zip(rows, clips, strict=True)]
-        return table(columns, rows, numbers=columns[4:7])
+        return table(columns, rows, numbers=columns[4:8])
 
     def _instance(self, instance: "Instance") -> tuple[str, ...]:
         state = "draining" if instance.draining else instance.state
@@ -278,6 +227,10 @@ class Picture:
         if instance.slots_total is not None:
             taken = instance.slots_total - (instance.slots_free or 0)
             slots = f"{taken}/{instance.slots_total}"
+        used, free = (
+            self.samples.total("tidegate_kv_blocks", instance=instance.address, kind=kind) or 0.0
+            for kind in ("used", "free")
+        )
         return (
             instance.address,
             state,
@@ -286,35 +239,8 @@ class Picture:
             count(instance.load),
             slots,
             count(instance.perf_tokens_per_s),
-            self._kv(instance.address),
+            share(used / (used + free) if used + free else None),
         )
-
-    def _kv(self, address: str) -> str:
-        samples = self.samples
-        used = samples.total("tidegate_kv_blocks", instance=address, kind="used")
-        free = samples.total("tidegate_kv_blocks", instance=address, kind="free")
-        if used is None or free is None or used + free <= 0:
-            return "–"
-        part = used / (used + free)
-        filled = round(part * _BAR)
-        return f"{'█' * filled}{'░' * (_BAR - filled)} {share(part)}"
-
-    def _attainment(self) -> float | None:
-        """Share of ended requests that were met, by all processes at the port."""
-        ended = self.samples.total("tidegate_outcomes_total")
-        return self._outcome("met") / ended if ended else self.samples.mean("tidegate_attainment")
-
-    def _waste(self) -> float | None:
-        """Share of tokens for requests not met, by all processes at the port."""
-        made = self.samples.by("tidegate_tokens_generated_total", "process")
-        shares = self.samples.by("tidegate_waste", "process")
-        if not sum(made.values()):
-            return self.samples.mean("tidegate_waste")
-        wasted = (share * made.get(process, 0.0) for process, share in shares.items())
-        return sum(wasted) / sum(made.values())
-
-    def _outcome(self, name: str) -> float:
-        return self.samples.total("tidegate_outcomes_total", outcome=name) or 0.0
 
 
 def _clips(slot: "InstanceSlot | None") -> str:
@@ -325,17 +251,8 @@ def _clips(slot: "InstanceSlot | None") -> str:
     return f"{slot.slots_total - slot.slots_free}/{slot.slots_total}"
 
 
-def _sparkline(values: Sequence[float]) -> str:
-    most = max(values) or 1.0
-    return "".join(_LEVELS[round(value / most * (len(_LEVELS) - 1))] for value in values)
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
 def _end(value: float | None) -> str:
     """Upper end of the bucket that a quantile is in, in milliseconds, as text."""
     if value is None:
         return "–"
-    return "over the last bucket" if value == float("inf") else f"≤ {duration(value)}"
+    return "over the last bucket" if value == math.inf else f"≤ {duration(value)}"

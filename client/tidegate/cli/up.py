@@ -15,7 +15,6 @@ from tidegate.cli.arguments import (
     PORT,
     POSITIVE,
     SECONDS,
-    Choice,
     Command,
     Words,
     option,
@@ -117,11 +116,11 @@ _worker_options = _options(
     ),
     _of_the_model("--model-name", metavar="NAME", help="what clients call it (its directory)"),
     _of_the_model(
-        "--device", type=Choice(["cuda", "cpu"]), help="never falls back to another (cuda)"
+        "--device", type=click.Choice(["cuda", "cpu"]), help="never falls back to another (cuda)"
     ),
     _of_the_model(
         "--engine",
-        type=Choice(_ENGINES),
+        type=click.Choice(_ENGINES),
         help="auto: vllm on CUDA where it is installed and has the model, llama.cpp's"
         " server for .gguf files that torch cannot have, else torch; synthetic: made-up tokens"
         " (auto)",
@@ -258,8 +257,7 @@ def serve(
     cors_origins: str | None,
     processes: int,
 ) -> int:
-    """Replace this process by the orchestrator, whose exit status becomes its own, and do not
-    return; or run several processes, and return the exit status."""
+    """Become the orchestrator; or run several processes, and return the exit status."""
     if processes > 1:
         with importing(serving=True):
             from tidegate.cli import launch

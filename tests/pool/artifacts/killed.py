@@ -1,4 +1,4 @@
-"""Takes, fetches and removes a model with a mishap at each change of the disk; for ``test_killed``.
+"""Takes and removes a model with a mishap at each change of the disk; for ``test_killed``.
 
     python -m tests.pool.artifacts.killed killed|full FOLDER [EVERY]
 
@@ -11,27 +11,19 @@ With EVERY only each so-manieth change is tried.
 
 import asyncio
 import errno
-import hashlib
 import itertools
 import os
 import shutil
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import huggingface_hub.file_download  # noqa: F401 - by each child otherwise
-from aiohttp import web
-
 from catalog.checks import verify_model
 from catalog.errors import ProvisionError
 from catalog.models import ModelCatalog, ModelState
-from pool.artifacts import staging
-from pool.artifacts.source import Listing, SourceFile
 from pool.artifacts.staging import AddRequest, add_model
-from tests.support.hub import Hub
 from tests.support.model_files import checkpoint
 
 REFUSED = 3
@@ -52,28 +44,6 @@ def remove(home: Path, source: Path) -> None:
     for entry in catalog.entries():
         catalog.remove(entry)
     catalog.empty_trash()  # as whatever adds or removes a model next
-
-
-def fetch(home: Path, source: Path) -> None:
-    """From a hub, whose listing is made up here: its library is not what is tried."""
-    files = {path.name: path.read_bytes() for path in source.iterdir()}
-    url = (source.parent / "url").read_text()
-
-    async def listed(repository: str, revision: str = "") -> Listing:
-        return Listing(
-            "hub:org/model",
-            "org/model",
-            tuple(
-                SourceFile(name, len(content), hashlib.sha256(content).hexdigest())
-                for name, content in files.items()
-            ),
-            revision="c" * 40,
-            urls={name: f"{url}/cdn/{name}" for name in files},
-        )
-
-    staging.list_hub = listed
-    request = AddRequest("org/model", keep_free=0.0)
-    asyncio.run(add_model(ModelCatalog(home), request))
 
 
 def changed(names: tuple[str, ...], at: Callable[[Callable[[], object]], object]) -> None:
@@ -109,29 +79,6 @@ def fill_at(count: int) -> None:
         return change()
 
     changed(GROW, at)
-
-
-def serve(source: Path) -> int:
-    """A hub with what lies there, in a process of its own; its id."""
-    child = os.fork()
-    if child:
-        while not (source.parent / "url").exists():
-            time.sleep(0.01)
-        return child
-
-    files = {path.name: path.read_bytes() for path in source.iterdir()}
-
-    async def forever() -> None:
-        hub = Hub(files)
-        runner = web.AppRunner(hub.app(), shutdown_timeout=0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        (source.parent / "new").write_text(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        (source.parent / "new").rename(source.parent / "url")
-        await asyncio.Event().wait()
-
-    asyncio.run(forever())
-    return 0
 
 
 def met_at(
@@ -180,15 +127,7 @@ def main(kind: str, folder: Path, every: int) -> int:
     source.mkdir()
     for name, content in checkpoint(3000).items():
         (source / name).write_bytes(content)
-    met = 0
-    server = serve(source)
-    try:
-        for work in (add, fetch, remove):
-            met += try_all(mishap, work, home, source, every)
-    finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
-    print(met)
+    print(sum(try_all(mishap, work, home, source, every) for work in (add, remove)))
     return 0
 
 

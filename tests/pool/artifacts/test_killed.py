@@ -69,7 +69,6 @@ async def test_a_download_that_was_killed_goes_on_where_it_was(
     process.send_signal(signal.SIGKILL)
     await process.wait()
     assert nothing_is_active(catalog)
-    assert not catalog.is_claimed(catalog.entries()[0].id)
     hub.faults = Faults()
     hub.sent.clear()
     entry = await add_from_hub(catalog)
@@ -103,16 +102,6 @@ async def test_a_damaged_catalog_is_set_aside_and_made_anew_from_the_folders(
         assert ModelCatalog(catalog.folder.parent).entries() == (entry,)
         assert msgspec.json.decode(catalog.file.read_bytes())
     assert len(list(catalog.folder.glob("catalog.json.damaged-*"))) == 4
-
-
-async def test_a_folder_that_somebody_deleted_is_in_the_catalog_no_more(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    import shutil
-
-    entry = await add(catalog, make_folder(tmp_path / "mine"))
-    shutil.rmtree(catalog.path_of(entry))
-    assert catalog.entries() == ()
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pytest
 
 from catalog.errors import CatalogUnusable, ModelNotFound
 from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelFormat, ModelState
-from catalog.paths import DEMO_CHECKPOINT
 from pool.artifacts.resolve import resolve_model
 
 
@@ -25,10 +24,6 @@ def _register(home: Path, name: str, file: str, form: ModelFormat) -> ModelEntry
     return entry
 
 
-def test_demo_is_the_checkpoint_that_comes_with_it(tmp_path: Path) -> None:
-    assert resolve_model("demo", tmp_path) == DEMO_CHECKPOINT
-
-
 def test_a_registered_model_is_found_by_name_and_by_id_and_counts_as_used(tmp_path: Path) -> None:
     entry = _register(tmp_path, "small", "config.json", ModelFormat.SAFETENSORS)
     ModelCatalog(tmp_path).activate(entry)
@@ -36,11 +31,6 @@ def test_a_registered_model_is_found_by_name_and_by_id_and_counts_as_used(tmp_pa
     assert (found / "config.json").read_bytes() == b"abcd"
     assert resolve_model(entry.id, tmp_path) == found
     assert ModelCatalog(tmp_path).get("small").used_ms > 0
-
-
-def test_of_a_registered_gguf_model_the_file_is_given(tmp_path: Path) -> None:
-    ModelCatalog(tmp_path).activate(_register(tmp_path, "q4", "q4.gguf", ModelFormat.GGUF))
-    assert resolve_model("q4", tmp_path).read_bytes() == b"abcd"
 
 
 def test_a_model_on_its_way_is_refused_with_what_completes_it(tmp_path: Path) -> None:

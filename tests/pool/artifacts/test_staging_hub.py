@@ -6,11 +6,8 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import constants, file_download
 
-from catalog.checks import verify_model
 from catalog.errors import StagingFailed
 from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
-from pool.artifacts import staging
-from pool.artifacts.source import Listing, SourceFile, choose
 from pool.artifacts.staging import AddRequest, Progress, add_model
 from tests.support.hub import COMMIT, Faults, Hub
 from tests.support.model_files import checkpoint, gguf, safetensors
@@ -113,20 +110,6 @@ async def test_what_cannot_be_mended_registers_nothing(
     assert [entry.state for entry in catalog.entries()] == [ModelState.ACTIVE]
 
 
-async def test_a_second_attempt_fetches_only_what_is_missing(
-    catalog: ModelCatalog, start_hub: StartHub
-) -> None:
-    hub = Hub(checkpoint(6000), Faults(cut_after=2 * PIECE, missing_from=PIECE))
-    await start_hub(hub)
-    with pytest.raises(StagingFailed):
-        await add(catalog)
-    hub.faults = Faults()
-    hub.sent.clear()
-    entry = await add(catalog)
-    assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - PIECE
-    assert whole(catalog, hub, entry)
-
-
 async def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
@@ -178,19 +161,6 @@ async def test_what_is_no_model_is_refused_with_the_reason(
     assert nothing_is_active(catalog)
 
 
-async def test_a_hub_that_is_not_there_is_named(
-    catalog: ModelCatalog,
-    start_hub: StartHub,
-    unused_tcp_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    await start_hub(Hub({}))
-    url = f"http://127.0.0.1:{unused_tcp_port}"
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    with pytest.raises(StagingFailed, match=f"(?s){url}.*org/model"):
-        await add(catalog)
-
-
 async def test_pickles_come_only_where_they_are_allowed(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
@@ -217,32 +187,6 @@ async def test_of_several_gguf_files_one_is_chosen_by_a_pattern(
     assert catalog.servable_path(entry).name == "m-Q4_K_M.gguf"
 
 
-async def test_a_name_that_is_taken_is_refused(catalog: ModelCatalog, start_hub: StartHub) -> None:
-    hub = Hub(checkpoint())
-    await start_hub(hub)
-    await add(catalog, name="mine")
-    hub.files["model.safetensors"] = safetensors(5001)
-    with pytest.raises(StagingFailed, match="the name mine is taken by model-"):
-        await add(catalog, name="mine")
-    await add(catalog, name="other")
-    assert [entry.name for entry in catalog.entries()] == ["mine", "other"]
-
-
-async def test_what_is_there_of_a_broken_model_needs_no_room(
-    catalog: ModelCatalog, start_hub: StartHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = Hub(checkpoint(200_000))
-    await start_hub(hub)
-    entry = await add(catalog)
-    (catalog.path_of(entry) / "config.json").write_bytes(b"{}")
-    verify_model(catalog, entry)
-    needed: list[int] = []
-    monkeypatch.setattr(staging, "require_room", lambda catalog, bytes, share: needed.append(bytes))
-    mended = await add(catalog)
-    assert mended.state is ModelState.ACTIVE and whole(catalog, hub, mended)
-    assert needed[0] <= 0
-
-
 async def test_a_licence_that_drives_a_terminal_does_not_come_through(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
@@ -252,12 +196,3 @@ async def test_a_licence_that_drives_a_terminal_does_not_come_through(
     entry = await add(catalog)
     assert entry.licence.isprintable() and entry.licence.startswith("mit]0;owned")
     assert len(entry.licence) <= 120
-
-
-def test_sizes_and_counts_that_no_model_has_are_refused() -> None:
-    with pytest.raises(StagingFailed):
-        choose(Listing("hub:o/m", "o/m", (SourceFile("m.gguf", -5),)))
-    files = tuple(SourceFile(f"LICENSE{i}", 1) for i in range(10_001))
-    weights = (SourceFile("config.json", 2), SourceFile("model.safetensors", 9))
-    with pytest.raises(StagingFailed, match="a model of 10003 files"):
-        choose(Listing("hub:o/m", "o/m", files + weights))

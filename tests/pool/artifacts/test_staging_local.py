@@ -1,9 +1,7 @@
 """Models that lie on this machine already: taken by links or copies, verified, removed (PV-4)."""
 
 import asyncio
-import fcntl
 import os
-import stat
 import struct
 from pathlib import Path
 
@@ -14,9 +12,8 @@ from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
 from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
 from catalog.paths import DEMO_CHECKPOINT
 from pool.artifacts import staging
-from pool.artifacts.convert import MADE
 from pool.artifacts.source import Listing
-from pool.artifacts.staging import AddRequest, add_model
+from pool.artifacts.staging import MADE, AddRequest, add_model
 from protocol.model_digest import files_digest, model_digest
 from tests.support.model_files import checkpoint, gguf, safetensors
 from tests.support.to_gguf import convert
@@ -117,23 +114,9 @@ async def test_a_snapshot_of_links_is_taken_as_files(catalog: ModelCatalog, tmp_
     assert not any(file.is_symlink() for file in catalog.path_of(entry).iterdir())
 
 
-async def test_catalog_and_folders_are_for_their_owner_only(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    await add(catalog, make_folder(tmp_path / "mine"))
-    assert stat.S_IMODE(catalog.file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(catalog.folder.stat().st_mode) == 0o700
-
-
-def nested(depth: int) -> bytes:
-    """A GGUF header with an array of arrays."""
-    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + struct.pack("<IQ", 0, 0)
-
-
-def long_text(count: int) -> bytes:
-    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, count)
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + b"x" * count
+def header(kind: str, *values: int, rest: bytes = b"") -> bytes:
+    """A GGUF header with one pair of this type."""
+    return b"GGUF" + struct.pack(f"<IQQQcI{kind}", 3, 0, 1, 1, b"k", *values) + rest
 
 
 WEIGHTS, DEEP = "model.safetensors", b"[" * 200_000
@@ -156,12 +139,10 @@ WEIGHTS, DEEP = "model.safetensors", b"[" * 200_000
             "in model-00001-of-00001, where it is not",
         ),
         ("bad.gguf", gguf()[:-1], "the file is cut"),
-        ("bad.gguf", gguf()[:40], "the file is cut"),
         ("bad.gguf", b"GGML" + gguf()[4:], "not a GGUF file"),
-        ("bad.gguf", gguf()[:4] + b"\x09" + gguf()[5:], "version 9"),
         ("bad.gguf", b"", "it is empty"),
-        ("bad.gguf", nested(100_000), "has an array"),
-        ("bad.gguf", long_text(2**24 + 1), "has a text of 16777217 bytes"),
+        ("bad.gguf", header("IQ", 9, 9, 1, rest=DEEP), "has an array of arrays"),
+        ("bad.gguf", header("Q", 8, 2**24 + 1, rest=b"x" * (2**24 + 1)), "a text of 16777217"),
         ("bad.gguf", b"GGUF" + struct.pack("<IQQ", 3, 2**62, 2**62), "pairs and"),
     ],
 )
@@ -242,18 +223,6 @@ async def test_a_name_that_would_name_something_else_is_refused(
     assert catalog.entries() == ()
 
 
-async def test_a_folder_called_demo_does_not_become_a_model_that_nobody_can_start(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    source = make_folder(tmp_path / "demo")
-    with pytest.raises(StagingFailed, match="comes with Tidegate"):
-        await add(catalog, source)
-    await add(catalog, source / ".." / "demo", name="mine")
-    (source / "sub").mkdir()
-    entry = await add(catalog, source / "sub" / "..", copy=True)
-    assert entry.name == "model", "and not .., which is a folder"
-
-
 async def test_an_id_is_nobody_elses_name(catalog: ModelCatalog, tmp_path: Path) -> None:
     entry = await add(catalog, make_folder(tmp_path / "mine"))
     other = make_folder(tmp_path / "other")
@@ -299,14 +268,13 @@ async def test_a_model_that_cannot_be_linked_has_to_have_room(
         await add_model(catalog, AddRequest(str(source), keep_free=1.0))
 
 
-def test_whoever_only_looks_keeps_nobody_from_work(
-    catalog: ModelCatalog, monkeypatch: pytest.MonkeyPatch
+async def test_a_folder_called_demo_does_not_become_a_model_that_nobody_can_start(
+    catalog: ModelCatalog, tmp_path: Path
 ) -> None:
-    """``tidegate models list`` at the moment when ``add`` begins."""
-    with catalog.claim("m"):
-        assert catalog.is_claimed("m")
-    looking = os.open(catalog.folder / "locks" / "m", os.O_RDWR)
-    fcntl.flock(looking, fcntl.LOCK_EX)
-    monkeypatch.setattr("time.sleep", lambda seconds: os.close(looking))
-    with catalog.claim("m"):
-        pass
+    source = make_folder(tmp_path / "demo")
+    with pytest.raises(StagingFailed, match="comes with Tidegate"):
+        await add(catalog, source)
+    await add(catalog, source / ".." / "demo", name="mine")
+    (source / "sub").mkdir()
+    entry = await add(catalog, source / "sub" / "..", copy=True)
+    assert entry.name == "model", "and not .., which is a folder"

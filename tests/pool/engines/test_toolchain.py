@@ -1,36 +1,11 @@
-"""What a machine can build with, and what may be installed for that (PV-3, PV-6)."""
+"""What may be installed for a build (PV-3, PV-6)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from catalog.errors import MachineUnfit
-from pool.engines import toolchain
-
-
-def make_tool(folder: Path, name: str, says: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
-    (folder / name).chmod(0o755)
-
-
-def test_tools_are_found_with_their_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_tool(tmp_path / "bin", "cmake", "4.8")
-    make_tool(tmp_path / "bin", "nvcc", "Cuda compilation tools, release 12.4, V12.4.131")
-    make_tool(tmp_path / "bin", "ccache", "")
-    other_encoding = b"#!/bin/sh\nprintf 'ccache \\351 4.8\\n'\n"
-    (tmp_path / "bin" / "ccache").write_bytes(other_encoding)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    found = toolchain.look()
-    assert [found.tools[name].version for name in ("cmake", "nvcc", "ccache")] == [
-        "4.8",
-        "12.4",
-        "4.8",
-    ]
-    assert found.ccache == str(tmp_path / "bin" / "ccache")
+from pool.engines.recipes import require_tools
 
 
 class Machine:
@@ -60,11 +35,11 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
     machine = Machine(manager)
     tools = ("c++", "cmake")
     with pytest.raises(MachineUnfit, match=f"{said} brings it; --allow-system-packages"):
-        toolchain.require_tools(tools, allowed=False, which=machine.which, run=machine.run)
+        require_tools(tools, allowed=False, which=machine.which, run=machine.run)
     assert machine.ran == []
-    toolchain.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
+    require_tools(tools, allowed=True, which=machine.which, run=machine.run)
     assert [command[-4:-2] for command in machine.ran] == [["install", "-y"]]
-    toolchain.require_tools(tools, allowed=True, which=machine.which, run=machine.run)
+    require_tools(tools, allowed=True, which=machine.which, run=machine.run)
     assert len(machine.ran) == 1
 
 
@@ -74,4 +49,4 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
 )
 def test_what_cannot_be_installed_is_said(machine: Machine, said: str) -> None:
     with pytest.raises(MachineUnfit, match=said):
-        toolchain.require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)
+        require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)

@@ -121,14 +121,6 @@ def test_what_is_no_clients_business_is_locked_without_a_key(home: Path, tmp_pat
     assert "restricted" not in " ".join(unlocked)
 
 
-def test_the_lane_token_travels_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_WORKER__LANE_TOKEN", "from outside")
-    install = TritonInstall(Path("/t"), Path("/b"), (), "1", "wheel")
-    for chosen, expected in (("", "from outside"), ("ours", "ours")):
-        env = triton_environment(install, TritonSpec(Path("/m"), ("llm",), lane_token=chosen))
-        assert env["TIDEGATE_WORKER__LANE_TOKEN"] == expected
-
-
 def test_models_are_compiled_before_triton_looks_at_them(tmp_path: Path) -> None:
     """The stub would write the file at its first start, and Triton take it for a new model."""
     source = tmp_path / "llm" / "1" / "model.py"
@@ -153,10 +145,12 @@ def test_models_are_compiled_before_triton_looks_at_them(tmp_path: Path) -> None
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/theirs")
     install = TritonInstall(Path("/t"), Path("/b"), (Path("/l1"), Path("/l2")), "1", "wheel")
-    spec = TritonSpec(Path("/models"), ("llm",), env={"TIDEGATE_WORKER__DEVICE": "cpu"})
+    variables = {"TIDEGATE_WORKER__DEVICE": "cpu"}
+    spec = TritonSpec(Path("/models"), ("llm",), env=variables, lane_token="ours")
     env = triton_environment(install, spec)
     assert env["LD_LIBRARY_PATH"] == "/l1:/l2:/theirs"
     assert env["PATH"].startswith(f"{Path(sys.executable).parent}:")
     assert env["TIDEGATE_WORKER__DEVICE"] == "cpu"
     assert env["TIDEGATE_LEGACY_STUB"] == "1"
+    assert env["TIDEGATE_WORKER__LANE_TOKEN"] == "ours"
     assert env.get("VIRTUAL_ENV") == (sys.prefix if sys.prefix != sys.base_prefix else None)

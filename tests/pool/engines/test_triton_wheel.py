@@ -47,18 +47,6 @@ def test_an_interrupted_download_is_repeated(tmp_path: Path) -> None:
     assert not (wheel.wheel_dir(tmp_path) / "half").exists()
 
 
-def test_an_interrupted_layout_needs_no_second_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(wheel.shutil, "copy2", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            wheel.prepare(tmp_path, unpack)
-    assert not wheel.is_prepared(tmp_path)
-    wheel.prepare(tmp_path, lambda target: pytest.fail("downloaded again"))
-    assert wheel.is_prepared(tmp_path)
-
-
 def test_a_python_without_a_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "python_version", lambda: "3.99")
     with pytest.raises(MachineUnfit, match=r"no stub for Python 3\.99: use Python"):

@@ -9,9 +9,8 @@ import pytest
 
 from catalog.errors import StartFailed
 from catalog.paths import DEMO_CHECKPOINT
-from pool.fleet.gpus import Gpus, need_bytes
-from pool.fleet.specs import InstanceSpec, specs_of
-from pool.pool_file import parse_pool_file
+from pool.fleet.gpus import Gpus
+from pool.fleet.specs import InstanceSpec
 from pool.preflight.need import GIB
 from pool.preflight.nvml import GpuDevice, GpuFault
 from tests.support.clock import ManualClock
@@ -62,17 +61,6 @@ async def test_a_stated_need_is_that_of_each_gpu_and_an_estimate_is_shared() -> 
     with pytest.raises(StartFailed, match=r"it needs 0\.\d GiB on GPU 3, where 0\.1 GiB"):
         await rig.gpus.take("c", spec("3", vram_gib=None), DEMO_CHECKPOINT)
     assert await rig.gpus.take("d", spec("3", "2"), ANYWHERE) == ("2",), "the next group"
-
-
-def test_kv_blocks_that_the_file_asks_for_are_counted() -> None:
-    text = '[[instances]]\nname = "a"\nmodel = "demo"\nsettings.kv.blocks = {}\n'
-
-    def need(blocks: int) -> int:
-        (asked,) = specs_of(parse_pool_file(text.format(blocks))).values()
-        assert isinstance(asked, InstanceSpec)
-        return need_bytes(asked, DEMO_CHECKPOINT)
-
-    assert need(3000) - need(1000) == 2 * (need(2000) - need(1000)) > 0
 
 
 async def test_the_cpu_needs_no_gpu_and_asks_for_none() -> None:
@@ -166,22 +154,3 @@ async def test_a_driver_that_does_not_answer_ends_nothing_and_a_lost_gpu_does() 
         assert await losing == "GPU 0 has vanished"
     with pytest.raises(StartFailed, match="there is no GPU 0; available: none"):
         await rig.gpus.take("a", spec("0"), ANYWHERE)
-
-
-async def test_a_library_that_cannot_tell_of_faults_leaves_the_watch_for_lost_gpus(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As another version of it, that lacks a call."""
-
-    class Older(FakeGpus):
-        def faults(self) -> list[GpuFault]:
-            raise AttributeError("nvmlEventSetWait_v2")
-
-    rig = Rig()
-    rig.gpus._reader = rig.fake = Older(40.0)
-    async with rig.losing(("0",)) as losing:
-        await rig.look()
-        rig.fake.free.clear()
-        await rig.look()
-        assert await losing == "GPU 0 has vanished"
-    assert caplog.text.count("faults of GPUs cannot be read") == 1

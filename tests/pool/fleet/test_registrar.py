@@ -153,18 +153,6 @@ async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
         assert "HTTP 403" in rig.registrar.errors[bad.name]
 
 
-async def test_targets_come_and_go_with_the_file(fake: FakeOrchestrator, tmp_path: Path) -> None:
-    first = AddressList(tmp_path / "first")
-    async with Rig(first) as rig:
-        await rig.tell("a:1")
-        target = HttpTarget(fake.url, "", 45.0)
-        await rig.registrar.follow({target.name: target})
-        await rig.registrar.wait_told(PATIENCE_S)
-        await rig.tell("b:1")
-    assert set(fake.known) == {"b:1"}
-    assert (tmp_path / "first").read_text().endswith("\na:1\n"), "left as it was"
-
-
 async def test_orchestrators_read_the_list_and_keep_the_last_of_an_empty_one(
     tmp_path: Path,
 ) -> None:
@@ -231,23 +219,6 @@ async def test_an_answer_in_any_encoding_ends_nothing(fake: FakeOrchestrator) ->
         fake.status, fake.said = 201, None
         rig.registrar.set_ready(frozenset({"b:1"}))
         await rig.until(lambda: set(fake.known) == {"b:1"})
-
-
-async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
-    class Faulty(AddressList):
-        failures = 1
-
-        async def tell(self, addresses: frozenset[str]) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise ValueError("unforeseen")
-            await super().tell(addresses)
-
-    async with Rig(Faulty(tmp_path / "list")) as rig:
-        rig.registrar.set_ready(frozenset({"a:1"}))
-        await rig.until(lambda: bool(rig.registrar.errors))
-        await rig.tell("b:1")
-        assert (tmp_path / "list").read_text().endswith("\nb:1\n")
 
 
 @pytest.mark.parametrize(("heartbeats_s", "told_s"), [(0.3, 1.0), (45.0, 45.0), (86_400.0, 3600.0)])

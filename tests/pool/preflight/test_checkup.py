@@ -1,7 +1,6 @@
 """``tidegate doctor``: each lack is found, with what to do about it."""
 
 import json
-import resource
 import socket
 from collections import namedtuple
 from importlib import metadata
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from catalog.errors import MachineUnfit
 from pool.preflight import checkup, cpu, gpu, host
 from pool.preflight.checkup import Finding, Verdict, WantedService, examine
 from tidegate.cli.main import main
@@ -80,53 +78,10 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("numba", device="cuda").verdict is Verdict.OK
 
 
-def test_clips_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TIDEGATE_SLOT__SPEECH", raising=False)
-    there: set[str] = set()
-    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name in there or None)
-    assert found("slot").verdict is Verdict.WARN
-    assert found("slot").found.startswith("av and espeakng-loader not installed")
-    assert found("slot").advice == pip_install("slot")
-    with pytest.raises(MachineUnfit, match=r"needs av and espeakng-loader, .*pip install .av>=14"):
-        host.check_slot()
-    there.add("av")
-    assert host.slot_packages_lacking("kokoro, espeak") == ("espeakng-loader",)
-    host.check_slot("kokoro")  # whatever else that needs, the model says when it loads
-    there.add("espeakng_loader")
-    assert found("slot").verdict is Verdict.OK
-
-
 def test_a_server_that_is_not_there_can_be_fetched_but_not_a_wrong_one(tmp_path: Path) -> None:
     assert found("triton", home=tmp_path).verdict is Verdict.WARN
     finding = found("triton", home=tmp_path, triton=tmp_path / "none")
     assert finding.verdict is Verdict.FAIL and "expected the tritonserver binary" in finding.advice
-
-
-@pytest.mark.parametrize(
-    ("free", "shm", "disk"),
-    [
-        (2**20, Verdict.FAIL, Verdict.WARN),
-        (2**29, Verdict.OK, Verdict.WARN),
-        (2**40, Verdict.OK, Verdict.OK),
-    ],
-)
-def test_room(monkeypatch: pytest.MonkeyPatch, free: int, shm: Verdict, disk: Verdict) -> None:
-    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda path: Usage(free, 0, free))
-    monkeypatch.setattr(cpu, "memory_free", lambda: free)
-    assert found("/dev/shm").verdict is shm
-    assert found("disk", home=Path("/tmp/not/there/yet")).verdict is disk
-    assert found("memory").verdict is disk
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "advice"),
-    [(256, 9000, "ulimit -n 9000"), (256, 256, "LimitNOFILE"), (65536, 65536, "")],
-)
-def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, advice: str) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
-    finding = found("open files")
-    assert advice in finding.advice
-    assert (finding.verdict is Verdict.OK) == (not advice)
 
 
 def test_a_port_that_is_taken() -> None:

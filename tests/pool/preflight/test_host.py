@@ -1,6 +1,5 @@
 """What the machine lacks is one sentence with the command that fixes it."""
 
-import importlib.util
 import os
 import platform
 import sys
@@ -35,15 +34,6 @@ def test_a_machine_that_cannot_run_the_wheel(
     monkeypatch.setattr(platform if changed == "machine" else os, changed, lambda *_: value)
     with pytest.raises(MachineUnfit, match=said):
         machine.check_platform()
-
-
-def test_python_without_venv(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "ensurepip" else find_spec(name)
-    )
-    with pytest.raises(MachineUnfit, match=rf"apt-get install python{HERE}-venv$"):
-        machine.check_venv_module()
 
 
 def test_no_libpython(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

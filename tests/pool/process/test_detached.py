@@ -149,18 +149,6 @@ async def test_a_mark_that_would_leave_its_folder_is_no_mark(home: Home, mark: s
         process.stdin.close()
 
 
-def test_remains_are_ended_of_runs_only(tmp_path: Path) -> None:
-    theirs = tmp_path / "run" / f"notes-{os.getpid()}"
-    theirs.mkdir(parents=True)
-    region = Path("/dev/shm") / f"{theirs.name}-region"
-    region.touch()
-    try:
-        assert clear_remains(tmp_path, []) == []
-        assert theirs.is_dir() and region.exists()
-    finally:
-        region.unlink()
-
-
 def test_processes_that_are_hidden_from_us_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

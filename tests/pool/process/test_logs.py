@@ -13,7 +13,6 @@ from pool.process.logs import (
     KEPT_LOGS,
     bound_log,
     fresh_log,
-    open_log,
     require_writable,
     tail,
     usable_log,
@@ -105,26 +104,6 @@ def test_only_so_many_runs_are_kept(log: Path) -> None:
         log.write_text(f"run {run}")
     kept = {f"triton.log{end}": f"run {5 - age}" for age, end in enumerate(("", ".1", ".2", ".3"))}
     assert files(log) == kept
-
-
-def test_a_log_that_grew_too_large_begins_anew(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "LOG_BYTES", 100)
-    fresh_log(log)
-    with open_log(log) as writer:
-        for part in range(KEPT_LOGS + 3):
-            writer.write(f"{part} ".encode() * 40)
-            writer.flush()
-            bound_log(log)
-            writer.write(b"x" * 100)
-            writer.flush()
-            bound_log(log)  # not above it
-            log.write_bytes(b"")
-    assert {name: text[:2] for name, text in files(log).items()} == {
-        "triton.log": "",
-        "triton.log.1": "5 ",
-        "triton.log.2": "4 ",
-        "triton.log.3": "3 ",
-    }
 
 
 def test_what_is_bounded_is_for_its_owner_only_and_bounded_even_if_nothing_can_be_kept(

@@ -70,18 +70,6 @@ def test_more_ports_than_there_can_be() -> None:
         require_free("127.0.0.1", 65540, "take another")
 
 
-@pytest.mark.skipif(not is_free("::1", 0), reason="this machine has no IPv6")
-def test_ports_on_an_ipv6_address() -> None:
-    (port,) = free_ports(1, "::1")
-    taken = rf"cannot listen on \[::1\]:{port}: "
-    with (
-        socket.create_server(("::1", port), family=socket.AF_INET6),
-        pytest.raises(PortInUse, match=taken),
-    ):
-        require_free("::1", port, "")
-    assert is_free("::1", port)
-
-
 def test_how_hosts_are_spelled_and_which_are_ours() -> None:
     assert host_port("::1", 8080) == "[::1]:8080"
     assert host_port("127.0.0.1", 8080) == "127.0.0.1:8080"

@@ -14,7 +14,7 @@ from orchestrator.lanes.endpoint import ServerKind, read_endpoint
 from orchestrator.lanes.servers.cards import read_folder
 from pool.process.http_get import get
 from pool.process.ports import free_ports
-from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec, is_asked_for
+from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec
 from tests.support.fake_llamacpp import install
 from tests.support.gguf import write_gguf
 from tests.worker.models.gguf.test_vocabulary import byte_level
@@ -126,11 +126,3 @@ async def test_one_that_dies_is_noticed_and_starts_again_at_its_port(make: Make)
     await server.stop(1.0)
     await server.stop(1.0)
     assert server.pid is None
-
-
-def test_a_gguf_file_asks_for_it_unless_another_engine_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "a.gguf"
-    engine = "TIDEGATE_WORKER__ENGINE"
-    assert is_asked_for({}, file) and is_asked_for({engine: "auto"}, file)
-    assert is_asked_for({engine: "llamacpp"}, tmp_path)
-    assert not is_asked_for({engine: "vllm"}, file) and not is_asked_for({}, tmp_path)

@@ -31,18 +31,6 @@ def connect_later(*args, **kwargs):
 sqlite3.connect = connect_later
 """
 """A journal is opened once that file is there."""
-SLOW_TASKS = """
-import os
-
-from orchestrator.recovery import Recovery
-
-def steps(self):
-    while not os.path.exists({go_on!r}):
-        yield
-
-Recovery.steps = steps
-"""
-"""Tasks of an earlier process are taken on once that file is there."""
 
 
 class InFront(OrchestratorProcess):
@@ -95,14 +83,12 @@ async def test_what_is_not_served_is_told_when_the_rest_is(start: StartInFront) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slow", [SLOW_JOURNAL, SLOW_TASKS], ids=["opening", "taking on"])
 async def test_one_that_says_that_it_starts_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It opens a journal and takes on the tasks in it, either of which may take longer than a start
-    that says nothing."""
+    """It opens a journal, which may take longer than a start that says nothing."""
     go_on, health_port = tmp_path / "go on", free_ports(1)[0]
-    (tmp_path / "sitecustomize.py").write_text(slow.format(go_on=str(go_on)))
+    (tmp_path / "sitecustomize.py").write_text(SLOW_JOURNAL.format(go_on=str(go_on)))
     process = OrchestratorProcess(
         "127.0.0.1",
         free_ports(1)[0],

@@ -23,7 +23,6 @@ from pool.units.triton import TritonInstance
 from tests.support.processes import Marked
 from tests.support.triton_models import (
     CRASHES,
-    NEVER_FINALIZES,
     QUIET,
     REFUSES_TO_LOAD,
     write_model,
@@ -145,14 +144,6 @@ async def test_a_server_that_lacks_one_of_its_ports_was_never_started(run: Run) 
         await triton.stop(0.0)
 
 
-async def test_a_model_that_never_finalizes_is_killed(run: Run) -> None:
-    triton = run.make(NEVER_FINALIZES)
-    await triton.start()
-    regions = run.marked.regions()
-    await triton.stop(1.0)
-    run.marked.wait_gone(regions)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["server", "stub", "guardian"])
 async def test_whatever_is_killed_it_is_noticed_and_starts_again(run: Run, victim: str) -> None:
@@ -206,8 +197,7 @@ async def test_a_model_loaded_anew_is_not_lost_and_an_unloaded_one_is(run: Run) 
         assert not losing.done(), "the new process has taken the place of the old one"
         unload = service_pb2.RepositoryModelUnloadRequest(model_name="tiny")
         await control.RepositoryModelUnload(unload)
-    reason = await losing
-    assert "process ended" in reason or "not loaded" in reason
+    assert "process ended" in await losing
     await triton.stop(0.0)
 
 
