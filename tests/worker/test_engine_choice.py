@@ -46,9 +46,7 @@ def test_on_the_cpu_and_by_name_nothing_is_looked_up(model: Path, packages: Path
     assert (named.name, named.why) == ("torch", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("deterministic", True), ("kv__disk_path", "/kv"), ("quantize", "int8")]
-)
+@pytest.mark.parametrize(("name", "value"), [("deterministic", True), ("kv__disk_path", "/kv")])
 def test_what_only_our_own_engine_does_chooses_it(
     model: Path, packages: Path, name: str, value: object
 ) -> None:

@@ -163,7 +163,7 @@ def _build(
         pooling=pooling_of(settings),
         can_pause=True,
         can_continue=True,
-        quantization=settings.quantize if has_model else "",
+        quantization="none" if has_model else "",
         deterministic=settings.deterministic and has_model,
         step_costs=costs,
     )
@@ -190,8 +190,6 @@ def _open_tier(
     if settings.deterministic:
         # What another engine computed is as good, but not the same to the last bit (WK-3).
         origin += engine
-    elif settings.quantize != "none":
-        origin += settings.quantize
     return open_disk_tier(
         scheduler, built.memory, settings.kv.disk_path, settings.kv.disk_bytes, origin
     )

@@ -87,7 +87,6 @@ def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
-        "quantize": settings.quantize,
         "attention": built.attention,
         "arithmetic": built.arithmetic,
         "block_tokens": BLOCK_TOKENS,

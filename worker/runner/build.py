@@ -64,10 +64,9 @@ def build_torch_runner(
             set_threads(settings, config)
             _compile_loops()
         dtype = choose_dtype(settings, config, device)
-    facts = {"dtype": dtype, "int8": settings.quantize, "numba": toolchain(), "model": config}
+    facts = {"dtype": dtype, "numba": toolchain(), "model": config}
     choices = Choices(settings.choices_path, machine_facts() | facts)
     layout = Layout(
-        int8=settings.quantize == "int8",
         # Packed layers sum in one order for any number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
         measured=not settings.deterministic,

@@ -80,9 +80,8 @@ def choose_dtype(
         return own
     if own != torch.bfloat16:
         return torch.float32
-    has_products = settings.quantize == "none"
     has_instructions = has_bfloat16() and not is_small(config)
-    fast = has_instructions or (has_products and blocks_fit(own))
+    fast = has_instructions or blocks_fit(own)
     return own if fast else torch.float32
 
 

@@ -149,7 +149,7 @@ def test_unknown_and_reserved_engine_args_are_refused_by_name() -> None:
 
 
 def test_settings_that_would_mean_nothing_are_refused() -> None:
-    for name, value in {"deterministic": True, "quantize": "int8", "kv__disk_path": "/kv"}.items():
+    for name, value in {"deterministic": True, "kv__disk_path": "/kv"}.items():
         with pytest.raises(ValueError, match=f"TIDEGATE_WORKER__{name.upper()} is not for"):
             check_settings(settings(**{name: value}))
     check_settings(settings())
