@@ -385,6 +385,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     sessions_displaced_total: int = 0
     cuda_init_ms: float = 0.0
     disk_saved_sessions_total: int = 0
+    """Not counted any more; its place stays, for other versions."""
     drain_left_ms: float | None = None
     stuck_ms: float = 0.0
     not_finite_total: int = 0

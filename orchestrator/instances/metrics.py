@@ -317,12 +317,6 @@ _TOTALS: tuple[_Total, ...] = (
         lambda of: of.disk_saved_blocks_total,
     ),
     (
-        "kv_disk_session_turns_saved",
-        "turns",
-        "Turns of sessions written to disk",
-        lambda of: of.disk_saved_sessions_total,
-    ),
-    (
         "kv_disk_blocks_loaded",
         "blocks",
         "Blocks read from disk",

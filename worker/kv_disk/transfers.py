@@ -166,16 +166,13 @@ class SaveCounts:
 
     blocks: int = 0
     seconds: float = 0.0
-    sessions: int = 0
-    """Turns of conversations saved."""
 
 
 @dataclass(slots=True)
 class Save:
-    """Blocks to save, and the ``session`` with the blocks ``text``, if one of its turns ended."""
+    """Blocks to save; they are the last that were missing of ``text``, unless that is empty."""
 
     pinned: list[PinnedBlock]
-    session: str = ""
     text: list[bytes] = field(default_factory=list)
 
 
@@ -223,11 +220,8 @@ class Saver:
                     # A block is pinned twice if its text continued before the file was written.
                     if not self._store.holds(pinned.block_hash):
                         self.counts.blocks += self._store.write(pinned.block_hash, content)
-            if save.session:
-                kept = list(takewhile(self._store.holds, save.text))
-                self._store.touch(kept)
-                self._store.remember(save.session, kept)
-                self.counts.sessions += 1
+            if save.text:
+                self._store.touch(list(takewhile(self._store.holds, save.text)))
         finally:
             self.counts.seconds += time.perf_counter() - started
             # Returns those not reached; if there are none, it signals that the counts have changed.

@@ -96,7 +96,7 @@ class DiskBench(Bench):
 
     @property
     def _disk_is_busy(self) -> bool:
-        return bool(self.loading.tasks or self.saving.tasks or self.tier.has_results)
+        return bool(self.loading.tasks or self.saving.tasks or self.tier._results)
 
 
 class DiskMachine(OverlapMachine):
