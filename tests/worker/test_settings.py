@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from clips.render import settings as slot
-from worker.environment import fields_of, names_of, nested
+from worker.environment import nested
 from worker.memory import MemoryLimits
-from worker.settings import WorkerSettings, read_settings, variable
+from worker.settings import read_settings, variable
 
 
 @pytest.fixture(autouse=True)
@@ -123,12 +123,6 @@ def test_what_kubernetes_adds_for_a_service_of_that_name_is_no_mistake(
     for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_8001_TCP_ADDR"):
         monkeypatch.setenv(f"TIDEGATE_WORKER_{name}", "x")
     read_settings()
-
-
-def test_names_are_those_of_sections_and_settings() -> None:
-    names, settings = list(names_of(WorkerSettings)), fields_of(WorkerSettings)
-    assert set(names) - settings.keys() == {"kv", "memory", "plain"}
-    assert len(set(names)) == len(names)
 
 
 def test_values_by_names_like_variables_are_put_into_their_sections() -> None:

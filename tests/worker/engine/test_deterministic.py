@@ -22,7 +22,7 @@ from worker.errors import NotDeterministic
 from worker.runner import build as runner_build
 from worker.runner.forward import TiledForward
 from worker.sampling import sampler as sampling
-from worker.settings import KvSettings, WorkerSettings
+from worker.settings import WorkerSettings
 
 SEEDS = range(64)
 FAR = 1e12
@@ -185,23 +185,6 @@ def test_outside_of_the_mode_the_draws_are_the_same(monkeypatch: pytest.MonkeyPa
     engine.stop()
 
 
-def test_the_mode_is_part_of_the_engine_s_digest() -> None:
-    digests = {
-        build_engine(
-            WorkerSettings(
-                model_path=DEMO, device="cpu", kv=KvSettings(blocks=64), deterministic=flag
-            )
-        ).card.engine_digest
-        for flag in (True, False)
-    }
-    assert len(digests) == 2
-
-
-def test_blocks_that_do_not_divide_a_span_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="blocks"):
-        build(make_checkpoint(tmp_path), block_tokens=24)
-
-
 def test_a_machine_that_cannot_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,14 +221,6 @@ def test_where_two_threads_are_not_deterministic_one_is_taken(
         assert "computes on one thread: on 2" in caplog.text
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-def test_greedy_tokens_are_those_of_the_ordinary_mode() -> None:
-    plain, tiled = build(deterministic=False), build()
-    jobs = [Job(job_of(s).token_ids, Sampling(20, temperature=0.0), FAR) for s in range(4)]
-    again = [Job(job.token_ids, job.sampling, FAR) for job in jobs]
-    assert [a[0] for a in run(plain, jobs)] == [a[0] for a in run(tiled, again)]
 
 
 @pytest.mark.cuda

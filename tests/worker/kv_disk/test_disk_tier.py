@@ -1,15 +1,16 @@
-"""The disk tier as the engine uses it: threads by hand, contents modelled as tokens."""
+"""The disk tier as the engine uses it, with its threads run by hand."""
 
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protocol import Sampling, prefix_salt
-from tests.support.disk_tier import ByHand, TokenMemory, make_store
+from tests.support.disk_tier import SMALL, ByHand, make_store
 from tests.support.engine import config
-from tests.support.memory import FakeMemory
 from worker.core import Job
+from worker.kv_disk.base import HostMemory
 from worker.kv_disk.block_file import Bytes
 from worker.kv_disk.block_store import BlockStore
 from worker.kv_disk.disk_tier import DiskTier
@@ -25,7 +26,6 @@ class Rig:
         self.root = root
         self.blocks = blocks
         self.disk_blocks = disk_blocks
-        self.contents: list[list[object]] = []
         self.now = 0.0
         self.restart()
 
@@ -33,22 +33,21 @@ class Rig:
         self.scheduler = Scheduler(
             config(max_running=3, max_waiting=3, max_step_tokens=7), BlockPool(self.blocks)
         )
-        self.memory = FakeMemory(self.scheduler.pool, 4)
-        tokens = TokenMemory(self.memory)
-        tokens._contents = self.contents
+        pool = np.zeros((1, self.blocks, SMALL.block_bytes), np.uint8)
         self.loading, self.saving = ByHand(), ByHand()
         self.store = make_store(self.root, self.disk_blocks)
-        self.tier = DiskTier(self.scheduler, self.store, tokens, self.loading, self.saving)
+        self.tier = DiskTier(
+            self.scheduler, self.store, HostMemory(pool, SMALL), self.loading, self.saving
+        )
 
-    def submit(self, ids: list[int], max_tokens: int = 4, **job: object) -> Request | None:
+    def submit(self, ids: list[int], max_tokens: int = 4, **job: object) -> Request:
         new = make_request(
             Job(ids, Sampling(max_tokens=max_tokens), **({"deadline": math.inf} | job)),  # type: ignore[arg-type]
             submitted_at=self.now,
             own_seed=0,
         )
         self.scheduler.prefix_cache.hash_prompt(new, prefix_salt(b"m", new.job.cache_salt))
-        if self.scheduler.enqueue(new, self.now) is not None:
-            return None
+        assert self.scheduler.enqueue(new, self.now) is None
         self.tier.restore(self.scheduler.waiting, self.now)
         return new
 
@@ -59,7 +58,6 @@ class Rig:
         self.tier.restore(self.scheduler.waiting, self.now)
         plan = self.scheduler.schedule().plan
         if plan is not None:
-            self.memory.compute(plan)
             for row in plan.rows:
                 self.scheduler.advance(row, [7] if row.samples else [])
                 if len(row.request.tokens) == row.request.limit_tokens:
@@ -88,13 +86,13 @@ class Rig:
         return one
 
     def talk(self, ids: list[int], **job: object) -> Request:
-        one = self.submit(ids, **job)
-        assert one is not None
-        return self.finish(one)
+        return self.finish(self.submit(ids, **job))
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    for name in ("_BATCH_BYTES", "_SAVE_BYTES"):  # three blocks at a time
+        monkeypatch.setattr(f"worker.kv_disk.transfers.{name}", 3 * SMALL.block_bytes)
     return Rig(tmp_path)
 
 
@@ -104,7 +102,7 @@ def test_a_conversation_goes_on_after_a_restart(rig: Rig) -> None:
     assert rig.tier.stats().saved_blocks == 5
     rig.restart()
     again = rig.submit([*first.tokens, 50, 51], session="s")
-    assert again is not None and again.loading
+    assert again.loading
     rig.step()
     assert again.slot < 0, "it starts when its blocks are there"
     rig.finish(again)
@@ -128,7 +126,6 @@ def test_what_is_being_written_is_not_written_twice(rig: Rig) -> None:
     ids = list(range(10, 26))
     for _ in range(2):
         one = rig.submit(ids, max_tokens=1, session="s")
-        assert one is not None
         while one not in rig.step():
             pass
         rig.tier._unpin(list(rig.tier._saving.values()))
@@ -142,7 +139,6 @@ def test_two_that_want_the_same_wait_for_one_load(rig: Rig) -> None:
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()
     one, two = rig.submit([*first.tokens, 1]), rig.submit([*first.tokens, 2])
-    assert one is not None and two is not None
     assert len(rig.loading.tasks) == 1
     rig.finish(one)
     rig.finish(two) if two.slot >= 0 or two in rig.scheduler.waiting else None
@@ -155,9 +151,9 @@ def test_only_those_near_their_turn_are_loaded_for(rig: Rig) -> None:
     rig.restart()
     others = [rig.submit([90 + i] * 3, max_tokens=40) for i in range(4)]
     late = rig.submit([*first.tokens, 50, 51])
-    assert late is not None and not late.is_looked_up
+    assert not late.is_looked_up
     for other in others:
-        assert other is not None and other.is_looked_up and not other.loading
+        assert other.is_looked_up and not other.loading
         rig.end(other)
     rig.step()
     assert late.loading
@@ -179,7 +175,6 @@ def test_a_load_that_takes_too_long_is_not_waited_for(rig: Rig) -> None:
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()
     again = rig.submit([*first.tokens, 50, 51])
-    assert again is not None
     rig.step()
     assert again.slot < 0
     rig.now += 1.5
@@ -194,7 +189,7 @@ def test_a_load_that_does_not_pay_is_left_alone(rig: Rig) -> None:
     rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, 1.0
     rig.scheduler.step_time.prefilled(0.001, 1000)
     again = rig.submit([*first.tokens, 50, 51])
-    assert again is not None and not again.loading
+    assert not again.loading
 
 
 def test_a_load_that_the_deadline_does_not_allow_is_left_alone(rig: Rig) -> None:
@@ -202,16 +197,15 @@ def test_a_load_that_the_deadline_does_not_allow_is_left_alone(rig: Rig) -> None
     rig.restart()
     rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, 1.0
     late = rig.submit([*first.tokens, 50, 51], deadline=3.0)
-    assert late is not None and not late.loading
+    assert not late.loading
     easy = rig.submit([*first.tokens, 50, 51], deadline=30.0)
-    assert easy is not None and easy.loading
+    assert easy.loading
 
 
 def test_who_is_cancelled_while_loading_leaves_its_blocks_to_others(rig: Rig) -> None:
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()
     gone = rig.submit([*first.tokens, 50, 51])
-    assert gone is not None
     rig.end(gone)
     rig.loading.run()
     rig.step()
@@ -229,13 +223,11 @@ def test_what_is_about_to_be_evicted_is_saved_ahead(rig: Rig) -> None:
 
 def test_a_block_that_is_being_saved_stays_as_it_is(rig: Rig) -> None:
     one = rig.submit(list(range(10, 30)), session="s")
-    assert one is not None
     while one not in rig.step():
         pass
     assert rig.scheduler.pool.used_count == 4, "pinned for the saver"
     rig.scheduler.check_integrity()
     big = rig.submit([70] * 60, max_tokens=4)
-    assert big is not None
     rig.step()
     assert big.slot < 0, "it needs 16 of 18 blocks"
     rig.saving.run()
@@ -253,7 +245,6 @@ def test_tenants_find_nothing_of_each_other_on_disk(rig: Rig) -> None:
 def test_a_long_text_is_lent_a_part_at_a_time(rig: Rig) -> None:
     """Blocks that wait to be saved are out of use: no more than a quarter of the pool."""
     one = rig.submit(list(range(10, 40)), session="s")
-    assert one is not None
     while one not in rig.step():
         pass
     assert rig.scheduler.pool.used_count == 4
@@ -273,7 +264,6 @@ def test_what_was_just_said_is_not_evicted_first(rig: Rig) -> None:
 
 def test_closing_saves_what_is_left(rig: Rig) -> None:
     one = rig.submit(list(range(10, 40)), session="s")
-    assert one is not None
     while one not in rig.step():
         pass
     rig.tier.close()
@@ -291,7 +281,6 @@ def test_a_saver_that_breaks_gives_all_blocks_back(
         raise RuntimeError("broken")
 
     one = rig.submit([9] * 30, session="a")
-    assert one is not None
     while one not in rig.step():
         rig.loading.run()
     monkeypatch.setattr(BlockStore, "write", breaks)
@@ -309,7 +298,7 @@ def test_a_disk_that_hangs_costs_one_load_s_blocks(rig: Rig) -> None:
         rig.talk(text, session=str(i))
     rig.restart()
     first = rig.submit(texts[0])
-    assert first is not None and first.loading
+    assert first.loading
     rig.now += 100.0
     rig.step()
     assert not first.loading
