@@ -9,7 +9,6 @@ import pytest
 
 from protocol import AbortCause, Code, FinishReason
 from tests.support.clock import ManualClock
-from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness, serving
 from worker.core import Job, StepUnderWay
 from worker.service import failure
@@ -60,13 +59,6 @@ def test_a_job_that_a_failed_engine_does_not_end_holds_nothing_up(
     assert ended.wait(60)
     assert job.abort is AbortCause.DRAIN
     answer_as_failed(harness, job)  # for the harness, which waits for it
-
-
-def test_an_engine_that_works_is_left_alone(harness: Harness, ended: threading.Event) -> None:
-    job, _ = harness.submit(1)
-    harness.finish(job)
-    harness.wait_end(1)
-    assert not ended.wait(0.1)
 
 
 # ── an engine that hangs ─────────────────────────────────────────────────────────────────────────
@@ -192,45 +184,14 @@ def test_a_device_that_is_lost_between_two_steps_ends_the_process(
         harness.finish(job)
 
 
-def test_an_engine_that_hangs_answers_plain_clients_too(
-    hanging: Harness, ended: threading.Event
-) -> None:
-    responder = FakeResponder()
-    hanging.service.accept(plain_call("hello", responder))
-    hanging.engine.wait_submitted(1)
-    hanging.engine.step_under_way = StepUnderWay(1.0, 0.001)
-    responder.wait_final()
-    assert responder.error is not None and responder.error[0] is Code.DRAINING
-    assert ended.wait(60)
-
-
-@pytest.mark.parametrize(("timeout_s", "status"), [(0.3, 1), (0.0, 0)])
-def test_a_process_whose_interpreter_is_held_for_ever_is_ended(
-    timeout_s: float, status: int
-) -> None:
+def test_a_process_whose_interpreter_is_held_for_ever_is_ended() -> None:
     program = (
         "import ctypes, time\n"
         "from worker.service.failure import ProcessGuard\n"
-        f"guard = ProcessGuard({timeout_s}, time.monotonic)\n"
+        "guard = ProcessGuard(0.3, time.monotonic)\n"
         "guard.advance()\n"
-        f"ctypes.PyDLL(None).usleep({60_000_000 if timeout_s else 600_000})  # keeps the lock\n"
-        "guard.close()\n"
+        "ctypes.PyDLL(None).usleep(60_000_000)  # keeps the lock\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
-    assert done.returncode == status
-    assert (b"ctypes.PyDLL" in done.stderr or b"line 5" in done.stderr) is bool(status)
-
-
-def test_a_process_that_is_alive_is_not_ended() -> None:
-    program = (
-        "import time\n"
-        "from worker.service.failure import ProcessGuard\n"
-        "now = 0.0\n"
-        "guard = ProcessGuard(40.0, lambda: now)\n"
-        "for now in range(200):\n"
-        "    guard.advance()\n"
-        "guard.close()\n"
-        "guard.advance()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert b"ctypes.PyDLL" in done.stderr or b"line 5" in done.stderr
