@@ -94,15 +94,6 @@ def test_adapters_are_vllms_on_any_device(model: Path, packages: Path) -> None:
         assert choice.name == "vllm" and "TIDEGATE_WORKER__ADAPTERS" in choice.why
 
 
-@pytest.mark.parametrize(
-    ("engine", "instead"),
-    [("llamacpp", r"tidegate up --engine llamacpp"), ("transformers", "take vllm, or a server")],
-)
-def test_an_engine_that_is_gone_is_refused_by_name(model: Path, engine: str, instead: str) -> None:
-    with pytest.raises(ValueError, match=f"engine\n.*{instead}"):
-        settings(model, engine=engine)
-
-
 def test_the_choice_and_its_reason_are_on_the_card(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

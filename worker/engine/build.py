@@ -10,8 +10,7 @@ from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, engine_digest, model_card, pooling_of
 from worker.engine.engine import Engine, EngineConfig
-from worker.engine.sizes import fitting, largest
-from worker.engine.step_costs import measure
+from worker.engine.step_costs import fitting, largest, measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier

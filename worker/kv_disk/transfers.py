@@ -69,13 +69,11 @@ _LARGE_BYTES = 2**18
 
 
 @dataclass(slots=True)
-class LoadCounts:
-    """Counters, written by the loader's thread. ``seconds``: all loading time, with copies."""
+class Counts:
+    """Counters, written by one thread. ``seconds``: all time of its transfers, with copies."""
 
     blocks: int = 0
     seconds: float = 0.0
-    missed: int = 0
-    """Blocks that were thought to be on disk but could not be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +95,7 @@ class Loader:
         background: Background,
         done: Callable[[Load], None],
     ) -> None:
-        self.counts = LoadCounts()
+        self.counts = Counts()
         self._store = store
         self._memory = memory
         self._background = background
@@ -126,7 +124,6 @@ class Loader:
             while load.loaded < len(load.hashes):
                 count = self._read_batch(load)
                 if not count:
-                    self.counts.missed += len(load.hashes) - load.loaded
                     break
                 first = load.loaded
                 self._memory.copy_in(self._staging, load.blocks[first : first + count])
@@ -161,14 +158,6 @@ class PinnedBlock(NamedTuple):
 
 
 @dataclass(slots=True)
-class SaveCounts:
-    """Counters, written by the saver's thread. ``seconds``: all saving time, with copies."""
-
-    blocks: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class Save:
     """Blocks to save; they are the last that were missing of ``text``, unless that is empty."""
 
@@ -186,7 +175,7 @@ class Saver:
         background: Background,
         returned: Callable[[Sequence[PinnedBlock]], None],
     ) -> None:
-        self.counts = SaveCounts()
+        self.counts = Counts()
         self._store = store
         self._memory = memory
         self._background = background

@@ -158,12 +158,12 @@ def test_threads_by_setting_environment_and_size(
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = read_config(tiny)
-    precision.set_threads(settings(tiny), config)
+    precision.set_threads(config)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    precision.set_threads(settings(tiny), config)
+    precision.set_threads(config)
     monkeypatch.setattr(precision, "SMALL_BYTES", 0)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    precision.set_threads(settings(tiny), config)
+    precision.set_threads(config)
     assert set_to == [1, precision._THREADS]
 
 

@@ -17,8 +17,7 @@ from protocol.blocks import adapter_salt, block_hashes, prefix_salt
 from protocol.sampling import MAX_LOGIT_BIASES
 from worker.core import Job
 from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
-from worker.engines.vllm.build import build_engine, lacking
-from worker.engines.vllm.core import gpu_share
+from worker.engines.vllm.build import build_engine, gpu_share, lacking
 from worker.engines.vllm.library import process_count
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.engines.vllm.requests import (
