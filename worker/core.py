@@ -167,7 +167,7 @@ class EngineService(Protocol):
     def pause(self, job: Job) -> None:
         """Pause a job after the current step; its KV is kept. Idempotent.
 
-        Ignored once it has been paused too often (``SchedulerConfig.most_pauses``). Deadline and
+        Ignored once it has been paused too often (``most_pauses``). Deadline and
         abort still count.
         """
 

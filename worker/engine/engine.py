@@ -15,6 +15,7 @@ from worker.engine.loop import EngineLoop
 from worker.kv_disk.base import Tier
 from worker.runner.base import Runner
 from worker.runner.out_of_memory import StepMemory
+from worker.scheduler.config import most_pauses
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Schedule
 from worker.scheduler.request import Request
@@ -97,7 +98,7 @@ class OwnBackend(Backend):
         self._scheduler.unblock()
 
     def most_pauses(self, request: Request) -> int:
-        return self._scheduler.config.most_pauses(request.generated)
+        return most_pauses(request.generated)
 
     def pause(self, request: Request) -> bool:
         if request in self._executor.in_flight:

@@ -12,6 +12,7 @@ from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
 from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted, JobTokens
 from worker.engine.engine import Engine, EngineConfig
+from worker.kv_disk.base import Tier
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan
 from worker.scheduler.scheduler import Scheduler
@@ -43,9 +44,13 @@ class Bench:
             self.scheduler,
             self.device,
             EngineConfig([EOS], overlap=self.overlap),
+            tier=self.make_tier(),
             clock=self.clock,
             draw_seed=lambda: 5,
         )
+
+    def make_tier(self) -> Tier:
+        return Tier()
 
     def submit(
         self,
@@ -57,7 +62,8 @@ class Bench:
         ignore_eos: bool = True,
     ) -> Job:
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos)
-        job = Job(prompt, sampling, self.clock.now + left_s, on_deadline)
+        session = "chat" if max_tokens % 2 else ""  # which a disk tier keeps
+        job = Job(prompt, sampling, self.clock.now + left_s, on_deadline, session=session)
         self.engine.submit(job)
         return job
 
