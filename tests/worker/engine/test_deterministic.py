@@ -14,7 +14,7 @@ from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import ids_of
 from tests.support.worker_constants import constants_among
 from worker.attention import PackedBatch
-from worker.core import Event, Job, JobPaused, JobTokens
+from worker.core import Event, Job, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
@@ -130,25 +130,6 @@ def test_or10_texts_go_on_at_another_engine_to_the_bit(alone: list[Answer]) -> N
         rest.append(job)
     expected = [(ids[n:], logprobs[n:]) for n, (ids, logprobs) in zip(cut, alone, strict=True)]
     assert run(engine, rest) == expected
-    engine.stop()
-
-
-@pytest.mark.slow
-def test_pauses_change_nothing_to_the_bit(alone: list[Answer]) -> None:
-    """WK-3: greedy, drawn and penalised; paused in prompts and answers, back in any slot."""
-    engine = build(max_running=9, max_step_tokens=40)
-    jobs = [job_of(seed) for seed in SEEDS]
-    for job in jobs:
-        engine.submit(job)
-    draw = np.random.default_rng(1)
-    events: list[Event] = []
-    while engine.scheduler.has_work or engine._inbox:
-        for job in jobs:
-            if draw.random() < 0.1:
-                (engine.resume if job.pause_requested else engine.pause)(job)
-        events += engine.step()
-    assert sum(isinstance(event, JobPaused) for event in events) > len(jobs)
-    assert [(ids_of(job, events), _logprobs_of(job, events)) for job in jobs] == alone
     engine.stop()
 
 

@@ -11,7 +11,7 @@ from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
 from tests.support.worker_constants import constants_among
-from worker.core import Event, Job, JobTokens
+from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
@@ -107,32 +107,6 @@ def test_tokens_do_not_depend_on_what_is_cached(tiny: Path, prefix_cache: bool) 
     together = jobs()
     events = run(engine, together)
     assert [ids_of(job, events) for job in together] == alone
-
-
-def test_a_seed_repeats_and_its_absence_does_not(tiny: Path) -> None:
-    """WK-3."""
-
-    def text(seed: int | None) -> list[int]:
-        job = greedy(prompt(5), 30, temperature=1.5, seed=seed)
-        return ids_of(job, run(build(tiny), [job]))
-
-    assert text(4) == text(4)
-    assert len({tuple(text(seed)) for seed in (4, 5, None, None)}) == 4
-
-
-def test_sampling_parameters_reach_the_sampler(tiny: Path) -> None:
-    ids = prompt(8)
-    plain, narrow = greedy(ids), greedy(ids, temperature=5.0, top_k=1)
-    with_logprobs = greedy(ids, logprobs=3)
-    events = run(build(tiny), [plain, narrow, with_logprobs])
-    assert ids_of(plain, events) == ids_of(narrow, events) == ids_of(with_logprobs, events)
-    tokens = [e for e in events if isinstance(e, JobTokens) and e.job is with_logprobs]
-    for event in tokens:
-        assert event.logprobs is not None
-        (logprob,) = event.logprobs
-        assert logprob.top[0] == (event.ids[0], logprob.logprob)
-        assert len(logprob.top) == 3
-    assert all(e.logprobs is None for e in events if isinstance(e, JobTokens) and e.job is plain)
 
 
 def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:

@@ -97,7 +97,10 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def test_a_conversation_goes_on_after_a_restart(rig: Rig) -> None:
-    """WK-6: only the block that was not full is computed again."""
+    """WK-6: only the block that was not full is computed again. Without a session none is kept."""
+    rig.talk(list(range(10, 30)))
+    assert len(rig.store) == 0
+    rig.scheduler.pool.forget()
     first = rig.talk(list(range(10, 30)), session="s")
     assert rig.tier.stats().saved_blocks == 5
     rig.restart()
@@ -108,11 +111,6 @@ def test_a_conversation_goes_on_after_a_restart(rig: Rig) -> None:
     rig.finish(again)
     assert again.cached_tokens == 20
     assert rig.tier.stats().loaded_blocks == 5
-
-
-def test_without_a_session_nothing_is_kept(rig: Rig) -> None:
-    rig.talk(list(range(10, 30)))
-    assert len(rig.store) == 0
 
 
 def test_what_is_on_disk_is_not_written_again(rig: Rig) -> None:

@@ -129,56 +129,6 @@ def test_no_step_has_hung_where_the_process_stood_still_as_a_whole() -> None:
     assert not watch.has_hung and not watch.stuck_s
 
 
-@pytest.fixture
-def hanging(
-    tokenizer: Tokenizer, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Harness]:
-    monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
-    monkeypatch.setattr(failure, "LOOK_S", 0.01)
-    monkeypatch.setattr(failure, "STEP_TIMEOUT_S", 0.2)
-    with serving(tokenizer, die=ended.set) as harness:
-        harness.engine.on_cancel = lambda job, cause: None  # it hangs
-        yield harness
-
-
-def test_an_engine_that_hangs_in_a_step_hands_its_jobs_back_and_ends_the_process(
-    hanging: Harness, ended: threading.Event
-) -> None:
-    waiting, _ = hanging.submit(1)
-    running, _ = hanging.submit(2)
-    hanging.begin(running)
-    hanging.speak(running, "so far")
-    hanging.engine.step_under_way = StepUnderWay(1.0, 0.001)
-    end = hanging.wait_end(1)
-    assert (end.reason, end.code) == (FinishReason.CANCELLED, Code.DRAINING)
-    end = hanging.wait_end(2)  # it may be what the engine hangs on
-    assert (end.reason, end.code) == (FinishReason.ERROR, Code.INSTANCE_LOST)
-    assert hanging.text(2) == "so far"
-    assert ended.wait(60)
-    told = [f.stats.stuck_ms for f in hanging.lane.frames() if f.stats]
-    assert told[0] == 0 and max(told) > 30, "the heartbeats said so"
-    # Should it come back all the same, nobody hears of it.
-    hanging.finish(running)
-    hanging.finish(waiting)
-    hanging.lane.wait_final()
-
-
-def test_a_device_that_is_lost_between_two_steps_ends_the_process(
-    tokenizer: Tokenizer, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
-    faults = [""]
-    with serving(tokenizer, die=ended.set, device_fault=lambda: faults[0]) as harness:
-        harness.engine.on_cancel = lambda job, cause: None
-        job, _ = harness.submit(1)
-        harness.begin(job)
-        faults[0] = "the driver reports Xid 79"
-        assert harness.wait_end(1).code is Code.INSTANCE_LOST
-        assert any(frame.draining for frame in harness.lane.frames())
-        assert ended.wait(60)
-        harness.finish(job)
-
-
 def test_a_process_whose_interpreter_is_held_for_ever_is_ended() -> None:
     program = (
         "import ctypes, time\n"
