@@ -31,7 +31,7 @@ from catalog.hosts import is_loopback
 from orchestrator.tls import Tls
 from pool.process.ports import LAST_PORT, PORT_STRIDE
 from worker.environment import fields_of, problem_of
-from worker.settings import GONE, WorkerSettings
+from worker.settings import WorkerSettings
 
 Scalar = bool | int | float | str
 Devices = Literal["cpu"] | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -201,8 +201,7 @@ class InstanceSettings(_Strict):
     def _check_engine(cls, value: str) -> str:
         known = (*get_args(WorkerSettings.model_fields["engine"].annotation), "llamacpp")
         if value not in known:
-            why = f"; {GONE[value]}" if value in GONE else ""
-            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}{why}")
+            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}")
         return value
 
     @field_validator("settings")

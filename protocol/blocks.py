@@ -9,8 +9,6 @@ from array import array
 from collections.abc import Sequence
 
 _IDS = "I"
-if array(_IDS).itemsize != 4:  # pragma: no cover - no platform that Triton runs on
-    raise RuntimeError("this platform's unsigned int is not 32 bits wide")
 
 
 def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
@@ -47,8 +45,6 @@ def block_hashes(token_ids: Sequence[int], block_tokens: int, salt: bytes) -> li
     ``salt`` (see ``prefix_salt``) separates tenants and incompatible models: equal tokens under
     different salts never share a hash. Raises ``OverflowError`` for an id outside 0 … 2**32-1.
     """
-    if block_tokens < 1:
-        raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
     ids = array(_IDS, token_ids).tobytes()
     parent = root_hash(salt)
     hashes = []

@@ -190,27 +190,20 @@ def features_of(sampling: Sampling) -> list[Feature]:
     A seed is not among them: an orchestrator may have added it, so that another worker can continue
     the text.
     """
-    needed: list[Feature] = []
-    if sampling.ignore_eos:
-        needed.append(Feature.IGNORE_EOS)
-    if sampling.logit_bias:
-        needed.append(Feature.LOGIT_BIAS)
-    if sampling.logprobs is not None:
-        needed.append(Feature.LOGPROBS)
-    if sampling.min_p:
-        needed.append(Feature.MIN_P)
-    if sampling.min_tokens:
-        needed.append(Feature.MIN_TOKENS)
-    if (
+    has_penalties = (
         sampling.presence_penalty
         or sampling.frequency_penalty
         or sampling.repetition_penalty != 1.0
-    ):
-        needed.append(Feature.PENALTIES)
-    if sampling.prompt_logprobs is not None:
-        needed.append(Feature.PROMPT_LOGPROBS)
-    if not sampling.skip_special_tokens:
-        needed.append(Feature.SPECIAL_TEXT)
-    if sampling.stop_token_ids:
-        needed.append(Feature.STOP_TOKEN_IDS)
-    return needed
+    )
+    asked = {
+        Feature.IGNORE_EOS: sampling.ignore_eos,
+        Feature.LOGIT_BIAS: sampling.logit_bias,
+        Feature.LOGPROBS: sampling.logprobs is not None,
+        Feature.MIN_P: sampling.min_p,
+        Feature.MIN_TOKENS: sampling.min_tokens,
+        Feature.PENALTIES: has_penalties,
+        Feature.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
+        Feature.SPECIAL_TEXT: not sampling.skip_special_tokens,
+        Feature.STOP_TOKEN_IDS: sampling.stop_token_ids,
+    }
+    return [feature for feature, is_asked in asked.items() if is_asked]

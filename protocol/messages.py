@@ -27,11 +27,9 @@ Frames are arrays rather than maps on the wire, since they are the hot path; fie
 appended, with a default.
 """
 
-import sys
 from array import array
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -209,9 +207,10 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
 class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
     """Log-probabilities of a prompt's tokens from position ``first`` (1 or more) on, packed.
 
-    Numbers of 4 bytes, little-endian, since a long prompt has many: ``logprobs`` (float) and
-    ``ranks`` (int) of each token, ``top_ids`` (int) and ``top_logprobs`` (float) of the ``top``
-    likeliest at its place. Their meaning is that of ``TokenLogprob``'s fields.
+    Numbers of 4 bytes, since a long prompt has many (little-endian, as on all platforms of
+    Triton's): ``logprobs`` (float) and ``ranks`` (int) of each token, ``top_ids`` (int) and
+    ``top_logprobs`` (float) of the ``top`` likeliest at its place. Their meaning is that of
+    ``TokenLogprob``'s fields.
     """
 
     first: int
@@ -245,8 +244,8 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
     def unpack(self) -> list[TokenLogprob]:
         """The log-probabilities as one ``TokenLogprob`` for each token."""
-        logprobs, ranks = _unpacked("f", self.logprobs), _unpacked("i", self.ranks)
-        ids, values = _unpacked("i", self.top_ids), _unpacked("f", self.top_logprobs)
+        logprobs, ranks = array("f", self.logprobs), array("i", self.ranks)
+        ids, values = array("i", self.top_ids), array("f", self.top_logprobs)
         k = self.top
         return [
             TokenLogprob(
@@ -259,17 +258,7 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _packed(code: str, values: Sequence[float]) -> bytes:
-    numbers = array(code, values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _unpacked(code: str, data: bytes) -> Any:
-    numbers = array(code, data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+    return array(code, values).tobytes()
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True):
@@ -309,11 +298,11 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     handle: int
     reason: FinishReason
     prompt_tokens: int
-    completion_tokens: int
-    wait_ms: float
-    prefill_ms: float
-    decode_ms: float
-    left_ms: float
+    completion_tokens: int = 0
+    wait_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    left_ms: float = 0.0
     code: Code | None = None
     message: str = ""
     late_tokens: int = 0
@@ -385,6 +374,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     sessions_displaced_total: int = 0
     cuda_init_ms: float = 0.0
     disk_saved_sessions_total: int = 0
+    """Not counted any more; its place stays, for other versions."""
     drain_left_ms: float | None = None
     stuck_ms: float = 0.0
     not_finite_total: int = 0

@@ -128,13 +128,13 @@ class JobFinished:
     code: Code | None
     message: str
     prompt_tokens: int
-    completion_tokens: int
-    late_tokens: int
-    wait_ms: float
-    prefill_ms: float
-    decode_ms: float
-    left_ms: float
-    abort_ms: float | None
+    completion_tokens: int = 0
+    late_tokens: int = 0
+    wait_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    left_ms: float = 0.0
+    abort_ms: float | None = None
     cached_tokens: int = 0
     spared: bool = False
     embedding: bytes = b""
@@ -167,7 +167,7 @@ class EngineService(Protocol):
     def pause(self, job: Job) -> None:
         """Pause a job after the current step; its KV is kept. Idempotent.
 
-        Ignored once it has been paused too often (``SchedulerConfig.most_pauses``). Deadline and
+        Ignored once it has been paused too often (``most_pauses``). Deadline and
         abort still count.
         """
 

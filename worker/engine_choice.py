@@ -102,7 +102,6 @@ def _only_ours(settings: WorkerSettings) -> str:
     asked = {
         "deterministic": settings.deterministic,
         "kv.disk_path": settings.kv.disk_path is not None,
-        "quantize": settings.quantize != "none",
     }
     name = next((name for name, is_asked in asked.items() if is_asked), "")
     if name:

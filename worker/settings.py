@@ -7,7 +7,6 @@ own environment. A bad value stops the model from loading, with the variable's n
 import json
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -78,12 +77,6 @@ EngineName = Literal[
     "synthetic-paced",
     "synthetic-scripted",
 ]
-GONE: Final[Mapping[str, str]] = {
-    "llamacpp": "llama.cpp is a server now, which tidegate up --engine llamacpp and tidegate pool"
-    " start: there is none inside a worker",
-    "transformers": "this engine is gone: take vllm, or a server over HTTP (docs/engines.md)",
-}
-"""Engines that there were, and what to do instead."""
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -159,10 +152,8 @@ class WorkerSettings(EnvironmentSettings):
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 if it is the checkpoint's
-    and our own products work (numba, AVX-512 or AMX, weights not quantized), or the model exceeds
-    the caches and the CPU has instructions for it; else float32."""
-    quantize: Literal["none", "int8"] = "none"
-    """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
+    and our own products work (numba, AVX-512 or AMX), or the model exceeds the caches and the CPU
+    has instructions for it; else float32."""
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
     max_running: int = Field(default=64, ge=1)
@@ -200,13 +191,6 @@ class WorkerSettings(EnvironmentSettings):
     def computes_on_gpu(self) -> bool:
         """Whether the engine computes on a GPU, which synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _is_there(cls, value: object) -> object:
-        if isinstance(value, str) and value in GONE:
-            raise ValueError(GONE[value])
-        return value
 
     @field_validator("engine_args", mode="before")
     @classmethod

@@ -33,8 +33,6 @@ def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> int
     config = _config(model)
     stored = _BYTES.get(str(config.get("torch_dtype") or config.get("dtype")), 2)
     wanted = _BYTES.get(str(settings.get("dtype", "auto")), stored)
-    if not on_gpu and settings.get("quantize") == "int8":
-        wanted = 1
     is_gguf = any(file.suffix == ".gguf" for file in files)
     weights = on_disk if is_gguf else on_disk * wanted // stored
     kv = _kv_bytes(config, settings, wanted)

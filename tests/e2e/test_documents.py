@@ -92,7 +92,6 @@ NOT_RUN = {
     "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",
     "deadline-conformance ": "the same, from the wheel of its own",
     "python client/examples/slot_grpc.py": "needs a model of clips; tests/e2e/test_slot.py runs it",
-    "python -m worker.kv_disk ": "needs such a folder; tests/worker/kv_disk makes one",
 }
 """What nothing here runs or parses, by how it begins, and why."""
 

@@ -46,9 +46,7 @@ def test_on_the_cpu_and_by_name_nothing_is_looked_up(model: Path, packages: Path
     assert (named.name, named.why) == ("torch", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("deterministic", True), ("kv__disk_path", "/kv"), ("quantize", "int8")]
-)
+@pytest.mark.parametrize(("name", "value"), [("deterministic", True), ("kv__disk_path", "/kv")])
 def test_what_only_our_own_engine_does_chooses_it(
     model: Path, packages: Path, name: str, value: object
 ) -> None:
@@ -94,15 +92,6 @@ def test_adapters_are_vllms_on_any_device(model: Path, packages: Path) -> None:
     for device in ("cuda", "cpu"):
         choice = choose_engine(settings(model, device=device, adapters={"tone": "/t"}), packages)
         assert choice.name == "vllm" and "TIDEGATE_WORKER__ADAPTERS" in choice.why
-
-
-@pytest.mark.parametrize(
-    ("engine", "instead"),
-    [("llamacpp", r"tidegate up --engine llamacpp"), ("transformers", "take vllm, or a server")],
-)
-def test_an_engine_that_is_gone_is_refused_by_name(model: Path, engine: str, instead: str) -> None:
-    with pytest.raises(ValueError, match=f"engine\n.*{instead}"):
-        settings(model, engine=engine)
 
 
 def test_the_choice_and_its_reason_are_on_the_card(

@@ -10,8 +10,7 @@ from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, engine_digest, model_card, pooling_of
 from worker.engine.engine import Engine, EngineConfig
-from worker.engine.sizes import fitting, largest
-from worker.engine.step_costs import measure
+from worker.engine.step_costs import fitting, largest, measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
@@ -163,7 +162,7 @@ def _build(
         pooling=pooling_of(settings),
         can_pause=True,
         can_continue=True,
-        quantization=settings.quantize if has_model else "",
+        quantization="none" if has_model else "",
         deterministic=settings.deterministic and has_model,
         step_costs=costs,
     )
@@ -190,8 +189,6 @@ def _open_tier(
     if settings.deterministic:
         # What another engine computed is as good, but not the same to the last bit (WK-3).
         origin += engine
-    elif settings.quantize != "none":
-        origin += settings.quantize
     return open_disk_tier(
         scheduler, built.memory, settings.kv.disk_path, settings.kv.disk_bytes, origin
     )

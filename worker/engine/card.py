@@ -87,7 +87,6 @@ def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
-        "quantize": settings.quantize,
         "attention": built.attention,
         "arithmetic": built.arithmetic,
         "block_tokens": BLOCK_TOKENS,
@@ -129,17 +128,6 @@ def end_tokens(
     return found
 
 
-def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
-    """Default sampling; logged, because it changes what clients get."""
-    defaults = read_sampling_defaults(settings.model_path)
-    if defaults != SamplingDefaults():
-        model_log.info(
-            "where requests do not say, sampling is that of generation_config.json (%s)",
-            ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(defaults).items()),
-        )
-    return defaults
-
-
 def pooling_of(settings: WorkerSettings) -> Pooling | None:
     """How embeddings are made; None for an engine without a model."""
     if settings.engine != "torch":
@@ -177,14 +165,15 @@ def model_card(
         "max_running": settings.max_running,
         "max_waiting": MAX_WAITING,
         "min_start_budget_ms": settings.min_start_budget_ms,
-        "sampling_defaults": sampling_defaults(settings),
+        "sampling_defaults": read_sampling_defaults(settings.model_path),
         "deterministic": settings.deterministic,
     }
     return ModelCard(**(common | device_facts(device, gpus)._asdict() | own))
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:
-    """Sampling defaults of checkpoint directory ``path``; unfit ones are left out with a warning.
+    """Sampling defaults of checkpoint directory ``path``; logged, because they change what clients
+    get. Unfit ones are left out with a warning.
 
     Raises ``BrokenCheckpoint`` for a file that cannot be read.
     """
@@ -192,5 +181,12 @@ def read_sampling_defaults(path: Path) -> SamplingDefaults:
     for unfit in found.unfit:
         model_log.warning(
             "%s: %s is out of range and not used", path / "generation_config.json", unfit
+        )
+    if found.defaults != SamplingDefaults():
+        model_log.info(
+            "where requests do not say, sampling is that of generation_config.json (%s)",
+            ", ".join(
+                f"{key} {value}" for key, value in msgspec.to_builtins(found.defaults).items()
+            ),
         )
     return found.defaults

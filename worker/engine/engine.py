@@ -12,9 +12,10 @@ from worker.engine.backend import Backend, Executed
 from worker.engine.executor import Executor
 from worker.engine.kv_events import ReportQueue
 from worker.engine.loop import EngineLoop
-from worker.kv_disk.base import NoTier, Tier
+from worker.kv_disk.base import Tier
 from worker.runner.base import Runner
 from worker.runner.out_of_memory import StepMemory
+from worker.scheduler.config import most_pauses
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Schedule
 from worker.scheduler.request import Request
@@ -48,7 +49,7 @@ class Engine(EngineLoop):
         self.executor = Executor(
             scheduler, runner, memory or StepMemory(), clock, overlap=config.overlap
         )
-        backend = OwnBackend(scheduler, self.executor, tier or NoTier(), config.hash_salt)
+        backend = OwnBackend(scheduler, self.executor, tier or Tier(), config.hash_salt)
         super().__init__(backend, config.eos_token_ids, clock=clock, draw_seed=draw_seed)
 
 
@@ -97,7 +98,7 @@ class OwnBackend(Backend):
         self._scheduler.unblock()
 
     def most_pauses(self, request: Request) -> int:
-        return self._scheduler.config.most_pauses(request.generated)
+        return most_pauses(request.generated)
 
     def pause(self, request: Request) -> bool:
         if request in self._executor.in_flight:
@@ -172,7 +173,6 @@ class OwnBackend(Backend):
             "hit_blocks_total": prefix_cache.hit_blocks_total,
             "missed_blocks_total": prefix_cache.missed_blocks_total,
             "disk_saved_blocks_total": disk.saved_blocks,
-            "disk_saved_sessions_total": disk.saved_sessions,
             "disk_loaded_blocks_total": disk.loaded_blocks,
             "disk_save_ms_total": disk.save_ms,
             "disk_load_ms_total": disk.load_ms,

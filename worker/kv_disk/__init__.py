@@ -3,11 +3,10 @@
 ::
 
     engine's thread    disk_tier    what to save and to restore; pins pool blocks for the two below
-    two threads        transfers    saver: pool → staging → files, and a session's manifest
+    two threads        transfers    saver: pool → staging → files
                                     loader: files → staging → pool
     below              block_store  what is on disk: bounded, least recently used goes first
                        block_file   one block as one safetensors file
-                       directories  those of other models and engines, listed and removed
                        base         copies between pool and staging; ``cuda_copies`` for tensors
 
 A file is found by its block's hash alone, so that a restarted worker, or another one on the same

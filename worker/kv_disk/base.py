@@ -66,8 +66,7 @@ class HostMemory:
 class TierStats:
     """Totals since the worker began.
 
-    ``saved_sessions`` are turns of conversations that are on disk as far as they are computed,
-    ``failures`` files that could not be written or used, ``skipped_blocks`` blocks that were
+    ``failures`` are files that could not be written or used, ``skipped_blocks`` blocks that were
     evicted before the disk had taken those before them.
     """
 
@@ -77,18 +76,14 @@ class TierStats:
     load_ms: float = 0.0
     failures: int = 0
     skipped_blocks: int = 0
-    saved_sessions: int = 0
 
 
-class Tier(Protocol):
-    """A tier below the KV pool. All methods are called on the engine's thread and never wait."""
+class Tier:
+    """A tier below the KV pool; this one does nothing. All methods are called on the engine's
+    thread and never wait."""
 
     def attach(self, wake: Callable[[], None]) -> None:
         """Set the callback for results, on any thread."""
-
-    @property
-    def has_results(self) -> bool:
-        """Whether ``collect`` has something to do."""
 
     def restore(self, waiting: Sequence[Request], now: float) -> None:
         """Have the next requests in the queue wait for their heads, where worth loading."""
@@ -105,37 +100,8 @@ class Tier(Protocol):
     def spill(self) -> None:
         """Save blocks ahead of their eviction, if there is nothing else to save."""
 
-    def stats(self) -> TierStats: ...
-
-    def close(self) -> None:
-        """Finish saving, which may take a moment, and unpin all blocks. Idempotent."""
-
-
-class NoTier:
-    """No tier below the pool."""
-
-    has_results = False
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        pass
-
-    def restore(self, waiting: Sequence[Request], now: float) -> None:
-        pass
-
-    def keep(self, request: Request) -> None:
-        pass
-
-    def forget(self, hashes: Sequence[bytes]) -> None:
-        pass
-
-    def collect(self, now: float) -> None:
-        pass
-
-    def spill(self) -> None:
-        pass
-
     def stats(self) -> TierStats:
         return TierStats()
 
     def close(self) -> None:
-        pass
+        """Finish saving, which may take a moment, and unpin all blocks. Idempotent."""

@@ -50,9 +50,9 @@ class BlockFormat:
         return len(self.header(bytes(32), 0)) + self.block_bytes
 
     def write(self, path: Path, block_hash: bytes, content: Bytes) -> None:
-        """See ``write_whole``."""
+        """Write the file, as a whole or not at all. Raises ``OSError``."""
         data = content.data.cast("B")
-        write_whole(path, [self.header(block_hash, zlib.crc32(data)), data])
+        _write_whole(path, [self.header(block_hash, zlib.crc32(data)), data])
 
     def read(self, path: Path, block_hash: bytes, into: Bytes) -> bool:
         """Fill ``into`` from ``path``; False if that is not exactly what ``write`` wrote.
@@ -73,8 +73,8 @@ class BlockFormat:
         return header == self.header(block_hash, zlib.crc32(data))
 
 
-def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """Write and sync a temporary file next to ``path``, then rename it. Raises ``OSError``."""
+def _write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """Write and sync a temporary file next to ``path``, then rename it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -3,7 +3,6 @@
 ::
 
     <root>/<fingerprint>/blocks/3f/3f09….safetensors     one per block, named as in memory
-                         sessions/<sha256>.json          which blocks a conversation has
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from worker.kv_disk.block_file import BlockFormat, Bytes, write_whole
+from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.log import engine_log
 
 _FREE_SHARE: Final = 0.2
@@ -28,7 +27,7 @@ _MAX_FREE_BYTES: Final = 20 * 2**30
 """Most bytes left free for others: ``_FREE_SHARE`` of the file system (WK-5), but no more than
 this, since what others write does not grow with the disk."""
 _BLOCK_FILE: Final = re.compile(r"[0-9a-f]{64}\.safetensors")
-_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.(safetensors|json)\.[0-9]+\.tmp")
+_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.safetensors\.[0-9]+\.tmp")
 _ABANDONED_S: Final = 600.0
 """Seconds after which an unfinished file is abandoned: no living worker writes one for so long."""
 
@@ -63,17 +62,15 @@ class BlockStore:
         self.format = block_format
         self._root = root
         self._blocks_dir = root / "blocks"
-        self._sessions_dir = root / "sessions"
         self._most_blocks = most_bytes // block_format.file_bytes
         self._usage = usage
         self._lock = threading.Lock()
-        self._make_directories()
+        self._make_directory()
         self.failures_total = 0
         self._says_failures = True
         """Whether a failed write is logged; False until one succeeds: a bad disk is logged once."""
         self._says_full = True
         self._hashes = self._scan()
-        self._sessions = self._scan_sessions()
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -99,7 +96,7 @@ class BlockStore:
 
     def write(self, block_hash: bytes, content: Bytes) -> bool:
         """Put a block on disk, if there is room or room can be made; else False. Never raises."""
-        self._restore_directories()
+        self._restore_directory()
         if not self._make_room():
             if self._says_full:
                 self._says_full = False
@@ -144,56 +141,27 @@ class BlockStore:
         for block_hash in hashes:
             self._drop(block_hash)
 
-    def remember(self, session: str, hashes: Sequence[bytes]) -> None:
-        """Write a manifest of a conversation's blocks, for people.
+    def _make_directory(self) -> None:
+        self._blocks_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-        There are never more manifests than there may be blocks.
-        """
-        if not hashes:
-            return
-        self._restore_directories()
-        if self._missing_bytes(0) > 0:
-            return
-        key = hashlib.sha256(session.encode()).hexdigest()
-        manifest = {"format": 1, "blocks": [block_hash.hex() for block_hash in hashes]}
-        try:
-            write_whole(self._manifest(key), [json.dumps(manifest).encode()])
-        except OSError as error:
-            self._failed("written", error)
-            return
-        self._sessions[key] = None
-        self._sessions.move_to_end(key)
-        while len(self._sessions) > self._most_blocks:
-            oldest, _ = self._sessions.popitem(last=False)
-            with suppress(OSError):
-                self._manifest(oldest).unlink()
-
-    def _make_directories(self) -> None:
-        for directory in (self._blocks_dir, self._sessions_dir):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def _restore_directories(self) -> None:
-        """Start over if the directories were removed (by a cleaner of /tmp, for example)."""
-        has_blocks, has_sessions = self._blocks_dir.is_dir(), self._sessions_dir.is_dir()
-        if has_blocks and has_sessions:
+    def _restore_directory(self) -> None:
+        """Start over if the directory was removed (by a cleaner of /tmp, for example)."""
+        if self._blocks_dir.is_dir():
             return
         try:
-            self._make_directories()
+            self._make_directory()
         except OSError as error:
             self._failed("written", error)
             return
         engine_log.warning("KV directory %s was removed; created it again", self._root)
         with self._lock:
-            if not has_blocks:
-                self._hashes.clear()
-            if not has_sessions:
-                self._sessions.clear()
+            self._hashes.clear()
 
     def _make_room(self) -> bool:
         """Evict until one more block fits; False when not even evicting everything would do."""
         size = self.format.file_bytes
         while True:
-            missing = self._missing_bytes(size)
+            missing = self._missing_bytes()
             if missing <= 0 and len(self._hashes) < self._most_blocks:
                 return True
             with self._lock:
@@ -202,15 +170,15 @@ class BlockStore:
                 block_hash = next(iter(self._hashes))
             self._drop(block_hash)
 
-    def _missing_bytes(self, size: int) -> float:
-        """Bytes to delete before ``size`` more leave enough of the disk free; inf if unknown."""
+    def _missing_bytes(self) -> float:
+        """Bytes to delete before one more block leaves enough of the disk free; inf if unknown."""
         try:
             free_bytes, total_bytes = self._usage(self._root)
         except OSError as error:
             self._failed("written", error)
             return math.inf
         spared = min(int(total_bytes * _FREE_SHARE), _MAX_FREE_BYTES)
-        return spared + size - free_bytes
+        return spared + self.format.file_bytes - free_bytes
 
     def _drop(self, block_hash: bytes) -> None:
         with self._lock:
@@ -221,9 +189,6 @@ class BlockStore:
     def _path(self, block_hash: bytes) -> Path:
         text = block_hash.hex()
         return self._blocks_dir / text[:2] / f"{text}.safetensors"
-
-    def _manifest(self, key: str) -> Path:
-        return self._sessions_dir / f"{key}.json"
 
     def _scan(self) -> "OrderedDict[bytes, None]":
         """Blocks that earlier workers left, in the order of use. Other files are not touched."""
@@ -236,24 +201,6 @@ class BlockStore:
                     if status.st_size == self.format.file_bytes:
                         found.append((status.st_mtime_ns, bytes.fromhex(entry.name[:64])))
         return OrderedDict((block_hash, None) for _, block_hash in sorted(found))
-
-    def _scan_sessions(self) -> "OrderedDict[str, None]":
-        """Manifests of earlier workers, oldest first; those without their beginning are removed."""
-        found = []
-        for path in self._sessions_dir.iterdir():
-            _remove_abandoned(path)
-            if path.suffix != ".json":
-                continue
-            try:
-                first = bytes.fromhex(json.loads(path.read_text())["blocks"][0])
-            except (OSError, ValueError, KeyError, TypeError, IndexError):
-                first = b""
-            with suppress(OSError):
-                if first in self._hashes:
-                    found.append((path.stat().st_mtime_ns, path.stem))
-                else:
-                    path.unlink()
-        return OrderedDict((key, None) for _, key in sorted(found))
 
     def _failed(self, what: str, error: Exception) -> None:
         self.failures_total += 1

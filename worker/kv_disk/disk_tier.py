@@ -11,15 +11,12 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
-from threading import Thread
 
-from worker.kv_disk.base import KVMemory, TierStats
+from worker.kv_disk.base import KVMemory, Tier, TierStats
 from worker.kv_disk.block_store import BlockStore, fingerprint
-from worker.kv_disk.directories import log_others
 from worker.kv_disk.transfers import (
     Background,
     BackgroundThread,
@@ -62,12 +59,11 @@ class _Wanted:
     """Blocks to be saved, in order, and not pinned yet: they may be evicted before."""
 
     hashes: deque[bytes]
-    session: str = ""
     text: list[bytes] = field(default_factory=list)
     is_spill: bool = False
 
 
-class DiskTier:
+class DiskTier(Tier):
     """A ``Tier`` that keeps blocks in files."""
 
     def __init__(
@@ -97,10 +93,6 @@ class DiskTier:
         self._skipped_blocks = 0
         self._closed = False
 
-    @property
-    def has_results(self) -> bool:
-        return bool(self._results)
-
     def attach(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
@@ -108,7 +100,6 @@ class DiskTier:
         saved, loaded = self._saver.counts, self._loader.counts
         return TierStats(
             saved_blocks=saved.blocks,
-            saved_sessions=saved.sessions,
             save_ms=saved.seconds * 1e3,
             loaded_blocks=loaded.blocks,
             load_ms=loaded.seconds * 1e3,
@@ -187,9 +178,7 @@ class DiskTier:
             return
         text = request.hashes[: request.full_blocks]
         missing = [block_hash for block_hash in text if not self._store.holds(block_hash)]
-        # Under this tenant's root: equal names of sessions are not the same session.
-        session = f"{request.root_hash.hex()}/{request.job.session}"
-        self._save(_Wanted(deque(missing), session, text))
+        self._save(_Wanted(deque(missing), text))
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         gone = frozenset(hashes)
@@ -237,7 +226,7 @@ class DiskTier:
             save = Save(pinned)
             if not wanted.hashes:
                 self._wanted.popleft()
-                save = Save(pinned, wanted.session, wanted.text)
+                save = Save(pinned, wanted.text)
             self._saver.submit(save)
 
     # ── back again ───────────────────────────────────────────────────────────────────────────
@@ -304,11 +293,9 @@ def open_disk_tier(
         ) from error
     model_log.info("KV disk %s holds %d blocks for this model", path, len(store))
     loading, saving = BackgroundThread("tidegate-kv-load"), BackgroundThread("tidegate-kv-save")
-    # On a thread: there may be a million files to add up, and nothing waits for the sum.
-    Thread(target=_log_others, args=(path, root), name="tidegate-kv-list", daemon=True).start()
+    for other in sorted(path.iterdir()):
+        if other != root and (other / "blocks").is_dir():
+            model_log.info(
+                "KV of another model or engine is in %s; delete it if that is gone", other
+            )
     return DiskTier(scheduler, store, memory, loading, saving)
-
-
-def _log_others(path: Path, own: Path) -> None:
-    with suppress(OSError):  # a directory was removed while it was measured
-        log_others(path, own)

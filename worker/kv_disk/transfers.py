@@ -69,13 +69,11 @@ _LARGE_BYTES = 2**18
 
 
 @dataclass(slots=True)
-class LoadCounts:
-    """Counters, written by the loader's thread. ``seconds``: all loading time, with copies."""
+class Counts:
+    """Counters, written by one thread. ``seconds``: all time of its transfers, with copies."""
 
     blocks: int = 0
     seconds: float = 0.0
-    missed: int = 0
-    """Blocks that were thought to be on disk but could not be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +95,7 @@ class Loader:
         background: Background,
         done: Callable[[Load], None],
     ) -> None:
-        self.counts = LoadCounts()
+        self.counts = Counts()
         self._store = store
         self._memory = memory
         self._background = background
@@ -126,7 +124,6 @@ class Loader:
             while load.loaded < len(load.hashes):
                 count = self._read_batch(load)
                 if not count:
-                    self.counts.missed += len(load.hashes) - load.loaded
                     break
                 first = load.loaded
                 self._memory.copy_in(self._staging, load.blocks[first : first + count])
@@ -161,21 +158,10 @@ class PinnedBlock(NamedTuple):
 
 
 @dataclass(slots=True)
-class SaveCounts:
-    """Counters, written by the saver's thread. ``seconds``: all saving time, with copies."""
-
-    blocks: int = 0
-    seconds: float = 0.0
-    sessions: int = 0
-    """Turns of conversations saved."""
-
-
-@dataclass(slots=True)
 class Save:
-    """Blocks to save, and the ``session`` with the blocks ``text``, if one of its turns ended."""
+    """Blocks to save; they are the last that were missing of ``text``, unless that is empty."""
 
     pinned: list[PinnedBlock]
-    session: str = ""
     text: list[bytes] = field(default_factory=list)
 
 
@@ -189,7 +175,7 @@ class Saver:
         background: Background,
         returned: Callable[[Sequence[PinnedBlock]], None],
     ) -> None:
-        self.counts = SaveCounts()
+        self.counts = Counts()
         self._store = store
         self._memory = memory
         self._background = background
@@ -223,11 +209,8 @@ class Saver:
                     # A block is pinned twice if its text continued before the file was written.
                     if not self._store.holds(pinned.block_hash):
                         self.counts.blocks += self._store.write(pinned.block_hash, content)
-            if save.session:
-                kept = list(takewhile(self._store.holds, save.text))
-                self._store.touch(kept)
-                self._store.remember(save.session, kept)
-                self.counts.sessions += 1
+            if save.text:
+                self._store.touch(list(takewhile(self._store.holds, save.text)))
         finally:
             self.counts.seconds += time.perf_counter() - started
             # Returns those not reached; if there are none, it signals that the counts have changed.

@@ -1,5 +1,5 @@
-"""Linear layers by their layout in memory: dense, turned, mapped from the file, packed for oneDNN,
-or int8. Weights in blocks for our own kernel, if there is one: ``worker.models.blocked``.
+"""Linear layers by their layout in memory: dense, turned, mapped from the file, or packed for
+oneDNN. Weights in blocks for our own kernel, if there is one: ``worker.models.blocked``.
 
 Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
 bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least four
@@ -9,20 +9,13 @@ of one size, which is tested at load (``TiledForward.check``), since CPUs differ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from worker.errors import UnsupportedModel
 from worker.models.fused import gated
-
-_INT8_INPUTS: Final = 64
-_QUANTISE_ROWS: Final = 256
-_INT8_OUTPUTS: Final = 16
-_DEQUANTISE_ROWS: Final = 64
-"""Rows from which an int8 product costs more than converting the weights to float first."""
 
 
 class Linear(Protocol):
@@ -103,33 +96,6 @@ class PackedFormat:
         # Packed apart, so that activation and product are fused with the matrix products.
         gate, up = stacked(parts).chunk(2)
         return PackedGated(_pack(gate), _pack(up))
-
-
-class Int8Format:
-    """A ``Format`` of int8 weights, one scale per output (symmetric, largest magnitude at 127).
-
-    A layer with an odd number of outputs (some vocabularies) stays dense. Raises
-    ``UnsupportedModel`` for inputs that are not a multiple of 64: torch's kernel reads beyond them.
-    """
-
-    least_rows = 1
-    tile_rows = 1
-    rows_dtype = None
-
-    def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
-        weight = stacked(parts)
-        out, into = weight.shape
-        if into % _INT8_INPUTS:
-            raise UnsupportedModel(
-                f"quantize=int8 needs layers whose inputs are a multiple of {_INT8_INPUTS}, this"
-                f" model has one with {into}; set TIDEGATE_WORKER__QUANTIZE=none"
-            )
-        if out % _INT8_OUTPUTS:
-            return DenseLinear((weight,), bias)
-        return Int8Linear(*quantise(weight), bias)
-
-    def gated(self, parts: Sequence[Tensor]) -> Linear:
-        return SplitGated(self.linear(parts, None))
 
 
 def packs(dtype: torch.dtype) -> bool:
@@ -213,53 +179,6 @@ class PackedGated:
     @property
     def nbytes(self) -> int:
         return self.gate.nbytes + self.up.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Linear:
-    """A layer of ``weight`` int8 [out, in] and ``scales`` [out] of the activations' type."""
-
-    weight: Tensor
-    scales: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if len(x) >= _DEQUANTISE_ROWS:
-            return linear(x, self.weight.to(x.dtype).mul_(self.scales[:, None]), self.bias)
-        out = torch._weight_int8pack_mm(x, self.weight, self.scales)
-        return out if self.bias is None else out.add_(self.bias)
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + self.scales.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class SplitGated:
-    """A gated layer over one linear layer with the outputs gate and up."""
-
-    both: Linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return gated(self.both(x))
-
-    @property
-    def nbytes(self) -> int:
-        return self.both.nbytes
-
-
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round ``weight`` to int8 [out, in], with scales [out] in the type of ``weight``."""
-    # Divided by the rounded scale, which compensates for its rounding.
-    largest = torch.maximum(weight.amax(dim=1), -weight.amin(dim=1))
-    scales = (largest.float() / 127).clamp_(min=1e-12).to(weight.dtype)
-    rounded = torch.empty(weight.shape, dtype=torch.int8)
-    # In pieces: a whole layer in float32, twice, would take more memory than the layer.
-    for first in range(0, len(weight), _QUANTISE_ROWS):
-        rows = slice(first, first + _QUANTISE_ROWS)
-        steps = weight[rows].float() / scales[rows].float()[:, None]
-        rounded[rows] = steps.round_().clamp_(-127, 127).to(torch.int8)
-    return rounded, scales
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:

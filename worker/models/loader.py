@@ -3,7 +3,7 @@
 ::
 
     CPU    read (several threads) ─▶ staging, one parameter each ─▶ blocks | packed | turned |
-                                                                            dense | int8
+                                                                            dense
     CUDA   read (several threads) ─▶ pinned ring ─▶ side stream ─▶ fused tensors   (cuda_loader)
 
 The largest parameters are loaded first and alone, while little else is in memory, then layer by
@@ -29,7 +29,6 @@ from worker.choices import Choices, cpu_seconds, in_turns, one_thread
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.block_products import fastest_form
 from worker.cpu_kernels.compiled import has_dots
-from worker.errors import UnsupportedModel
 from worker.log import model_log
 from worker.models.blocked import BlockedFormat, blocks_fit
 from worker.models.checkpoint import Checkpoint
@@ -37,7 +36,6 @@ from worker.models.cuda_loader import load_on_cuda
 from worker.models.linear import (
     DenseFormat,
     Format,
-    Int8Format,
     Linear,
     PackedFormat,
     TurnedFormat,
@@ -147,14 +145,13 @@ _READERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of weights on the CPU; see ``WorkerSettings.quantize``.
+    """Layout of weights on the CPU.
 
     ``small``: the caches hold much of the weights, so that what a call costs counts. ``measured``:
     in the layout whose products are the fastest here, kept in ``choices``; else in the first that
     the CPU supports.
     """
 
-    int8: bool = False
     small: bool = False
     measured: bool = False
     choices: Choices = field(default_factory=Choices)
@@ -199,8 +196,6 @@ def load_weights(
     with Checkpoint(path) as checkpoint, torch.inference_mode():
         checkpoint.check_fit(parameters.values(), unused)
         if device.type == "cuda":
-            if layout.int8:
-                raise UnsupportedModel("quantize=int8 is for the CPU; set it to none on CUDA")
             return _assembled(
                 parameters, load_on_cuda(checkpoint, parameters, dtype, device), dtype
             )
@@ -211,8 +206,6 @@ def load_weights(
 
 
 def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Parameter]) -> Format:
-    if layout.int8:
-        return Int8Format()
     if layout.small and dtype == torch.float32:
         # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it. Blocks
         # take 0.6 to 1.25 times as long by number of rows, and about as long on average (one Intel

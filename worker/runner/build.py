@@ -61,13 +61,12 @@ def build_torch_runner(
     with timing.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
         device = open_device(settings.device)
         if device.type == "cpu":
-            set_threads(settings, config)
+            set_threads(config)
             _compile_loops()
         dtype = choose_dtype(settings, config, device)
-    facts = {"dtype": dtype, "int8": settings.quantize, "numba": toolchain(), "model": config}
+    facts = {"dtype": dtype, "numba": toolchain(), "model": config}
     choices = Choices(settings.choices_path, machine_facts() | facts)
     layout = Layout(
-        int8=settings.quantize == "int8",
         # Packed layers sum in one order for any number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
         measured=not settings.deterministic,
@@ -79,7 +78,7 @@ def build_torch_runner(
     bytes_each = block_bytes(config, BLOCK_TOKENS, dtype.itemsize)
     blocks_per_job = -(-config.context_tokens // BLOCK_TOKENS)
     wanted = settings.max_running * blocks_per_job
-    guard = _open_guard(settings, device)
+    guard = text_guard(_meter(device), MemoryLimits.of(settings.memory.hard_gib))
     context_bytes = blocks_per_job * bytes_each
     step_bytes = 0
     if device.type == "cuda" and not settings.kv.blocks:
@@ -199,10 +198,6 @@ def _forward(
             threads,
         )
     return tiled, attention.name
-
-
-def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
-    return text_guard(_meter(device), MemoryLimits.of(settings.memory.hard_gib))
 
 
 def _meter(device: torch.device) -> MemoryMeter:

@@ -80,22 +80,16 @@ def choose_dtype(
         return own
     if own != torch.bfloat16:
         return torch.float32
-    has_products = settings.quantize == "none"
     has_instructions = has_bfloat16() and not is_small(config)
-    fast = has_instructions or (has_products and blocks_fit(own))
+    fast = has_instructions or blocks_fit(own)
     return own if fast else torch.float32
 
 
-def set_threads(settings: WorkerSettings, config: ModelConfig) -> None:
+def set_threads(config: ModelConfig) -> None:
     """Set this process's threads, unless ``OMP_NUM_THREADS`` does."""
-    use_threads(settings, small=is_small(config))
-
-
-def use_threads(settings: WorkerSettings, *, small: bool) -> None:
-    """Set this process's threads for a model that is ``small``, so that one is enough, or not."""
     if "OMP_NUM_THREADS" not in os.environ:
         # Set in both cases, since the model before this one may have been a small one.
-        torch.set_num_threads(1 if small else _THREADS)
+        torch.set_num_threads(1 if is_small(config) else _THREADS)
 
 
 def is_small(config: ModelConfig) -> bool:

@@ -28,8 +28,6 @@ class SchedulerConfig:
     tile_tokens: int = 1
     """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
     prefix_cache: bool = True
-    max_pauses: int = MAX_PAUSES
-    """Most pauses of one request, before those earned by its tokens (``most_pauses``); 0: never."""
     session_share: float = 0.5
     """Largest share (0 to 1) of the pool kept for conversations between two turns."""
 
@@ -46,16 +44,12 @@ class SchedulerConfig:
         """How often smaller requests may overtake one that lacks blocks."""
         return 2 * self.max_running
 
-    def most_pauses(self, generated: int) -> int:
-        """Most pauses in all of a request that has ``generated`` tokens; more are ignored."""
-        return most_pauses(generated, self.max_pauses) if self.max_pauses else 0
-
     def blocks_for(self, tokens: int) -> int:
         """Number of blocks that hold ``tokens``."""
         return -(-tokens // self.block_tokens)
 
 
-def most_pauses(generated: int, least: int = MAX_PAUSES) -> int:
+def most_pauses(generated: int) -> int:
     """Most pauses in all of a request that has ``generated`` tokens, of which several earn one
-    more."""
-    return least + generated // _TOKENS_PER_PAUSE
+    more; further ones are ignored."""
+    return MAX_PAUSES + generated // _TOKENS_PER_PAUSE

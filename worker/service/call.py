@@ -46,13 +46,8 @@ class Call:
 
     def data(self, name: str) -> bytes | None:
         """The single bytes element of a STRING[1] input; None when the input is absent."""
-        tensor = self.inputs.get(name)
-        if tensor is None:
-            return None
-        if tensor.size != 1:
-            raise InvalidCall(f"{name} must have exactly one element, got {tensor.size}")
-        value = tensor.reshape(-1)[0]
-        return value if isinstance(value, bytes) else str(value).encode()
+        value = self._element(name)
+        return value if value is None or isinstance(value, bytes) else str(value).encode()
 
     def text(self, name: str) -> str | None:
         """A STRING[1] input decoded as UTF-8; None without it. Raises ``InvalidCall``."""
@@ -66,12 +61,14 @@ class Call:
 
     def flag(self, name: str) -> bool | None:
         """The element of a BOOL[1] input; None when the input is absent."""
+        value = self._element(name)
+        return None if value is None else bool(value)
+
+    def _element(self, name: str) -> Any:
         tensor = self.inputs.get(name)
-        if tensor is None:
-            return None
-        if tensor.size != 1:
+        if tensor is not None and tensor.size != 1:
             raise InvalidCall(f"{name} must have exactly one element, got {tensor.size}")
-        return bool(tensor.reshape(-1)[0])
+        return None if tensor is None else tensor.reshape(-1)[0]
 
 
 def strings(*values: bytes | str) -> NDArray[np.object_]:

@@ -391,6 +391,4 @@ def _as_told(event: JobFinished) -> JobFinished:
 
 
 def _handed_back(job: Job) -> JobFinished:
-    reason, code, message = loss_of(job)
-    prompt = len(job.token_ids)
-    return JobFinished(job, reason, code, message, prompt, 0, 0, 0.0, 0.0, 0.0, 0.0, None)
+    return JobFinished(job, *loss_of(job), len(job.token_ids))

@@ -50,7 +50,7 @@ class StepWatch:
     """Measures how long an engine has been in one step, by regular looks at it."""
 
     def __init__(self, timeout_s: float, clock: Clock, *, on_gpu: bool = False) -> None:
-        """``timeout_s``: as ``STEP_TIMEOUT_S``; 0: no step ever counts as hung."""
+        """``timeout_s``: as ``STEP_TIMEOUT_S``."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_gpu = on_gpu
@@ -64,7 +64,7 @@ class StepWatch:
         """Look at the engine; to be called often, as it looks only every ``LOOK_S``."""
         now = self._clock()
         passed_s = now - self._looked_at
-        if not self._timeout_s or passed_s < LOOK_S:
+        if passed_s < LOOK_S:
             return
         self._looked_at = now
         step = engine.step_under_way

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol import (
-    AbortCause,
     Code,
     Feature,
     FinishReason,
@@ -19,7 +18,7 @@ from protocol import (
     Sampling,
     WorkerStats,
 )
-from worker.core import Clock, EngineService, EventSink, Job, JobFinished, StepUnderWay
+from worker.core import Clock, EngineService, EventSink, Job, JobFinished
 from worker.errors import InvalidCall
 from worker.grammar.closing import Closing, ClosingTables
 from worker.grammar.compiler import GrammarCompiler
@@ -127,31 +126,17 @@ def _closings(loaded: LoadedEngine) -> ClosingTables | None:
     return ClosingTables(pieces.__getitem__, loaded.card.vocab_size)
 
 
-class NoEngine:
-    """An ``EngineService`` for the time while the next engine loads: hands every job back."""
+class NoEngine(EngineService):
+    """The engine for the time while the next one loads: hands every job back, does nothing else."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
-
-    def start(self, sink: EventSink) -> None:
-        """Do nothing, since there is no thread."""
 
     def submit(self, job: Job) -> None:
         prompt = len(job.token_ids)
         message = "the worker is loading another model; retry elsewhere"
         reason, code = FinishReason.ERROR, Code.DRAINING
-        self._sink(
-            [JobFinished(job, reason, code, message, prompt, 0, 0, 0.0, 0.0, 0.0, 0.0, None)]
-        )
-
-    def cancel(self, job: Job, cause: AbortCause) -> None:
-        """Do nothing, since there are no jobs."""
-
-    def pause(self, job: Job) -> None:
-        """Do nothing, since there are no jobs."""
-
-    def resume(self, job: Job) -> None:
-        """Do nothing, since there are no jobs."""
+        self._sink([JobFinished(job, reason, code, message, prompt)])
 
     def stats(self) -> WorkerStats:
         return WorkerStats(*([0] * 11))  # those without defaults
@@ -162,10 +147,3 @@ class NoEngine:
     @property
     def has_failed(self) -> bool:
         return False
-
-    @property
-    def step_under_way(self) -> StepUnderWay | None:
-        return None
-
-    def stop(self) -> None:
-        """Do nothing, since there is no thread."""

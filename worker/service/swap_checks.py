@@ -16,14 +16,7 @@ from worker.models.folder import model_name, why_unservable
 from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory, block_bytes
 from worker.settings import BLOCK_TOKENS, WorkerSettings
 
-_OF_THE_PROCESS = frozenset(
-    {
-        "adapters",
-        "lane_token",
-        "models",
-        "plain.token",
-    }
-)
+_OF_THE_PROCESS = frozenset({"adapters", "lane_token", "models", "plain.token"})
 """Settings of the process, which no swap changes."""
 _LOADING_SHARE = 1.25
 """Peak memory of a load, relative to the final weights, which are packed by layers. The rest is

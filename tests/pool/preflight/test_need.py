@@ -32,8 +32,7 @@ def test_weights_are_the_files_in_the_type_that_is_computed_in(tmp_path: Path) -
     for dtype, size in (("auto", 1050), ("bfloat16", 1050)):
         assert need(tmp_path, 1000, dtype=dtype) - need(tmp_path, dtype=dtype) == size
     wide = need(tmp_path, 1000, dtype="float32") - need(tmp_path, dtype="float32")
-    small = need(tmp_path, 1000, on_gpu=False, quantize="int8")
-    assert (wide, small - need(tmp_path, on_gpu=False, quantize="int8")) == (2100, 525)
+    assert wide == 2100
 
 
 @pytest.mark.parametrize("wrap", [lambda shape: shape, lambda shape: {"text_config": shape}])

@@ -88,7 +88,10 @@ async def test_settings_are_its_own_by_their_names(make: Make, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"quantize": "int8", "dtype": "float32"}, "DTYPE, TIDEGATE_WORKER__QUANTIZE: not for"),
+        (
+            {"deterministic": "true", "dtype": "float32"},
+            "DETERMINISTIC, TIDEGATE_WORKER__DTYPE: not",
+        ),
         ({"engine_args": "n_ctxx=1"}, "n_ctxx: llama.cpp's server has no such number"),
         ({"engine_args": "kv_unified=maybe"}, "kv_unified=maybe: expected such a value as False"),
         ({"device": "cuda"}, "device 'cuda' cannot be used: this llama.cpp has no GPU"),

@@ -1,7 +1,6 @@
 """A step that fails costs those only with whom it fails by itself."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,34 +63,6 @@ def test_one_among_many_is_found_in_few_steps() -> None:
     assert bench.is_clean
 
 
-def test_a_failure_that_passes_costs_nobody() -> None:
-    bench = Bench()
-    jobs = [bench.submit(3 + i) for i in range(4)]
-    events = bench.step()
-    failures = iter([True])
-
-    def during(plan: Plan) -> None:
-        if next(failures, False):
-            raise RuntimeError("once")
-
-    bench.runner.during = during
-    events += bench.finish()
-    assert all(ids_of(job, events) == [7] * 8 for job in jobs)
-
-
-def test_a_failure_of_some_rows_together_slows_down_only() -> None:
-    bench = Bench()
-    jobs = [bench.submit(2) for _ in range(4)]
-
-    def during(plan: Plan) -> None:
-        if len(plan.rows) > 2:
-            raise RuntimeError("too wide for this kernel")
-
-    bench.runner.during = during
-    events = bench.finish()
-    assert all(ids_of(job, events) == [7] * 8 for job in jobs)
-
-
 def test_aborts_and_newcomers_are_seen_meanwhile() -> None:
     bench = Bench(max_running=4, max_step_tokens=16)
     jobs = [bench.submit(2) for _ in range(3)]
@@ -105,15 +76,4 @@ def test_aborts_and_newcomers_are_seen_meanwhile() -> None:
     assert end_of(jobs[2], events).code is Code.ENGINE_ERROR
     for job in (jobs[1], late):
         assert ids_of(job, events) == [7] * 8
-    assert bench.is_clean
-
-
-def test_one_traceback_tells_it(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    jobs = [bench.submit() for _ in range(4)]
-    fail_with(bench, jobs)
-    events = bench.finish()
-    assert {end_of(job, events).code for job in jobs} == {Code.ENGINE_ERROR}
-    assert caplog.text.count("Traceback") == 1
-    assert "step of 4 rows failed (IndexError); retrying it in halves" in caplog.text
     assert bench.is_clean

@@ -14,7 +14,7 @@ from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import ids_of
 from tests.support.worker_constants import constants_among
 from worker.attention import PackedBatch
-from worker.core import Event, Job, JobPaused, JobTokens
+from worker.core import Event, Job, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
@@ -22,7 +22,7 @@ from worker.errors import NotDeterministic
 from worker.runner import build as runner_build
 from worker.runner.forward import TiledForward
 from worker.sampling import sampler as sampling
-from worker.settings import KvSettings, WorkerSettings
+from worker.settings import WorkerSettings
 
 SEEDS = range(64)
 FAR = 1e12
@@ -133,25 +133,6 @@ def test_or10_texts_go_on_at_another_engine_to_the_bit(alone: list[Answer]) -> N
     engine.stop()
 
 
-@pytest.mark.slow
-def test_pauses_change_nothing_to_the_bit(alone: list[Answer]) -> None:
-    """WK-3: greedy, drawn and penalised; paused in prompts and answers, back in any slot."""
-    engine = build(max_running=9, max_step_tokens=40)
-    jobs = [job_of(seed) for seed in SEEDS]
-    for job in jobs:
-        engine.submit(job)
-    draw = np.random.default_rng(1)
-    events: list[Event] = []
-    while engine.scheduler.has_work or engine._inbox:
-        for job in jobs:
-            if draw.random() < 0.1:
-                (engine.resume if job.pause_requested else engine.pause)(job)
-        events += engine.step()
-    assert sum(isinstance(event, JobPaused) for event in events) > len(jobs)
-    assert [(ids_of(job, events), _logprobs_of(job, events)) for job in jobs] == alone
-    engine.stop()
-
-
 def test_half_precision_is_deterministic_too() -> None:
     jobs = range(8)
     engine = build(dtype="bfloat16")
@@ -183,23 +164,6 @@ def test_outside_of_the_mode_the_draws_are_the_same(monkeypatch: pytest.MonkeyPa
     warm = [job for job in jobs if job.sampling.temperature]
     assert len(drawn) == sum(job.sampling.max_tokens for job in warm)
     engine.stop()
-
-
-def test_the_mode_is_part_of_the_engine_s_digest() -> None:
-    digests = {
-        build_engine(
-            WorkerSettings(
-                model_path=DEMO, device="cpu", kv=KvSettings(blocks=64), deterministic=flag
-            )
-        ).card.engine_digest
-        for flag in (True, False)
-    }
-    assert len(digests) == 2
-
-
-def test_blocks_that_do_not_divide_a_span_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="blocks"):
-        build(make_checkpoint(tmp_path), block_tokens=24)
 
 
 def test_a_machine_that_cannot_is_found_out(
@@ -238,14 +202,6 @@ def test_where_two_threads_are_not_deterministic_one_is_taken(
         assert "computes on one thread: on 2" in caplog.text
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-def test_greedy_tokens_are_those_of_the_ordinary_mode() -> None:
-    plain, tiled = build(deterministic=False), build()
-    jobs = [Job(job_of(s).token_ids, Sampling(20, temperature=0.0), FAR) for s in range(4)]
-    again = [Job(job.token_ids, job.sampling, FAR) for job in jobs]
-    assert [a[0] for a in run(plain, jobs)] == [a[0] for a in run(tiled, again)]
 
 
 @pytest.mark.cuda

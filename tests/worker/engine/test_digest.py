@@ -1,7 +1,9 @@
 from pathlib import Path
 
 import worker
-from worker.engine.card import RESULT_CODE
+from worker.engine.card import RESULT_CODE, engine_digest
+from worker.runner.base import BuiltRunner
+from worker.settings import WorkerSettings
 
 NO_SAY = {
     "__init__.py",
@@ -36,3 +38,16 @@ def test_the_engine_digest_covers_every_part_of_the_worker_that_makes_tokens() -
     }
     assert parts - set(RESULT_CODE) == NO_SAY
     assert set(RESULT_CODE) <= parts
+
+
+def test_the_deterministic_mode_and_the_attention_are_part_of_it() -> None:
+    """WK-3."""
+    digests = {
+        engine_digest(
+            WorkerSettings(model_path=Path("/m"), deterministic=mode),
+            BuiltRunner(None, 1, "cpu", "float32", attention),  # type: ignore[arg-type]
+        )
+        for mode in (True, False)
+        for attention in ("fixed", "reference")
+    }
+    assert len(digests) == 4

@@ -2,8 +2,8 @@ import pytest
 
 from protocol import AbortCause, Code, FinishReason
 from tests.support.engine import Bench, end_of, ids_of
-from worker.core import JobFinished, JobStarted, JobTokens
-from worker.scheduler.plan import Plan, StepResult
+from worker.core import JobStarted, JobTokens
+from worker.scheduler.plan import StepResult
 
 
 def test_dl9_a_job_of_a_step_that_had_begun_waited_for_nothing() -> None:
@@ -53,50 +53,12 @@ def test_certain_work_is_what_the_context_allows() -> None:
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 20)
 
 
-def test_a_failing_runner_ends_its_jobs_and_leaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(max_step_tokens=6)
-
-    def fail(plan: Plan) -> None:
-        raise ZeroDivisionError("secret")
-
-    bench.runner.during = fail
-    first, second, unplanned = bench.submit(), bench.submit(), bench.submit(left_s=200)
-    events = bench.step(3)
-    for job in (first, second):
-        end = end_of(job, events)
-        assert (end.reason, end.code) == (FinishReason.ERROR, Code.ENGINE_ERROR)
-        assert "ZeroDivisionError" in end.message
-        assert "secret" not in end.message
-    assert not any(isinstance(e, JobTokens | JobFinished) for e in events if e.job is unplanned)
-    assert "step of 2 rows failed" in caplog.text
-    assert caplog.text.count("Traceback") == 1
-    bench.runner.during = lambda plan: None
-    assert end_of(unplanned, bench.finish()).reason is FinishReason.LENGTH
-    assert bench.is_clean
-
-
 def test_a_result_of_the_wrong_shape_is_a_failure() -> None:
     bench = Bench()
     bench.runner.answer = lambda plan: StepResult([])
     job = bench.submit()
     assert end_of(job, bench.step()).code is Code.ENGINE_ERROR
     assert bench.is_clean
-
-
-def test_stop_ends_everything() -> None:
-    bench = Bench(max_running=1)
-    jobs = [bench.submit(max_tokens=20) for _ in range(2)]
-    bench.step()
-    seen: list[object] = []
-    bench.engine._sink = seen.extend
-    jobs.append(bench.submit())
-    bench.engine.stop()
-    jobs.append(bench.submit())
-    assert [e.code for e in seen] == [Code.DRAINING] * 4  # type: ignore[attr-defined]
-    assert {e.job for e in seen} == set(jobs)  # type: ignore[attr-defined]
-    assert bench.runner.closed
-    assert bench.is_clean
-    bench.engine.stop()
 
 
 def test_the_client_s_seed_is_used_and_others_get_their_own() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import AbortCause, Code, Sampling
-from tests.support.engine import EOS, Bench, end_of, ids_of
+from protocol import Code, Sampling
+from tests.support.engine import EOS, Bench, end_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine, EngineConfig
 from worker.runner.synthetic import FreeRunner
@@ -67,20 +67,6 @@ def test_the_thread_sleeps_when_idle_and_wakes_on_submit(engine: Engine) -> None
     assert engine._expiry._checks <= steps + 1
     engine.submit(job(max_tokens=1))
     sink.wait_ended(2)
-
-
-def test_cancel_from_another_thread(engine: Engine) -> None:
-    sink = Collector()
-    engine.start(sink)
-    one = job(max_tokens=15_000)
-    engine.submit(one)
-    sink.wait_any()
-    engine.cancel(one, AbortCause.CANCEL)
-    sink.wait_ended(1)
-    end = end_of(one, sink.events)
-    if end.code is not None:  # else it was faster than the cancel
-        assert end.code is Code.CANCELLED
-        assert end.completion_tokens == len(ids_of(one, sink.events))
 
 
 def test_a_blocking_sink_holds_the_engine_back(engine: Engine) -> None:

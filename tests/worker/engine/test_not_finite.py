@@ -44,7 +44,6 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BACKENDS: list[dict[str, object]] = [
     {"attention": "reference"},
     {"attention": "numba"},
-    {"attention": "numba", "dtype": "bfloat16"},
     {"deterministic": True, "block_tokens": 16},
 ]
 
@@ -53,13 +52,6 @@ BACKENDS: list[dict[str, object]] = [
 def settings(request: pytest.FixtureRequest) -> dict[str, object]:
     found: dict[str, object] = request.param
     return found
-
-
-def same(found: list[list[int]], expected: list[list[int]], settings: dict[str, object]) -> bool:
-    """In bfloat16 company rounds a text otherwise, on some CPUs to other words: all came there."""
-    if settings.get("dtype") == "bfloat16":
-        return [len(ids) for ids in found] == [len(ids) for ids in expected]
-    return found == expected
 
 
 def failed(job: Job, events: list[Event]) -> bool:
@@ -101,7 +93,7 @@ def test_other_rows_of_the_batch_go_on(poisoned: Path, settings: dict[str, objec
         engine.submit(job)
     events = run(engine, [])
     assert all(failed(job, events) for job in spoilt)
-    assert same([ids_of(job, events) for job in jobs], alone, settings)
+    assert [ids_of(job, events) for job in jobs] == alone
 
 
 def test_a_padded_row_has_nothing_of_anothers(poisoned: Path, settings: dict[str, object]) -> None:
@@ -126,8 +118,7 @@ def test_a_padded_row_has_nothing_of_anothers(poisoned: Path, settings: dict[str
     events += engine.step()
     assert failed(spoilt, events)
     events += run(engine, [])
-    texts = [ids_of(job, events) for job in together]
-    assert same(texts, [ids_of(job, expected) for job in alone], settings)
+    assert [ids_of(job, events) for job in together] == [ids_of(job, expected) for job in alone]
 
 
 def test_however_it_is_sampled(poisoned: Path) -> None:

@@ -14,34 +14,9 @@ from protocol import (
 )
 from tests.support.backend import SteppedBench
 from tests.support.engine import end_of, ids_of, was_started
-from worker.core import Job, JobFinished, JobPaused, JobPrompt
+from worker.core import Job, JobFinished, JobPrompt
 from worker.engines.stepped import LONGEST_LEAVE_S, Produced
 from worker.grammar.constraint import Constraint
-
-
-def test_the_context_bounds_the_answer_and_refuses_the_prompt() -> None:
-    bench = SteppedBench(full_context_tokens=128)
-    fits, long = bench.submit(60, max_tokens=50), bench.submit(64)
-    events = bench.finish()
-    assert end_of(fits, events).completion_tokens == 4
-    end = end_of(long, events)
-    assert end.code is Code.CONTEXT_OVERFLOW
-    assert "maximum context length is 64 tokens" in end.message
-    assert "own context is 128" in end.message
-
-
-def test_a_slot_that_is_not_free_yet_is_given_to_nobody() -> None:
-    """``FakeCore.add`` asserts it; the others' step comes first."""
-    bench = SteppedBench(max_running=2)
-    stays, goes = bench.submit(max_tokens=9), bench.submit(max_tokens=9)
-    events = bench.step()
-    after = bench.submit(max_tokens=2)
-    bench.engine.cancel(goes, AbortCause.CANCEL)
-    events += bench.step()
-    assert end_of(goes, events).abort_ms == pytest.approx(10)
-    assert not was_started(after, events)
-    events += bench.finish()
-    assert end_of(after, events).code is None and end_of(stays, events).completion_tokens == 9
 
 
 def test_an_error_of_the_backend_ends_one_job() -> None:
@@ -62,14 +37,6 @@ def test_an_error_of_the_backend_ends_one_job() -> None:
         "no such thing",
     )
     assert end_of(good, events).code is None
-
-
-def test_what_the_backend_does_not_take_up_is_refused_with_its_words() -> None:
-    bench = SteppedBench()
-    bench.core.refuses = True
-    job = bench.submit()
-    end = end_of(job, bench.finish())
-    assert (end.code, end.message) == (Code.INVALID_REQUEST, "not this one")
 
 
 def test_a_job_that_a_backend_cannot_stomach_costs_nobody_else_theirs(
@@ -121,32 +88,6 @@ def test_a_prompt_is_read_and_nothing_generated() -> None:
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 0)
 
 
-def test_a_pause_waits_for_the_step_under_way_and_may_be_taken_back() -> None:
-    bench = SteppedBench()
-    first, second, waiting = bench.submit(), bench.submit(), bench.submit()
-    bench.engine.pause(waiting)
-    bench.core.is_busy = True
-    events = bench.step()
-    assert JobPaused(waiting) in events and not was_started(waiting, events)
-    for job in (first, second):
-        bench.engine.pause(job)
-    events = bench.step()
-    bench.engine.resume(first)
-    bench.core.is_busy = False
-    events += bench.step()
-    assert JobPaused(second) in events and JobPaused(first) not in events
-    for job in (second, waiting):
-        bench.engine.resume(job)
-    assert end_of(waiting, bench.finish()).code is None
-
-
-def test_pauses_are_ignored_where_the_core_cannot() -> None:
-    bench = SteppedBench(can_pause=False)
-    job = bench.submit(max_tokens=3)
-    bench.engine.pause(job)
-    assert end_of(job, bench.finish()).completion_tokens == 3
-
-
 def test_a_job_ends_when_the_backend_has_let_go_of_its_memory_or_too_late() -> None:
     bench = SteppedBench(max_running=1)
     first = bench.submit(max_tokens=20)
@@ -167,15 +108,6 @@ def test_a_job_ends_when_the_backend_has_let_go_of_its_memory_or_too_late() -> N
     assert not any(isinstance(event, JobFinished) for event in bench.step())
     bench.clock.now += LONGEST_LEAVE_S
     assert end_of(stuck, bench.step()).code is Code.CANCELLED
-
-
-def test_a_core_is_woken_by_news_and_closed_once() -> None:
-    bench = SteppedBench()
-    bench.engine.stop()
-    job = bench.submit()
-    assert bench.core.interrupts == 1 and bench.core.closed == 1
-    bench.engine.stop()
-    assert bench.core.closed == 1 and job.abort is None
 
 
 def test_a_backend_that_fails_while_there_is_no_work_is_found_out() -> None:

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ import pytest
 
 from tests.support.disk_tier import SMALL, content, make_store, name
 from worker.kv_disk.block_file import BlockFormat
-from worker.kv_disk.block_store import BlockStore, disk_usage, fingerprint
+from worker.kv_disk.block_store import BlockStore, fingerprint
 
 
 def held(store: BlockStore, upto: int = 20) -> set[int]:
@@ -119,20 +118,6 @@ def test_a_file_that_another_worker_evicted_is_a_miss(tmp_path: Path) -> None:
     assert held(store) == set()
 
 
-def test_a_disk_that_does_not_take_it_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = make_store(tmp_path)
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    assert not store.write(name(1), content(1))
-    assert store.failures_total == 1
-    assert not store.holds(name(1))
-
-
 def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "blocks" / "ab"
     folder.mkdir(parents=True)
@@ -144,33 +129,10 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_no_room_for_a_single_block(tmp_path: Path) -> None:
-    assert not make_store(tmp_path, blocks=0).write(name(1), content(1))
-
-
-def test_a_session_has_a_manifest_until_its_beginning_is_gone(tmp_path: Path) -> None:
-    """WK-5; it says neither who spoke nor what."""
-    store = make_store(tmp_path)
-    store.write(name(1), content(1))
-    store.remember("alice's chat", [name(1), name(2)])
-    store.remember("lost", [name(3)])
-    (path,) = [p for p in (tmp_path / "sessions").iterdir() if name(1).hex() in p.read_text()]
-    assert "alice" not in path.name
-    assert json.loads(path.read_text())["blocks"] == [name(1).hex(), name(2).hex()]
-    (tmp_path / "sessions" / "broken.json").write_text("{")
-    make_store(tmp_path)
-    assert list((tmp_path / "sessions").iterdir()) == [path]
-
-
 def test_fingerprints_differ_with_all_that_changes_the_content() -> None:
     formats = [SMALL, BlockFormat("I8", (1, 16), 16), BlockFormat("U8", (2, 8), 16)]
     prints = [fingerprint("m", one) for one in formats] + [fingerprint("n", SMALL)]
     assert len(set(prints)) == 4
-
-
-def test_the_disk_is_asked(tmp_path: Path) -> None:
-    free, total = disk_usage(tmp_path)
-    assert 0 <= free <= total
 
 
 def test_a_directory_that_vanished_is_no_room(tmp_path: Path) -> None:
@@ -190,42 +152,24 @@ def test_what_a_killed_worker_was_writing_goes(tmp_path: Path) -> None:
     assert first.write(name(0), content(0))
     folder = first._path(name(0)).parent
     old, new = (folder / f"{name(i).hex()}.safetensors.{i}.tmp" for i in (1, 2))
-    session = tmp_path / "sessions" / f"{name(3).hex()}.json.3.tmp"
-    for path in (old, new, session):
+    for path in (old, new):
         path.write_bytes(b"half")
-    for path in (old, session):
-        os.utime(path, (0, 0))
+    os.utime(old, (0, 0))
     make_store(tmp_path)
-    assert [path.exists() for path in (old, new, session)] == [False, True, False]
+    assert [path.exists() for path in (old, new)] == [False, True]
     assert read(first, 0)
 
 
-def test_manifests_are_bounded_too(tmp_path: Path) -> None:
-    """WK-5: no more of them than blocks, and none where nothing was kept."""
-    store = make_store(tmp_path, blocks=3)
-    for i in range(3):
-        assert store.write(name(i), content(i))
-    for i in range(10):
-        store.remember(f"session {i}", [name(i % 3)])
-    store.remember("nothing kept", [])
-    again = make_store(tmp_path, blocks=3)
-    again.remember("after a restart", [name(0)])
-    assert len(list((tmp_path / "sessions").iterdir())) == 3
-
-
-@pytest.mark.parametrize("gone", ["", "blocks", "sessions"])
+@pytest.mark.parametrize("gone", ["", "blocks"])
 def test_a_directory_that_was_taken_away_is_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: str
 ) -> None:
     root = tmp_path / "kv" / "model"
     store = make_store(root)
     assert store.write(name(1), content(1))
-    store.remember("conversation", [name(1)])
     shutil.rmtree(root / gone)
     assert store.write(name(2), content(2)) and read(store, 2)
-    assert held(store) == ({1, 2} if gone == "sessions" else {2})
-    store.remember("conversation", [name(2)])
-    assert len(list((root / "sessions").iterdir())) == 1
+    assert held(store) == {2}
     assert [r.getMessage() for r in caplog.records] == [
         f"KV directory {root} was removed; created it again"
     ]

@@ -1,5 +1,6 @@
 """A conversation on the real engine and real files, across restarts."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,17 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     cold = Server(None, kv__prefix_cache=False)
     servers.append(cold)
     assert cold.say(question) == (unbroken, 0)
+
+
+def test_directories_of_other_models_are_logged(
+    tmp_path: Path, servers: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ("a" * 32) / "blocks").mkdir(parents=True)
+    (tmp_path / "notes").mkdir()
+    with caplog.at_level(logging.INFO):
+        servers.append(Server(tmp_path))
+    told = [line for line in caplog.messages if "another model or" in line]
+    assert len(told) == 1 and str(tmp_path / ("a" * 32)) in told[0]
 
 
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -3,19 +3,19 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from protocol import OnDeadline, Sampling
+from protocol import OnDeadline
 from tests.support.disk_tier import SMALL, ByHand, make_store
-from tests.support.engine import EOS
 from tests.support.fake_device import FakeDevice, continuation
 from tests.worker.engine.test_overlap import BLOCK_TOKENS, Bench, OverlapMachine
-from worker.core import Event, Job
-from worker.engine.engine import Engine, EngineConfig
+from worker.core import Event
+from worker.kv_disk.base import Tier
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.disk_tier import DiskTier
 
@@ -53,38 +53,16 @@ class DeviceMemory:
 class DiskBench(Bench):
     """A bench whose engine has a disk beneath it; its threads are run by hand."""
 
-    root: Path
-    known: list[list[object]]
+    def __init__(self, root: Path, known: list[list[object]], **options: Any) -> None:
+        self.root, self.known = root, known
+        super().__init__(**options)
 
-    def with_disk(self, root: Path, known: list[list[object]]) -> "DiskBench":
+    def make_tier(self) -> Tier:
         self.loading, self.saving = ByHand(), ByHand()
-        self.store = make_store(root, DISK_BLOCKS)
-        memory = DeviceMemory(self.device, known)
-        self.tier = DiskTier(self.scheduler, self.store, memory, self.loading, self.saving)
-        self.engine = Engine(
-            self.scheduler,
-            self.device,
-            EngineConfig([EOS], overlap=self.overlap),
-            tier=self.tier,
-            clock=self.clock,
-            draw_seed=lambda: 5,
-        )
-        return self
-
-    def submit(
-        self,
-        prompt: list[int],
-        max_tokens: int = 8,
-        *,
-        left_s: float = 1e6,
-        on_deadline: OnDeadline = OnDeadline.ERROR,
-        ignore_eos: bool = True,
-    ) -> Job:
-        sampling = Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos)
-        session = "chat" if max_tokens % 2 else ""
-        job = Job(prompt, sampling, self.clock.now + left_s, on_deadline, session=session)
-        self.engine.submit(job)
-        return job
+        store = make_store(self.root, DISK_BLOCKS)
+        memory = DeviceMemory(self.device, self.known)
+        self.tier = DiskTier(self.scheduler, store, memory, self.loading, self.saving)
+        return self.tier
 
     def finish(self) -> list[Event]:
         events = self.step()
@@ -96,7 +74,7 @@ class DiskBench(Bench):
 
     @property
     def _disk_is_busy(self) -> bool:
-        return bool(self.loading.tasks or self.saving.tasks or self.tier.has_results)
+        return bool(self.loading.tasks or self.saving.tasks or self.tier._results)
 
 
 class DiskMachine(OverlapMachine):
@@ -110,9 +88,9 @@ class DiskMachine(OverlapMachine):
 
     def build(self) -> None:
         limits = {"max_running": 3, "max_waiting": 8, "max_step_tokens": 9}
-        bench = DiskBench(self.overlap, blocks=20, step_s=0.01, limits=limits)
-        self.disk = bench.with_disk(Path(self.directory.name), self.known)
-        self.bench = bench
+        root = Path(self.directory.name)
+        self.disk = DiskBench(root, self.known, blocks=20, step_s=0.01, limits=limits)
+        self.bench = self.disk
 
     @rule(
         which=st.integers(0, 2),
@@ -170,11 +148,5 @@ class DiskMachine(OverlapMachine):
         self.directory.cleanup()
 
 
-class PlainDiskMachine(DiskMachine):
-    overlap = False
-
-
 TestDiskOverlap = DiskMachine.TestCase
 TestDiskOverlap.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
-TestDiskPlain = PlainDiskMachine.TestCase
-TestDiskPlain.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)

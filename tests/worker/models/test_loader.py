@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
+from tests.support.checkpoints import edit_config, make_checkpoint
 from tests.support.lazy import transformers
 from tests.support.model import CPU, Rig
 from worker.errors import BrokenCheckpoint, UnsupportedModel
@@ -20,9 +20,6 @@ from worker.models.linear import Format
 from worker.models.loader import Layout
 from worker.models.model import Decoder, load_model, parameter_count
 from worker.models.parameters import stacked_shape
-from worker.text import Tokenizer
-
-TEXT = "Once upon a time a fox named Mia lived near the sea. One day she found a"
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +68,6 @@ def test_the_layout_is_measured_by_the_largest_product_of_a_layer(
     assert small.products == "DenseLinear"
     load_model(tiny, config, torch.float32, CPU, Layout())
     assert len(asked) == 1
-
-
-def test_int8_keeps_what_the_model_says() -> None:
-    """On a text of the kind that the demo model knows: mean divergence and the likeliest token."""
-    ids = Tokenizer.from_directory(DEMO, ()).encode(TEXT)
-    exact = logits(DEMO, ids).log_softmax(-1)
-    rounded = logits(DEMO, ids, layout=Layout(int8=True)).log_softmax(-1)
-    divergence = (exact.exp() * (exact - rounded)).sum(-1).mean()
-    assert divergence < 0.01
-    assert (exact.argmax(-1) == rounded.argmax(-1)).float().mean() > 0.9
-
-
-def test_int8_is_half_of_bfloat16() -> None:
-    def step_bytes(layout: Layout) -> int:
-        return load_model(DEMO, read_config(DEMO), torch.bfloat16, CPU, layout).step_bytes
-
-    assert step_bytes(Layout(int8=True)) < 0.6 * step_bytes(Layout())
 
 
 def test_a_step_reads_every_weight_but_the_table(tiny: Path) -> None:

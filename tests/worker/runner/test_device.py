@@ -9,11 +9,6 @@ from worker.errors import DeviceUnavailable
 from worker.runner.device import open_device
 
 
-def test_the_cpu_is_had_for_the_asking() -> None:
-    """WK-2."""
-    assert open_device("cpu") == torch.device("cpu")
-
-
 def test_threads_that_wait_for_each_other_sleep() -> None:
     """WK-14: those that spin take the cores from the ones that have to get there."""
     env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}

@@ -87,11 +87,6 @@ def test_only_what_came_since_the_last_answer_counts(scripted: LoadedEngine) -> 
     assert said(scripted, history).startswith("Tell me")
 
 
-def test_tools_that_are_not_offered_are_not_called(scripted: LoadedEngine) -> None:
-    call = '<|user|>Call forecast {"city": "Oslo"}<|end|><|assistant|>'
-    assert said(scripted, call).startswith("Tell me")
-
-
 def test_the_latest_match_wins_and_groups_are_filled_in() -> None:
     script = Script(SCRIPT.encode(), "x.toml")
     arguments = '{"city": "Oslo", "days": [{"about": "Oslo!"}]}'
@@ -141,23 +136,11 @@ def test_a_call_that_must_be_made(scripted: LoadedEngine) -> None:
     assert other in (CALL, CALL.replace("Oslo", "Rome"))
 
 
-def test_arguments_may_be_broken(scripted: LoadedEngine) -> None:
-    asked = '<|user|>Call forecast {"city": }<|end|><|assistant|>'
-    assert '"arguments": {"city": }}' in said(scripted, OFFER + asked)
-
-
 def test_an_answer_that_may_not_end_begins_anew(scripted: LoadedEngine) -> None:
     prompt = "<|user|>Say fox!<|end|><|assistant|>"
     length = len(scripted.tokenizer.encode("fox!"))
     assert said(scripted, prompt, min_tokens=2 * length) == "fox!fox!"
     assert said(scripted, prompt, max_tokens=3 * length, ignore_eos=True) == "fox!fox!fox!"
-
-
-def test_an_answer_may_be_empty(tmp_path: Path) -> None:
-    (tmp_path / "script.toml").write_text("[[answers]]\nwhen = 'x(y?)'\ntext = '\\1'\n")
-    empty = load(tmp_path / "script.toml")
-    assert said(empty, "<|user|>x<|end|><|assistant|>") == ""
-    assert said(empty, "<|user|>x<|end|><|assistant|>", ignore_eos=True) == ""
 
 
 def test_another_script_is_another_model(tmp_path: Path, scripted: LoadedEngine) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import AbortCause, FinishReason
+from protocol import FinishReason
 from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
 from worker.engine.engine import Engine, EngineConfig
@@ -30,16 +30,6 @@ def test_free_repeats_its_cycle_several_tokens_a_step() -> None:
     assert tokens.logprobs is not None
     assert [logprob.top for logprob in tokens.logprobs] == [[(10, 0.0)], [(11, 0.0)]]
     assert end_of(job, events).reason is FinishReason.LENGTH
-    assert bench.is_clean
-
-
-def test_free_takes_prompts_in_chunks_and_can_be_cancelled() -> None:
-    bench = with_runner(Bench(), FreeRunner(CYCLE))
-    job = bench.submit(prompt=40, max_tokens=20)
-    assert ids_of(job, bench.step(2)) == []
-    assert len(ids_of(job, bench.step())) == 8
-    bench.engine.cancel(job, AbortCause.CANCEL)
-    assert end_of(job, bench.step()).completion_tokens == 8
     assert bench.is_clean
 
 
@@ -104,26 +94,6 @@ def test_a_step_takes_longer_with_rows_and_prompts(tmp_path: Path) -> None:
     assert step_ms() == pytest.approx(22)
 
 
-def test_a_paced_step_is_no_reason_to_miss_a_cancel() -> None:
-    """A job that is cancelled while a step lasts gets nothing of that step (WP-2)."""
-    bench = Bench()
-    jobs = []
-
-    def sleep(duration_s: float) -> None:
-        bench.clock.now += duration_s
-        if bench.clock.now > 0.05:
-            bench.engine.cancel(jobs[0], AbortCause.CANCEL)
-
-    with_runner(bench, PacedRunner(CYCLE, StepCost(0.02), clock=bench.clock, sleep=sleep))
-    jobs.append(bench.submit(max_tokens=50))
-    jobs.append(bench.submit(max_tokens=50, left_s=0.11))
-    events = bench.finish()
-    cancelled, missed = (end_of(job, events) for job in jobs)
-    assert (cancelled.completion_tokens, cancelled.late_tokens) == (2, 1)
-    assert (missed.reason, missed.completion_tokens) == (FinishReason.DEADLINE, 5)
-    assert bench.is_clean
-
-
 @pytest.mark.parametrize("tokens_per_step", [1, 4])
 def test_answers_end_by_themselves_where_their_prompts_say(tokens_per_step: int) -> None:
     """A length that only the engine sees: the end token is the last one that counts."""
@@ -149,11 +119,6 @@ def test_a_length_fits_in_two_ids() -> None:
     for wrong in (0, 65_536):
         with pytest.raises(ValueError, match="tokens"):
             length_ids(wrong)
-
-
-def test_a_synthetic_engine_needs_tokens() -> None:
-    with pytest.raises(ValueError, match="at least one token"):
-        FreeRunner([])
 
 
 def test_synthetic_engines_do_not_import_torch() -> None:

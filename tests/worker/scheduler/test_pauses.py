@@ -3,9 +3,7 @@
 import threading
 import time
 
-import pytest
-
-from protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
+from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
 from tests.support.fake_device import continuation
 from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
@@ -51,17 +49,6 @@ def test_a_paused_job_leaves_its_slot_and_computes_nothing_twice() -> None:
     assert bench.is_clean
 
 
-def test_a_prompt_is_paused_in_the_middle() -> None:
-    bench = Bench(max_step_tokens=8)
-    job = bench.submit(prompt=20, max_tokens=2)
-    bench.step()
-    bench.engine.pause(job)
-    bench.step(3)
-    bench.engine.resume(job)
-    assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
-    assert computed_in(bench, job) == [(0, 8), (8, 8), (16, 4), (20, 1)]
-
-
 def test_who_resumes_comes_before_who_waits() -> None:
     """Even before one with less slack, and when it has to wait for a slot itself."""
     bench = Bench(max_running=1)
@@ -77,35 +64,6 @@ def test_who_resumes_comes_before_who_waits() -> None:
     order = [e.job for e in bench.finish() if isinstance(e, JobResumed) or was_started(e.job, [e])]
     assert order == [job, urgent]
     assert other is not urgent and bench.is_clean
-
-
-def test_a_paused_partial_job_ends_cleanly_before_its_deadline() -> None:
-    """DL-6."""
-    bench = Bench()
-    bench.runner.step_s = 0.1
-    job = bench.submit(max_tokens=20, left_s=5.0, on_deadline=OnDeadline.PARTIAL)
-    bench.step(3)
-    bench.engine.pause(job)
-    bench.step()
-    bench.clock.now = 4.95
-    end = end_of(job, bench.step())
-    assert (end.reason, end.code, end.completion_tokens) == (FinishReason.DEADLINE, None, 3)
-    assert end.left_ms == pytest.approx(50)
-
-
-def test_a_paused_job_that_cannot_finish_any_more_is_ended() -> None:
-    """DL-3: its certain work is looked at while it stands still."""
-    bench = Bench(blocks=200, context_tokens=400)
-    bench.runner.step_s = 0.1
-    bench.submit(max_tokens=200)
-    bench.finish()
-    job = bench.submit(max_tokens=100, ignore_eos=True, left_s=12.0)
-    bench.step(2)
-    bench.engine.pause(job)
-    bench.step()
-    bench.clock.now += 6
-    end = end_of(job, bench.step())
-    assert end.code is Code.DEADLINE_EXCEEDED and end.left_ms > 5000
 
 
 def test_who_needs_a_prefix_does_not_wait_for_one_that_is_paused() -> None:
@@ -138,31 +96,6 @@ def test_a_paused_job_s_blocks_do_not_idle_the_rest() -> None:
     assert not was_started(large, events)
     bench.engine.resume(job)
     assert end_of(large, bench.finish()).reason is FinishReason.LENGTH
-
-
-def test_a_full_worker_counts_those_that_are_paused() -> None:
-    bench = Bench(max_running=1, max_waiting=1)
-    job = bench.submit(max_tokens=20)
-    bench.step()
-    bench.engine.pause(job)
-    bench.step()
-    bench.submit(left_s=200)
-    full = bench.submit(left_s=300)
-    assert end_of(full, bench.step()).code is Code.NO_CAPACITY
-
-
-def test_stop_ends_paused_jobs() -> None:
-    bench = Bench()
-    job, waiting = bench.submit(max_tokens=20), bench.submit(left_s=200)
-    bench.step()
-    bench.engine.pause(job)
-    bench.engine.pause(waiting)
-    bench.step()
-    seen: list[Event] = []
-    bench.engine._sink = seen.extend
-    bench.engine.stop()
-    assert {end_of(one, seen).code for one in (job, waiting)} == {Code.DRAINING}
-    assert bench.is_clean
 
 
 def test_with_overlap_the_step_under_way_is_read_first() -> None:

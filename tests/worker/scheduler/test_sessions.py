@@ -2,10 +2,6 @@
 
 import math
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
 from protocol import AbortCause, Sampling
 from tests.support.engine import Bench, end_of
 from worker.core import Job
@@ -45,15 +41,6 @@ def test_a_turn_goes_on_with_what_was_kept_whatever_came_between() -> None:
     assert bench.engine.stats().sessions == 1
     assert bench.engine.stats().session_blocks == 6
     assert bench.is_clean
-
-
-def test_without_a_keep_it_is_evicted_like_any_other() -> None:
-    bench = SessionBench(blocks=16)
-    bench.cached_tokens("agent", text(3, 21), keep_s=0)
-    for number in range(20):
-        bench.cached_tokens("", text(30 + number, 21))
-    assert bench.cached_tokens("agent", text(3, 25), keep_s=0) == 0
-    assert len(bench.sessions) == 0
 
 
 def test_its_time_runs_from_the_end_of_its_last_turn() -> None:
@@ -117,12 +104,6 @@ def test_of_a_long_one_the_head_is_kept() -> None:
     assert bench.scheduler.pool.kept_hashes == 4
 
 
-def test_a_share_of_nothing_keeps_nothing() -> None:
-    bench = SessionBench(blocks=20, session_share=0.0)
-    bench.cached_tokens("agent", text(3, 21))
-    assert (len(bench.sessions), bench.scheduler.pool.kept_hashes) == (0, 0)
-
-
 def test_a_turn_that_was_stopped_early_does_not_shorten_what_is_kept() -> None:
     bench = SessionBench(blocks=32, max_running=1)
     bench.cached_tokens("agent", text(3, 21))
@@ -152,51 +133,3 @@ def test_equal_names_of_two_tenants_are_two_sessions() -> None:
         bench.engine.submit(job)
     bench.finish()
     assert len(bench.sessions) == 2
-
-
-class SessionMachine(RuleBasedStateMachine):
-    """Turns, other work, cancels and time, in any order: blocks balance, the share is kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bench = SessionBench(blocks=24, session_share=0.4)
-        self.texts = {name: [first] for first, name in enumerate("abc", 3)}
-        self.jobs: list[Job] = []
-
-    @rule(name=st.sampled_from("abc"), new=st.integers(1, 9), keep_s=st.sampled_from([0, 5, 30]))
-    def turn(self, name: str, new: int, keep_s: int) -> None:
-        prompt = self.texts[name] = [*self.texts[name], *range(20, 20 + new)][:50]
-        self.jobs.append(self.bench.turn(name, prompt, keep_s=keep_s))
-
-    @rule(first=st.integers(40, 60), tokens=st.integers(2, 60))
-    def other(self, first: int, tokens: int) -> None:
-        self.jobs.append(self.bench.turn("", text(first, tokens)))
-
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        if self.jobs:
-            self.bench.engine.cancel(data.draw(st.sampled_from(self.jobs)), AbortCause.CANCEL)
-
-    @rule(seconds=st.sampled_from([0.0, 1.0, 20.0]), steps=st.integers(1, 6))
-    def pass_time(self, seconds: float, steps: int) -> None:
-        self.bench.clock.now += seconds
-        self.bench.step(steps)
-
-    @invariant()
-    def the_share_is_kept(self) -> None:
-        pool = self.bench.scheduler.pool
-        self.bench.scheduler.check_integrity()
-        assert pool.kept_hashes <= 9
-        assert pool.used_count + pool.free_count == pool.total
-        assert bool(len(self.bench.sessions)) == bool(pool.kept_hashes)
-
-    def teardown(self) -> None:
-        self.bench.finish()
-        self.bench.clock.now += 1000
-        self.bench.step()
-        assert self.bench.is_clean
-        assert self.bench.scheduler.pool.kept_hashes == 0
-
-
-TestSessions = SessionMachine.TestCase
-TestSessions.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

@@ -13,11 +13,6 @@ def decode(
         step_time.prefilled(step_s, 0)
 
 
-def test_nothing_is_held_back_before_anything_is_measured() -> None:
-    assert StepTime().prompt_tokens_within(0.05, 512) == 512
-    assert StepTime().service_s(100, 100) == 0.0
-
-
 def test_what_a_step_costs_anyway_is_not_charged_to_its_prompts() -> None:
     """A step of 20 ms with a prompt of 3 tokens in it says nothing about long prompts."""
     step_time = StepTime()
@@ -71,31 +66,6 @@ def test_what_each_chunk_takes_is_told_from_what_its_tokens_take() -> None:
     assert step_time.chunk_s <= 0.0021
 
 
-def test_chunks_in_proportion_to_their_tokens_have_no_cost_of_their_own() -> None:
-    step_time = StepTime()
-    decode(step_time, 0.007, 20)
-    rng = random.Random(2)
-    for _ in range(200):
-        tokens = rng.randrange(16, 256)
-        step_time.prefilled(0.007 + 1e-4 * tokens * rng.uniform(0.9, 1.1), tokens)
-    assert step_time.chunk_s < 0.001
-    assert step_time.further_token_s == pytest.approx(1e-4, rel=0.1)
-
-
-def test_service_is_prompt_and_answer() -> None:
-    step_time = StepTime()
-    step_time.prefilled(1.0, 1000)
-    step_time.decoded(0.02, 1, rows=1)
-    assert step_time.service_s(500, 10) == pytest.approx(0.7)
-
-
-def test_answers_teach_how_long_they_get() -> None:
-    step_time = StepTime()
-    step_time.answered(32)
-    step_time.answered(64)
-    assert step_time.typical_tokens == pytest.approx(34)
-
-
 def test_what_is_certain_is_not_learnt_from_few_steps_or_from_batches() -> None:
     """DL-3: only many steps of one row alone tell what one row can do."""
     step_time = StepTime()
@@ -135,12 +105,6 @@ def test_a_step_that_is_read_late_makes_no_other_one_fast() -> None:
         decode(step_time, 0.018)
         decode(step_time, 0.002)
     assert step_time.least_token_s >= 0.8 * 0.0085
-
-
-def test_tokens_that_come_several_at_a_time_count_each() -> None:
-    step_time = StepTime()
-    decode(step_time, 0.01, 200, tokens=5)
-    assert step_time.least_token_s == pytest.approx(0.8 * 0.002)
 
 
 def test_a_slow_step_is_one_that_few_exceed() -> None:

@@ -80,7 +80,7 @@ class Harness:
     def finish(
         self, job: Job, reason: FinishReason = FinishReason.LENGTH, code: Code | None = None
     ) -> None:
-        self.engine.emit(JobFinished(job, reason, code, "", 2, 0, 0, 0.0, 0.0, 0.0, 0.0, None))
+        self.engine.emit(JobFinished(job, reason, code, "", 2))
 
     def begin(self, job: Job) -> None:
         job.has_started = True

@@ -108,13 +108,3 @@ def test_a_device_that_dies_in_any_way_takes_its_worker_out_of_service(
     late.wait(lambda: late.sent, "the refusal")
     error = late.frames()[0].error
     assert error is not None and error.code is Code.DRAINING
-
-
-def test_a_process_that_is_not_meant_goes_on(dying: Dying, tmp_path: Path) -> None:
-    dying.start()
-    (tmp_path / "fault").write_text(f"lost {os.getpid() + 1}")
-    before = sum(len(frame.deltas) for frame in dying.frames())
-    dying.lane.wait(
-        lambda: sum(len(frame.deltas) for frame in dying.frames()) > before + 10 * RUN, "tokens"
-    )
-    assert not dying.ended.is_set() and not any(frame.ends for frame in dying.frames())

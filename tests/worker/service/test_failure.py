@@ -9,7 +9,6 @@ import pytest
 
 from protocol import AbortCause, Code, FinishReason
 from tests.support.clock import ManualClock
-from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness, serving
 from worker.core import Job, StepUnderWay
 from worker.service import failure
@@ -60,13 +59,6 @@ def test_a_job_that_a_failed_engine_does_not_end_holds_nothing_up(
     assert ended.wait(60)
     assert job.abort is AbortCause.DRAIN
     answer_as_failed(harness, job)  # for the harness, which waits for it
-
-
-def test_an_engine_that_works_is_left_alone(harness: Harness, ended: threading.Event) -> None:
-    job, _ = harness.submit(1)
-    harness.finish(job)
-    harness.wait_end(1)
-    assert not ended.wait(0.1)
 
 
 # ── an engine that hangs ─────────────────────────────────────────────────────────────────────────
@@ -127,110 +119,24 @@ def test_another_step_and_none_at_all_begin_the_count_anew() -> None:
     assert not watch.has_hung and watch.stuck_s > 0
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "looks", "apart_s"),
-    [(60.0, 5, 1000.0), (0.0, 1000, 1.0)],
-    ids=["the process stood still as a whole", "there is no limit"],
-)
-def test_no_step_has_hung_where(limit_s: float, looks: int, apart_s: float) -> None:
+def test_no_step_has_hung_where_the_process_stood_still_as_a_whole() -> None:
     clock, engine = ManualClock(), Steps()
-    watch = StepWatch(limit_s, clock.now)
+    watch = StepWatch(60.0, clock.now)
     engine.step_under_way = StepUnderWay(0.0, 0.02)
-    for _ in range(looks):
-        clock.advance(apart_s)
+    for _ in range(5):
+        clock.advance(1000.0)
         watch.look(engine)  # type: ignore[arg-type]
     assert not watch.has_hung and not watch.stuck_s
 
 
-@pytest.fixture
-def hanging(
-    tokenizer: Tokenizer, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Harness]:
-    monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
-    monkeypatch.setattr(failure, "LOOK_S", 0.01)
-    monkeypatch.setattr(failure, "STEP_TIMEOUT_S", 0.2)
-    with serving(tokenizer, die=ended.set) as harness:
-        harness.engine.on_cancel = lambda job, cause: None  # it hangs
-        yield harness
-
-
-def test_an_engine_that_hangs_in_a_step_hands_its_jobs_back_and_ends_the_process(
-    hanging: Harness, ended: threading.Event
-) -> None:
-    waiting, _ = hanging.submit(1)
-    running, _ = hanging.submit(2)
-    hanging.begin(running)
-    hanging.speak(running, "so far")
-    hanging.engine.step_under_way = StepUnderWay(1.0, 0.001)
-    end = hanging.wait_end(1)
-    assert (end.reason, end.code) == (FinishReason.CANCELLED, Code.DRAINING)
-    end = hanging.wait_end(2)  # it may be what the engine hangs on
-    assert (end.reason, end.code) == (FinishReason.ERROR, Code.INSTANCE_LOST)
-    assert hanging.text(2) == "so far"
-    assert ended.wait(60)
-    told = [f.stats.stuck_ms for f in hanging.lane.frames() if f.stats]
-    assert told[0] == 0 and max(told) > 30, "the heartbeats said so"
-    # Should it come back all the same, nobody hears of it.
-    hanging.finish(running)
-    hanging.finish(waiting)
-    hanging.lane.wait_final()
-
-
-def test_a_device_that_is_lost_between_two_steps_ends_the_process(
-    tokenizer: Tokenizer, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
-    faults = [""]
-    with serving(tokenizer, die=ended.set, device_fault=lambda: faults[0]) as harness:
-        harness.engine.on_cancel = lambda job, cause: None
-        job, _ = harness.submit(1)
-        harness.begin(job)
-        faults[0] = "the driver reports Xid 79"
-        assert harness.wait_end(1).code is Code.INSTANCE_LOST
-        assert any(frame.draining for frame in harness.lane.frames())
-        assert ended.wait(60)
-        harness.finish(job)
-
-
-def test_an_engine_that_hangs_answers_plain_clients_too(
-    hanging: Harness, ended: threading.Event
-) -> None:
-    responder = FakeResponder()
-    hanging.service.accept(plain_call("hello", responder))
-    hanging.engine.wait_submitted(1)
-    hanging.engine.step_under_way = StepUnderWay(1.0, 0.001)
-    responder.wait_final()
-    assert responder.error is not None and responder.error[0] is Code.DRAINING
-    assert ended.wait(60)
-
-
-@pytest.mark.parametrize(("timeout_s", "status"), [(0.3, 1), (0.0, 0)])
-def test_a_process_whose_interpreter_is_held_for_ever_is_ended(
-    timeout_s: float, status: int
-) -> None:
+def test_a_process_whose_interpreter_is_held_for_ever_is_ended() -> None:
     program = (
         "import ctypes, time\n"
         "from worker.service.failure import ProcessGuard\n"
-        f"guard = ProcessGuard({timeout_s}, time.monotonic)\n"
+        "guard = ProcessGuard(0.3, time.monotonic)\n"
         "guard.advance()\n"
-        f"ctypes.PyDLL(None).usleep({60_000_000 if timeout_s else 600_000})  # keeps the lock\n"
-        "guard.close()\n"
+        "ctypes.PyDLL(None).usleep(60_000_000)  # keeps the lock\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
-    assert done.returncode == status
-    assert (b"ctypes.PyDLL" in done.stderr or b"line 5" in done.stderr) is bool(status)
-
-
-def test_a_process_that_is_alive_is_not_ended() -> None:
-    program = (
-        "import time\n"
-        "from worker.service.failure import ProcessGuard\n"
-        "now = 0.0\n"
-        "guard = ProcessGuard(40.0, lambda: now)\n"
-        "for now in range(200):\n"
-        "    guard.advance()\n"
-        "guard.close()\n"
-        "guard.advance()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert b"ctypes.PyDLL" in done.stderr or b"line 5" in done.stderr

@@ -23,7 +23,6 @@ from protocol import (
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness
 from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
-from worker.service.call import Call, strings
 from worker.service.emitter import CHECK_EARLY, IDLE_LANE_CHECK_S, LANE_CHECK_S, Emitter
 from worker.service.lane import Lane, LaneJob
 from worker.text.tokenizer import Tokenizer
@@ -60,17 +59,6 @@ def test_one_frame_carries_one_step_of_all_jobs(harness: Harness) -> None:
     harness.lane.wait(lambda: harness.deltas(3), "tokens of the last job")
     (frame,) = [frame for frame in harness.lane.frames() if frame.deltas]
     assert [delta.handle for delta in frame.deltas] == [0, 1, 2, 3]
-
-
-def test_half_a_character_is_held_back_and_flushed_at_the_end(harness: Harness) -> None:
-    job, _ = harness.submit(1)
-    ids = harness.tokenizer.encode("é")
-    harness.engine.emit(JobTokens(job, ids[:1], None))
-    harness.finish(job)
-    end = harness.wait_end(1)
-    assert harness.text(1) == ""
-    assert end.tail == "�"
-    assert end.completion_tokens == 1
 
 
 def test_a_stop_string_ends_the_job_and_is_not_shown(harness: Harness) -> None:
@@ -217,36 +205,15 @@ def test_an_idle_lane_beats(harness: Harness) -> None:
     assert harness.lane.frames()[-1].stats is not None
 
 
-def test_describe_sends_the_card_again(harness: Harness) -> None:
-    harness.send(Describe("lane")).wait_final()
-    harness.lane.wait(
-        lambda: sum(f.card is not None for f in harness.lane.frames()) == 2, "the card"
-    )
-
-
-def test_bad_submissions_are_answered_and_never_reach_the_engine(harness: Harness) -> None:
-    harness.send(Submit("lane", 3, [1], Sampling(max_tokens=0), 1000.0)).wait_final()
-    end = harness.wait_end(3)
-    assert end.code == Code.INVALID_REQUEST and "max_tokens" in end.message
-    assert harness.engine.submitted == []
-
-
 def test_messages_that_make_no_sense_are_answered_with_an_error(harness: Harness) -> None:
     sampling = Sampling(max_tokens=1)
     nowhere = harness.send(Submit("no such lane", 1, [1], sampling, 1000.0))
     second = harness.send(Open(PROTOCOL_VERSION, "lane"))
     harness.submit(5)
     twice = harness.send(Submit("lane", 5, [1], sampling, 1000.0))
-    garbage = FakeResponder()
-    call = lane_call(Describe("lane"), garbage)
-    harness.service.accept(
-        Call(call.inputs | {"lane_message": strings(b"\xff\x00")}, {}, "", garbage)
-    )
     for request, word in ((nowhere, "not open"), (second, "open already"), (twice, "in use")):
         request.wait_final()
         assert request.error is not None and word in request.error[1]
-    garbage.wait_final()
-    assert garbage.error is not None and garbage.error[0] == Code.INVALID_REQUEST
 
 
 def test_another_protocol_version_is_told_so(harness: Harness) -> None:

@@ -277,18 +277,6 @@ def test_wk7_one_at_a_time_and_the_same_one_again_is_joined(
     assert models.asked == ["second"]
 
 
-def test_wk7_whoever_asked_may_be_gone(harness: Harness, models: Models) -> None:
-    models.may_load.clear()
-    done = swap(harness, "second")
-    done.wait(lambda: "load" in phases(done), "the load")
-    done.lost = True
-    models.may_load.set()
-    harness.lane.wait(
-        lambda: [f.card.model for f in harness.lane.frames() if f.card is not None][-1] == "second",
-        "the new card",
-    )
-
-
 def test_wk7_a_worker_can_be_stopped_while_it_swaps(models: Models) -> None:
     with serving(models.tokenizer, load=models.load) as harness:
         job, _ = harness.submit(1)

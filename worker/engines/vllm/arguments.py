@@ -39,10 +39,6 @@ def check_settings(settings: WorkerSettings) -> None:
             "on the CPU its sums depend on what else is in a step",
         ),
         "kv.disk_path": (settings.kv.disk_path is not None, "it has KV connectors of its own"),
-        "quantize": (
-            settings.quantize != "none",
-            "set TIDEGATE_WORKER__ENGINE_ARGS='quantization=…', as vLLM names it",
-        ),
     }
     for name, (is_set, why) in refused.items():
         if is_set:

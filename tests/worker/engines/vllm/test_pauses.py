@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -215,35 +214,3 @@ def test_a_text_that_another_worker_began_goes_on_exactly(
         events = run(engine, [rest, job(loaded, "hello")])
         assert ids_of(rest, events) == whole[begun:]
         assert end_of(rest, events).completion_tokens == len(whole) - begun
-
-
-def test_draws_are_a_function_of_seed_position_and_token() -> None:
-    """Of vLLM's second sampler itself, whatever else is in the batch (WK-3)."""
-    if not is_interpreted():
-        pytest.skip("its kernels need a GPU or triton's interpreter: test_as_on_cuda")
-    import torch
-    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-
-    def drawn(logits: Any, seeds: list[int], places: list[int]) -> list[int]:
-        rows = len(seeds)
-        made = gumbel_sample(
-            torch.as_tensor(logits, dtype=torch.float32),
-            torch.arange(rows, dtype=torch.int32),
-            torch.ones(rows),
-            torch.tensor(seeds, dtype=torch.int64),
-            torch.tensor(places, dtype=torch.int64),
-            apply_temperature=False,
-            is_drafting=False,
-        )
-        return list(made.tolist())
-
-    logits = np.random.default_rng(5).normal(size=(6, 2500))
-    seeds, places = [3, -(2**63), 3, 2**63 - 1, 7, 3], [0, 5, 9, 5, 123_456, 0]
-    together = drawn(logits, seeds, places)
-    for row in (5, 0, 3, 1, 4, 2):
-        assert drawn(logits[row : row + 1], seeds[row : row + 1], places[row : row + 1]) == [
-            together[row]
-        ]
-    flat = np.zeros((1, 2500))
-    assert len({drawn(flat, [3], [place])[0] for place in range(20)}) > 15
-    assert len({drawn(flat, [seed], [0])[0] for seed in range(20)}) > 15

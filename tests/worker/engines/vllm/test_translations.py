@@ -1,6 +1,5 @@
 """Jobs to vLLM's terms and back: what needs no vLLM."""
 
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -18,15 +17,13 @@ from protocol.blocks import adapter_salt, block_hashes, prefix_salt
 from protocol.sampling import MAX_LOGIT_BIASES
 from worker.core import Job
 from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
-from worker.engines.vllm.build import build_engine, lacking
-from worker.engines.vllm.core import gpu_share
+from worker.engines.vllm.build import build_engine, gpu_share, lacking
 from worker.engines.vllm.library import process_count
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.engines.vllm.requests import (
     MAX_STOP_TOKENS,
     GrammarState,
     end_mask,
-    priority_of,
     sampling_values,
     token_logprobs,
 )
@@ -110,10 +107,6 @@ def test_min_tokens_give_way_to_a_grammar() -> None:
     assert sampling_values(job, 9, EOS)["min_tokens"] == 0
 
 
-def test_the_earlier_deadline_has_the_higher_priority() -> None:
-    assert priority_of(1.0) < priority_of(1.5) < priority_of(math.inf)
-
-
 def test_logprobs_of_a_step_in_which_others_ask_for_more() -> None:
     @dataclass
     class Lists:
@@ -149,17 +142,11 @@ def test_unknown_and_reserved_engine_args_are_refused_by_name() -> None:
 
 
 def test_settings_that_would_mean_nothing_are_refused() -> None:
-    for name, value in {"deterministic": True, "quantize": "int8", "kv__disk_path": "/kv"}.items():
+    for name, value in {"deterministic": True, "kv__disk_path": "/kv"}.items():
         with pytest.raises(ValueError, match=f"TIDEGATE_WORKER__{name.upper()} is not for"):
             check_settings(settings(**{name: value}))
     check_settings(settings())
     check_settings(settings(device="cuda", deterministic=True))
-
-
-def test_several_gpus_and_a_checkpoints_own_code_are_vllms_arguments() -> None:
-    found = defaults(settings(tensor_parallel=2))
-    assert found["tensor_parallel_size"] == "2"
-    assert "tensor_parallel_size" not in defaults(settings())
 
 
 @pytest.mark.parametrize(
@@ -248,12 +235,6 @@ def test_blocks_with_images_are_named_by_what_these_show(prompt_tokens: int) -> 
     assert request.block_hashes == block_hashes([*keyed, *answer], 4, b"model")
 
 
-def test_what_images_need_of_vllm() -> None:
-    found = defaults(settings())
-    assert json.loads(found["limit_mm_per_prompt"]) == {"video": 0, "audio": 0}
-    assert found["mm_processor_cache_gb"] == "0"
-
-
 @dataclass
 class Event:
     block_hashes: list[bytes]
@@ -278,14 +259,6 @@ def test_prefix_reports_say_what_the_cache_holds_not_what_events_say() -> None:
     assert reports.evicted_total == 2
 
 
-def test_a_reader_that_falls_behind_gets_everything_at_once() -> None:
-    reports = PrefixReports(lambda name: True)
-    for number in range(300):
-        reports.publish(Batch([Event([b"%d" % number])]))
-    first, *rest = reports.take()
-    assert first.full and len(first.added) + sum(len(one.added) for one in rest) == 300
-
-
 def test_a_grammar_state_hands_on_what_was_generated_and_never_rejects() -> None:
     seen: list[list[int]] = []
 
@@ -298,10 +271,6 @@ def test_a_grammar_state_hands_on_what_was_generated_and_never_rejects() -> None
     state.rollback(2)
     assert seen == [[3], [3, 4, 5], [3]]
     assert not state.is_terminated()
-
-
-def test_the_end_mask_has_a_bit_for_each_end_token() -> None:
-    assert end_mask(70, (1, 5, 33)).tolist() == [0b100010, 0b10, 0]
 
 
 def test_without_vllm_the_command_that_installs_it_is_named() -> None:
