@@ -95,26 +95,26 @@ def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A shape that test_tiles.py compiles as well.
+    # A shape that test_numba.py compiles as well.
     pool = KVPool(
         layers=1,
         blocks=40,
-        block_tokens=16,
+        block_tokens=3,
         kv_heads=2,
-        head_dim=32,
+        head_dim=16,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
 
     def chosen() -> choice.Choice:
-        return choose_attention("auto", pool, pool.kv_heads, timer=lambda call, device: 5.0)
+        return choose_attention("auto", pool, 6, timer=lambda call, device: 5.0)
 
     assert [one.problem for one in chosen().tried] == [None, None]
     monkeypatch.setattr("worker.attention.numba_backend.compiler_problem", lambda: "no numba here")
     without = chosen()
     assert without.name == "reference"
     assert "no numba here" in (without.tried[0].problem or "")
-    fixed = choose_attention("auto", pool, pool.kv_heads, deterministic=True)
+    fixed = choose_attention("auto", pool, 6, deterministic=True)
     assert fixed.name == "fixed" and not fixed.tried
 
 
