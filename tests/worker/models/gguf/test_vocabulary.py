@@ -149,7 +149,6 @@ def test_tokens_with_a_name_are_said_by_their_text(tmp_path: Path) -> None:
         "unk_token": "<unk>",
     }
     assert vocabulary.end_ids(file) == [2, 5]
-    assert vocabulary.control_ids(file) == [1, 2]
 
 
 @pytest.mark.parametrize("wrong", [-1, 10**6])
