@@ -1,12 +1,11 @@
 """Records the end of every clip: its outcome, then metrics and one log line (DL-10)."""
 
-import math
 from collections import deque
 from collections.abc import Iterator
 
 from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.task import ClipTask
-from clips.plan.budgets import Stage
+from clips.plan.budgets import Stage, quantile
 from orchestrator.clock import Clock
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import log_end
@@ -65,7 +64,7 @@ class ClipLedger:
     def percentiles_ms(self) -> dict[str, dict[str, float]]:
         """Percentiles in ms of each stage's recent times; stages without times are left out."""
         return {
-            f"{name}_ms": {f"p{100 * q:g}": round(_quantile(times, q), 1) for q in QUANTILES}
+            f"{name}_ms": {f"p{100 * q:g}": round(quantile(sorted(times), q), 1) for q in QUANTILES}
             for name, times in self.recent.items()
             if times
         }
@@ -114,16 +113,11 @@ def _kind(given_up: str) -> str:
     return "other"
 
 
-def _quantile(times: "deque[float]", q: float) -> float:
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]
-
-
 def _quantiles(ledger: ClipLedger) -> Iterator[tuple[tuple[str, ...], float]]:
     for name, times in ledger.recent.items():
         if times:
             for q in QUANTILES:
-                yield (name, f"{q:g}"), _quantile(times, q)
+                yield (name, f"{q:g}"), quantile(sorted(times), q)
 
 
 _ROWS: tuple[Row[ClipLedger], ...] = (

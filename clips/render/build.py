@@ -79,7 +79,7 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, slots, device)
     asyncio.run(warm_up(pipeline, pool))
-    reporter = ClipReporter(settings, pipeline.times, guard, plan.residents)
+    reporter = ClipReporter(settings, pipeline.times, guard)
     return ClipWorker(pipeline, pool, settings, reporter)
 
 

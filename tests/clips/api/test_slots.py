@@ -1,7 +1,6 @@
 """``/v2/slots``: submit, follow, resume, cancel, fetch."""
 
 import asyncio
-import base64
 import logging
 from typing import Any
 
@@ -11,7 +10,7 @@ from clips.api import CLIP_SUBMISSIONS
 from orchestrator.retention import Retention
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
-from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeClips, FakePlan, clips_of
+from tests.support.fake_slots import MP4, PNG, WAV, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
 
 RECIPE: dict[str, Any] = {"schema": "1.0", "text": "Good morning.", "video": {"fps": 12}}
@@ -63,7 +62,7 @@ async def until_ended(service: Service, clip: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_a_recipe_becomes_a_clip(service: Service, fake: FakeClips) -> None:
-    clip = await submit(service, outputs=["mp4", "wav", "png"], preview=True)
+    clip = await submit(service, outputs=["mp4", "wav", "png"])
     assert clip["status"] == "dispatched" and clip["queue_position"] == 0
     assert clip["predicted_ms"] > 0 and clip["outputs"] == {} and clip["correlation_id"]
     events = await follow(service, clip)
@@ -73,8 +72,6 @@ async def test_a_recipe_becomes_a_clip(service: Service, fake: FakeClips) -> Non
     names = ("audio", "image", "video", "clip")
     told = [(stage["stage"], stage["percent"]) for stage in stages]
     assert told == [(name, percent) for name in names for percent in (0, 50, 100)]
-    (preview,) = [event.json() for event in events if event.event == "preview"]
-    assert base64.b64decode(preview["data"]) == JPEG and preview["mime"] == "image/jpeg"
     result = events[-1].json()
     assert events[-1].event == "result" and result["outcome"] == "met"
     assert result["video_ms"] == 10.0 and result["deadline_met"] is True
@@ -179,7 +176,7 @@ async def test_the_same_key_gets_the_same_clip(service: Service, fake: FakeClips
         assert response.headers["Idempotent-Replayed"] == "true"
         assert (await response.json())["slot_id"] == first["slot_id"]
     # As for tasks: another try with it cannot help, which 409 would ask for.
-    error = await submit(service, 422, headers=key, preview=True)
+    error = await submit(service, 422, headers=key, outputs=["wav"])
     assert error["field"] == "Idempotency-Key"
     await until_ended(service, first)
     assert len(fake.calls) == 1
@@ -353,7 +350,7 @@ async def test_files_have_ranges_and_heads(service: Service) -> None:
     last = f"bytes {size - 5}-{size - 1}/{size}"
     assert await get(Range=f"bytes={size - 5}-") == (206, last, MP4[-5:])
     assert await get(Range="bytes=-5") == (206, last, MP4[-5:])
-    for beyond in (size, 2**70, "9" * 5000):
+    for beyond in (size, 2**70):
         assert (await get(Range=f"bytes={beyond}-"))[:2] == (416, f"bytes */{size}")
         assert await get(Range=f"bytes={size - 5}-{beyond}") == (206, last, MP4[-5:])
         assert await get(Range=f"bytes=-{beyond}") == (200, None, MP4)

@@ -213,20 +213,6 @@ async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
     await service.until(lambda: instance.health is ClipHealth.UP)
 
 
-async def test_a_model_that_knows_no_states_serves_by_nominal_times(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    worker = await a_worker(make_worker)
-    fake_of(worker).watch_error = "invalid_request: parameters: unknown field `watch`"
-    service = await serving(await make_service(worker))
-    assert (await until_ended(service, await submit(service)))["outcome"] == "met"
-    error = await submit(service, 504, deadline_ms=6_000)
-    assert error["code"] == "deadline_infeasible" and error["binding_constraint"] == "image"
-    async with service.http.get("/v2/instances") as response:
-        (instance,) = (await response.json())["instances"]
-    assert instance["slot"]["told"] is None and instance["slot"]["ready"]
-
-
 async def test_a_model_that_comes_and_goes(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
