@@ -153,18 +153,6 @@ async def test_by_keyboard_and_on_a_phone(
         assert complaints(tab, service) == [f"504 (Gateway Timeout) {service.url}/v2/slots"]
 
 
-async def test_without_the_model_there_is_no_tab_and_it_says_what_to_do(
-    devtools: str, service: Service
-) -> None:
-    async with open_tab(devtools, f"{service.url}/") as tab:
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        assert await tab.js("document.querySelector('#clips-link').hidden")
-        await tab.js("location.hash = '#clips'")
-        await tab.until("!document.querySelector('#clips-absent').hidden")
-        assert "tidegate up --slot" in await tab.text("#clips-absent")
-        assert complaints(tab, service) == []
-
-
 async def test_an_instance_that_renders_clips_alone_is_well(
     devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from clips.dispatch import link
 from clips.dispatch.fleet import ClipHealth
 from clips.state import StageState
 from orchestrator.lanes.grpc_call import GrpcCall
@@ -193,26 +192,6 @@ async def test_a_silent_instance_is_suspect_then_down(
     await service.until(lambda: instance.health is ClipHealth.UP)
 
 
-async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
-    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its clips' streams may still be open without a peer."""
-    monkeypatch.setattr(link, "RENEW_S", 0.05)
-    near = await a_worker(make_worker)
-    far = await a_worker(make_worker, stages=slow(5.0))
-    fake_of(near).plan = lambda call: FakePlan(hold_at="video")
-    service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
-    instance = clips_of(service.orchestrator).fleet.instances[near.address]
-    clip = await submit(service)
-    await service.until(lambda: fake_of(near).running == 1)
-    fake_of(near).watch_error = "cancelled: nobody is there"
-    await service.until(lambda: instance.health is ClipHealth.DOWN)
-    status = await until_ended(service, clip)
-    assert (status["outcome"], status["instance"]) == ("met", far.address)
-    fake_of(near).watch_error = ""
-    await service.until(lambda: instance.health is ClipHealth.UP)
-
-
 async def test_a_model_that_comes_and_goes(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
@@ -261,20 +240,6 @@ async def test_a_provider_that_nobody_has(
     recipe = RECIPE | {"schema": "1.1", "providers": {"portrait": "flux"}}
     error = await submit(service, 400, recipe=recipe)
     assert error["field"] == "recipe.providers.portrait" and "available: fake" in error["message"]
-
-
-async def test_a_watch_is_renewed_without_a_gap(
-    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "RENEW_S", 0.02)
-    worker = await a_worker(make_worker)
-    service = await serving(await make_service(worker))
-    instance = clips_of(service.orchestrator).fleet.instances[worker.address]
-    seen = set()
-    while fake_of(worker).watches < 4:
-        seen.add(instance.health)
-        await asyncio.sleep(0.002)
-    assert seen == {ClipHealth.UP}
 
 
 async def test_a_model_that_was_unloaded_gets_no_more_clips(

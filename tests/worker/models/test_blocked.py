@@ -93,15 +93,6 @@ def test_products_by_panels_are_right(
 
 
 @needs_kernel
-def test_products_of_more_rows_than_are_summed_at_a_time_are_right(form: Form) -> None:
-    inputs, outputs = 1_100, 500
-    assert 2 * 530 * inputs > block_products._MAX_ROUNDED_BYTES
-    weight, x = random(outputs, inputs).to(dtype_of(form)), rows_for(form, 530, inputs)
-    made = BlockedFormat().linear(weight, None)
-    assert error(made(x), x.double() @ weight.double().T) < 1e-6
-
-
-@needs_kernel
 @pytest.mark.parametrize("caches", ["caches", "small_caches"])
 def test_a_row_is_the_same_in_any_company(
     form: Form, caches: str, request: pytest.FixtureRequest
@@ -227,19 +218,6 @@ def test_extremes_and_missing_numbers_pass_through(form: Form) -> None:
 
 
 @needs_kernel
-def test_threads_share_the_blocks(form: Form) -> None:
-    x, weight = rows_for(form, 9, 64), random(1000, 64, seed=1).to(dtype_of(form))
-    layer = BlockedFormat().linear(weight, None)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            assert error(layer(x), x.double() @ weight.double().T) < 1e-6
-    finally:
-        torch.set_num_threads(before)
-
-
-@needs_kernel
 def test_without_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     features = {"avx512f", "amx-tile", "amx-bf16"}
     monkeypatch.setattr(block_products, "cpu_features", lambda: features)
@@ -274,7 +252,3 @@ def test_without_the_kernel_onednn_does_it(
     assert isinstance(found, PackedFormat if packs(torch.bfloat16) else DenseFormat)
     assert "CPU loops are not compiled" not in caplog.text, "all else stays compiled"
     assert "matrix products are left to oneDNN or BLAS: " in caplog.text
-
-
-def test_float16_has_no_blocks() -> None:
-    assert not blocks_fit(torch.float16)

@@ -68,8 +68,3 @@ def test_a_busy_moment_decides_nothing() -> None:
     spikes = iter([1.0, 0.9, 50.0, 0.9, 1.0, 40.0] + 4 * [1.0, 0.9])
     measured = in_turns({"slow": lambda: next(spikes), "fast": lambda: next(spikes)})
     assert measured == {"slow": 1.0, "fast": 0.9}
-
-
-def test_one_layout_needs_no_trial() -> None:
-    only = DenseFormat()
-    assert fastest_format({"dense": only}, SHAPE, torch.float32, timer=timer()) is only

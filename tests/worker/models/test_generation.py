@@ -42,10 +42,6 @@ def test_the_rest_of_what_vllm_takes(tmp_path: Path) -> None:
     assert read_sampling_defaults(said) == SamplingDefaults(min_p=0.1, max_tokens=512)
 
 
-def test_without_a_file_there_are_none(tmp_path: Path) -> None:
-    assert read_sampling_defaults(tmp_path) == SamplingDefaults()
-
-
 @pytest.mark.parametrize(
     "said",
     [

@@ -51,20 +51,6 @@ def test_products_are_right(form: Format, dtype: torch.dtype) -> None:
             assert error(gated(x), torch.nn.functional.silu(gate) * up) < 2 * tolerance, rows
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", [(96, 72), (128, 1000), (500, 64)], ids=str)
-def test_packed_rows_are_right_in_any_company(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """Whether they are the same to the bit is the CPU's matter: ``TiledForward.check`` tells."""
-    needs_packed(dtype)
-    form = PackedFormat()
-    x, weight = random(64, shape[1]).to(dtype), random(*shape, seed=1).to(dtype)
-    exact = x.double() @ weight.double().T
-    with torch.inference_mode():
-        layer = form.linear(weight, None)
-        for rows in (form.least_rows, 5, 8, 17, 32, 63):
-            assert error(layer(x[:rows]), exact[:rows]) < TOLERANCE[dtype], rows
-
-
 def test_int8_rounds_to_half_a_step() -> None:
     weight = random(50, 70)
     weight[7] = 0
@@ -77,13 +63,3 @@ def test_int8_refuses_what_its_kernel_cannot_read() -> None:
     with pytest.raises(UnsupportedModel, match=r"multiple of 64, this model has one with 72"):
         Int8Format().linear(random(96, 72), None)
     assert Int8Format().linear(random(97, 64), None).nbytes == 97 * 64 * 4
-
-
-def test_a_use_reads_the_weights() -> None:
-    with torch.inference_mode():
-        sizes = {name: f.linear(random(96, 64), None).nbytes for name, f in FORMATS.items()}
-    assert sizes == {"dense": 96 * 64 * 4, "packed": 96 * 64 * 4, "int8": 96 * 64 + 96 * 4}
-
-
-def test_this_cpu_packs_float32() -> None:
-    assert packs(torch.float32)

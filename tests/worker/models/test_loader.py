@@ -13,7 +13,7 @@ from tests.support.lazy import transformers
 from tests.support.model import CPU, Rig
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models import loader
-from worker.models.checkpoint import Checkpoint, prefetch
+from worker.models.checkpoint import Checkpoint
 from worker.models.config import read_config
 from worker.models.cuda_loader import cut
 from worker.models.linear import Format
@@ -83,13 +83,6 @@ def test_int8_keeps_what_the_model_says() -> None:
     assert (exact.argmax(-1) == rounded.argmax(-1)).float().mean() > 0.9
 
 
-def test_int8_is_half_of_bfloat16() -> None:
-    def step_bytes(layout: Layout) -> int:
-        return load_model(DEMO, read_config(DEMO), torch.bfloat16, CPU, layout).step_bytes
-
-    assert step_bytes(Layout(int8=True)) < 0.6 * step_bytes(Layout())
-
-
 def test_a_step_reads_every_weight_but_the_table(tiny: Path) -> None:
     config = read_config(tiny)
     model = load_model(tiny, config, torch.float32, CPU)
@@ -126,10 +119,6 @@ def test_a_type_that_we_do_not_read_is_named(tiny: Path, tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(data.replace(b'"F32"', b'"I32"'))
     with pytest.raises(UnsupportedModel, match=r"is of type I32; .* reads F32, BF16, F16"):
         Checkpoint(tmp_path)
-
-
-def test_prefetching_what_is_not_there_is_no_error(tmp_path: Path) -> None:
-    prefetch(tmp_path)
 
 
 PEAKS = """
