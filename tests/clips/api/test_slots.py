@@ -368,21 +368,6 @@ async def test_clips_alone_make_a_service_ready(
     await until_ended(service, await submit(service))
 
 
-async def test_a_drain_lets_clips_end_and_takes_no_new_ones(
-    service: Service, fake: FakeClips
-) -> None:
-    plan = FakePlan(hold_at="video")
-    fake.plan = lambda call: plan
-    clip = await submit(service)
-    await service.until(lambda: fake.running == 1)
-    draining = asyncio.create_task(service.parts.lifecycle.drain(30.0))
-    await service.until(lambda: service.parts.health.status == "draining")
-    assert (await submit(service, 503))["code"] == "draining"
-    plan.release.set()
-    await draining
-    assert (await status_of(service, clip))["outcome"] == "met"
-
-
 async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, fake: FakeClips) -> None:
     plan = FakePlan(hold_at="video")
     fake.plan = lambda call: plan

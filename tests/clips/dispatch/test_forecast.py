@@ -12,7 +12,6 @@ from clips.dispatch.forecast import (
     Begun,
     ClipNeeds,
     InstanceTimeline,
-    best_plan,
     forecast,
     place,
 )
@@ -68,17 +67,6 @@ def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
     assert InstanceTimeline(can, NOW, (), [1.5]).free_at == pytest.approx(NOW + 1.5), (
         "somebody else's"
     )
-
-
-def test_less_is_planned_only_where_that_is_allowed_and_needed() -> None:
-    can = ability(1, 1, 8, 1)
-    assert best_plan(needs(11.1, degrade=True), InstanceTimeline(can, NOW, ()))[0].given_up == ()
-    less, _, fits = best_plan(needs(6.5, degrade=True), InstanceTimeline(can, NOW, ()))
-    assert fits and less.given_up == ("no check", "12 frames a second instead of 24")
-    less, _, fits = best_plan(needs(7, degrade=True), InstanceTimeline(can, NOW, ()))
-    assert fits and less.given_up == ("12 frames a second instead of 24",), "there is time for it"
-    assert not best_plan(needs(7), InstanceTimeline(can, NOW, ()))[2]
-    assert not best_plan(needs(1.01, degrade=True), InstanceTimeline(can, NOW, ()))[2]
 
 
 def test_providers_are_asked_for_by_name() -> None:

@@ -69,19 +69,6 @@ async def test_the_least_slack_goes_first_and_no_buffer_idles(
     assert ids == [clip["slot_id"] for clip in (running, soon, late)]
 
 
-async def test_the_queue_is_bounded(make_service: MakeService, make_worker: MakeWorker) -> None:
-    worker = await a_worker(make_worker, slots_total=1, slots_free=1)
-    plan = FakePlan(hold_at="video")
-    fake_of(worker).plan = lambda call: plan
-    service = await serving(await make_service(worker, MOST_WAITING=1))
-    made = [await submit(service) for _ in range(2)]
-    error = await submit(service, 429)
-    assert error["code"] == "queue_full" and error["retry_after_ms"] >= 1000
-    plan.release.set()
-    for clip in made:
-        await until_ended(service, clip)
-
-
 async def test_or24_a_key_leaves_places_to_wait_to_others(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:

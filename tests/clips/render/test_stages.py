@@ -220,7 +220,7 @@ def test_no_text_or_voice_takes_the_process_along() -> None:
     assert done.returncode == 0, done.stderr[-2000:].decode()
 
 
-@pytest.mark.parametrize("frequency", [440, 5_000, 9_000])
+@pytest.mark.parametrize("frequency", [440, 9_000])
 def test_a_tone_stays_one_tone_at_another_rate(frequency: int) -> None:
     from clips.render.stages.espeak import _resample
 
@@ -232,7 +232,7 @@ def test_a_tone_stays_one_tone_at_another_rate(frequency: int) -> None:
     assert float((power.sum() - around) / power.sum()) < 1e-5
 
 
-@pytest.mark.parametrize("samples", [1, 1023, 1024, 22_000, 23_552, 24_000])
+@pytest.mark.parametrize("samples", [1, 1023, 22_000, 24_000])
 def test_sound_may_end_anywhere_in_the_last_frame(samples: int) -> None:
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
     video = torch.zeros(12, 3, 64, 64, dtype=torch.uint8)

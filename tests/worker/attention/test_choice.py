@@ -12,6 +12,7 @@ from worker.attention import AttentionStep, KVPool, PackedBatch, choice
 from worker.attention.choice import AttentionName, choose_attention
 from worker.attention.reference import ReferenceAttention
 from worker.choices import Choices
+from worker.runner.memory import ProcessMemory
 
 
 @pytest.fixture
@@ -154,3 +155,31 @@ def test_measured_on_cuda() -> None:
     chosen = choose_attention("auto", pool, pool.kv_heads * 2)
     tried = {one.name for one in chosen.tried}
     assert tried == {"triton", "flashinfer", "reference"}
+
+
+MIB = 2**20
+
+
+def test_a_pool_on_the_cpu_takes_memory_only_as_it_fills() -> None:
+    """Also once the attention was chosen, which tries the candidates on it."""
+    # A shape that test_numba.py compiles as well.
+    dtype, heads, kv_heads, dim = torch.bfloat16, 10, 1, 8
+    meter = ProcessMemory()
+    before = meter.used_bytes()
+    pool = KVPool(
+        layers=4,
+        blocks=2**29 // (4 * 16 * 2 * kv_heads * dim * dtype.itemsize),
+        block_tokens=16,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    assert pool.data.nbytes == 512 * MIB
+    assert pool.data.data_ptr() % 64 == 0
+    choose_attention("reference", pool, heads)
+    choose_attention("auto", pool, heads, timer=lambda call, device: (call(), 1.0)[1])
+    assert meter.used_bytes() - before < 200 * MIB
+    assert not pool.data[:, ::97].any()
+    pool.data[-1, -1] = 1.0
+    assert pool.data[-1, -1].eq(1).all() and not pool.data[-1, -2].any()

@@ -193,12 +193,6 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     assert together[::-1] == drawn(logits[::-1], ways[::-1])
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, BLOCK, 2 * BLOCK])
-def test_small_vocabularies(vocabulary: int) -> None:
-    logits = np.random.default_rng(6).standard_normal(vocabulary).astype(np.float32)
-    check(logits, [Way(), Way(top_k=1), Way(top_p=0.5, number=0.9), Way(top_k=1, top_p=0.5)])
-
-
 def test_a_sampler_draws_the_same_recorded_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a recording replays, and what a step launches."""
     generator = torch.Generator().manual_seed(8)
