@@ -1,12 +1,10 @@
 """``/v2/slots``: submit a recipe; query, follow and cancel a clip; fetch what was rendered.
 
-A clip's events are numbered (OR-1): 0 is ``queued``, then come ``stage`` and ``preview`` as they
-happen, and one terminal event, ``result`` or ``error``. A follower first replays the kept events,
-then listens to the clip. Of each stage's previews only the last is kept, and a client that is
-behind gets none.
+A clip's events are numbered (OR-1): 0 is ``queued``, then comes each ``stage`` as it happens, and
+one terminal event, ``result`` or ``error``. A follower first replays the kept events, then listens
+to the clip.
 """
 
-import base64
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -61,7 +59,6 @@ class ClipBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     on_deadline: Literal["error", "degrade"] = "error"
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
     outputs: tuple[Literal["mp4", "wav", "png"], ...] = ("mp4",)
-    preview: bool = False
 
 
 CLIPS = web.AppKey("clips", Clips)
@@ -229,7 +226,6 @@ def _job(request: web.Request, body: ClipBody) -> ClipJob:
         arrived=context.arrival.mono,
         outputs=tuple(dict.fromkeys(body.outputs)),
         degrade=body.on_deadline == "degrade",
-        preview=body.preview,
         on_disconnect=body.on_disconnect,
         key=context.key.fingerprint,
         trace=trace_of(request),
@@ -298,10 +294,7 @@ class ClipEvents(NumberedEvents):
     # as a listener
 
     def progressed(self, event: Progress) -> None:
-        if event.image is None:
-            self._stream.send(self._spelled(event))
-        else:
-            self._stream.offer(self._spelled(event))
+        self._stream.send(self._spelled(event))
 
     def ended(self, clip: ClipTask) -> None:
         ending, number = clip.ending, clip.last_number
@@ -316,11 +309,8 @@ class ClipEvents(NumberedEvents):
     # inside
 
     def _spelled(self, event: Progress) -> bytes:
-        data: dict[str, object] = {"stage": event.stage, "percent": event.percent}
-        if event.image is None:
-            return self._event(event.number, "stage", data)
-        data |= {"mime": "image/jpeg", "data": base64.b64encode(event.image).decode()}
-        return self._event(event.number, "preview", data)
+        data = {"stage": event.stage, "percent": event.percent}
+        return self._event(event.number, "stage", data)
 
 
 def ended(clip: ClipTask, ending: Ending) -> dict[str, object]:

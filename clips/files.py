@@ -2,8 +2,6 @@
 pace."""
 
 import asyncio
-import re
-import sys
 from typing import NamedTuple
 
 from aiohttp import web
@@ -12,8 +10,6 @@ from orchestrator.api.http.event_stream import CLIENT_TIMEOUT_S
 
 _PIECE = 64 * 1024
 """Bytes that a slow client must read within its time limit."""
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)", re.ASCII)
-_MAX_DIGITS = 18
 
 
 class _Span(NamedTuple):
@@ -65,24 +61,12 @@ def _span(request: web.Request, size: int, etag: str) -> _Span | None:
     """The range that is asked for; None where none of it exists. An unreadable range, or several,
     are answered with the whole file, as the RFC allows."""
     everything = _Span(0, size)
-    stated = _RANGE.fullmatch(request.headers.get("Range", "").strip())
-    if stated is None or stated[1] == stated[2] == "":
+    try:
+        asked = request.http_range
+    except ValueError:
         return everything
     unless_changed = request.headers.get("If-Range")
     if unless_changed is not None and unless_changed.strip() != etag:
         return everything
-    if not stated[1]:
-        count = _place(stated[2])
-        return _Span(max(0, size - count), size) if count else None
-    start = _place(stated[1])
-    stop = min(size, _place(stated[2]) + 1) if stated[2] else size
-    if stated[2] and _place(stated[2]) < start:
-        return everything
+    start, stop, _ = asked.indices(size)
     return _Span(start, stop) if start < size else None
-
-
-def _place(digits: str) -> int:
-    """A number of bytes. A number of very many digits is beyond the end of any file, and may be
-    more than ``int`` takes."""
-    digits = digits.lstrip("0")
-    return sys.maxsize if len(digits) > _MAX_DIGITS else int(digits or "0")

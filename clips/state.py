@@ -21,25 +21,13 @@ class StageState(msgspec.Struct, frozen=True):
     seconds_per_unit: float
     """Seconds that a unit of its work rarely exceeds: the P95; before there is one, an estimate by
     the warm-up or else the target."""
-    p50_ms: float | None = None
     p95_ms: float | None = None
-    p99_ms: float | None = None
-    """Percentile of finished runs, like ``p50_ms`` and ``p95_ms``; null before there is one."""
-    finished: int = 0
-    failed: int = 0
+    """Percentile of finished runs; null before there is one."""
     others: dict[str, float] = {}
     """Seconds per unit with each other loaded provider."""
     least: dict[str, float] | None = None
     """Least seconds per unit with each provider; 0 where it has rendered nothing recently, as it
     may then be arbitrarily fast. Null from a model older than this field."""
-
-
-class ResidentState(msgspec.Struct, frozen=True):
-    """One line of the residency plan."""
-
-    name: str
-    bytes: int
-    precision: str = ""
 
 
 class AbortState(msgspec.Struct, frozen=True):
@@ -68,11 +56,7 @@ class ClipsState(msgspec.Struct, frozen=True):
     """Stages by name: ``audio``, ``image``, ``video``, ``clip``."""
     providers: dict[str, tuple[str, ...]]
     """Providers that a recipe may name, by stage."""
-    residents: tuple[ResidentState, ...] = ()
     memory_used_bytes: int = 0
-    memory_soft_bytes: int = 0
-    memory_hard_bytes: int = 0
-    """Hard memory limit in bytes; 0: no limit, as for ``memory_soft_bytes``."""
     abort_to_free_p50_ms: float | None = None
     abort_to_free_p99_ms: float | None = None
     """Time from a cancel or deadline until the clip's buffers are free; null before one."""

@@ -116,7 +116,6 @@ __all__ = [
     "SlotLine",
     "SlotList",
     "SlotOptions",
-    "SlotPreview",
     "SlotQueued",
     "SlotResult",
     "SlotStage",

@@ -35,7 +35,6 @@ class SlotOptions(TypedDict, total=False):
 
     model: str
     outputs: Sequence[Output]
-    preview: bool
     on_deadline: Literal["error", "degrade"]
     on_disconnect: Literal["cancel", "continue"]
     deadline: Deadline
@@ -145,15 +144,6 @@ class SlotStage(msgspec.Struct, frozen=True):
     percent: int
 
 
-class SlotPreview(msgspec.Struct, frozen=True):
-    """Event: the picture so far; ``data`` is a file of the type ``mime``."""
-
-    stage: str
-    percent: int
-    data: bytes
-    mime: str = "image/jpeg"
-
-
 class SlotResult(SlotFacts, frozen=True, kw_only=True):
     """Event: the clip is there. Nothing follows."""
 
@@ -169,12 +159,11 @@ class SlotFailed(SlotFacts, frozen=True, kw_only=True):
     retryable: bool = False
 
 
-SlotEvent = SlotQueued | SlotStage | SlotPreview | SlotResult | SlotFailed
+SlotEvent = SlotQueued | SlotStage | SlotResult | SlotFailed
 
 SLOT_EVENT_TYPES: Final[Mapping[str, type[SlotEvent]]] = {
     "queued": SlotQueued,
     "stage": SlotStage,
-    "preview": SlotPreview,
     "result": SlotResult,
     "error": SlotFailed,
 }

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from clips.dispatch.forecast import Begun
 from clips.dispatch.job import OUTPUTS
 from clips.dispatch.task import ClipTask
-from clips.dispatch.wire import METHOD, PREVIEW, Answer, BadAnswer, read_answer, request
+from clips.dispatch.wire import METHOD, Answer, BadAnswer, read_answer, request
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
 from orchestrator.lanes.config import OPEN_TIMEOUT_S
@@ -124,8 +124,6 @@ class ClipAttempt:
             "on_deadline": "degrade" if job.degrade else "error",
             "outputs": ",".join(job.outputs),
         }
-        if job.preview:
-            parameters["preview"] = True
         if self._keep_on:
             parameters["keep_on"] = True
         return request(job.recipe_json, f"{self.clip.id}/{job.correlation_id}", parameters)
@@ -152,8 +150,7 @@ class ClipAttempt:
             stage, percent = event.get("stage"), event.get("percent")
             if not isinstance(stage, str) or not isinstance(percent, int):
                 raise BadAnswer("a stage event without stage and percent")
-            image = answer.tensors.get(PREVIEW) or None
-            clip.progress(stage, percent, image, self._clock.now())
+            clip.progress(stage, percent, self._clock.now())
             return False
         if kind in ("result", "saved"):
             clip.facts = {k: v for k, v in event.items() if k not in _EVENT_FIELDS}

@@ -39,7 +39,7 @@ class ClipInstance:
         self.health = ClipHealth.CONNECTING
         self.reason = "not reached yet"
         self.state: ClipsState | None = None
-        """The state last reported; None before the first, or if it cannot report."""
+        """The state last reported; None before the first."""
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
         self.state_at = 0.0
@@ -58,12 +58,6 @@ class ClipInstance:
         """How many clips could begin there at once."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
 
-    @property
-    def can_keep_on(self) -> bool:
-        """Whether its model can be asked to stop a clip only at its deadline: older ones cannot."""
-        stages = () if self.state is None else self.state.stages.values()
-        return any(stage.least is not None for stage in stages)
-
     def line(self, now: float) -> InstanceTimeline:
         """The instance's leases and stages as they will become free."""
         others_s: list[float] = []
@@ -77,12 +71,9 @@ class ClipInstance:
         """Count it as full until it reports another state."""
         self.others = self.ability.slots
 
-    def take_state(self, state: ClipsState | None, now: float) -> bool:
+    def take_state(self, state: ClipsState, now: float) -> bool:
         """Take in the latest state. Returns whether this changes what can be placed there."""
         self.heard_at = now
-        if state is None:
-            was_full, self.others = bool(self.others), 0
-            return was_full
         before = (self.free, self.state is not None and self.state.draining)
         if self.state is None or _told(state) != _told(self.state):
             self.ability = Ability.of(state)
@@ -206,7 +197,7 @@ class ClipFleet:
         for address in known.keys() - self._links.keys():
             if not known[address].removed and known[address].kind is ServerKind.TIDEGATE:
                 self.instances[address] = ClipInstance(address)
-                link = ClipLink(address, self._config, self, self._clock, self._rng)
+                link = ClipLink(address, self._config, self, self._rng)
                 self._links[address] = link
                 link.start()
         gone = [a for a in self._links if a not in known or known[a].removed]
@@ -219,7 +210,7 @@ class ClipFleet:
 
     # ── as the links' owner ──────────────────────────────────────────────────────────────────
 
-    def state_came(self, address: str, state: ClipsState | None) -> None:
+    def state_came(self, address: str, state: ClipsState) -> None:
         instance = self.instances.get(address)
         if instance is None:
             return

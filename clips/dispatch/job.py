@@ -41,7 +41,6 @@ class ClipJob:
     outputs: tuple[str, ...] = ("mp4",)
     degrade: bool = False
     """Whether less may be rendered to be in time."""
-    preview: bool = False
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
     key: str = ""
     """Fingerprint of the client's token."""

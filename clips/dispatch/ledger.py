@@ -1,12 +1,11 @@
 """Records the end of every clip: its outcome, then metrics and one log line (DL-10)."""
 
-import math
 from collections import deque
 from collections.abc import Iterator
 
 from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.task import ClipTask
-from clips.plan.budgets import Stage
+from clips.plan.budgets import Stage, quantile
 from orchestrator.clock import Clock
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import log_end
@@ -31,20 +30,12 @@ class ClipLedger:
         self.retries = metrics.counter(
             "slot_retries", "slots", "Clips sent again: an instance was lost, or had no room"
         )
-        self.degraded = metrics.counter(
-            "slots_degraded", "slots", "Clips that are less than was asked for, by what", "what"
-        )
-        self.stage_ms = metrics.histogram(
-            "slot_stage_ms", "What stages of finished slots took, and all of one", "stage"
-        )
         self.queue_ms = metrics.histogram("slot_queue_ms", "From arrival to an instance")
         self.end_ms = metrics.histogram("slot_end_ms", "From arrival to the clip")
         self.settled = dict.fromkeys(Outcome, 0)
         """How many clips came to each outcome (DL-10)."""
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=_KEPT) for name in TIMES}
         """Times of the last finished clips, by name, in ms."""
-        for name in TIMES:
-            self.stage_ms.labels(name)
         metrics.watch(self, _ROWS)
 
     def settle(self, clip: ClipTask, ending: Ending) -> bool:
@@ -62,25 +53,13 @@ class ClipLedger:
         self._write(clip, ending)
         return True
 
-    def percentiles_ms(self) -> dict[str, dict[str, float]]:
-        """Percentiles in ms of each stage's recent times; stages without times are left out."""
-        return {
-            f"{name}_ms": {f"p{100 * q:g}": round(_quantile(times, q), 1) for q in QUANTILES}
-            for name, times in self.recent.items()
-            if times
-        }
-
     def _observe(self, clip: ClipTask) -> None:
         self.end_ms.observe(1000 * (clip.marks.ended - clip.marks.received))
         for name in TIMES:
             ms = clip.facts.get(f"{name}_ms")
             # A part that was not rendered, such as a dropped check, has no time to report.
             if isinstance(ms, int | float) and ms > 0:
-                self.stage_ms.labels(name).observe(ms)
                 self.recent[name].append(ms)
-        given_up = clip.facts.get("given_up")
-        for what in given_up if isinstance(given_up, list) else ():
-            self.degraded.labels(_kind(str(what))).inc()
 
     def _write(self, clip: ClipTask, ending: Ending) -> None:
         marks, facts = clip.marks, clip.facts
@@ -101,29 +80,11 @@ def _number(value: object) -> float | int | None:
     return value if isinstance(value, int | float) else None
 
 
-def _kind(given_up: str) -> str:
-    """A label for what was dropped."""
-    for words, kind in (
-        ("check", "check"),
-        ("frames", "frames"),
-        ("pixels", "size"),
-        (" s instead", "seconds"),
-    ):
-        if words in given_up:
-            return kind
-    return "other"
-
-
-def _quantile(times: "deque[float]", q: float) -> float:
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]
-
-
 def _quantiles(ledger: ClipLedger) -> Iterator[tuple[tuple[str, ...], float]]:
     for name, times in ledger.recent.items():
         if times:
             for q in QUANTILES:
-                yield (name, f"{q:g}"), _quantile(times, q)
+                yield (name, f"{q:g}"), quantile(sorted(times), q)
 
 
 _ROWS: tuple[Row[ClipLedger], ...] = (
@@ -163,16 +124,6 @@ FLEET: tuple[Row[ClipFleet], ...] = (
         "Clips that an instance can render at once, and how many more it can take now",
         lambda fleet: (sample for one in fleet if one.is_known for sample in _each(one)),
         ("instance", "kind"),
-    ),
-    Row(
-        "gauge",
-        "instance_slot_memory_bytes",
-        "bytes",
-        "What an instance's slot model takes in memory",
-        lambda fleet: (
-            ((one.address,), one.state.memory_used_bytes) for one in fleet if one.state is not None
-        ),
-        ("instance",),
     ),
     Row(
         "gauge",

@@ -3,7 +3,6 @@
 ::
 
     connect ─▶ watch ─▶ state, state, …  ─▶ broken ─▶ back-off ─▶ connect …
-                  └──▶ an error: a model that cannot tell is asked again and again, as a heartbeat
                   └──▶ no such model here: looked for now and then
 
 Now and then the link reconnects: if Triton has reloaded the model, the old one still sends
@@ -19,14 +18,11 @@ from google.protobuf.message import DecodeError
 
 from clips.dispatch.wire import METHOD, Answer, BadAnswer, is_absence, read_answer, watch_request
 from clips.state import ClipsState
-from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
 from orchestrator.lanes.config import OPEN_TIMEOUT_S
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import GROWTH, LONGEST_PAUSE_S, Reconnector, SessionEnd
 
-ASK_AGAIN_S: Final = 0.5
-"""Seconds between two requests to a model that cannot tell its state."""
 LOOK_AGAIN_S: Final = 5.0
 """Seconds to which pauses between looks at an instance that never had the model may grow."""
 RENEW_S = 5.0
@@ -36,8 +32,8 @@ RENEW_S = 5.0
 class LinkOwner(Protocol):
     """Hears of one link. Called from its reader: must neither wait nor raise."""
 
-    def state_came(self, address: str, state: ClipsState | None) -> None:
-        """The model is there and sent ``state``; None if it cannot."""
+    def state_came(self, address: str, state: ClipsState) -> None:
+        """The model is there and sent ``state``."""
 
     def link_closed(self, address: str, reason: str, *, is_absent: bool) -> None:
         """The link is closed; ``is_absent``: because the instance has no slot model."""
@@ -51,12 +47,11 @@ class ClipLink:
     """Keeps a watch open on the instance at ``address``."""
 
     def __init__(
-        self, address: str, config: LaneConfig, owner: LinkOwner, clock: Clock, rng: random.Random
+        self, address: str, config: LaneConfig, owner: LinkOwner, rng: random.Random
     ) -> None:
         self.address = address
         self._config = config
         self._owner = owner
-        self._clock = clock
         self._call: GrpcCall | None = None
         self._first: asyncio.Future[None] | None = None
         self._was_there = False
@@ -130,27 +125,18 @@ class ClipLink:
                 self._take_answer(answer)
 
     def _take_answer(self, answer: Answer) -> None:
-        state: ClipsState | None = None
         if answer.error:
-            if is_absence(answer.error):
-                self._absence = answer.error
-                if self._call is not None:
-                    self._call.finish()
-                return
-            if answer.error.startswith(("cancelled", "draining")):
+            if not is_absence(answer.error):
                 raise LinkBroken(answer.error)
-            call = self._call
-            self._clock.call_at(self._clock.now() + ASK_AGAIN_S, lambda: self._ask_again(call))
-        elif answer.event.get("event") != "state":
+            self._absence = answer.error
+            if self._call is not None:
+                self._call.finish()
+            return
+        if answer.event.get("event") != "state":
             raise BadAnswer(f"expected a state, got {answer.event.get('event')!r}")
-        else:
-            state = msgspec.convert(answer.event, ClipsState)
+        state = msgspec.convert(answer.event, ClipsState)
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
             self._sessions.is_up()
         self._was_there = True
         self._owner.state_came(self.address, state)
-
-    def _ask_again(self, call: GrpcCall | None) -> None:
-        if call is not None and call is self._call:
-            call.send(watch_request())

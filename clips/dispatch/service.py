@@ -274,7 +274,7 @@ class Clips:
         self._waiting.remove(clip)
         clip.dispatched(instance.address, now)
         begun = Begun(found.plan, clip.needs.chosen, clip.percents)
-        keep_on = instance.can_keep_on and self.refusals.runs_on(clip)
+        keep_on = self.refusals.runs_on(clip)
         attempt = ClipAttempt(clip, instance.address, begun, self, self._clock, keep_on=keep_on)
         clip.attempt = attempt
         instance.attempts.append(attempt)

@@ -18,19 +18,18 @@ CLIP_BYTES = 8192
 
 
 class Progress(NamedTuple):
-    """One progress event. ``number`` is its id; ``image``: a JPEG, for a preview."""
+    """One progress event. ``number`` is its id."""
 
     number: int
     stage: str
     percent: int
-    image: bytes | None = None
 
 
 class ClipListener(Protocol):
     """Hears what happens to one clip, in order, synchronously. Must neither wait nor raise."""
 
     def progressed(self, event: Progress) -> None:
-        """A stage got further, or there is a preview of it."""
+        """A stage got further."""
 
     def ended(self, clip: "ClipTask") -> None:
         """``clip.ending`` is set; nothing follows."""
@@ -61,7 +60,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.percents: dict[str, int] = {}
         """Percent done by stage, at the instance that has the clip."""
         self.events: list[Progress] = []
-        """Events for replay: no percent twice, and each stage's last preview."""
+        """Events for replay: no percent twice."""
         self.facts: Mapping[str, object] = MappingProxyType({})
         """The worker's facts about the clip, finished or not."""
         self.files: dict[str, bytes] = {}
@@ -71,12 +70,10 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
     @property
     def kept_bytes(self) -> int:
         """Bytes that keeping this clip takes in memory, about."""
-        previews = sum(len(event.image) for event in self.events if event.image is not None)
         return (
             CLIP_BYTES
             + 2 * len(self.job.recipe_json)
             + 128 * len(self.events)
-            + previews
             + sum(map(len, self.files.values()))
         )
 
@@ -105,8 +102,8 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.percents = {}
         self.facts, self.files = MappingProxyType({}), {}
 
-    def progress(self, stage: str, percent: int, image: bytes | None, now: float) -> None:
-        """Record the worker's progress, perhaps with a preview."""
+    def progress(self, stage: str, percent: int, now: float) -> None:
+        """Record the worker's progress."""
         if self.ending is not None:
             return
         if self.stage is Stage.DISPATCHED:
@@ -114,22 +111,13 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
             self.marks.started = self.marks.started or now
         if self.percents.get(stage) != percent:
             self.percents[stage] = percent
-            self._tell(Progress(self._number(), stage, percent))
-        if image is not None:
-            self.events = [e for e in self.events if e.image is None or e.stage != stage]
-            self._tell(Progress(self._number(), stage, percent, image))
+            event = Progress(self._next_number, stage, percent)
+            self._next_number += 1
+            self.events.append(event)
+            for listener in self.listeners:
+                listener.progressed(event)
 
     def _release(self, ending: Ending) -> None:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.stop()
-
-    def _number(self) -> int:
-        number = self._next_number
-        self._next_number += 1
-        return number
-
-    def _tell(self, event: Progress) -> None:
-        self.events.append(event)
-        for listener in self.listeners:
-            listener.progressed(event)

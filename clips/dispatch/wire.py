@@ -12,7 +12,6 @@ from orchestrator.lanes.wire import service_pb2
 METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 RECIPE: Final = "recipe"
 EVENT: Final = "event"
-PREVIEW: Final = "preview"
 
 _LENGTH = struct.Struct("<I")
 _WORDS_OF_ABSENCE = ("unknown model", "no available versions", "not at ready state")

@@ -12,11 +12,10 @@ export const STAGES = [
 ];
 
 export class Clip extends Submission {
-  // `asked`: recipe, deadlineMs, onDeadline, preview.
+  // `asked`: recipe, deadlineMs, onDeadline.
   constructor(asked) {
     super("/v2/slots", "clip", asked);
     this.percents = {};
-    this.preview = null; // a Blob, the latest
     this.predictedMs = null;
     this.facts = null;
     this.outputs = {};
@@ -33,7 +32,6 @@ export class Clip extends Submission {
       recipe: asked.recipe,
       deadline_ms: asked.deadlineMs,
       on_deadline: asked.onDeadline,
-      preview: asked.preview,
       outputs: ["mp4", "wav", "png"],
       on_disconnect: "cancel",
     };
@@ -56,9 +54,6 @@ export class Clip extends Submission {
       case "stage":
         this.stage = "running";
         this.percents[data.stage] = data.percent;
-        break;
-      case "preview":
-        this.preview = new Blob([Uint8Array.from(atob(data.data), (c) => c.charCodeAt(0))], { type: data.mime });
         break;
       case "result":
       case "error":

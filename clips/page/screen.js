@@ -1,4 +1,4 @@
-// The clip that is looked at: its stages as they run, what is drawn so far, then the clip itself.
+// The clip that is looked at: its stages as they run, then the clip itself.
 
 import { STAGES } from "./clip.js";
 import { el, ms } from "../js/format.js";
@@ -21,7 +21,6 @@ export class Screen {
   #clip = null;
   #rows = new Map();
   #timer = 0;
-  #shown = null; // the preview that is drawn
   #url = "";
   #listen = () => this.#draw();
 
@@ -43,14 +42,10 @@ export class Screen {
   show(clip) {
     this.#clip?.removeEventListener("change", this.#listen);
     this.#clip = clip;
-    this.#shown = null;
     this.#forget();
     $("clip-empty").hidden = true;
     $("clip-body").hidden = false;
     $("clip-files").replaceChildren();
-    const canvas = $("clip-preview");
-    canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
-    canvas.hidden = false;
     clip.addEventListener("change", this.#listen);
     this.#draw();
     clearInterval(this.#timer);
@@ -76,7 +71,6 @@ export class Screen {
     $("clip").setAttribute("aria-busy", String(!clip.isOver));
     this.#drawFigures();
     this.#drawStages(clip);
-    this.#drawPreview(clip);
     this.#drawReason(clip);
     this.#drawFacts(clip);
     if (clip.isOver) {
@@ -108,20 +102,6 @@ export class Screen {
       row.track.setAttribute("aria-valuenow", percent);
       row.figure.textContent = isSkipped ? "left out" : took ? ms(took) : percents[stage] === undefined ? "–" : `${percent} %`;
     }
-  }
-
-  async #drawPreview(clip) {
-    const { preview } = clip;
-    if (preview === null || preview === this.#shown) return;
-    this.#shown = preview;
-    const bitmap = await createImageBitmap(preview).catch(() => null);
-    if (bitmap === null || this.#shown !== preview || this.#clip !== clip) return;
-    const canvas = $("clip-preview");
-    canvas.width = bitmap.width;
-    canvas.height = bitmap.height;
-    canvas.getContext("2d").drawImage(bitmap, 0, 0);
-    canvas.setAttribute("aria-label", "What is drawn so far");
-    bitmap.close();
   }
 
   #drawReason(clip) {
@@ -174,7 +154,6 @@ export class Screen {
     const video = $("clip-video");
     video.src = this.#url;
     video.hidden = false;
-    $("clip-preview").hidden = true;
   }
 
   async #save(clip, name) {

@@ -53,7 +53,6 @@ export class View {
       },
       deadlineMs: 1000 * this.seconds,
       onDeadline: $("render").elements.clip_on_deadline.value,
-      preview: true,
     });
     this.#clip = clip;
     clip.addEventListener("change", () => this.#drawButtons());

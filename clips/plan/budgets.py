@@ -124,9 +124,6 @@ class StageTimes:
         """Number of the spell of work in which something was observed last."""
         self._slow_rate = 0.0
         """Seconds per unit that hardly any work exceeds: the P95 of observed rates."""
-        self.finished = 0
-        self.failed = 0
-        """Runs that failed or timed out, without those ended by a cancel or deadline."""
 
     def unseen(self) -> "StageTimes":
         """New ``StageTimes`` for this budget, with nothing observed."""
@@ -138,7 +135,6 @@ class StageTimes:
 
     def observe(self, seconds: float, units: float) -> None:
         """Record a finished run of the stage."""
-        self.finished += 1
         self._take(seconds, units, is_whole=True)
 
     def observe_part(self, seconds: float, units: float) -> None:
@@ -168,7 +164,6 @@ class StageTimes:
             self._expected = _OVER_WARM_UP * self._fastest_rate()
             self._least_units = _MIN_OF_WARM_UP * self._seen[-1].units
         self._seen.clear()
-        self.finished = self.failed = 0
 
     @property
     def is_known(self) -> bool:
@@ -208,12 +203,11 @@ class StageTimes:
         least, most = self._budget.target_s, _MAX_OVER_STATED * self._budget.timeout_s
         return min(max(_TIMEOUT_OVER_P95 * self._slow_rate * units, least * scale), most * scale)
 
-    def percentiles_ms(self) -> dict[str, float]:
-        """``p50``, ``p95`` and ``p99`` of finished runs, in ms; empty before there is one."""
+    @property
+    def p95_ms(self) -> float | None:
+        """P95 of finished runs, in ms; None before there is one."""
         times = sorted(one.seconds for one in self._seen if one.is_whole)
-        if not times:
-            return {}
-        return {f"p{q}": 1000 * quantile(times, q / 100) for q in (50, 95, 99)}
+        return 1000 * quantile(times, 0.95) if times else None
 
     def _fastest_rate(self) -> float:
         return min(one.rate for one in self._seen)

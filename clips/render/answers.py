@@ -1,9 +1,8 @@
-"""Makes the answers to a clip's client: progress, previews, and the clip."""
+"""Makes the answers to a clip's client: progress, and the clip."""
 
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +16,10 @@ from clips.plan.budgets import Stage
 from clips.plan.plan import SAMPLE_RATE
 from clips.render import encode
 from clips.render.clip import Clip
-from clips.render.memory import media_log
 from worker.errors import ResponderLost
 from worker.service.call import Responder, Tensors, strings
 
 _PROGRESS_S = 0.1
-_PREVIEW_S = 0.2
 
 
 class ProgressAnswers:
@@ -38,54 +35,14 @@ class ProgressAnswers:
         if done < 1.0 and now < self._next.get(stage, 0.0):
             return
         self._next[stage] = now + _PROGRESS_S
-        self._loop.call_soon_threadsafe(say, self._responder, stage, done, {})
+        self._loop.call_soon_threadsafe(say, self._responder, stage, done)
 
 
-class Previews:
-    """Sends small pictures of one clip. A stage's thread only announces one: it is read and encoded
-    on ``encoder``, one at a time."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, encoder: Executor, responder: Responder
-    ) -> None:
-        self._loop = loop
-        self._encoder = encoder
-        self._responder = responder
-        self._next = 0.0
-        self._latest: Future[None] | None = None
-
-    def __call__(self, stage: Stage, done: float, picture: torch.Tensor) -> None:
-        now = time.monotonic()
-        if now < self._next or (self._latest is not None and not self._latest.done()):
-            return
-        self._next = now + _PREVIEW_S
-        # The picture is complete once the device has done all that the stage has launched so far.
-        drawn = torch.cuda.current_stream().record_event() if picture.is_cuda else None
-        self._latest = self._encoder.submit(self._make, stage, done, picture, drawn)
-
-    async def finished(self) -> None:
-        """Wait until nothing reads the clip's buffers any more."""
-        if self._latest is not None:
-            await asyncio.wait([asyncio.wrap_future(self._latest)])
-
-    def _make(
-        self, stage: Stage, done: float, picture: torch.Tensor, drawn: "torch.cuda.Event | None"
-    ) -> None:
-        try:
-            if drawn is not None:
-                drawn.synchronize()
-            data = np.frombuffer(encode.preview(picture), np.uint8)
-        except Exception:  # no reason to lose a clip
-            media_log.warning("no preview of the %s stage", stage, exc_info=True)
-            return
-        self._loop.call_soon_threadsafe(say, self._responder, stage, done, {"preview": data})
-
-
-def say(responder: Responder, stage: Stage, done: float, tensors: Tensors) -> None:
+def say(responder: Responder, stage: Stage, done: float) -> None:
     """Tell the client how far a stage is."""
     event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
     with suppress(ResponderLost):  # its watcher ends the clip
-        responder.send({"event": strings(msgspec.json.encode(event)), **tensors})
+        responder.send({"event": strings(msgspec.json.encode(event))})
 
 
 def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:

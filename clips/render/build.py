@@ -49,14 +49,7 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     limits = MemoryLimits.of(settings.memory.hard_gib)
     cap_memory(device, limits.hard_bytes)
     encode.check_encoder()
-    providers = load_providers(
-        device,
-        speech=settings.speech,
-        portrait=settings.portrait,
-        video=settings.video,
-        check=settings.check,
-        options=settings.models,
-    )
+    providers = load_providers(device, settings)
     sizes = BufferSizes(
         settings.size, int(settings.seconds * 30) + 1, math.ceil(settings.seconds * SAMPLE_RATE)
     )
@@ -64,7 +57,7 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     models_bytes = sum(each.bytes for each in models)
     slots = clips_within(settings.slots, models_bytes, sizes.bytes, limits.hard_bytes)
     buffers = Resident(f"buffers of {slots} slots", slots * sizes.bytes)
-    plan = ResidencyPlan([*models, buffers], workspace_bytes=0)
+    plan = ResidencyPlan([*models, buffers])
     for line in plan.lines():
         media_log.info("%s", line)
     meter: LimitedMemory = CountedMemory(lambda: plan.bytes)
@@ -79,7 +72,7 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, slots, device)
     asyncio.run(warm_up(pipeline, pool))
-    reporter = ClipReporter(settings, pipeline.times, guard, plan.residents)
+    reporter = ClipReporter(settings, pipeline.times, guard)
     return ClipWorker(pipeline, pool, settings, reporter)
 
 

@@ -1,4 +1,4 @@
-"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, previews as JPEG, by PyAV (with FFmpeg)."""
+"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, by PyAV (with FFmpeg)."""
 
 import io
 import os
@@ -15,10 +15,6 @@ from worker.extras import pip_install
 
 _AUDIO_FRAME = 1024
 _BIT_RATE = 96_000
-_GBR = (1, 2, 0)
-"""FFmpeg's order of color planes, as indices into RGB."""
-_JPEG_SCALE = 4
-"""Scale of a preview's quantizers: 2 is the best quality, 31 the worst."""
 
 
 def _av() -> Any:
@@ -32,7 +28,7 @@ def _av() -> Any:
 def check_encoder() -> None:
     """Raise ``LoadError`` where clips cannot be encoded."""
     available = _av().codecs_available
-    for codec in ("libx264", "aac", "png", "mjpeg"):
+    for codec in ("libx264", "aac", "png"):
         if codec not in available:
             raise LoadError(f"the installed PyAV has no codec {codec}; its wheel from PyPI has")
 
@@ -76,7 +72,7 @@ def _write_mp4(
         samples, begun = audio.cpu()[None].numpy(), 0
         for number, picture in enumerate(video.cpu()):
             go_on()
-            frame = _frame(picture)
+            frame = av.VideoFrame.from_ndarray(_rows(picture), format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, fps)
             container.mux(pictures.encode(frame))
             until = min((number + 1) * SAMPLE_RATE // fps, samples.shape[1])
@@ -97,18 +93,6 @@ def _sound(samples: Any, begin: int) -> Any:
     return frame
 
 
-def _frame(picture: torch.Tensor) -> Any:
-    """A frame of ``picture`` ``[3, height, width]`` uint8, plane by plane in one copy."""
-    av = _av()
-    height, width = picture.shape[1:]
-    frame = av.VideoFrame(width, height, "gbrp")
-    if any(plane.line_size != width for plane in frame.planes):  # FFmpeg wants longer lines
-        return av.VideoFrame.from_ndarray(_rows(picture), format="rgb24")
-    for plane, colour in zip(frame.planes, _GBR, strict=True):
-        plane.update(picture[colour].numpy())
-    return frame
-
-
 def wav(audio: torch.Tensor) -> bytes:
     """Encode ``audio`` as WAV of 16 bits, mono, at ``SAMPLE_RATE``."""
     file = io.BytesIO()
@@ -125,34 +109,13 @@ def png(picture: torch.Tensor) -> bytes:
     """Encode ``picture`` ``[3, height, width]``, uint8 or float from 0 to 1, as PNG."""
     av = _av()
     if picture.is_floating_point():
-        picture = _bytes(picture)
+        picture = (picture * 255).round().clamp(0, 255).to(torch.uint8)
     codec = av.CodecContext.create("png", "w")
     codec.height, codec.width = picture.shape[1:]
     codec.pix_fmt = "rgb24"
     codec.time_base = Fraction(1, 1)
     frame = av.VideoFrame.from_ndarray(_rows(picture), format="rgb24")
     return b"".join(bytes(packet) for packet in (*codec.encode(frame), *codec.encode(None)))
-
-
-def preview(picture: torch.Tensor, side: int = 160) -> bytes:
-    """Encode a small JPEG (3 to 6 KB), at most ``side`` pixels wide; ``picture`` as for ``png``."""
-    scale = 1.0 if picture.is_floating_point() else 1 / 255
-    small = picture[None].to(torch.float32)
-    size = min(side, picture.shape[-1])
-    small = torch.nn.functional.interpolate(small, (size, size), mode="area")[0] * scale
-    av = _av()
-    codec = av.CodecContext.create("mjpeg", "w")
-    codec.height = codec.width = size
-    codec.pix_fmt = "yuvj420p"
-    codec.time_base = Fraction(1, 1)
-    codec.qmin = codec.qmax = _JPEG_SCALE
-    frame = av.VideoFrame.from_ndarray(_rows(_bytes(small)), format="rgb24")
-    frame = frame.reformat(format="yuvj420p", dst_color_range="JPEG")
-    return b"".join(bytes(packet) for packet in (*codec.encode(frame), *codec.encode(None)))
-
-
-def _bytes(picture: torch.Tensor) -> torch.Tensor:
-    return (picture * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _rows(picture: torch.Tensor) -> Any:

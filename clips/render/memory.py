@@ -26,15 +26,13 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """Everything that stays in memory, and what steps take on top of that."""
+    """Everything that stays in memory."""
 
     residents: Sequence[Resident]
-    workspace_bytes: int
-    """Working memory in bytes of the stages that run at the same time."""
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self.residents) + self.workspace_bytes
+        return sum(each.bytes for each in self.residents)
 
     def lines(self) -> list[str]:
         """A table for the log; the last line is the sum of the others."""
@@ -42,7 +40,7 @@ class ResidencyPlan:
             (f"{each.name} ({each.precision})" if each.precision else each.name, each.bytes)
             for each in self.residents
         ]
-        rows += [("workspace", self.workspace_bytes), ("in all", self.bytes)]
+        rows.append(("in all", self.bytes))
         width = max(len(name) for name, _ in rows)
         return [f"{name:<{width}}  {size / GIB:7.3f} GiB" for name, size in rows]
 

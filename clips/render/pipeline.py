@@ -13,7 +13,7 @@ from clips.render.buffers import Lease
 from clips.render.clip import Clip, Unfinished
 from clips.render.errors import ClipError
 from clips.render.prediction import Pace, Prediction
-from clips.render.rendering import Order, Progress, Rendering, Shown
+from clips.render.rendering import Order, Progress, Rendering
 from clips.render.stage_runner import StageRunner
 from clips.render.stages.providers import Providers
 from worker.errors import MemoryLimitExceeded
@@ -114,13 +114,11 @@ class ClipPipeline:
         said: Progress,
         *,
         degrade: bool,
-        shown: Shown | None = None,
         keep_on: bool = False,
     ) -> Clip:
         """Render into ``lease``, which stays open, until ``deadline_at`` on ``time.monotonic``.
 
-        ``shown`` gets the portrait when it is done, and frames of the video as it grows. With
-        ``keep_on`` only the deadline ends it, not a prediction that it will be late.
+        With ``keep_on`` only the deadline ends it, not a prediction that it will be late.
         Raises ``Unfinished`` with what there is, and ``DeviceLost``. When it is cancelled, every
         stage has ended.
         """
@@ -130,9 +128,7 @@ class ClipPipeline:
             recipe, self.whole(recipe), deadline_at, self._config.max_seconds, degrade, keep_on
         )
         stages = self.providers.chosen(recipe.providers)
-        rendering = Rendering(
-            order, clip, stages, self._prediction(recipe), self._runners, said, shown
-        )
+        rendering = Rendering(order, clip, stages, self._prediction(recipe), self._runners, said)
         try:
             await rendering.run()
         except (ClipError, MemoryLimitExceeded) as error:

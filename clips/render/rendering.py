@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import torch
-
 from clips.plan.budgets import Stage, StageTimes
 from clips.plan.plan import SAMPLE_RATE, ClipPlan, fit, least
 from clips.plan.recipe import Recipe
@@ -31,9 +29,6 @@ from worker.errors import MemoryLimitExceeded, RequestError
 T = TypeVar("T")
 Progress = Callable[[Stage, float], None]
 """Called on a stage's thread with the stage and the share of it that is done."""
-Shown = Callable[[Stage, float, torch.Tensor], None]
-"""Called like ``Progress``, with a picture of what there is: a view of the clip's buffers."""
-
 
 _WATCHED = 0.1
 """Share of a video's time after which its pace is judged."""
@@ -63,7 +58,6 @@ class Rendering:
         prediction: Prediction,
         runners: Mapping[Stage, StageRunner],
         said: Progress,
-        shown: Shown | None,
     ) -> None:
         self._order = order
         self._clip = clip
@@ -71,7 +65,6 @@ class Rendering:
         self._prediction = prediction
         self._runners = runners
         self._said = said
-        self._shown = shown
 
     async def run(self) -> None:
         """Render the clip. Raises ``ClipError``, ``MemoryLimitExceeded``."""
@@ -148,12 +141,9 @@ class Rendering:
         def draw(step: Step) -> None:
             stages.portrait.render(recipe, actor, step)
 
-        def drawn(done: float) -> torch.Tensor | None:
-            return actor if done >= 1.0 else None
-
         until = self._order.deadline_at
         speech_job = self._job(Stage.SPEECH, speak, plan.seconds, prediction.speech)
-        portrait_job = self._job(Stage.PORTRAIT, draw, plan.image_units, prediction.portrait, drawn)
+        portrait_job = self._job(Stage.PORTRAIT, draw, plan.image_units, prediction.portrait)
         try:
             async with asyncio.TaskGroup() as group:
                 speech = group.create_task(self._timed(Stage.SPEECH, speech_job, until))
@@ -198,11 +188,7 @@ class Rendering:
         def render(step: Step) -> None:
             self._stages.video.render(plan, actor, audio, video, step)
 
-        def latest(done: float) -> torch.Tensor | None:
-            frames = int(done * plan.frames)
-            return video[frames - 1] if frames else None
-
-        job = self._job(Stage.VIDEO, render, units, times, latest, watch)
+        job = self._job(Stage.VIDEO, render, units, times, watch)
         await self._timed(Stage.VIDEO, job, self._order.deadline_at, in_turn=True)
         clip.samples = samples
         clip.frames = plan.frames
@@ -236,21 +222,14 @@ class Rendering:
         work: Callable[[Step], T],
         units: float,
         times: StageTimes,
-        picture_at: Callable[[float], torch.Tensor | None] | None = None,
         watch: Callable[[float], None] | None = None,
     ) -> StageJob[T]:
-        """A run of a stage. ``picture_at`` gives what there is to see at a share of the stage;
-        ``watch`` gets that share and may raise to end the stage."""
-        said, shown = self._said, self._shown
+        """A run of a stage. ``watch`` gets the share that is done, and may raise to end it."""
 
         def progress(done: float) -> None:
             if watch is not None:
                 watch(done)
-            said(stage, done)
-            if shown is not None and picture_at is not None:
-                picture = picture_at(done)
-                if picture is not None:
-                    shown(stage, done, picture)
+            self._said(stage, done)
 
         return StageJob(work, units, times, progress)
 

@@ -1,14 +1,13 @@
 """Collects the slot model's state for its watchers."""
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from clips.plan.budgets import Stage, StageTimes, quantile
 from clips.render.buffers import BufferPool
-from clips.render.memory import Resident
 from clips.render.queue import MOST_WAITING, ClipQueue
 from clips.render.settings import RenderSettings
-from clips.state import AbortState, ClipsState, ResidentState, StageState
+from clips.state import AbortState, ClipsState, StageState
 from worker.memory import MemoryGuard
 
 _KEPT = 256
@@ -50,19 +49,14 @@ class ClipReporter:
         settings: RenderSettings,
         times: Mapping[Stage, Mapping[str, StageTimes]],
         memory: MemoryGuard,
-        residents: Sequence[Resident],
     ) -> None:
         self._settings = settings
         self._times = times
         self._memory = memory
-        self._residents = tuple(
-            ResidentState(each.name, each.bytes, each.precision) for each in residents
-        )
 
     def state(self, pool: BufferPool, queue: ClipQueue, aborts: AbortTimes) -> ClipsState:
         """The current state."""
         settings = self._settings
-        limits = self._memory.limits
         return ClipsState(
             max_size=settings.size,
             max_seconds=settings.seconds,
@@ -74,10 +68,7 @@ class ClipReporter:
             free_in_s=queue.free_in_s(),
             stages={stage: self._stage(stage) for stage in Stage},
             providers={stage.value: tuple(names) for stage, names in self._times.items()},
-            residents=self._residents,
             memory_used_bytes=self._memory.meter.used_bytes(),
-            memory_soft_bytes=limits.soft_bytes,
-            memory_hard_bytes=limits.hard_bytes,
             abort_to_free_p50_ms=aborts.quantile_ms(0.50),
             abort_to_free_p99_ms=aborts.quantile_ms(0.99),
             aborts=aborts.by_cause(),
@@ -85,15 +76,10 @@ class ClipReporter:
 
     def _stage(self, stage: Stage) -> StageState:
         (provider, times), *others = self._times[stage].items()
-        seen = times.percentiles_ms()
         return StageState(
             provider=provider,
             seconds_per_unit=times.seconds_per_unit,
-            p50_ms=seen.get("p50"),
-            p95_ms=seen.get("p95"),
-            p99_ms=seen.get("p99"),
-            finished=times.finished,
-            failed=times.failed,
+            p95_ms=times.p95_ms,
             others={name: each.seconds_per_unit for name, each in others},
             least={name: each.least_per_unit for name, each in self._times[stage].items()},
         )

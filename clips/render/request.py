@@ -22,8 +22,6 @@ class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     on_deadline: Literal["error", "degrade"] = "error"
     outputs: str = ",".join(DEFAULT_OUTPUTS)
     """Names of ``OUTPUTS``, separated by commas."""
-    preview: bool = False
-    """Whether some answers carry a small picture of what there is so far."""
     keep_on: bool = False
     """Whether only its deadline stops it, even if it is certain to be late; its result then says
     ``spared``. Used for a sample, to see how often an early end is wrong (DL-17)."""
@@ -39,7 +37,6 @@ class RenderRequest:
     deadline_s: float
     degrade: bool
     outputs: tuple[str, ...]
-    preview: bool = False
     keep_on: bool = False
 
 
@@ -66,6 +63,5 @@ def parse_clip(call: Call) -> RenderRequest | None:
         deadline_s,
         stated.on_deadline == "degrade",
         outputs,
-        stated.preview,
         stated.keep_on,
     )

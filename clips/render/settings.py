@@ -1,20 +1,57 @@
 """Settings of the slot model, read once from the environment (``TIDEGATE_SLOT__…``)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from clips.plan.plan import BUFFER_S
-from clips.render.stages.options import (
-    ClipSettings,
-    DistinctNames,
-    FluxSettings,
-    KokoroSettings,
-    LivePortraitSettings,
-    ModelOptions,
-)
-from worker.environment import DELIMITER, EnvironmentSettings, Section, read_environment
+from clips.render.stages.checkpoint import Precision
+from clips.render.stages.flux import FluxPrecision
+from worker.environment import DELIMITER, EnvironmentSettings, Names, Section, read_environment
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+DistinctNames = Annotated[Names, AfterValidator(_distinct)]
+"""Names, each counted once."""
+
+
+class KokoroSettings(Section):
+    """The speech provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+
+
+class FluxSettings(Section):
+    """The portrait provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+    precision: FluxPrecision = "nf4"
+    """Precision of its transformer."""
+
+
+class LivePortraitSettings(Section):
+    """The video provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+    precision: Precision = "fp16"
+    """Precision of its networks, keypoints aside."""
+
+
+class ClipSettings(Section):
+    """The check of that name."""
+
+    folders: DistinctNames = ()
+    """Folders with the weights of two models, with a comma between: first the one of weight 0.4,
+    then the one of weight 0.6."""
+    precision: Precision = "fp16"
+    """Precision of both models."""
 
 
 class ClipMemorySettings(Section):
@@ -57,11 +94,6 @@ class RenderSettings(EnvironmentSettings):
     flux: FluxSettings = FluxSettings()
     liveportrait: LivePortraitSettings = LivePortraitSettings()
     clip: ClipSettings = ClipSettings()
-
-    @property
-    def models(self) -> ModelOptions:
-        """Model options of every provider, chosen or not."""
-        return ModelOptions(self.kokoro, self.flux, self.liveportrait, self.clip)
 
 
 def read_clip_settings() -> RenderSettings:

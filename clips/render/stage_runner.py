@@ -153,7 +153,6 @@ class StageRunner:
             with job.times.activity.running():
                 result = await self._on_thread(job.work, steps)
         except (ClipError, MemoryLimitExceeded, RequestError) as error:
-            job.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
             # How much of a text was spoken is unknown: a speech's share is of its buffer.
             if (
                 isinstance(error, OutOfTime | BehindPace | StageTimeout)
@@ -166,14 +165,12 @@ class StageRunner:
             await self._settle(is_critical=False)
             raise
         except torch.OutOfMemoryError as error:
-            job.times.failed += 1
             await self._settle(is_critical=True)
             raise MemoryLimitExceeded(
                 f"{self.stage}: the device has no memory left, or no more below"
                 " TIDEGATE_SLOT__MEMORY__HARD_GIB; lower TIDEGATE_SLOT__SIZE or a model's precision"
             ) from error
         except Exception as error:
-            job.times.failed += 1
             await self._settle(is_critical=True)
             raise StageFailed(self.stage, f"{type(error).__name__}: {error}") from error
         job.times.observe(time.monotonic() - begun, job.units)

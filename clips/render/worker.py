@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from clips.plan.plan import ClipPlan
-from clips.render.answers import Outputs, Previews, ProgressAnswers, facts_of, outputs_of
+from clips.render.answers import Outputs, ProgressAnswers, facts_of, outputs_of
 from clips.render.buffers import BufferPool, Lease
 from clips.render.clip import Clip, Unfinished
 from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
@@ -85,9 +85,8 @@ class ClipWorker:
         self._settings = settings
         self._reporter = reporter
         self._aborts = AbortTimes()
-        self._encoder, self._previews = (
-            ThreadPoolExecutor(1, f"slot {what}", initializer=lower_priority, initargs=(NICE,))
-            for what in ("encoder", "previews")
+        self._encoder = ThreadPoolExecutor(
+            1, "slot encoder", initializer=lower_priority, initargs=(NICE,)
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -114,7 +113,6 @@ class ClipWorker:
         self._loop.close()
         self._pipeline.close()
         self._encoder.shutdown()
-        self._previews.shutdown()
         self._pool.clear_buffers()
 
     async def _end_all(self) -> None:
@@ -221,7 +219,6 @@ class ClipWorker:
         # There may be less time now, after the queue.
         plan = self._plan(asked, request, deadline_at)
         said = ProgressAnswers(self._loop, asked.responder)
-        shown = Previews(self._loop, self._previews, asked.responder) if request.preview else None
         reason = None
         try:
             clip = await self._pipeline.run(
@@ -231,7 +228,6 @@ class ClipWorker:
                 deadline_at,
                 said,
                 degrade=request.degrade,
-                shown=shown,
                 keep_on=request.keep_on,
             )
         except Unfinished as unfinished:
@@ -239,9 +235,6 @@ class ClipWorker:
             asked.stopped = _limit_of(reason)
             if isinstance(reason, StageFailed):  # it may have left anything in the buffers
                 await self._in_encoder(lease.clear)
-        finally:
-            if shown is not None:
-                await shown.finished()
         await self._answer(asked, request, clip, deadline_at, reason)
 
     def _plan(self, asked: _Asked, request: RenderRequest, deadline_at: float) -> ClipPlan:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.client.conftest import in_terminal
-from tests.client.test_slots import FAILURE, JPEG, PREVIEW, QUEUED, result, stage
+from tests.client.test_slots import FAILURE, QUEUED, result, stage
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, sse
 from tidegate.cli.main import main
 from tidegate.cli.runtime import INTERRUPTED
 
 FILES = {"clip.mp4": b"an mp4", "speech.wav": b"a wav", "portrait.png": b"a png"}
-WHOLE = [QUEUED, stage(1, "audio", 100), PREVIEW, stage(3, "video", 40), result(4)]
+WHOLE = [QUEUED, stage(1, "audio", 100), stage(3, "video", 40), result(4)]
 Command = Callable[..., Any]
 
 
@@ -41,12 +41,9 @@ def command(
 
 async def test_a_clip_is_saved_and_told_of(command: Command, tmp_path: Path) -> None:
     fake = FakeOrchestrator(WHOLE)
-    status, out, err = await command(
-        fake, "Hello.", "--deadline", "20", "--on-deadline", "degrade", "--preview", "look.jpg"
-    )
+    status, out, err = await command(fake, "Hello.", "--deadline", "20", "--on-deadline", "degrade")
     assert status == 0
     assert (tmp_path / "clip.mp4").read_bytes() == b"an mp4"
-    assert (tmp_path / "look.jpg").read_bytes() == JPEG
     assert out.splitlines() == [
         "clip.mp4   0 kB",
         "1.5 s, 36 frames at 24/s, 256 × 256",
@@ -61,10 +58,9 @@ async def test_a_clip_is_saved_and_told_of(command: Command, tmp_path: Path) -> 
         "outputs": ["mp4"],
         "on_disconnect": "cancel",
         "on_deadline": "degrade",
-        "preview": True,
         "deadline_ms": 20_000,
     }
-    assert set(os.listdir(tmp_path)) == {"clip.mp4", "look.jpg"}
+    assert set(os.listdir(tmp_path)) == {"clip.mp4"}
 
 
 async def test_arguments_change_a_recipe_and_every_file_is_saved_for_programs(

@@ -1,6 +1,5 @@
 """``Client.slots``: typed events, resumed streams, one rendering however often it is sent."""
 
-import base64
 from datetime import timedelta
 
 import pytest
@@ -11,7 +10,6 @@ from clips.dispatch.job import OUTPUTS
 from clips.plan.recipe import MAJOR, MINOR
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_orchestrator import FakeOrchestrator, sse
-from tests.support.fake_slots import JPEG as DRAWN
 from tests.support.fake_slots import MP4, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
 from tidegate import Client, deadline
@@ -19,17 +17,6 @@ from tidegate.slots import FILES, SCHEMA, SLOT_EVENT_TYPES
 from tidegate.transport import Retries
 
 QUEUED = sse(0, "queued", {"slot_id": "t1", "queue_position": 2, "predicted_ms": 900.0})
-JPEG = b"\xff\xd8 a picture"
-PREVIEW = sse(
-    2,
-    "preview",
-    {
-        "stage": "image",
-        "percent": 100,
-        "mime": "image/jpeg",
-        "data": base64.b64encode(JPEG).decode(),
-    },
-)
 FACTS = {
     "seconds": 1.5,
     "frames": 36,
@@ -70,15 +57,14 @@ def result(event_id: int) -> bytes:
 
 async def test_events_are_typed() -> None:
     later = sse(3, "narration", {"of": "a later version"})
-    script = [QUEUED, stage(1, "audio", 40), PREVIEW, later, result(4)]
+    script = [QUEUED, stage(1, "audio", 40), later, result(4)]
     async with FakeOrchestrator(script).serve() as fake, Client(fake.base_url) as client:
-        events = [event async for event in client.slots.stream("Hello.", preview=True)]
-    assert events[:3] == [
+        events = [event async for event in client.slots.stream("Hello.")]
+    assert events[:2] == [
         tidegate.SlotQueued(slot_id="t1", queue_position=2, predicted_ms=900.0),
         tidegate.SlotStage("audio", 40),
-        tidegate.SlotPreview("image", 100, JPEG),
     ]
-    made = events[3]
+    made = events[2]
     assert isinstance(made, tidegate.SlotResult)
     assert (made.seconds, made.given_up, made.outcome) == (1.5, ("check",), "partial")
     assert made.check is not None and made.check.models[0].scores == (0.9,)
@@ -142,7 +128,7 @@ def test_names_are_the_services() -> None:
     assert f"{MAJOR}.{MINOR}" == SCHEMA
     options = set(tidegate.SlotOptions.__annotations__) - {"deadline"}
     assert options | {"deadline_ms", "recipe"} == set(ClipBody.__struct_fields__)
-    assert set(SLOT_EVENT_TYPES) == {"queued", "stage", "preview", "result", "error"}
+    assert set(SLOT_EVENT_TYPES) == {"queued", "stage", "result", "error"}
 
 
 async def test_with_the_real_orchestrator(worker: FakeWorker, make_service: MakeService) -> None:
@@ -153,8 +139,8 @@ async def test_with_the_real_orchestrator(worker: FakeWorker, make_service: Make
     service = await make_service(worker, slots__serve=True)
     await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == 1)
     async with Client(service.url) as client:
-        stalled = await client.slots.create("Hello.", idempotency_key="mine", preview=True)
-        again = await client.slots.create("Hello.", idempotency_key="mine", preview=True)
+        stalled = await client.slots.create("Hello.", idempotency_key="mine")
+        again = await client.slots.create("Hello.", idempotency_key="mine")
         assert again.slot_id == stalled.slot_id and stalled.predicted_ms is not None
         async with client.slots.events(stalled.slot_id) as events:
             async for event in events:
@@ -165,7 +151,6 @@ async def test_with_the_real_orchestrator(worker: FakeWorker, make_service: Make
         resumed = client.slots.events(stalled.slot_id, last_event_id=events.last_event_id)
         rest = [event async for event in resumed]
         assert not any(isinstance(event, tidegate.SlotQueued) for event in rest)
-        assert tidegate.SlotPreview("video", 50, DRAWN) in rest
         assert isinstance(rest[-1], tidegate.SlotResult) and rest[-1].frames == 24
         assert await client.slots.download(stalled.slot_id) == MP4
         status = await client.slots.get(stalled.slot_id)

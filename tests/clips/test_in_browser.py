@@ -16,42 +16,22 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get in
 
 KEY = "a-key-that-nobody-guesses"
 VERDICT = "document.querySelector('#clip-verdict')"
-PIXELS = """(preview => {
-    // Of a copy: Chromium complains about a canvas that is read again and again.
-    const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
-    copy.drawImage(preview, -2, -2);
-    return [preview.width, copy.getImageData(0, 0, 1, 1).data[0]];
-})(document.querySelector('#clip-preview'))"""
-
-
-@pytest.fixture(scope="module")
-def files() -> dict[str, bytes]:
-    """What a browser can show: a clip of two seconds, and a picture."""
-    av = pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    grey = np.full((32, 32, 3), 200, dtype=np.uint8)
-    made = {}
-    for kind, codec, pixels, frames in (
-        ("mp4", "h264", "yuv420p", 24),
-        ("mjpeg", "mjpeg", "yuvj420p", 1),
-    ):
-        data = io.BytesIO()
-        with av.open(data, "w", format=kind) as file:
-            stream = file.add_stream(codec, rate=12)
-            stream.width = stream.height = 32
-            stream.pix_fmt = pixels
-            for _ in range(frames):
-                file.mux(stream.encode(av.VideoFrame.from_ndarray(grey)))
-            file.mux(stream.encode())
-        made[kind] = data.getvalue()
-    return made
 
 
 @pytest.fixture
-async def fake(
-    worker: FakeWorker, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> FakeClips:
-    monkeypatch.setitem(fake_slots.FILES, "mp4", files["mp4"])
-    monkeypatch.setattr(fake_slots, "JPEG", files["mjpeg"])
+async def fake(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> FakeClips:
+    """With a clip of two seconds that a browser can show."""
+    av = pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
+    data = io.BytesIO()
+    with av.open(data, "w", format="mp4") as file:
+        stream = file.add_stream("h264", rate=12)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        for _ in range(24):
+            grey = np.full((32, 32, 3), 200, dtype=np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(grey)))
+        file.mux(stream.encode())
+    monkeypatch.setitem(fake_slots.FILES, "mp4", data.getvalue())
     worker.slots = FakeClips()
     return worker.slots
 
@@ -104,8 +84,6 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
         await tab.until(f"{PERCENTS}.join() === '100,100,100,0'")
         assert await tab.text("#clip-verdict") == "Rendering …"
         assert "left" in await tab.text("#clip-figures")
-        width, red = await tab.until(f"(p => p[0] === 32 && p)({PIXELS})")
-        assert width == 32 and 190 < red < 210, "the preview"
         plan.release.set()
         assert await until_ended(tab) == "partial"
         assert await tab.text("#clip-verdict") == "Rendered, with less"
@@ -127,7 +105,7 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
         assert (
             call.recipe["portrait"]["seed"] == 5 and "red hair" in call.recipe["portrait"]["prompt"]
         )
-        assert call.parameters["on_deadline"] == "degrade" and call.parameters["preview"]
+        assert call.parameters["on_deadline"] == "degrade"
         await tab.press("2")
         await tab.until("document.querySelector('#instances').innerText.includes('clip memory')")
         # Twice where the service was slow to say how it is, and was asked again.
@@ -173,18 +151,6 @@ async def test_by_keyboard_and_on_a_phone(
         assert len(fake.calls) == 1
         assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
         assert complaints(tab, service) == [f"504 (Gateway Timeout) {service.url}/v2/slots"]
-
-
-async def test_without_the_model_there_is_no_tab_and_it_says_what_to_do(
-    devtools: str, service: Service
-) -> None:
-    async with open_tab(devtools, f"{service.url}/") as tab:
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        assert await tab.js("document.querySelector('#clips-link').hidden")
-        await tab.js("location.hash = '#clips'")
-        await tab.until("!document.querySelector('#clips-absent').hidden")
-        assert "tidegate up --slot" in await tab.text("#clips-absent")
-        assert complaints(tab, service) == []
 
 
 async def test_an_instance_that_renders_clips_alone_is_well(

@@ -83,7 +83,7 @@ async def render(
             answer.region = result.get_output("video")
             if wanted:
                 continue
-            for name in ("mp4", "wav", "png", "video", "audio", "actor", "preview"):
+            for name in ("mp4", "wav", "png", "video", "audio", "actor"):
                 tensor = result.as_numpy(name)
                 if tensor is not None:
                     answer.tensors[name] = tensor
@@ -92,7 +92,7 @@ async def render(
 
 def test_a_clip_is_rendered_in_time(slots: Triton) -> None:
     outputs = "mp4,wav,png,video,audio,actor"
-    answer = asyncio.run(render(slots, RECIPE, deadline_ms=60_000, outputs=outputs, preview=True))
+    answer = asyncio.run(render(slots, RECIPE, deadline_ms=60_000, outputs=outputs))
     assert not answer.error
     result, tensors = answer.last, answer.tensors
     assert result["event"] == "result" and result["deadline_met"] and result["given_up"] == []
@@ -108,7 +108,6 @@ def test_a_clip_is_rendered_in_time(slots: Triton) -> None:
     with av.open(io.BytesIO(tensors["mp4"].tobytes())) as file:
         assert sum(1 for _ in file.decode(video=0)) == frames
     assert tensors["wav"].tobytes()[:4] == b"RIFF" and tensors["png"].tobytes()[1:4] == b"PNG"
-    assert tensors["preview"].tobytes()[:2] == b"\xff\xd8", "a JPEG, of the portrait at least"
 
 
 def test_frames_travel_through_the_clients_shared_memory(slots: Triton) -> None:
@@ -122,14 +121,14 @@ def test_frames_travel_through_the_clients_shared_memory(slots: Triton) -> None:
             video.set_shared_memory("clip", size)
             wanted = [event, video]
             try:
-                return await render(slots, RECIPE, wanted=wanted, outputs="video", preview=True)
+                return await render(slots, RECIPE, wanted=wanted, outputs="video")
             finally:
                 await client.unregister_system_shared_memory("clip")
 
     try:
         answer = asyncio.run(render_there())
         result = answer.last
-        assert result["event"] == "result" and "preview" not in answer.tensors
+        assert result["event"] == "result"
         assert list(answer.region.shape) == [result["frames"], 3, 96, 96]
         # Once, into Triton's own memory: nothing of it is in the message.
         assert result["copied_bytes"] == result["frames"] * 3 * 96 * 96

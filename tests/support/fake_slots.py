@@ -22,7 +22,6 @@ MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(range(256)) * 40
 WAV = b"RIFF" + bytes(1000)
 PNG = b"\x89PNG" + bytes(500)
 FILES = {"mp4": MP4, "wav": WAV, "png": PNG}
-JPEG = b"\xff\xd8\xff\xe0 a small picture"
 
 Write = Callable[[service_pb2.ModelStreamInferResponse], Awaitable[None]]
 
@@ -87,7 +86,7 @@ class FakeClips:
         """Whose streams ended before they did."""
         self.running = 0
         self.watch_error = ""
-        """Answers those who watch with this, as a model that knows no states."""
+        """Answers those who watch with this."""
         self.is_silent = False
         self.state_every_s = 0.02
 
@@ -132,11 +131,8 @@ class FakeClips:
             return
         for stage in Stage:
             for percent in plan.steps:
-                tensors = {}
-                if call.parameters.get("preview") and stage is Stage.VIDEO and 0 < percent < 100:
-                    tensors["preview"] = JPEG
                 event = {"event": "stage", "stage": stage.value, "percent": percent}
-                await write(answer(event, tensors))
+                await write(answer(event))
                 if percent == plan.steps[0] and stage == plan.hold_at:
                     await plan.release.wait()
             if stage == plan.die_at:

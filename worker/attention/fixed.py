@@ -16,17 +16,15 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
-from worker.pinned import upload
 
 SPAN_TOKENS: Final = 128
 
 
 class FixedAttention:
-    """An ``AttentionBackend`` for steps with one token per row."""
+    """An ``AttentionBackend`` on the CPU, for steps with one token per row."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
@@ -47,7 +45,7 @@ class FixedAttention:
         assert batch.decodes == len(batch.query_tokens), "a row has more than one token"
         by_window = {window: self._spans(batch, window) for window in set(self._windows)}
         by_layer = [by_window[window] for window in self._windows]
-        return FixedStep(self._pool, self._upload(batch.slots), by_layer, self._shared)
+        return FixedStep(self._pool, torch.from_numpy(batch.slots), by_layer, self._shared)
 
     def _spans(self, batch: PackedBatch, window: int) -> "_Spans":
         pool, contexts, table = self._pool, batch.context_tokens, batch.block_table
@@ -65,19 +63,14 @@ class FixedAttention:
         seen = (keys < contexts[row_of, None]) & (keys >= first_seen[row_of, None])
         mask = np.where(seen, 0.0, -math.inf).astype(np.float32)
         return _Spans(
-            row_of=self._upload(row_of),
-            blocks=self._upload(blocks.ravel()),
-            mask=torch.from_numpy(mask)
-            .to(pool.device, pool.data.dtype, non_blocking=True)
-            .view(-1, 1, 1, SPAN_TOKENS),
+            row_of=torch.from_numpy(row_of),
+            blocks=torch.from_numpy(blocks.ravel()),
+            mask=torch.from_numpy(mask).to(pool.data.dtype).view(-1, 1, 1, SPAN_TOKENS),
             by_number=[
-                (self._upload(row_of[at]), self._upload(at))
+                (torch.from_numpy(row_of[at]), torch.from_numpy(at))
                 for at in (np.flatnonzero(nth == i) for i in range(int(counts.max())))
             ],
         )
-
-    def _upload(self, array: NDArray[np.int64]) -> Tensor:
-        return upload(array, self._pool.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +115,10 @@ def _attend_spans(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Attend to each span alone: results [spans, kv_heads, shared, dim] and log-sum-exp weights."""
-    if queries.device.type == "cpu":
-        mixed, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            queries, keys, values, 0.0, False, attn_mask=mask
-        )
-        return mixed, weights
-    scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
-    scores = scores.float() + mask
-    return scores.softmax(dim=-1).to(values.dtype) @ values, scores.logsumexp(dim=-1)
+    mixed, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        queries, keys, values, 0.0, False, attn_mask=mask
+    )
+    return mixed, weights
 
 
 def _merge(mixed: Tensor, weights: Tensor, spans: _Spans, tokens: int) -> Tensor:

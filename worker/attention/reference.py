@@ -7,7 +7,6 @@ times faster than ``enable_gqa``, and equal on every device.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -18,13 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker.attention.paged import KVPool, PackedBatch
 from worker.pinned import upload
 
-_WORTH_A_CUT_BYTES: Final = 400 * 2**10
-"""Bytes of padding that splitting a batch must save: one more batch costs a CPU, per layer, as much
-as gathering and attending to these."""
-
 
 class ReferenceAttention:
-    """Attends decode rows in padded batches, then each chunk of a prompt by itself."""
+    """Attends decode rows in one padded batch, then each chunk of a prompt by itself."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all in all layers."""
@@ -32,14 +27,12 @@ class ReferenceAttention:
         self._windows = tuple(windows)
         self._shared = num_heads // pool.kv_heads
         self._scratch = pool.data.new_empty(0)
-        self._worth_a_cut = _WORTH_A_CUT_BYTES // pool.data[0, 0].nbytes
 
     def prepare(self, batch: PackedBatch, *, chunks_only: bool = False) -> "ReferenceStep":
         """Masks and gather indices for all layers of a step; there must be a row to attend."""
         groups: list[_Group] = []
-        if not chunks_only:
-            for row, end in self._portions(self._blocks(batch.context_tokens[: batch.decodes])):
-                groups.append(self._group(batch, row, end, first_token=row))
+        if batch.decodes and not chunks_only:
+            groups.append(self._group(batch, 0, batch.decodes, first_token=0))
         first_token = batch.decodes
         for row in range(batch.decodes, len(batch.query_tokens)):
             groups.append(self._group(batch, row, row + 1, first_token))
@@ -47,30 +40,6 @@ class ReferenceAttention:
         pages = max(len(group.blocks) for group in groups)
         slots = self._to_device(batch.slots)
         return ReferenceStep(self._pool, slots, groups, self._pages(pages), self._windows)
-
-    def _portions(self, blocks: NDArray[np.int64], first: int = 0) -> list[tuple[int, int]]:
-        """Split decodes that hold ``blocks`` [rows] into batches where their lengths differ most.
-
-        Returns the first row and the end of each batch. Rows are in the order of their age, so the
-        longest are neighbours.
-        """
-        rows = len(blocks)
-        if not rows:
-            return []
-        if self._pool.device.type == "cpu" and rows > 1:
-            before = np.maximum.accumulate(blocks)[:-1] * np.arange(1, rows)
-            after = np.maximum.accumulate(blocks[:0:-1])[::-1] * np.arange(rows - 1, 0, -1)
-            padded = before + after
-            cut = int(padded.argmin()) + 1
-            if rows * int(blocks.max()) - int(padded[cut - 1]) > self._worth_a_cut:
-                return [
-                    *self._portions(blocks[:cut], first),
-                    *self._portions(blocks[cut:], first + cut),
-                ]
-        return [(first, first + rows)]
-
-    def _blocks(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        return -(-contexts // self._pool.block_tokens)
 
     def _pages(self, count: int) -> Tensor:
         """A scratch buffer for ``count`` pages, kept: fresh memory costs more than gathering."""
@@ -83,7 +52,7 @@ class ReferenceAttention:
         """Rows ``row … end-1``, which compute equally many tokens, as one padded batch."""
         rows, queries = end - row, int(batch.query_tokens[row])
         contexts = batch.context_tokens[row:end]
-        blocks = int(self._blocks(contexts).max())
+        blocks = -(-int(contexts.max()) // self._pool.block_tokens)
         # A query at position p sees keys 0 … p; the row's last query is its last token.
         last_seen = (contexts[:, None] - queries + np.arange(queries))[:, :, None]
         keys = np.arange(blocks * self._pool.block_tokens)

@@ -1,4 +1,4 @@
-"""The inner loop of ``block_products``, as vector code; compare ``worker.cpu_kernels.tile_code``.
+"""The inner loop of ``block_products``, as vector code.
 
 LLVM by itself would neither keep the sums in registers nor read a weight once for all rows.
 ``amx_code`` has the loop for AMX. To be imported only where numba is installed.
@@ -150,7 +150,7 @@ def rounded(typing: Any, values: Any, out: Any) -> Any:
 
 
 def _silu(write: Vectors, x: Any) -> Any:
-    """x / (1 + e^-x), with the exponential of ``worker.attention.numba_backend``."""
+    """x / (1 + e^-x), with the exponential of ``attention_loops``."""
     builder = write.builder
     one, most = write.constant(1.0), write.constant(126.0)
     z = builder.fmul(x, write.constant(-1 / math.log(2)))

@@ -35,7 +35,10 @@ def compiler_problem() -> str | None:
     if not _State.is_known:
         _State.is_known = True
         try:
-            import numba  # noqa: F401
+            import numba
+
+            if numba.config.DISABLE_JIT:
+                give_up("NUMBA_DISABLE_JIT is set")
         except Exception as error:  # its libraries may be missing or not fit
             give_up(f"numba cannot be imported ({error}); pip install numba, or run without it")
     return _State.problem

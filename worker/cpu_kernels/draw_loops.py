@@ -1,6 +1,6 @@
 """The compiled loops of ``draws``. To be imported only where numba is installed.
 
-Their code is in the module's globals, as in ``worker.cpu_kernels.tile_loops``.
+Their code is in the module's globals, as in ``worker.cpu_kernels.block_loops``.
 """
 
 from functools import cache
@@ -29,7 +29,7 @@ class DrawArguments(NamedTuple):
 
     All are [rows] float32, but ``top_k`` and ``out`` int64, and ``logits`` [rows, vocabulary].
     ``least``: weight relative to the likeliest token's; ``draws`` in [0, 1); for ``top_k`` and
-    ``top_p`` see ``filters.candidates``.
+    ``top_p`` see ``filters.kept_``.
     """
 
     job: int
@@ -120,7 +120,7 @@ def edge(
 def draw() -> Task:
     """Compile the draw of one token per row of a job (``loops.Arguments``).
 
-    The exponential is that of ``worker.cpu_kernels.tile_code``, but 0 below 2^-126.
+    The exponential is that of ``attention_loops``, but 0 below 2^-126.
     """
     block, size, buckets = _BLOCK, FIRST_ARGUMENT + len(AT), _BUCKETS
     log2_e, ln_2 = np.float32(1 / np.log(2)), np.float32(np.log(2))

@@ -40,7 +40,7 @@ def jitable(function: Callable[..., Any]) -> Any:
 
 
 _float = ir.FloatType()
-_int16, _int32, _int64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_int32, _int64 = ir.IntType(32), ir.IntType(64)
 _floats = ir.VectorType(_float, LANES)
 _ints = ir.VectorType(_int32, LANES)
 
@@ -92,30 +92,6 @@ class Vectors:
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """a · b + c."""
         return self.call("llvm.fmuladd.v16f32", _floats, a, b, c)
-
-    def bfloat16(self, address: Any, offset_bytes: int = 0) -> Any:
-        """Load 16 bfloat16 as floats, whose upper halves they are."""
-        narrow = self.load(address, ir.VectorType(_int16, LANES), offset_bytes)
-        wide = self.builder.shl(self.builder.zext(narrow, _ints), self.bits(16))
-        return self.builder.bitcast(wide, _floats)
-
-    def transposed(self, rows: list[Any]) -> list[Any]:
-        """Transpose 16 vectors of 16 lanes: lane j of vector i becomes lane i of vector j."""
-        step = 1
-        while step < LANES:
-            new = list(rows)
-            for i in range(LANES):
-                if i & step:
-                    continue
-                a, b = rows[i], rows[i + step]
-                low = [j if not j & step else LANES + j - step for j in range(LANES)]
-                high = [j + step if not j & step else LANES + j for j in range(LANES)]
-                for at, lanes in ((i, low), (i + step, high)):
-                    mask = ir.Constant(_ints, lanes)
-                    new[at] = self.builder.shuffle_vector(a, b, mask)
-            rows = new
-            step *= 2
-        return rows
 
 
 @intrinsic

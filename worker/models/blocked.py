@@ -16,7 +16,7 @@ from worker.cpu_kernels.block_products import (
     products_problem,
 )
 from worker.log import model_log
-from worker.models.linear import Linear, stacked
+from worker.models.linear import Linear
 from worker.models.malloc import advise_huge_pages
 
 _BLOCK: Final = 32
@@ -67,12 +67,10 @@ class BlockedFormat:
         """Rows of a tile for bfloat16; float32 has no tiles, but its chunks are cut by it too."""
         return TILE_ROWS if self._form == Form.TILES else 1
 
-    def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
-        weight = stacked(parts)
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return _layer((weight,), bias, weight.nbytes, self._form)
 
-    def gated(self, parts: Sequence[Tensor]) -> Linear:
-        weight = stacked(parts)
+    def gated(self, weight: Tensor) -> Linear:
         return _layer(weight.chunk(2), None, weight.nbytes, self._form)
 
 

@@ -115,7 +115,7 @@ def _times(
     turn_bytes = min(model_bytes, _BEYOND_CACHE_BYTES)
     count = min(max(1, turn_bytes // weight.nbytes), _MAX_MATRICES)
     layers = {
-        name: [each.linear([weight], None) for _ in range(count)] for name, each in formats.items()
+        name: [each.linear(weight, None) for _ in range(count)] for name, each in formats.items()
     }
 
     def sample(name: str, rows: int) -> float:
@@ -267,10 +267,10 @@ class _CPULoader:
                     self._read(parameter.bias, self._weights.rows_dtype) if parameter.bias else None
                 )
                 weight = self._read(parameter.parts, self._weights.dtype)
-                self._weights.linears[name] = self._form.linear([weight], bias)
+                self._weights.linears[name] = self._form.linear(weight, bias)
             case Kind.GATED:
                 weight = self._read(parameter.parts, self._weights.dtype)
-                self._weights.linears[name] = self._form.gated([weight])
+                self._weights.linears[name] = self._form.gated(weight)
 
     def _read(self, parts: tuple[Part, ...], dtype: torch.dtype) -> Tensor:
         """Read ``parts`` stacked and converted to ``dtype``, in fresh memory."""
@@ -302,9 +302,9 @@ def _assembled(
         match parameter.kind:
             case Kind.LINEAR:
                 bias = tensors[parameter.bias] if parameter.bias else None
-                weights.linears[name] = form.linear([tensor], bias)
+                weights.linears[name] = form.linear(tensor, bias)
             case Kind.GATED:
-                weights.linears[name] = form.gated([tensor])
+                weights.linears[name] = form.gated(tensor)
             case Kind.TENSOR | Kind.EMBEDDING:
                 weights.tensors[name] = tensor
     return weights

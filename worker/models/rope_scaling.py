@@ -21,17 +21,6 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicScaling:
-    """An NTK-aware stretch that begins beyond ``max_position_embeddings``.
-
-    Its rotation depends on the length of the text, so keys that are in the cache already would be
-    wrong beyond that point: contexts end there, and up to there it is not a stretch at all.
-    """
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
 class YarnScaling:
     """YaRN (Peng et al. 2023); names as in ``config.json``."""
 
@@ -54,7 +43,7 @@ class Llama3Scaling:
     original_max_position_embeddings: int
 
 
-RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
+RopeScaling = LinearScaling | YarnScaling | Llama3Scaling
 
 
 def rope_fields(fields: Fields) -> Fields:
@@ -98,10 +87,13 @@ def rope_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
     match rope.values.get("rope_type") or rope.values.get("type") or "default":
         case "default":
             return None
+        case "dynamic":
+            # An NTK-aware stretch that begins beyond ``max_position_embeddings``, by the length of
+            # the text: keys in the cache would be wrong beyond it. Contexts end there.
+            rope.number("factor")
+            return None
         case "linear":
             return LinearScaling(rope.number("factor"))
-        case "dynamic":
-            return DynamicScaling(rope.number("factor"))
         case "yarn":
             return _yarn(rope, max_positions)
         case "llama3":

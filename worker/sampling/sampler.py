@@ -31,7 +31,7 @@ from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.grammar.masks import Masks
 from worker.pinned import download, upload
-from worker.sampling.filters import Biases, Penalties, apply_masks_, candidates, rows_of
+from worker.sampling.filters import Biases, Penalties, apply_masks_, kept_, rows_of
 from worker.sampling.params import (
     BIASED,
     CONSTRAINED,
@@ -184,8 +184,7 @@ class Sampler:
             return np.zeros((5, len(slots)), np.float32)
         chances = self._chances(slots, positions)
         chances[0] *= is_drawn
-        is_filtered = (chances[3] > 0) | (chances[4] < 1)
-        if self._kernels is None and (is_drawn & is_filtered).any():
+        if self._kernels is None and (is_drawn & _filtered(chances)).any():
             return None
         return chances
 
@@ -219,38 +218,18 @@ class Sampler:
         self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Tensor:
         """Draw tokens [rows] from ``logits`` [rows, vocabulary]."""
-        if self._kernels is not None:
-            return draw_plain(
-                logits,
-                torch.zeros(len(slots), dtype=torch.int64, device=self._device),
-                self._upload(self._chances(slots, positions)),
+        table = self._table
+        if self._compiles:
+            draws = uniforms(table.seed[slots], positions)
+            filters = table.min_p[slots], table.top_k[slots], table.top_p[slots]
+            drawn = cpu_draws.draw_rows(
+                logits.numpy(), table.temperature[slots], *filters, draws, torch.get_num_threads()
             )
-        table = self._table
-        draws = uniforms(table.seed[slots], positions)
-        if not self._compiles:
-            return self._draw_filtered(logits, slots, draws)
-        filters = table.min_p[slots], table.top_k[slots], table.top_p[slots]
-        drawn = cpu_draws.draw_rows(
-            logits.numpy(), table.temperature[slots], *filters, draws, torch.get_num_threads()
-        )
-        return torch.from_numpy(drawn)
-
-    def _draw_filtered(
-        self, logits: Tensor, slots: NDArray[np.int64], draws: NDArray[np.float32]
-    ) -> Tensor:
-        table = self._table
-        uploaded = self._upload(np.stack((table.temperature[slots], draws)))
-        scaled = logits / uploaded[0, :, None]
-        filters = table.top_k[slots], table.top_p[slots], table.min_p[slots]
-        drawn = torch.empty(len(slots), dtype=torch.int64, device=self._device)
-        for rows, weights, ids in candidates(scaled, *filters):
-            picked = _pick_at(weights, rows_of(uploaded[1], rows))
-            if ids is not None:
-                picked = ids.gather(1, picked[:, None]).squeeze(1)
-            if len(rows) == len(slots):
-                return picked
-            drawn[self._upload(rows)] = picked
-        return drawn
+            return torch.from_numpy(drawn)
+        chances = self._chances(slots, positions)
+        nothing = torch.zeros(len(slots), dtype=torch.int64, device=self._device)
+        is_filtered = bool(_filtered(chances).any())
+        return draw_plain(logits, nothing, self._upload(chances), is_filtered=is_filtered)
 
     def _pick(
         self,
@@ -339,9 +318,18 @@ def _kernels_for(device: torch.device) -> ModuleType | None:
     return _kernels() if device.type == "cuda" else None
 
 
-def draw_plain(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
+def _filtered(chances: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which rows of ``chances`` have ``top_k`` or ``top_p``."""
+    filtered: NDArray[np.bool_] = (chances[3] > 0) | (chances[4] < 1)
+    return filtered
+
+
+def draw_plain(
+    logits: Tensor, chosen: Tensor, chances: Tensor, *, is_filtered: bool = False
+) -> Tensor:
     """Draw tokens [rows] from ``logits`` [rows, vocabulary] by ``chances`` (``plain_chances``).
-    ``chosen`` [rows] are the likeliest tokens, or ``NO_TOKEN``.
+    ``chosen`` [rows] are the likeliest tokens, or ``NO_TOKEN``. ``is_filtered``: whether any row
+    has ``top_k`` or ``top_p``, which takes a sort where there is no kernel.
 
     They are drawn like other rows, so that a text does not depend on which of its steps were
     recorded.
@@ -350,12 +338,15 @@ def draw_plain(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
     if kernels is not None:
         drawn: Tensor = kernels.draw_rows(logits, chosen, chances)
         return drawn
-    temperatures, least, draws = chances[:3]
+    temperatures, least, draws, top_k, top_p = chances
     draws_at_all = temperatures > 0
     scaled = logits / torch.where(draws_at_all, temperatures, 1.0)[:, None]
     # In place, since memory that a recording allocates stays allocated.
     weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
-    weights = weights.masked_fill_(weights < least[:, None], 0.0)
+    if is_filtered:
+        weights = kept_(weights, top_k, top_p, least)
+    else:
+        weights = weights.masked_fill_(weights < least[:, None], 0.0)
     return torch.where(draws_at_all & (chosen >= 0), _pick_at(weights, draws), chosen)
 
 

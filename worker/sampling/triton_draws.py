@@ -11,7 +11,7 @@ An edge is the value of the least likely token that stays. It is found without a
 cut the range of values into quarters, and a pass tells how many tokens, or which sum of weights,
 lie above each, until all tokens of the quarter that holds the edge have one value. Those passes are
 over the largest thousand or so, put aside beforehand, where these hold the edge, as they mostly do.
-The semantics are those of ``filters.candidates``; a token is drawn in the order of ids, as by
+The semantics are those of ``filters.kept_``; a token is drawn in the order of ids, as by
 ``draw_loops``, so that the same number draws the same one, but for rounding.
 """
 

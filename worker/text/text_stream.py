@@ -97,12 +97,18 @@ class TextStream:
     """One job's text, used by one thread. After a ``stopped_at`` it is over: feed no more."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        stop_ids: Sequence[int] = (),
     ) -> None:
-        """``stop`` strings count in the text that comes after the first ``min_tokens`` tokens."""
+        """``stop`` strings count in the text that comes after the first ``min_tokens`` tokens. One
+        of ``stop_ids`` ends the text and is not part of it."""
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop) if stop else None
         self._exempt_tokens = min_tokens
+        self._stop_ids = frozenset(stop_ids)
         self.stop_token_id: int | None = None
         """The client's stop token that ended the text; None before that."""
 
@@ -113,6 +119,15 @@ class TextStream:
 
     def feed(self, ids: Sequence[int]) -> Fed:
         """Take new token ids; texts are parallel to them."""
+        # The engine ends a job with such a token, and yields none before one may come.
+        if self._stop_ids and ids and ids[-1] in self._stop_ids:
+            fed = self._fed(ids[:-1])
+            if fed.stopped_at is None:
+                self.stop_token_id = ids[-1]
+            return Fed([*fed.texts, ""], fed.stopped_at)
+        return self._fed(ids)
+
+    def _fed(self, ids: Sequence[int]) -> Fed:
         texts = self._detokenizer.feed(ids)
         if self._matcher is None:
             return Fed(texts)
@@ -132,26 +147,3 @@ class TextStream:
             return Passed(rest, False)
         passed = self._matcher.feed(rest)
         return passed if passed.stopped else Passed(passed.text + self._matcher.flush(), False)
-
-
-class StopTokenStream(TextStream):
-    """A ``TextStream`` for a job with stop tokens, which end its text and are not part of it."""
-
-    def __init__(
-        self,
-        stop_ids: frozenset[int],
-        detokenizer: Detokenizer,
-        stop: Sequence[str],
-        min_tokens: int,
-    ) -> None:
-        super().__init__(detokenizer, stop, min_tokens)
-        self._stop_ids = stop_ids
-
-    def feed(self, ids: Sequence[int]) -> Fed:
-        # The engine ends a job with such a token, and yields none before one may come.
-        if not ids or ids[-1] not in self._stop_ids:
-            return super().feed(ids)
-        fed = super().feed(ids[:-1])
-        if fed.stopped_at is None:
-            self.stop_token_id = ids[-1]
-        return Fed([*fed.texts, ""], fed.stopped_at)

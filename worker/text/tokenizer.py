@@ -22,7 +22,7 @@ from worker.text.detokenizer import (
     LibraryDetokenizer,
     TokenTexts,
 )
-from worker.text.text_stream import StopTokenStream, TextStream
+from worker.text.text_stream import TextStream
 
 
 class Tokenizer:
@@ -130,9 +130,7 @@ class Tokenizer:
         """
         detokenizer = self.detokenizer(skip_special=asked.skip_special_tokens)
         exempt = asked.min_tokens if stop_after is None else stop_after
-        if not asked.stop_token_ids:
-            return TextStream(detokenizer, asked.stop, exempt)
-        return StopTokenStream(frozenset(asked.stop_token_ids), detokenizer, asked.stop, exempt)
+        return TextStream(detokenizer, asked.stop, exempt, asked.stop_token_ids)
 
     @cached_property
     def _texts_with_special(self) -> TokenTexts | None:

@@ -73,7 +73,6 @@ def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
     type=click.Choice(["error", "degrade"]),
     help="degrade: render less rather than be late (error)",
 )
-@option("--preview", type=_FILE, metavar="JPEG", help="keep its latest preview in this file")
 @asks(streams=True)
 async def slot(
     client: "Client",
@@ -87,7 +86,6 @@ async def slot(
     seconds: float | None,
     deadline: float | None,
     on_deadline: Literal["error", "degrade"] | None,
-    preview: Path | None,
     as_json: bool,
 ) -> int:
     if text is None and recipe is None:
@@ -98,15 +96,13 @@ async def slot(
         "video": {"size": size, "seconds": seconds},
     }
     body = _recipe(recipe, text, changes)
-    _check_files(out, preview)
+    _check_files(out)
     options: SlotOptions = {"outputs": [_output(path) for path in out], "on_disconnect": "cancel"}
-    if preview is not None:
-        options["preview"] = True
     if deadline is not None:
         options["deadline"] = 1000 * deadline
     if on_deadline is not None:
         options["on_deadline"] = on_deadline
-    return await _render(client, body, options, out, preview, as_json=as_json)
+    return await _render(client, body, options, out, as_json=as_json)
 
 
 def _recipe(
@@ -138,11 +134,11 @@ def _recipe(
     return recipe
 
 
-def _check_files(out: Sequence[Path], preview: Path | None) -> None:
+def _check_files(out: Sequence[Path]) -> None:
     """Make sure that a clip can be saved before it is rendered."""
     if len({_output(path) for path in out}) < len(out):
         raise click.UsageError("--out: one file of each kind at most")
-    for path in (*out, *filter(None, [preview])):
+    for path in out:
         folder = path.parent
         if not folder.is_dir():
             raise click.UsageError(f"{path}: there is no directory {folder}")
@@ -165,7 +161,6 @@ async def _render(
     recipe: dict[str, Any],
     options: "SlotOptions",
     out: Sequence[Path],
-    preview: Path | None,
     *,
     as_json: bool,
 ) -> int:
@@ -174,7 +169,7 @@ async def _render(
 
     import msgspec
 
-    from tidegate.slots import SlotPreview, SlotQueued, SlotResult, SlotStage
+    from tidegate.slots import SlotQueued, SlotResult, SlotStage
 
     slot_id = ""
     stream = client.slots.stream(recipe, **options)
@@ -188,8 +183,6 @@ async def _render(
                         progress.queued(event)
                     elif isinstance(event, SlotStage):
                         progress.stage(event)
-                    elif isinstance(event, SlotPreview) and preview is not None:
-                        save(preview, event.data)
                     elif isinstance(event, SlotResult):
                         slot_id = event.slot_id or slot_id
                         break

@@ -85,6 +85,3 @@ class Stages:
     portrait: PortraitProvider
     video: VideoProvider
     check: CheckProvider
-
-    def all(self) -> tuple[Provider, ...]:
-        return (self.speech, self.portrait, self.video, self.check)

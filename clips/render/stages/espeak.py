@@ -25,7 +25,6 @@ from clips.plan.recipe import Recipe, RecipeError
 from clips.render.memory import Resident, media_log
 from clips.render.stages import espeak_child
 from clips.render.stages.base import Step
-from clips.render.stages.scripts import require_sayable
 from worker.errors import LoadError
 from worker.extras import pip_install
 
@@ -41,8 +40,6 @@ _MAX_CHARACTERS = 100
 many parts ("U.S." 250 times)."""
 _VOICE = re.compile(r"[A-Za-z0-9_-]{1,20}(/[A-Za-z0-9_-]{1,20})?(\+[A-Za-z0-9_-]{1,20})?")
 """Names of voices that are safe: eSpeak writes longer names of variants beyond its buffer."""
-_LONGEST_CODE = 3
-"""Most letters of a language code."""
 _SENTENCE_END = re.compile(r"(?<=[.!?;:\n])\s+")
 _SILENT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 """Control characters, the first of which (NUL) would end the text, and lone surrogates."""
@@ -95,9 +92,6 @@ class EspeakSpeech:
         """eSpeak's own rate in Hz, and int16 samples at it, ``samples`` at ours at most."""
         if _VOICE.fullmatch(voice) is None:
             raise _no_voice(voice)
-        language = voice.partition("+")[0].rpartition("/")[2]
-        if len(language.partition("-")[0]) <= _LONGEST_CODE:  # no name, such as Japanese
-            require_sayable(recipe.text, language, voice)
         try:
             rate = self._process.rate(lambda: step(0.0))
             room = int(samples * rate / SAMPLE_RATE) + 1

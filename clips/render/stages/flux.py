@@ -1,8 +1,8 @@
 """Portraits by FLUX.1-schnell (12 billion weights, 4 steps) through diffusers, from a folder.
 
 Transformer and decoder stay on the device: 24 GB in bf16, 12 GB in fp8, 6.3 GB in nf4. The text
-encoders are 9.8 GB more in bf16: by default they stay in the host's memory and pass through the
-device layer by layer (``offload``), once for each new prompt.
+encoders are 9.8 GB more in bf16: they stay in the host's memory and pass through the device layer
+by layer, once for each new prompt.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,6 @@ from clips.render.stages.pace import Pace
 from worker.errors import LoadError
 
 FluxPrecision = Literal["fp32", "bf16", "fp8", "nf4"]
-TextPlace = Literal["offload", "resident"]
 
 SETTING = "TIDEGATE_SLOT__FLUX__FOLDER"
 FRAMING = (
@@ -57,10 +56,6 @@ _FILES = (
 class FluxOptions:
     precision: FluxPrecision = "nf4"
     """Precision of the transformer; everything else is bf16 (fp32 with ``fp32``)."""
-    text: TextPlace = "offload"
-    """Place of the text encoders: on the device, or in host memory, from which they pass through
-    the device layer by layer."""
-    steps: int = _STEPS
     least_size: int = _MIN_SIZE
 
     @property
@@ -86,9 +81,7 @@ class FluxPortrait:
         self._options = options
         self._pictures = _place(pictures, device, options)
         self._texts = texts
-        # On the CPU every place is the same.
-        self._text_place: TextPlace = options.text if device.type == "cuda" else "resident"
-        _place_texts(texts, device, self._text_place)
+        _place_texts(texts, device)
         pictures.set_progress_bar_config(disable=True)
         self._prompts: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
         self._look: Step | None = None
@@ -122,7 +115,7 @@ class FluxPortrait:
             resident("flux decoder", [self._pictures.vae], _name(self._options.dtype)),
         ]
         encoders = [self._texts.text_encoder, self._texts.text_encoder_2]
-        if self._text_place == "resident":
+        if self._device.type == "cpu":
             kept.append(resident("flux text encoders", encoders, _name(self._options.dtype)))
         return kept
 
@@ -143,7 +136,7 @@ class FluxPortrait:
                 pooled_prompt_embeds=pooled,
                 height=size,
                 width=size,
-                num_inference_steps=self._options.steps,
+                num_inference_steps=_STEPS,
                 guidance_scale=0.0,
                 generator=generator,
                 output_type="pt",
@@ -193,7 +186,7 @@ class FluxPortrait:
     def _stepped(
         self, _pipe: Any, number: int, _time: Any, state: dict[str, Any]
     ) -> dict[str, Any]:
-        self._done = (number + 1) / (self._options.steps + 1)
+        self._done = (number + 1) / (_STEPS + 1)
         self._between()
         return state
 
@@ -250,12 +243,10 @@ def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
     return pictures
 
 
-def _place_texts(texts: Any, device: torch.device, place: TextPlace) -> None:
+def _place_texts(texts: Any, device: torch.device) -> None:
     for encoder in (texts.text_encoder, texts.text_encoder_2):
         encoder.requires_grad_(False)
-        if place == "resident":
-            encoder.to(device)
-        else:
+        if device.type == "cuda":
             from diffusers.hooks import apply_group_offloading
 
             apply_group_offloading(

@@ -20,7 +20,6 @@ from clips.render.memory import Resident, media_log
 from clips.render.stages.base import Step
 from clips.render.stages.checkpoint import loading, need_all, not_installed, open_folder, resident
 from clips.render.stages.espeak import pieces_of
-from clips.render.stages.scripts import require_sayable
 
 SETTING = "TIDEGATE_SLOT__KOKORO__FOLDER"
 DEFAULT_VOICE = "af_heart"
@@ -97,7 +96,6 @@ class KokoroSpeech:
             )
         name = recipe.voice.name or DEFAULT_VOICE
         voice, phonemes_of = self._voice(name), self._language(LANGUAGES[name[0]])
-        require_sayable(recipe.text, LANGUAGES[name[0]], name)
         pieces = list(pieces_of(recipe.text))
         made = 0
         for number, piece in enumerate(pieces):

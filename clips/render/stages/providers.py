@@ -8,6 +8,7 @@ import torch
 
 from clips.plan.budgets import Stage
 from clips.plan.recipe import Chosen, RecipeError
+from clips.render.settings import RenderSettings
 from clips.render.stages.base import (
     CheckProvider,
     PortraitProvider,
@@ -21,7 +22,6 @@ from clips.render.stages.espeak import EspeakSpeech
 from clips.render.stages.flux import FluxOptions, FluxPortrait
 from clips.render.stages.kokoro import KokoroSpeech
 from clips.render.stages.liveportrait.provider import LivePortraitVideo
-from clips.render.stages.options import DEFAULT_OPTIONS, ModelOptions
 from clips.render.stages.procedural import ProceduralPortrait
 from clips.render.stages.tiny_clip import TinyClipCheck
 from clips.render.stages.warp import WarpVideo
@@ -29,23 +29,23 @@ from worker.errors import LoadError
 
 P = TypeVar("P", bound=Provider)
 
-SPEECH: Mapping[str, Callable[[torch.device, ModelOptions], SpeechProvider]] = {
+SPEECH: Mapping[str, Callable[[torch.device, RenderSettings], SpeechProvider]] = {
     "espeak": lambda device, options: EspeakSpeech(),
     "kokoro": lambda device, options: KokoroSpeech.load(device, options.kokoro.folder),
 }
-PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]] = {
+PORTRAIT: Mapping[str, Callable[[torch.device, RenderSettings], PortraitProvider]] = {
     "procedural": lambda device, options: ProceduralPortrait(),
     "flux": lambda device, options: FluxPortrait.load(
         device, options.flux.folder, FluxOptions(options.flux.precision)
     ),
 }
-VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {
+VIDEO: Mapping[str, Callable[[torch.device, RenderSettings], VideoProvider]] = {
     "warp": lambda device, options: WarpVideo(),
     "liveportrait": lambda device, options: LivePortraitVideo.load(
         device, options.liveportrait.folder, options.liveportrait.precision
     ),
 }
-CHECK: Mapping[str, Callable[[torch.device, ModelOptions], CheckProvider]] = {
+CHECK: Mapping[str, Callable[[torch.device, RenderSettings], CheckProvider]] = {
     "tiny": lambda device, options: TinyClipCheck(device),
     "clip": lambda device, options: ClipCheck(device, options.clip.folders, options.clip.precision),
 }
@@ -98,25 +98,18 @@ class Providers:
         )
 
 
-def load_providers(
-    device: torch.device,
-    *,
-    speech: Sequence[str],
-    portrait: Sequence[str],
-    video: Sequence[str],
-    check: Sequence[str],
-    options: ModelOptions = DEFAULT_OPTIONS,
-) -> Providers:
-    """Load the named providers, at least one for each stage. Raises ``LoadError``."""
-    _check_names("SPEECH", speech, SPEECH)
-    _check_names("PORTRAIT", portrait, PORTRAIT)
-    _check_names("VIDEO", video, VIDEO)
-    _check_names("CHECK", check, CHECK)
+def load_providers(device: torch.device, settings: RenderSettings) -> Providers:
+    """Load the providers that the settings name, at least one for each stage. Raises
+    ``LoadError``."""
+    _check_names("SPEECH", settings.speech, SPEECH)
+    _check_names("PORTRAIT", settings.portrait, PORTRAIT)
+    _check_names("VIDEO", settings.video, VIDEO)
+    _check_names("CHECK", settings.check, CHECK)
     return Providers(
-        {name: SPEECH[name](device, options) for name in speech},
-        {name: PORTRAIT[name](device, options) for name in portrait},
-        {name: VIDEO[name](device, options) for name in video},
-        {name: CHECK[name](device, options) for name in check},
+        {name: SPEECH[name](device, settings) for name in settings.speech},
+        {name: PORTRAIT[name](device, settings) for name in settings.portrait},
+        {name: VIDEO[name](device, settings) for name in settings.video},
+        {name: CHECK[name](device, settings) for name in settings.check},
     )
 
 

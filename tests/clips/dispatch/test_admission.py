@@ -4,7 +4,6 @@ sample of the others (DL-17)."""
 import asyncio
 from typing import Any
 
-from clips.dispatch.forecast import Ability
 from clips.plan.budgets import Stage
 from clips.state import StageState
 from tests.clips.api.test_slots import serving, submit, until_ended
@@ -50,20 +49,6 @@ async def test_dl19_clips_are_served_after_a_busy_start(
     assert [end["outcome"] for end in ends] == ["met"] * 4
     assert service.metric("tidegate_slot_infeasible_judged_total") == 0
     assert not any("keep_on" in call.parameters for call in model.calls)
-
-
-async def test_what_is_told_to_be_given_up_is_not_guessed(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    service, model = await serve(make_service, make_worker, A_BUSY_START)
-    asked = {"deadline_ms": 20_000, "on_deadline": "degrade"}
-    clips = [await submit(service, **asked)]
-    await until_ended(service, clips[0])
-    model.state = make_state(stages=stages(**SEEN))
-    can = clips_of(service.orchestrator).fleet.instances
-    await service.until(lambda: all(one.ability.rates[Stage.CHECK] == 20 for one in can.values()))
-    clips.append(await submit(service, **asked))
-    assert [clip["predicted_given_up"] for clip in clips] == [[], ["no check"]]
 
 
 async def test_dl7_what_is_certain_to_be_late_is_refused(
@@ -156,17 +141,6 @@ async def test_dl17_a_sample_of_a_full_queue_and_of_early_stops(
         assert service.metric("tidegate_slot_infeasible_samples_total", **labels) == 1
 
 
-async def test_dl17_an_early_stop_is_counted(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    service, model = await serve(make_service, make_worker, SEEN, REFUSAL_SAMPLE=0.0)
-    late = "deadline_exceeded: video: 3.0 s are left, and the rest takes 4.0 s at the least"
-    model.plan = lambda call: FakePlan(error=late, error_at="image")
-    clip = await submit(service, deadline_ms=60_000)
-    assert (await until_ended(service, clip))["outcome"] == "missed"
-    assert service.metric("tidegate_slot_unserved_total", kind="stopped") == 1
-
-
 async def test_dl7_what_waits_ends_once_it_is_certain_to_be_late(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
@@ -185,8 +159,3 @@ async def test_dl7_what_waits_ends_once_it_is_certain_to_be_late(
     assert service.metric("tidegate_slot_unserved_total", kind="queue") == 1
     held.release.set()
     assert (await until_ended(service, running))["outcome"] == "met"
-
-
-def test_a_model_that_does_not_tell_the_least_is_taken_at_its_word() -> None:
-    can = Ability.of(make_state())
-    assert can.at_best.rates == can.rates and can.at_best.others == can.others

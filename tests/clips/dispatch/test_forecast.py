@@ -12,13 +12,10 @@ from clips.dispatch.forecast import (
     Begun,
     ClipNeeds,
     InstanceTimeline,
-    alone_s,
-    best_plan,
     forecast,
     place,
 )
 from clips.plan.budgets import Stage
-from clips.plan.plan import NOMINAL
 from clips.plan.recipe import read_recipe
 from clips.state import StageState
 from tests.support.fake_slots import make_state
@@ -43,11 +40,6 @@ def ability(
 def needs(left_s: float, *, degrade: bool = False, **recipe: Any) -> ClipNeeds:
     known = {"schema": "1.1", "text": "Good morning to everybody here."} | recipe
     return ClipNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
-
-
-def test_who_says_nothing_is_taken_at_its_targets() -> None:
-    work = NOMINAL_ABILITY.work(NOMINAL, needs(1).chosen)
-    assert alone_s(work) == pytest.approx(12 + 8 + 1)
 
 
 def test_stages_of_two_clips_overlap_and_one_serves_one_at_a_time() -> None:
@@ -75,30 +67,6 @@ def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
     assert InstanceTimeline(can, NOW, (), [1.5]).free_at == pytest.approx(NOW + 1.5), (
         "somebody else's"
     )
-
-
-def test_less_is_planned_only_where_that_is_allowed_and_needed() -> None:
-    can = ability(1, 1, 8, 1)
-    assert best_plan(needs(11.1, degrade=True), InstanceTimeline(can, NOW, ()))[0].given_up == ()
-    less, _, fits = best_plan(needs(6.5, degrade=True), InstanceTimeline(can, NOW, ()))
-    assert fits and less.given_up == ("no check", "12 frames a second instead of 24")
-    less, _, fits = best_plan(needs(7, degrade=True), InstanceTimeline(can, NOW, ()))
-    assert fits and less.given_up == ("12 frames a second instead of 24",), "there is time for it"
-    assert not best_plan(needs(7), InstanceTimeline(can, NOW, ()))[2]
-    assert not best_plan(needs(1.01, degrade=True), InstanceTimeline(can, NOW, ()))[2]
-
-
-def test_the_instance_that_finishes_first_is_taken() -> None:
-    slow, fast = ability(4), ability(1)
-    lines = {
-        "slow": InstanceTimeline(slow, NOW, ()),
-        "fast": InstanceTimeline(fast, NOW, (), [2.0, 2.5]),
-    }
-    found = place(needs(50), lines)
-    assert found is not None and (found.address, found.finish_at) == ("fast", NOW + 3)
-    others = {"slow": lines["slow"], "fast": InstanceTimeline(fast, NOW, (), [9.0, 9.0])}
-    found = place(needs(50), others)
-    assert found is not None and found.address == "slow"
 
 
 def test_providers_are_asked_for_by_name() -> None:

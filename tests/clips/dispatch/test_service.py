@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from clips.dispatch import link
 from clips.dispatch.fleet import ClipHealth
 from clips.state import StageState
 from orchestrator.lanes.grpc_call import GrpcCall
@@ -68,19 +67,6 @@ async def test_the_least_slack_goes_first_and_no_buffer_idles(
         await until_ended(service, clip)
     ids = [call.request_id.partition("/")[0] for call in fake_of(worker).calls]
     assert ids == [clip["slot_id"] for clip in (running, soon, late)]
-
-
-async def test_the_queue_is_bounded(make_service: MakeService, make_worker: MakeWorker) -> None:
-    worker = await a_worker(make_worker, slots_total=1, slots_free=1)
-    plan = FakePlan(hold_at="video")
-    fake_of(worker).plan = lambda call: plan
-    service = await serving(await make_service(worker, MOST_WAITING=1))
-    made = [await submit(service) for _ in range(2)]
-    error = await submit(service, 429)
-    assert error["code"] == "queue_full" and error["retry_after_ms"] >= 1000
-    plan.release.set()
-    for clip in made:
-        await until_ended(service, clip)
 
 
 async def test_or24_a_key_leaves_places_to_wait_to_others(
@@ -193,40 +179,6 @@ async def test_a_silent_instance_is_suspect_then_down(
     await service.until(lambda: instance.health is ClipHealth.UP)
 
 
-async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
-    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its clips' streams may still be open without a peer."""
-    monkeypatch.setattr(link, "RENEW_S", 0.05)
-    near = await a_worker(make_worker)
-    far = await a_worker(make_worker, stages=slow(5.0))
-    fake_of(near).plan = lambda call: FakePlan(hold_at="video")
-    service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
-    instance = clips_of(service.orchestrator).fleet.instances[near.address]
-    clip = await submit(service)
-    await service.until(lambda: fake_of(near).running == 1)
-    fake_of(near).watch_error = "cancelled: nobody is there"
-    await service.until(lambda: instance.health is ClipHealth.DOWN)
-    status = await until_ended(service, clip)
-    assert (status["outcome"], status["instance"]) == ("met", far.address)
-    fake_of(near).watch_error = ""
-    await service.until(lambda: instance.health is ClipHealth.UP)
-
-
-async def test_a_model_that_knows_no_states_serves_by_nominal_times(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    worker = await a_worker(make_worker)
-    fake_of(worker).watch_error = "invalid_request: parameters: unknown field `watch`"
-    service = await serving(await make_service(worker))
-    assert (await until_ended(service, await submit(service)))["outcome"] == "met"
-    error = await submit(service, 504, deadline_ms=6_000)
-    assert error["code"] == "deadline_infeasible" and error["binding_constraint"] == "image"
-    async with service.http.get("/v2/instances") as response:
-        (instance,) = (await response.json())["instances"]
-    assert instance["slot"]["told"] is None and instance["slot"]["ready"]
-
-
 async def test_a_model_that_comes_and_goes(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
@@ -275,20 +227,6 @@ async def test_a_provider_that_nobody_has(
     recipe = RECIPE | {"schema": "1.1", "providers": {"portrait": "flux"}}
     error = await submit(service, 400, recipe=recipe)
     assert error["field"] == "recipe.providers.portrait" and "available: fake" in error["message"]
-
-
-async def test_a_watch_is_renewed_without_a_gap(
-    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "RENEW_S", 0.02)
-    worker = await a_worker(make_worker)
-    service = await serving(await make_service(worker))
-    instance = clips_of(service.orchestrator).fleet.instances[worker.address]
-    seen = set()
-    while fake_of(worker).watches < 4:
-        seen.add(instance.health)
-        await asyncio.sleep(0.002)
-    assert seen == {ClipHealth.UP}
 
 
 async def test_a_model_that_was_unloaded_gets_no_more_clips(

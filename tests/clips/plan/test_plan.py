@@ -14,11 +14,6 @@ from worker.memory import MemoryLimits
 FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
 
 
-def test_what_fits_is_left_alone() -> None:
-    assert fit(FULL, lambda plan: True) is FULL
-    assert fit(FULL, lambda plan: False) is None
-
-
 @pytest.mark.parametrize(
     ("most_units", "given_up"),
     [
@@ -41,12 +36,6 @@ def test_less_is_given_up_first_and_said(most_units: float, given_up: tuple[str,
     assert plan is not None and plan.given_up == given_up
 
 
-def test_the_picture_lasts_as_long_as_the_sound() -> None:
-    assert ClipPlan(1.0, 24, 64, False).frames == 24
-    assert ClipPlan(1.01, 24, 64, False).frames == 25
-    assert ClipPlan(0.0001, 24, 64, False).frames == 1
-
-
 def test_a_size_that_buffers_do_not_hold_is_said() -> None:
     recipe = read_recipe({"schema": "1.0", "text": "Hi", "video": {"size": 512}})
     plan = asked_for(recipe, max_size=256, max_seconds=10)
@@ -64,7 +53,7 @@ def test_timeouts_follow_what_is_seen_within_bounds() -> None:
     for _ in range(64):
         times.observe(30.0, 100)
     assert times.timeout_s(100) == 20, "not beyond twice the stated timeout"
-    assert times.percentiles_ms() == {"p50": 30_000, "p95": 30_000, "p99": 30_000}
+    assert times.p95_ms == 30_000
 
 
 def test_a_warm_up_says_how_fast_a_stage_is_until_enough_was_seen() -> None:
@@ -74,7 +63,7 @@ def test_a_warm_up_says_how_fast_a_stage_is_until_enough_was_seen() -> None:
     times.observe(0.1, 1.0)
     times.end_warm_up()
     assert times.likely_s(2.0) == pytest.approx(0.4)
-    assert times.finished == 0 and not times.percentiles_ms()
+    assert times.p95_ms is None
     times.observe(0.5, 1.0)
     assert times.likely_s(2.0) == pytest.approx(1.0)
     for _ in range(20):
@@ -125,8 +114,7 @@ def test_memory_warns_once_and_refuses_beyond_its_hard_limit(
 
 def test_the_residency_plan_adds_up() -> None:
     plan = ResidencyPlan(
-        [Resident("flux", 6_000_000_000, "bfloat16"), Resident("buffers", 600_000_000)],
-        workspace_bytes=1_000_000_000,
+        [Resident("flux", 6_000_000_000, "bfloat16"), Resident("buffers", 600_000_000)]
     )
     *rows, total = plan.lines()
     figures = [float(row.split()[-2]) for row in rows]

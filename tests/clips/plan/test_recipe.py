@@ -55,11 +55,6 @@ def test_what_is_no_object_is_said_to_be_none(data: bytes | str) -> None:
         read_recipe(data)
 
 
-def test_a_missing_text_is_named() -> None:
-    with pytest.raises(RecipeError, match=r"recipe\.text: is missing"):
-        read_recipe({"schema": "1.0"})
-
-
 def test_a_later_minor_version_may_say_more() -> None:
     later = {**WHOLE, "schema": "1.7", "music": "jazz", "video": {"fps": 12, "grain": 0.1}}
     assert read_recipe(later).video.fps == 12

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clips.render.settings import RenderSettings
 from clips.render.stages.clip import ClipCheck
-from clips.render.stages.options import ModelOptions
-from clips.render.stages.providers import CHECK
 from tests.clips.render.checkpoints import save_clip
 from worker.errors import BrokenCheckpoint, LoadError, UnsupportedModel
 
@@ -62,12 +59,6 @@ def test_scores_are_clip_scores_of_each_keyframe(folders: tuple[str, str]) -> No
         assert found.scores == pytest.approx(expected, abs=0.02)
 
 
-def test_a_prompt_longer_than_the_model_takes_is_cut(folders: tuple[str, str]) -> None:
-    check = ClipCheck(CPU, folders, "fp32")
-    long = check.score("a friendly host " * 30, keyframes(2), lambda done: None)
-    assert all(0 <= score <= 1 for model in long for score in model.scores)
-
-
 def test_residents_add_up_to_the_models_at_their_precision(folders: tuple[str, str]) -> None:
     full, half = (ClipCheck(CPU, folders, which).residents() for which in ("fp32", "bf16"))
     assert [each.name for each in full] == ["a", "b"]
@@ -76,18 +67,9 @@ def test_residents_add_up_to_the_models_at_their_precision(folders: tuple[str, s
         assert part.bytes < 0.6 * whole.bytes
 
 
-def test_it_is_chosen_by_settings(
-    folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", ", ".join(folders))
-    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__PRECISION", "fp32")
-    check = CHECK["clip"](CPU, RenderSettings().models)
-    assert check.name == "clip" and len(check.residents()) == 2
-
-
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="TIDEGATE_SLOT__CLIP__FOLDERS must be two folders"):
-        ClipCheck(CPU, ModelOptions().clip.folders)
+        ClipCheck(CPU, ())
     with pytest.raises(BrokenCheckpoint, match="is not a folder"):
         ClipCheck(CPU, (str(tmp_path / "none"), str(tmp_path)))
     (tmp_path / "config.json").write_text('{"model_type": "siglip"}')

@@ -14,7 +14,6 @@ from clips.plan.recipe import read_recipe
 from clips.render.stages import espeak_child
 from clips.render.stages.espeak import EspeakSpeech
 from tests.support.stack import eventually
-from worker.errors import LoadError
 
 pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
 
@@ -76,11 +75,6 @@ def test_a_crash_fails_one_attempt(tmp_path: Path) -> None:
     pid = speech._process.pid
     speech.close()
     assert not is_running(pid)
-
-
-def test_a_process_that_does_not_start_is_a_load_error(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="eSpeak NG cannot be started: eSpeak NG ended with"):
-        EspeakSpeech(program(tmp_path, "raise SystemExit(3)"))
 
 
 ORPHAN = """

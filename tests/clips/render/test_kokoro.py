@@ -76,11 +76,6 @@ def test_odd_texts_do_it_no_harm(speech: KokoroSpeech) -> None:
         said(speech, Recipe("1.0", text), seconds=0.1)
 
 
-def test_what_stays_is_what_the_model_has(speech: KokoroSpeech) -> None:
-    (kept,) = speech.residents()
-    assert kept.name == "kokoro" and kept.precision == "fp32" and kept.bytes > 4 * 40_000_000
-
-
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="TIDEGATE_SLOT__KOKORO__FOLDER is not set"):
         KokoroSpeech.load(CPU, "")

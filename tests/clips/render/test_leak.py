@@ -29,7 +29,7 @@ def _render(worker: ClipWorker, count: int) -> None:
                 "video": {"fps": 6, "size": 64, "seconds": 0.6},
             }
             inputs = {"recipe": strings(json.dumps(recipe))}
-            parameters = {"outputs": "mp4,wav,png,video", "preview": True}
+            parameters = {"outputs": "mp4,wav,png,video"}
             worker.accept(Call(inputs, parameters, "", responder))
             responder.cancelled = number % 10 == 9
         for responder in responders:

@@ -120,20 +120,6 @@ async def test_sl2_a_video_behind_its_pace_is_begun_anew_with_less(machine: Mach
     assert clip.frames == 18 and machine.fakes[Stage.VIDEO].runs == 1
 
 
-async def test_a_video_that_cannot_be_in_time_even_with_the_least_has_its_try(
-    machine: Machine,
-) -> None:
-    machine.video_s = 60.0
-    with pytest.raises(Unfinished, match="video: "):
-        await machine.clip(deadline_s=2.0, degrade=True)
-    # What is known now is not tried again until the machine has had time to calm down.
-    with pytest.raises(OutOfTime, match="at the least"):
-        await machine.clip(deadline_s=2.0, degrade=True)
-    machine.video_s = CALM
-    machine.now_s += FRESH_S
-    assert (await machine.clip(deadline_s=2.0, degrade=True)).plan.given_up == ()
-
-
 async def test_dl15_what_may_be_met_is_tried_and_what_is_certain_to_be_late_is_not(
     machine: Machine,
 ) -> None:
@@ -158,17 +144,6 @@ async def test_predictions_fall_with_the_second_clip_that_is_much_faster(machine
     assert machine.predicted_s() < 1
 
 
-async def test_what_short_clips_cost_in_any_case_is_not_the_pace_of_long_ones(
-    machine: Machine,
-) -> None:
-    for _ in range(3):
-        await machine.clip(deadline_s=60.0)
-    video = machine.times[Stage.VIDEO]
-    for _ in range(10):
-        video.observe(0.05, 0.005)
-    assert video.likely_s(0.6) == pytest.approx(CALM, rel=0.1), "by those it would be 6 s"
-
-
 async def test_sl1_timeouts_take_nothing_from_the_warm_up(machine: Machine) -> None:
     machine.video_s = BUSY
     await warm_up(machine.pipeline, machine.pool)
@@ -186,26 +161,6 @@ async def test_what_was_given_up_comes_back_when_a_stage_is_faster_than_it_was(
     machine.portrait_s = 0.0
     clip = await machine.clip(deadline_s=6.6, degrade=True)
     assert clip.plan.given_up == () and clip.frames == 36
-
-
-async def test_a_portrait_is_whole_where_only_the_video_lacks_time(machine: Machine) -> None:
-    machine.video_s = 8.0
-    await machine.clip(deadline_s=60.0)
-    clip = await machine.clip(deadline_s=3.1, degrade=True)
-    assert (clip.plan.given_up, clip.portrait_size) == (("64 pixels instead of 128",), 128)
-
-
-async def test_a_clip_that_keeps_on_is_stopped_by_its_deadline_alone(machine: Machine) -> None:
-    for _ in range(2):
-        await machine.clip(deadline_s=10.0)
-    clip_s = CALM
-    machine.fakes[Stage.SPEECH].hook = lambda step: setattr(machine, "now_s", machine.now_s + 0.9)
-    machine.now_s += 0.0
-    with pytest.raises(Unfinished, match=r"video: 1\.0 s are left") as ended:
-        await machine.clip(deadline_s=1.9)
-    assert not ended.value.clip.spared
-    clip = await machine.clip(deadline_s=1.9, keep_on=True)
-    assert clip.spared and clip.frames == 36 and clip.total_ms < 1900 + 1000 * clip_s
 
 
 async def test_sl1_less_is_rendered_where_a_stage_would_be_stopped_for_all_of_it(

@@ -8,7 +8,7 @@ from clips.plan.budgets import Stage
 from clips.plan.recipe import RecipeError, read_recipe
 from clips.render.buffers import BufferPool
 from clips.render.prediction import LIKELY
-from clips.render.settings import read_clip_settings
+from clips.render.settings import RenderSettings
 from clips.render.stages.providers import load_providers
 from tests.clips.render.fakes import CPU, SIZES, FakePortrait, Rig
 from worker.errors import LoadError
@@ -47,15 +47,9 @@ async def test_a_provider_that_is_not_loaded_is_named() -> None:
     rig.pipeline.close()
 
 
-def test_settings_name_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_SLOT__PORTRAIT", "procedural, flux,procedural")
-    settings = read_clip_settings()
-    assert settings.portrait == ("procedural", "flux") and settings.speech == ("espeak",)
-
-
 def test_unknown_and_missing_names_are_load_errors() -> None:
     def load(*portraits: str) -> None:
-        load_providers(CPU, speech=["espeak"], portrait=portraits, video=["warp"], check=["tiny"])
+        load_providers(CPU, RenderSettings(portrait=portraits))
 
     with pytest.raises(
         LoadError, match="TIDEGATE_SLOT__PORTRAIT: no provider 'x'; available: proc"

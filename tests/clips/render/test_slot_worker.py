@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from clips.plan.budgets import Stage, StageBudget
 from clips.render import worker as clip
 from clips.render.answers import Outputs
 from clips.render.buffers import BufferPool
-from clips.render.memory import CountedMemory, Resident, clip_guard
+from clips.render.memory import CountedMemory, clip_guard
 from clips.render.reporter import ClipReporter
 from clips.render.settings import RenderSettings
 from clips.render.stages.base import Step
@@ -38,7 +37,7 @@ class Served:
         self.pool = BufferPool(SIZES, 1, CPU)
         settings = RenderSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
         guard = clip_guard(CountedMemory(lambda: 7), MemoryLimits(hard_bytes=100))
-        reporter = ClipReporter(settings, self.rig.pipeline.times, guard, [Resident("a model", 5)])
+        reporter = ClipReporter(settings, self.rig.pipeline.times, guard)
         self.ended = threading.Event()
         self.worker = ClipWorker(
             self.rig.pipeline, self.pool, settings, reporter, die=self.ended.set
@@ -75,39 +74,11 @@ def test_the_state_is_told_until_nobody_listens(served: Served) -> None:
     assert set(state) == set(ClipsState.__struct_fields__)
     assert (state["slots_total"], state["slots_free"], state["waiting"]) == (1, 1, 0)
     assert state["max_size"] == 64 and state["free_in_s"] == []
-    assert state["stages"]["video"]["finished"] == 1 and state["stages"]["video"]["p95_ms"] > 0
-    assert state["residents"] == [{"name": "a model", "bytes": 5, "precision": ""}]
-    assert state["memory_used_bytes"] == 7 and state["memory_hard_bytes"] == 100
+    assert state["stages"]["video"]["p95_ms"] > 0 and state["memory_used_bytes"] == 7
     assert state["providers"]["audio"] == [state["stages"]["audio"]["provider"]]
     watching.cancelled = True
     watching.wait_final()
     assert watching.error is not None and watching.error[0] == Code.CANCELLED
-
-
-def test_previews_show_the_portrait_and_the_video(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("av", reason="previews are encoded by PyAV: tidegate[slot]")
-    import av
-
-    monkeypatch.setattr("clips.render.answers._PREVIEW_S", 0.0)
-    # The one thread has encoded the portrait before the video begins.
-    served.rig.fakes[Stage.VIDEO].hook = lambda step: served.worker._previews.submit(int).result()
-    responder = served.ask(preview=True)
-    responder.wait_final()
-    assert events(responder)[-1]["event"] == "result"
-    shown = [(json.loads(t["event"][0]), t["preview"]) for t in responder.sent if "preview" in t]
-    assert [event["stage"] for event, _ in shown][:2] == ["image", "video"]
-    for event, jpeg in shown:
-        codec = av.CodecContext.create("mjpeg", "r")
-        (frame,) = codec.decode(av.Packet(jpeg.tobytes()))
-        pixels = frame.to_ndarray(format="rgb24")
-        assert pixels.shape == (64, 64, 3) and event["event"] == "stage"
-        grey = 64 if event["stage"] == "image" else 100
-        assert np.abs(pixels.astype(int) - grey).max() <= 3
-    without = served.ask()
-    without.wait_final()
-    assert not any("preview" in tensors for tensors in without.sent)
 
 
 def _aborts(served: Served) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from worker.attention import AttentionStep, KVPool, PackedBatch, choice
 from worker.attention.choice import AttentionName, choose_attention
 from worker.attention.reference import ReferenceAttention
 from worker.choices import Choices
+from worker.runner.memory import ProcessMemory
 
 
 @pytest.fixture
@@ -95,26 +96,26 @@ def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A shape that test_tiles.py compiles as well.
+    # A shape that test_numba.py compiles as well.
     pool = KVPool(
         layers=1,
         blocks=40,
-        block_tokens=16,
+        block_tokens=3,
         kv_heads=2,
-        head_dim=32,
+        head_dim=16,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
 
     def chosen() -> choice.Choice:
-        return choose_attention("auto", pool, pool.kv_heads, timer=lambda call, device: 5.0)
+        return choose_attention("auto", pool, 6, timer=lambda call, device: 5.0)
 
     assert [one.problem for one in chosen().tried] == [None, None]
     monkeypatch.setattr("worker.attention.numba_backend.compiler_problem", lambda: "no numba here")
     without = chosen()
     assert without.name == "reference"
     assert "no numba here" in (without.tried[0].problem or "")
-    fixed = choose_attention("auto", pool, pool.kv_heads, deterministic=True)
+    fixed = choose_attention("auto", pool, 6, deterministic=True)
     assert fixed.name == "fixed" and not fixed.tried
 
 
@@ -154,3 +155,31 @@ def test_measured_on_cuda() -> None:
     chosen = choose_attention("auto", pool, pool.kv_heads * 2)
     tried = {one.name for one in chosen.tried}
     assert tried == {"triton", "flashinfer", "reference"}
+
+
+MIB = 2**20
+
+
+def test_a_pool_on_the_cpu_takes_memory_only_as_it_fills() -> None:
+    """Also once the attention was chosen, which tries the candidates on it."""
+    # A shape that test_numba.py compiles as well.
+    dtype, heads, kv_heads, dim = torch.bfloat16, 10, 1, 8
+    meter = ProcessMemory()
+    before = meter.used_bytes()
+    pool = KVPool(
+        layers=4,
+        blocks=2**29 // (4 * 16 * 2 * kv_heads * dim * dtype.itemsize),
+        block_tokens=16,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    assert pool.data.nbytes == 512 * MIB
+    assert pool.data.data_ptr() % 64 == 0
+    choose_attention("reference", pool, heads)
+    choose_attention("auto", pool, heads, timer=lambda call, device: (call(), 1.0)[1])
+    assert meter.used_bytes() - before < 200 * MIB
+    assert not pool.data[:, ::97].any()
+    pool.data[-1, -1] = 1.0
+    assert pool.data[-1, -1].eq(1).all() and not pool.data[-1, -2].any()

@@ -11,10 +11,9 @@ import torch
 
 from tests.support.attention_cases import DTYPES, Case, random_case
 from worker.attention import KVPool, flashinfer_backend
-from worker.attention.choice import TOLERANCE, choose_attention, error_of, exact, make_trial
+from worker.attention.choice import TOLERANCE, error_of, exact, make_trial
 from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_problem
 from worker.attention.reference import ReferenceAttention
-from worker.runner.cuda_graphs import FixedDecodes
 
 
 class PlainWrapper:
@@ -117,15 +116,6 @@ def test_random_shapes_by_the_documented_contract(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_without_windows_every_layer_sees_all_keys() -> None:
-    case = next(case for seed in range(99) if len((case := cpu_case(seed)).trial.batch.slots) > 60)
-    backend = FlashInferAttention(case.pool, case.heads)
-    for layer in range(2):
-        expected = exact(case.pool, layer, case.trial)
-        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[torch.float32]
-
-
-@pytest.mark.usefixtures("stand_in")
 def test_a_chunk_reads_what_a_decode_of_the_same_step_writes() -> None:
     """As any backend does: all is stored before anything attends."""
     pool = KVPool(
@@ -167,23 +157,6 @@ def test_a_step_is_valid_while_the_next_one_is_prepared() -> None:
         assert (out - expected).norm() < TOLERANCE[torch.float32] * expected.norm()
 
 
-def test_decodes_can_be_recorded(
-    stand_in: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Decodes:
-        def __init__(self, *args: object, **rest: object) -> None: ...
-
-        def decode_step(self, *args: object) -> str:
-            return f"our own step from {args}"
-
-    monkeypatch.setattr(flashinfer_backend, "TritonAttention", Decodes)
-    backend = FlashInferAttention(cpu_case(1).pool, 2)
-    assert isinstance(backend, FixedDecodes)
-    slots = torch.zeros(0)
-    step: object = backend.decode_step(slots, slots, slots, 5)
-    assert step == f"our own step from {(slots, slots, slots, 5)}"
-
-
 def test_without_flashinfer_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     pool = small_pool(torch.bfloat16, 64)
@@ -222,11 +195,6 @@ def test_what_it_has_no_kernels_for_is_refused_before_anything_compiles(
 ) -> None:
     with pytest.raises(ValueError, match=f"no kernels for heads of {dim} in {dtype}"):
         FlashInferAttention(small_pool(dtype, dim), 2)
-
-
-def test_never_where_results_must_repeat() -> None:
-    with pytest.raises(ValueError, match="deterministic mode cannot use the flashinfer attention"):
-        choose_attention("flashinfer", cpu_case(1).pool, 2, deterministic=True)
 
 
 @pytest.mark.cuda

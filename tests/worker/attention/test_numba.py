@@ -1,12 +1,6 @@
-"""Attention compiled for the CPU, against float64.
+"""Attention compiled for the CPU, against float64 and against itself."""
 
-A compilation takes seconds, so these shapes go through the same lines as plain Python: with
-``NUMBA_DISABLE_JIT=1``, in a process of their own (``test_interpreted.py``). Compiled ones are in
-``tests/worker/cpu_kernels/test_tiles.py``.
-"""
-
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,28 +10,25 @@ from tests.support.attention_cases import random_case
 from worker.attention import KVPool
 from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.numba_backend import NumbaAttention
+from worker.cpu_kernels import team
+from worker.cpu_kernels.attention_loops import SPAN_TOKENS
 
 CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.bfloat16)
-# Tokens of a page, heads, KV heads, window, contexts of decodes, chunks.
+WINDOWS = (0, 300, 20)
+CONTEXTS = [1, 16, 17, SPAN_TOKENS, SPAN_TOKENS + 1, 3 * SPAN_TOKENS + 30, 5]
+# Type, tokens of a page, heads, KV heads, size of a head.
 SHAPES = [
-    (1, 2, 2, 0, [3, 9], []),
-    (3, 4, 2, 0, [1, 3, 7], [(2, 5)]),
-    (4, 6, 2, 5, [4, 13, 30], [(1, 9), (7, 7)]),
-    (4, 2, 1, 4, [16, 21], []),
-    (16, 4, 4, 1, [40], [(3, 20)]),
-    (32, 8, 1, 33, [90, 20], []),
-    (8, 4, 2, 0, [], [(5, 5), (2, 11)]),
+    (torch.bfloat16, 16, 10, 1, 8),
+    (torch.float32, 3, 6, 2, 16),
 ]
-Shape = tuple[int, int, int, int, Sequence[int], Sequence[tuple[int, int]]]
+Shape = tuple[torch.dtype, int, int, int, int]
 
 
-def case_of(shape: Shape, dtype: torch.dtype, dim: int = 8) -> tuple[KVPool, Trial]:
-    page, heads, kv_heads, _, contexts, chunks = shape
-    rng = np.random.default_rng(5)
+def pool_of(shape: Shape, rng: np.random.Generator) -> KVPool:
+    dtype, page, _, kv_heads, dim = shape
     pool = KVPool(
-        layers=1,
-        blocks=90,
+        layers=len(WINDOWS),
+        blocks=2000 // page,
         block_tokens=page,
         kv_heads=kv_heads,
         head_dim=dim,
@@ -45,45 +36,75 @@ def case_of(shape: Shape, dtype: torch.dtype, dim: int = 8) -> tuple[KVPool, Tri
         device=CPU,
     )
     pool.data.copy_(torch.from_numpy(rng.standard_normal(pool.data.shape, np.float32)))
-    return pool, make_trial(pool, heads, contexts, chunks, rng)
+    return pool
 
 
-def check(shape: Shape, dtype: torch.dtype) -> None:
-    pool, trial = case_of(shape, dtype)
-    _, heads, _, window, *_ = shape
-    backend = NumbaAttention(pool, heads, windows=[window])
-    error = error_of(backend, 0, trial, exact(pool, 0, trial, window))
-    assert error < TOLERANCE[dtype], (shape, dtype, error)
+@pytest.fixture(params=[1, 3], ids=["alone", "three threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(
-    os.environ.get("NUMBA_DISABLE_JIT") != "1", reason="runs in test_interpreted.py"
-)
-def test_all_shapes_as_plain_python() -> None:
-    for shape in SHAPES:
-        for dtype in DTYPES:
-            check(shape, dtype)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_length_and_window(shape: Shape, threads: int) -> None:
+    rng = np.random.default_rng(7)
+    pool = pool_of(shape, rng)
+    backend = NumbaAttention(pool, shape[2], windows=WINDOWS)
+    for chunks in ([], [(7, 40), (3, 3)]):
+        trial = make_trial(pool, shape[2], CONTEXTS, chunks, rng)
+        for layer, window in enumerate(WINDOWS):
+            error = error_of(backend, layer, trial, exact(pool, layer, trial, window))
+            assert error < TOLERANCE[shape[0]], (chunks, window, error)
+
+
+def test_a_row_does_not_depend_on_its_company(threads: int) -> None:
+    rng = np.random.default_rng(3)
+    shape = SHAPES[1]
+    pool = pool_of(shape, rng)
+    backend = NumbaAttention(pool, shape[2])
+    trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
+    together = backend.prepare(trial.batch).attend(0, trial.queries, trial.keys_values)
+    for row in range(len(CONTEXTS)):
+        one = slice(row, row + 1)
+        alone = backend.prepare(
+            type(trial.batch)(
+                decodes=1,
+                query_tokens=trial.batch.query_tokens[one],
+                context_tokens=trial.batch.context_tokens[one],
+                block_table=trial.batch.block_table[one],
+                slots=trial.batch.slots[one],
+            )
+        ).attend(0, trial.queries[one], trial.keys_values[one])
+        np.testing.assert_array_equal(alone.numpy(), together[one].numpy())
+
+
+def test_what_lies_behind_a_text_does_not_count() -> None:
+    rng = np.random.default_rng(4)
+    shape = SHAPES[1]
+    pool = pool_of(shape, rng)
+    trial: Trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
+    expected = exact(pool, 0, trial)
+    page = shape[1]
+    for row, keys in enumerate(CONTEXTS):
+        last = int(trial.batch.block_table[row, (keys - 1) // page])
+        pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
+    backend = NumbaAttention(pool, shape[2])
+    assert error_of(backend, 0, trial, expected) < TOLERANCE[torch.float32]
+
+
+def test_without_torchs_openmp_one_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_parallel", lambda: None)
+    rng = np.random.default_rng(4)
+    shape = SHAPES[1]
+    pool = pool_of(shape, rng)
+    trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
+    backend = NumbaAttention(pool, shape[2])
+    assert error_of(backend, 0, trial, exact(pool, 0, trial)) < TOLERANCE[torch.float32]
 
 
 def test_it_says_what_it_is_not_for() -> None:
     case = random_case(1, torch.float16, CPU)
     with pytest.raises(ValueError, match="float32 and bfloat16"):
         NumbaAttention(case.pool, case.heads)
-
-
-def test_what_lies_behind_a_text_does_not_count() -> None:
-    """A block that others have left may hold anything, and a broken model leaves NaNs."""
-    page, heads, kv_heads, window = 16, 2, 2, 5  # a shape that test_tiles.py compiles
-    shape = (page, heads, kv_heads, window, [4, 13, 30], [(1, 9), (7, 7)])
-    pool, trial = case_of(shape, torch.float32, dim=32)
-    batch = trial.batch
-    assert batch.decodes
-    backend = NumbaAttention(pool, heads, windows=[window])
-    step = backend.prepare(batch)
-    before = step.attend(0, trial.queries, trial.keys_values)[: batch.decodes].clone()
-    for row in range(batch.decodes):
-        keys = int(batch.context_tokens[row])
-        last = int(batch.block_table[row, (keys - 1) // page])
-        pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
-    after = step.attend(0, trial.queries, trial.keys_values)[: batch.decodes]
-    np.testing.assert_array_equal(before.numpy(), after.numpy())

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from tests.support.attention_cases import DTYPES, random_case
 from worker.attention import KVPool
@@ -41,29 +40,6 @@ def sound_interpreter() -> Iterator[None]:
 
     with repaired():
         yield
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="about the interpreter")
-def test_the_interpreter_s_products_do_not_depend_on_the_place_of_a_row() -> None:
-    """What the test of invariance below rests on, on any CPU."""
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    draw = np.random.default_rng(0)
-    left, right = (draw.standard_normal(shape, np.float32) for shape in ((32, 32), (32, 16)))
-
-    def product(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        a, b = (interpreter.TensorHandle(x, tl.float32) for x in (rows, right))
-        zero = interpreter.TensorHandle(np.zeros((32, 16), np.float32), tl.float32)
-        out = interpreter.InterpreterBuilder.create_dot(None, a, b, zero, None, None)
-        found: NDArray[np.float32] = out.data
-        return found
-
-    in_order = product(left)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(np, "matmul", lambda *args, **kwargs: pytest.fail("numpy's BLAS"))
-        for places in (np.roll(np.arange(32), 5), draw.permutation(32), np.zeros(32, np.int64)):
-            assert np.array_equal(product(left[places]), in_order[places])
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from worker.cpu_kernels import compiled as subject
-from worker.cpu_kernels.compiled import compiled, compiler_problem, give_up
+from worker.cpu_kernels.compiled import compiled, compiler_problem
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +72,6 @@ def test_without_numba_it_says_why(
     assert str(broken) in (compiler_problem() or "")
     assert "pip install numba" in caplog.text
     assert subject.toolchain() == ""
-
-
-def test_who_gives_up_compiles_nothing_any_more() -> None:
-    give_up("it crashed")
-    assert compiler_problem() == "it crashed"
 
 
 def test_everything_is_compiled_by_the_time_a_worker_is_ready() -> None:

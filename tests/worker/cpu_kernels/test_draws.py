@@ -1,11 +1,13 @@
-"""Compiled draws against the definition, in float64."""
+"""Draws on the CPU, compiled and by torch, against the definition, in float64."""
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from worker.cpu_kernels import draw_loops, tile_loops
+from worker.cpu_kernels import attention_loops, draw_loops
 from worker.cpu_kernels.draws import draw_rows
+from worker.sampling.sampler import draw_plain
 
 VOCABULARY = 1003
 FILTERS = [
@@ -62,19 +64,24 @@ def kept_of(
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "few values", "all equal", "barred"])
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_draws_are_those_of_the_definition(kind: str, filters: tuple[int, float, float]) -> None:
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "torch"])
+def test_draws_are_those_of_the_definition(
+    kind: str, filters: tuple[int, float, float], is_compiled: bool
+) -> None:
+    """WK-8: of equal tokens at the edge those with the lower ids stay."""
     top_k, top_p, min_p = filters
     logits, heat, rows = logits_of(kind), 0.8, 400
     draws = ((np.arange(rows) + 0.5) / rows).astype(np.float32)
-    drawn = draw_rows(
-        np.tile(logits, (rows, 1)),
-        np.full(rows, heat, np.float32),
-        np.full(rows, min_p, np.float32),
-        np.full(rows, top_k),
-        np.full(rows, top_p, np.float32),
-        draws,
-        threads=2,
-    )
+    repeated = np.tile(logits, (rows, 1))
+    heats, least, shares = (np.full(rows, each, np.float32) for each in (heat, min_p, top_p))
+    most = np.full(rows, top_k)
+    if is_compiled:
+        drawn = draw_rows(repeated, heats, least, most, shares, draws, threads=2)
+    else:
+        chances = np.stack((heats, least, draws, most.astype(np.float32), shares))
+        nothing = torch.zeros(rows, dtype=torch.int64)
+        given = torch.from_numpy(repeated), nothing, torch.from_numpy(chances)
+        drawn = draw_plain(*given, is_filtered=True).numpy()
     kept = kept_of(logits, float(np.float32(heat)), top_k, float(np.float32(top_p)), min_p)
     cumulative = kept.cumsum()
     expected = np.searchsorted(cumulative, draws * cumulative[-1], side="right")
@@ -87,8 +94,8 @@ def test_what_is_kept_on_disk_is_found_by_the_next_process() -> None:
     """numba takes closures as part of the key: nothing in them may be a process's own."""
     tasks = (
         draw_loops.draw(),
-        tile_loops.attend(2, 2, 32, 16, False),
-        tile_loops.merge(2, 32, False),
+        attention_loops.attend(6, 2, 16, 3, False),
+        attention_loops.merge(6, 16, False),
     )
     for task in tasks:
         for cell in task.function.__closure__ or ():

@@ -21,7 +21,7 @@ from tests.worker.grammar.test_constrained_texts import (
 from worker.core import Event, Job
 from worker.engine.engine import Engine
 from worker.engine.expiry import ExpiryCheck
-from worker.grammar.closing import Closing, ClosingTables, shortest_end
+from worker.grammar.closing import Closing, ClosingTables
 from worker.grammar.constraint import Constraint
 from worker.loaded import LoadedEngine
 from worker.scheduler.request import make_request
@@ -89,14 +89,6 @@ def test_dl23_a_text_ends_with_a_sentence_in_time(loaded: LoadedEngine, steps: i
         assert not job.constraint or not job.constraint.has_closed or len(text) > 2 * steps
 
 
-def test_a_text_that_has_all_the_time_it_needs_is_as_ever(loaded: LoadedEngine) -> None:
-    of = Steps(loaded)
-    jobs = [of.job(steps, 3, max_tokens=60) for steps in (None, 10_000)]
-    events = [of.run([job]) for job in jobs]
-    assert ids_of(jobs[0], events[0]) == ids_of(jobs[1], events[1])
-    assert jobs[1].constraint is not None and not jobs[1].constraint.has_closed
-
-
 def test_steps_that_become_slow_are_allowed_for(loaded: LoadedEngine) -> None:
     of = Steps(loaded)
     job = of.job(100, 4)
@@ -114,19 +106,6 @@ def test_dl23_json_parses_against_its_schema_in_time(loaded: LoadedEngine, steps
     for job in jobs:
         check_weather(text_of(loaded, job, events))
         assert len(ids_of(job, events)) <= steps
-
-
-@pytest.mark.parametrize("max_tokens", [60, 90])
-def test_dl23_json_is_whole_before_it_has_all_the_tokens_it_may_have(
-    loaded: LoadedEngine, max_tokens: int
-) -> None:
-    of = Steps(loaded)
-    changes: dict[str, object] = {"temperature": 1.2, "max_tokens": max_tokens}
-    jobs = [of.job(4000, seed, schema(WEATHER), **changes) for seed in range(5)]
-    events = of.run(jobs)
-    for job in jobs:
-        check_weather(text_of(loaded, job, events))
-        assert len(ids_of(job, events)) <= max_tokens
 
 
 @pytest.mark.parametrize("max_tokens", [60, 90])
@@ -151,17 +130,6 @@ def test_free_text_that_matches_is_not_shortened(loaded: LoadedEngine) -> None:
     changes: dict[str, object] = {"max_tokens": 30, "temperature": 0.0}
     plain, held = of.job(None, 1, **changes), of.job(math.inf, 1, free, **changes)
     assert ids_of(held, of.run([held])) == ids_of(plain, of.run([plain]))
-
-
-def test_an_endless_list_is_closed_in_time(loaded: LoadedEngine) -> None:
-    of = Steps(loaded)
-    words = {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 1}
-    jobs = [of.job(120, seed, schema(words), temperature=1.0) for seed in range(4)]
-    events = of.run(jobs)
-    for job in jobs:
-        value = json.loads(text_of(loaded, job, events))
-        assert isinstance(value, list) and value
-        assert len(ids_of(job, events)) <= 120
 
 
 def test_no_element_is_begun_that_would_not_be_done_in_time(loaded: LoadedEngine) -> None:
@@ -231,25 +199,6 @@ def test_a_block_of_code_is_closed_first() -> None:
     assert hand.write(b"```", *[b"a"] * 14, b".") == [b"\n"]
     assert hand.write(b"\n") == [b"```"]
     assert hand.write(b"```") == [b""]
-
-
-def test_an_end_far_from_the_deadline_is_none() -> None:
-    assert Hand(1000).write(*[b"a"] * 9, b".") == VOCABULARY
-
-
-def test_the_way_to_an_end_is_short_and_matches(loaded: LoadedEngine) -> None:
-    assert loaded.grammars is not None
-    tables = Steps(loaded).tables
-    constraint = loaded.grammars.constraint(schema(WEATHER))
-    while not constraint.is_ready:
-        pass
-    matcher = constraint._matcher
-    assert matcher is not None
-    path = shortest_end(matcher, tables.closers, -(-loaded.card.vocab_size // 32))
-    assert path is not None
-    text = b"".join(tables.piece_of(token) for token in path).decode()
-    check_weather(text)
-    assert len(path) < 60
 
 
 # ── beside others' prompts ───────────────────────────────────────────────────────────────────

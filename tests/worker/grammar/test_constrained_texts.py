@@ -140,13 +140,6 @@ def test_texts_of_every_kind(loaded: LoadedEngine, grammar: Grammar, pattern: st
         assert re.fullmatch(pattern, text_of(loaded, one, events))
 
 
-def test_what_max_tokens_cuts_is_of_finish_reason_length(loaded: LoadedEngine) -> None:
-    one = job(loaded, Grammar(GrammarKind.REGEX, "x{200}"), max_tokens=3)
-    events = run(loaded, [one])
-    assert end_of(one, events).reason is FinishReason.LENGTH
-    assert set(text_of(loaded, one, events)) == {"x"}
-
-
 def test_a_begun_text_goes_on_where_it_stopped(loaded: LoadedEngine) -> None:
     whole = job(loaded, schema(WEATHER))
     events = run(loaded, [whole])

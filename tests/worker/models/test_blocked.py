@@ -60,13 +60,12 @@ def test_products_are_right(form: Form, shape: tuple[int, int]) -> None:
         gated = torch.nn.functional.silu(exact) * (x.double() @ other.double().T)
         with torch.inference_mode():
             made = BlockedFormat()
-            plain = made.linear([weight], None)
+            plain = made.linear(weight, None)
             assert plain.form == (Form.FLOAT32 if shape[1] % 2 else form)
             assert isinstance(plain, DottedLinear) is (plain.form == Form.DOTS)
             assert error(plain(x), exact) < 1e-6, rows
-            assert error(made.linear(weight.split(9), bias)(x), exact + bias.double()) < 1e-6, rows
-            assert error(made.gated([weight, other])(x), gated) < 2e-6, rows
-            assert error(made.gated([torch.cat((weight, other))])(x), gated) < 2e-6, rows
+            assert error(made.linear(weight, bias)(x), exact + bias.double()) < 1e-6, rows
+            assert error(made.gated(torch.cat((weight, other)))(x), gated) < 2e-6, rows
 
 
 @pytest.fixture
@@ -89,17 +88,8 @@ def test_products_by_panels_are_right(
     exact = x.double() @ weight.double().T
     gated = torch.nn.functional.silu(exact) * (x.double() @ other.double().T)
     made = BlockedFormat()
-    assert error(made.linear([weight], bias)(x), exact + bias.double()) < 1e-6
-    assert error(made.gated([weight, other])(x), gated) < 2e-6
-
-
-@needs_kernel
-def test_products_of_more_rows_than_are_summed_at_a_time_are_right(form: Form) -> None:
-    inputs, outputs = 1_100, 500
-    assert 2 * 530 * inputs > block_products._MAX_ROUNDED_BYTES
-    weight, x = random(outputs, inputs).to(dtype_of(form)), rows_for(form, 530, inputs)
-    made = BlockedFormat().linear([weight], None)
-    assert error(made(x), x.double() @ weight.double().T) < 1e-6
+    assert error(made.linear(weight, bias)(x), exact + bias.double()) < 1e-6
+    assert error(made.gated(torch.cat((weight, other)))(x), gated) < 2e-6
 
 
 @needs_kernel
@@ -111,7 +101,7 @@ def test_a_row_is_the_same_in_any_company(
     x = random(70, 600)
     made = BlockedFormat()
     layer, gated = (
-        make([random(160, 600, seed=1).to(dtype_of(form))]) for make in (plain(made), made.gated)
+        make(random(160, 600, seed=1).to(dtype_of(form))) for make in (plain(made), made.gated)
     )
     if caches == "small_caches":
         request.getfixturevalue(caches)
@@ -134,7 +124,7 @@ def test_amx_rounds_rows_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(len(values), 300)
     places = torch.arange(len(values)) * 7 % 300
     x[torch.arange(len(values)), places] = values
-    out = BlockedFormat().linear([torch.eye(300, dtype=torch.bfloat16)], None)(x)
+    out = BlockedFormat().linear(torch.eye(300, dtype=torch.bfloat16), None)(x)
     found = out[torch.arange(len(values)), places]
     expected = values.bfloat16().float()
     is_tiny = expected.abs() < torch.finfo(torch.float32).tiny  # AMX takes them for zero
@@ -201,7 +191,7 @@ def test_what_lies_around_does_not_matter(
         return room[64 : 64 + count].view(dtype).view(shape)  # type: ignore[arg-type]
 
     x, weight = rows_for(form, 37, inputs), random(50, inputs, seed=1).to(dtype_of(form))
-    layer = BlockedFormat().linear([weight], None)
+    layer = BlockedFormat().linear(weight, None)
     if held_up:
         monkeypatch.setattr(block_products, "_NONE_BEGUN", 3)
     monkeypatch.setattr(block_products, "empty", full)
@@ -213,7 +203,7 @@ def test_what_lies_around_does_not_matter(
 
 
 def plain(form: BlockedFormat):  # type: ignore[no-untyped-def]
-    return lambda parts: form.linear(parts, None)
+    return lambda weight: form.linear(weight, None)
 
 
 @needs_kernel
@@ -221,23 +211,10 @@ def test_extremes_and_missing_numbers_pass_through(form: Form) -> None:
     weight = torch.eye(16, dtype=dtype_of(form))
     x = torch.zeros(1, 16)
     x[0, :4] = torch.tensor([1e4, -1e4, torch.nan, 3.0])
-    out = BlockedFormat().gated([weight, torch.ones_like(weight)])(x.nan_to_num(0.0))
+    out = BlockedFormat().gated(torch.cat((weight, torch.ones_like(weight))))(x.nan_to_num(0.0))
     assert out[0, 0] > 0
     assert abs(out[0, 1]) < 1e-30
-    assert BlockedFormat().gated([weight, weight])(x).isnan().any()
-
-
-@needs_kernel
-def test_threads_share_the_blocks(form: Form) -> None:
-    x, weight = rows_for(form, 9, 64), random(1000, 64, seed=1).to(dtype_of(form))
-    layer = BlockedFormat().linear([weight], None)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            assert error(layer(x), x.double() @ weight.double().T) < 1e-6
-    finally:
-        torch.set_num_threads(before)
+    assert BlockedFormat().gated(torch.cat((weight, weight)))(x).isnan().any()
 
 
 @needs_kernel
@@ -275,7 +252,3 @@ def test_without_the_kernel_onednn_does_it(
     assert isinstance(found, PackedFormat if packs(torch.bfloat16) else DenseFormat)
     assert "CPU loops are not compiled" not in caplog.text, "all else stays compiled"
     assert "matrix products are left to oneDNN or BLAS: " in caplog.text
-
-
-def test_float16_has_no_blocks() -> None:
-    assert not blocks_fit(torch.float16)

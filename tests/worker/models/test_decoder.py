@@ -153,16 +153,6 @@ def test_logits_of_the_demo_model_are_those_of_transformers() -> None:
     torch.testing.assert_close(logits, oracle(DEMO, ids), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 40, [7, 1, 20, 12], [39, 1], [1, 39]])
-def test_a_text_in_chunks_is_the_text_at_once(tiny: Path, chunks: list[int]) -> None:
-    ids = random_ids(40, 300)
-    rig = Rig(tiny)
-    (at_once,) = rig.step((rig.text(ids), 40))
-    text = rig.text(ids)
-    in_chunks = torch.cat([rig.step((text, count))[0] for count in chunks])
-    torch.testing.assert_close(in_chunks, at_once, atol=1e-4, rtol=0)
-
-
 def test_a_text_in_a_batch_is_the_text_alone(tiny: Path) -> None:
     """Decodes of uneven length beside chunks of prompts, step after step."""
     rig = Rig(tiny)
@@ -193,18 +183,6 @@ def test_a_text_in_a_batch_is_the_text_alone(tiny: Path) -> None:
             rtol=0,
             msg=lambda m, i=one: f"text {i}: {m}",
         )
-
-
-def test_stale_pages_are_not_seen(tiny: Path) -> None:
-    """A block that another text used before is masked, whatever it holds."""
-    ids = random_ids(21, 300)
-    rig = Rig(tiny)
-    text = rig.text(ids)
-    (fresh,) = rig.step((text, 21))
-    rig.pool.data.fill_(1e4)
-    text.computed = 0
-    (again,) = rig.step((text, 21))
-    torch.testing.assert_close(again, fresh, atol=1e-5, rtol=0)
 
 
 @pytest.mark.cuda

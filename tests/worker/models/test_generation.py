@@ -35,15 +35,8 @@ def test_as_qwen_has_it(tmp_path: Path) -> None:
     assert read_sampling_defaults(write(tmp_path, **QWEN)) == SamplingDefaults(
         temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
     )
-
-
-def test_the_rest_of_what_vllm_takes(tmp_path: Path) -> None:
     said = write(tmp_path, min_p=0.1, max_new_tokens=512, temperature=None, num_beams=4)
     assert read_sampling_defaults(said) == SamplingDefaults(min_p=0.1, max_tokens=512)
-
-
-def test_without_a_file_there_are_none(tmp_path: Path) -> None:
-    assert read_sampling_defaults(tmp_path) == SamplingDefaults()
 
 
 @pytest.mark.parametrize(

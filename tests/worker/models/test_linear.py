@@ -1,14 +1,17 @@
 """Every way that a linear layer can lie in memory, against float64."""
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
-from worker.models.linear import DenseFormat, Format, PackedFormat, packs
+from worker.choices import Choices, in_turns
+from worker.models.linear import DenseFormat, Format, PackedFormat, TurnedFormat, packs
+from worker.models.loader import CLEARLY, TRIAL_ROWS, fastest_format
 
-FORMATS: dict[str, Format] = {
-    "dense": DenseFormat(),
-    "packed": PackedFormat(),
-}
+FORMATS: dict[str, Format] = {"dense": DenseFormat(), "packed": PackedFormat()}
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 6e-3}
 
 
@@ -31,18 +34,16 @@ def form(request: pytest.FixtureRequest) -> Format:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("apart", [False, True], ids=["fused", "apart"])
-def test_products_are_right(form: Format, dtype: torch.dtype, apart: bool) -> None:
+def test_products_are_right(form: Format, dtype: torch.dtype) -> None:
     if isinstance(form, PackedFormat):
         needs_packed(dtype)
     weight, bias = (tensor.to(dtype) for tensor in (random(96, 128), random(96, seed=1)))
-    parts = weight.chunk(2) if apart else (weight,)
     tolerance = TOLERANCE[dtype]
     for rows in (1, 3, 5, 33, 80):
         x = random(rows, 128).to(dtype)
         with torch.inference_mode():
-            plain, biased = form.linear(parts, None), form.linear(parts, bias)
-            gated = form.gated(parts)
+            plain, biased = form.linear(weight, None), form.linear(weight, bias)
+            gated = form.gated(weight)
             exact = x.double() @ weight.double().T
             assert error(plain(x), exact) < tolerance, rows
             assert error(biased(x), exact + bias.double()) < tolerance, rows
@@ -50,25 +51,60 @@ def test_products_are_right(form: Format, dtype: torch.dtype, apart: bool) -> No
             assert error(gated(x), torch.nn.functional.silu(gate) * up) < 2 * tolerance, rows
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", [(96, 72), (128, 1000), (500, 64)], ids=str)
-def test_packed_rows_are_right_in_any_company(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """Whether they are the same to the bit is the CPU's matter: ``TiledForward.check`` tells."""
-    needs_packed(dtype)
-    form = PackedFormat()
-    x, weight = random(64, shape[1]).to(dtype), random(*shape, seed=1).to(dtype)
-    exact = x.double() @ weight.double().T
-    with torch.inference_mode():
-        layer = form.linear([weight], None)
-        for rows in (form.least_rows, 5, 8, 17, 32, 63):
-            assert error(layer(x[:rows]), exact[:rows]) < TOLERANCE[dtype], rows
+SHAPE = (64, 32)
 
 
-def test_a_use_reads_the_weights() -> None:
-    with torch.inference_mode():
-        sizes = {name: f.linear([random(96, 64)], None).nbytes for name, f in FORMATS.items()}
-    assert sizes == {"dense": 96 * 64 * 4, "packed": 96 * 64 * 4}
+def timer(*seconds: float) -> Callable[[Callable[[], object]], float]:
+    """A timer that makes calls, and says that the formats take so many seconds by turns."""
+    calls = 0
+
+    def time(call: Callable[[], object]) -> float:
+        nonlocal calls
+        call()
+        calls += 1
+        return seconds[(calls - 1) % len(seconds)]
+
+    return time
 
 
-def test_this_cpu_packs_float32() -> None:
-    assert packs(torch.float32)
+@pytest.mark.parametrize(
+    ("second", "chosen"), [(0.5, "turned"), (CLEARLY + 0.01, "dense"), (2.0, "dense")]
+)
+def test_the_first_layout_is_kept_unless_another_is_clearly_faster(
+    second: float, chosen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    formats = {"dense": DenseFormat(), "turned": TurnedFormat()}
+    with caplog.at_level(logging.INFO):
+        # The trials of many rows use one matrix, the others several: more seconds a matrix.
+        found = fastest_format(formats, SHAPE, torch.float32, timer=timer(1.0, second))
+    assert found is formats[chosen]
+    assert f"matrix products by {chosen}: dense takes 1.00 times as long as dense" in caplog.text
+    assert f"turned takes {second:.2f} times as long as dense" in caplog.text
+    assert all(f"{rows} rows " in caplog.text for rows in TRIAL_ROWS)
+
+
+def test_a_choice_is_kept_for_the_machine_and_the_model(tmp_path: Path) -> None:
+    """WK-14: measured once, then until the file is removed, or what it is about has changed."""
+    formats = {"dense": DenseFormat(), "turned": TurnedFormat()}
+
+    def chosen(facts: dict[str, object], *seconds: float) -> object:
+        choices = Choices(tmp_path, facts)
+        return fastest_format(formats, SHAPE, torch.float32, timer=timer(*seconds), choices=choices)
+
+    assert chosen({"cpu": "a"}, 1.0, 0.5) is formats["turned"]
+    assert chosen({"cpu": "a"}) is formats["turned"], "and nothing was measured"
+    assert chosen({"cpu": "b"}, 1.0, 2.0) is formats["dense"]
+    (tmp_path / "file").write_text("")
+    for file in tmp_path.glob("*.json"):
+        file.write_text("{")
+    assert chosen({"cpu": "a"}, 1.0, 2.0) is formats["dense"]
+    unusable = Choices(tmp_path / "file", {})
+    unusable.keep("matrix products", "dense")
+    assert unusable.kept("matrix products", formats) is None
+
+
+def test_a_busy_moment_decides_nothing() -> None:
+    """One sample of each in turn, the median of them."""
+    spikes = iter([1.0, 0.9, 50.0, 0.9, 1.0, 40.0] + 4 * [1.0, 0.9])
+    measured = in_turns({"slow": lambda: next(spikes), "fast": lambda: next(spikes)})
+    assert measured == {"slow": 1.0, "fast": 0.9}

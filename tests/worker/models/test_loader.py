@@ -13,7 +13,7 @@ from tests.support.lazy import transformers
 from tests.support.model import CPU, Rig
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models import loader
-from worker.models.checkpoint import Checkpoint, prefetch
+from worker.models.checkpoint import Checkpoint
 from worker.models.config import read_config
 from worker.models.cuda_loader import cut
 from worker.models.linear import Format
@@ -106,10 +106,6 @@ def test_a_type_that_we_do_not_read_is_named(tiny: Path, tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(data.replace(b'"F32"', b'"I32"'))
     with pytest.raises(UnsupportedModel, match=r"is of type I32; .* reads F32, BF16, F16"):
         Checkpoint(tmp_path)
-
-
-def test_prefetching_what_is_not_there_is_no_error(tmp_path: Path) -> None:
-    prefetch(tmp_path)
 
 
 PEAKS = """

@@ -124,37 +124,6 @@ def test_repetition_is_that_of_transformers(penalty: float) -> None:
         torch.testing.assert_close(step(on, logits, [(0, request)]), expected)
 
 
-def test_bias_is_that_of_transformers() -> None:
-    biases = ((0, -100.0), (5, 1.5), (59, 0.25))
-    on, request = sampler(1), request_of([1], logit_bias=biases)
-    on.begin(0, request)
-    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    oracle = transformers.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases])
-    expected = oracle(torch.tensor([[1]]), logits.clone())
-    torch.testing.assert_close(step(on, logits, [(0, request)]), expected)
-
-
-def test_rows_that_need_nothing_are_left_alone() -> None:
-    on = sampler(3)
-    plain, greedy = request_of([1, 2]), request_of([3])
-    penalised = request_of([1, 2], repetition_penalty=2.0)
-    for slot, request in enumerate((plain, penalised, greedy)):
-        on.begin(slot, request)
-    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(2))
-    changed = step(on, logits, [(0, plain), (1, penalised), (2, greedy)])
-    assert torch.equal(changed[[0, 2]], logits[[0, 2]])
-    assert not torch.equal(changed[1], logits[1])
-
-
-def test_tables_are_not_made_before_they_are_needed() -> None:
-    """WK-4: a vocabulary per slot is memory that most workers never need."""
-    on = sampler(2)
-    on.begin(0, request_of([1]))
-    assert on._penalties._texts is None
-    on.begin(1, request_of([1], presence_penalty=1.0))
-    assert on._penalties._texts is not None
-
-
 def test_a_texts_ids_go_to_the_device_by_way_of_page_locked_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

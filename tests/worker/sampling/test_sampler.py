@@ -153,17 +153,6 @@ def test_filters_keep_the_likely_tokens(params: dict[str, float], kept: range | 
     assert chi_square(counts, expected / expected.sum()) < 2.4
 
 
-def test_of_equal_tokens_at_the_edge_the_first_stay() -> None:
-    logits = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0])
-    assert set(np.flatnonzero(frequencies(logits, 500, top_k=2))) == {1, 2}
-    assert set(np.flatnonzero(frequencies(logits, 500, top_k=1))) == {1}
-
-
-def test_temperature_zero_is_greedy() -> None:
-    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
-    assert sample(logits, rows(6, temperature=0.0)) == logits.argmax(-1).tolist()
-
-
 parameters = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.3, 1.0, 4.0]),

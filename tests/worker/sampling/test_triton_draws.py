@@ -161,18 +161,6 @@ def test_no_token_more_or_less_is_kept(kind: str) -> None:
     assert drawn(logits, [way._replace(number=1 - 2**-24) for way in edges]) == expected
 
 
-@pytest.mark.parametrize("way", [Way(top_k=5), Way(top_k=30, top_p=0.3)], ids=str)
-def test_of_equals_at_the_edge_the_first_ids_stay(way: Way) -> None:
-    """A number in the middle of the share of each token that is kept draws it."""
-    logits = logits_of("few values")
-    kept = kept_of(logits, way)
-    ids = np.flatnonzero(kept)
-    edge = logits[ids].min()
-    assert (logits[ids] == edge).sum() < (logits == edge).sum()
-    middles = ((kept.cumsum() - kept / 2) / kept.sum())[ids]
-    assert drawn(logits, [way._replace(number=number) for number in middles]) == ids.tolist()
-
-
 def test_a_number_near_one_picks_a_token_of_positive_weight() -> None:
     logits = logits_of("barred")
     nearly = 1 - 2**-24
@@ -203,12 +191,6 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     together = drawn(logits, ways)
     assert together == [drawn(logits[i], [way])[0] for i, way in enumerate(ways)]
     assert together[::-1] == drawn(logits[::-1], ways[::-1])
-
-
-@pytest.mark.parametrize("vocabulary", [1, 2, BLOCK, 2 * BLOCK])
-def test_small_vocabularies(vocabulary: int) -> None:
-    logits = np.random.default_rng(6).standard_normal(vocabulary).astype(np.float32)
-    check(logits, [Way(), Way(top_k=1), Way(top_p=0.5, number=0.9), Way(top_k=1, top_p=0.5)])
 
 
 def test_a_sampler_draws_the_same_recorded_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.support.tokenizers import ALL, SPECIAL, ours
-from worker.text.detokenizer import ByteDetokenizer, LibraryDetokenizer
 
 NAMES = sorted(ALL)
 
@@ -65,26 +64,6 @@ def test_any_text_in_any_split_is_the_library_s_decode(
     ids = library.encode(text, add_special_tokens=False).ids
     expected = library.decode(ids, skip_special_tokens=True)
     assert "".join(detokenize(library, ids, cuts)) == expected
-
-
-@given(text=st.text(max_size=40))
-def test_byte_level_round_trip(text: str) -> None:
-    library = ALL["byte_level"]
-    stream = ours(library).detokenizer()
-    pieces = [stream.feed([i])[0] for i in library.encode(text).ids]
-    assert "".join(pieces) == text
-    for piece in pieces:
-        piece.encode()  # a lone surrogate would raise
-
-
-def test_families_take_the_fast_path() -> None:
-    kinds = {name: type(ours(library).detokenizer()) for name, library in ALL.items()}
-    assert kinds == {
-        "byte_level": ByteDetokenizer,
-        "sentencepiece": ByteDetokenizer,
-        "metaspace": ByteDetokenizer,
-        "word_piece": LibraryDetokenizer,
-    }
 
 
 def test_half_a_character_waits_for_its_end() -> None:

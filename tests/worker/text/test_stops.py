@@ -104,13 +104,6 @@ def test_texts_are_parallel_to_ids() -> None:
     assert stream.stop == "END"
 
 
-def test_held_back_text_comes_out_at_the_end() -> None:
-    stream = TOKENIZER.stream(["END"])
-    ids = [LIBRARY.token_to_id(char) for char in "xEN"]
-    assert stream.feed(ids).texts == ["x", "", ""]
-    assert stream.flush() == ("EN", False)
-
-
 def test_stop_strings_do_not_count_before_min_tokens() -> None:
     """WK-8: a text of at least min_tokens."""
     ids = [LIBRARY.token_to_id(char) for char in "abab"]

@@ -114,12 +114,6 @@ def end_ids(file: GgufFile) -> list[int]:
     return [token for token in found if isinstance(token, int)]
 
 
-def control_ids(file: GgufFile) -> list[int]:
-    """Ids of control tokens, which never stand for a user's text."""
-    kinds = file.values.get(_KEY + "token_type")
-    return [i for i, kind in enumerate(kinds) if kind == CONTROL] if isinstance(kinds, list) else []
-
-
 def _byte_level(file: GgufFile, pieces: list[str]) -> Tokenizer:
     name = file.text(_KEY + "pre", "default")
     patterns = PATTERNS.get(name)

@@ -77,14 +77,6 @@ def test_byte_level_text_comes_back_whole(tmp_path: Path, name: str) -> None:
     assert token_bytes_of(tokenizer) is not None
 
 
-def test_gpt_2_is_cut_as_the_library_cuts_it(tmp_path: Path) -> None:
-    tokenizer = built(tmp_path, byte_level())
-    original = Tokenizer.from_str(tokenizer.to_str())
-    original.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    for text in TEXTS:
-        assert tokenizer.encode(text).ids == original.encode(text).ids
-
-
 def test_families_differ_in_how_they_cut_digits(tmp_path: Path) -> None:
     def cut(name: str) -> list[str]:
         metadata = byte_level() | {"tokenizer.ggml.pre": name}
@@ -149,7 +141,6 @@ def test_tokens_with_a_name_are_said_by_their_text(tmp_path: Path) -> None:
         "unk_token": "<unk>",
     }
     assert vocabulary.end_ids(file) == [2, 5]
-    assert vocabulary.control_ids(file) == [1, 2]
 
 
 @pytest.mark.parametrize("wrong", [-1, 10**6])

@@ -8,12 +8,14 @@ from safetensors.torch import load_file
 
 from tests.support.checkpoints import DEMO, LLAMA3_ROPE, ROPE, make_checkpoint
 from tests.support.gguf import write_gguf
-from tests.support.to_gguf import convert
+from tests.support.to_gguf import TYPES, convert
 from worker.errors import BrokenCheckpoint, CheckpointError, UnsupportedModel
 from worker.models.config import read_config
+from worker.models.gguf import vocabulary
 from worker.models.gguf.__main__ import write_checkpoint
 from worker.models.gguf.file import GgufFile
 from worker.models.gguf.weights import plan_weights, write_weights
+from worker.text import Tokenizer
 
 _YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
@@ -99,3 +101,30 @@ def test_tensors_that_an_architecture_has_not_are_named(tmp_path: Path) -> None:
     file.architecture = "llama"
     with pytest.raises(UnsupportedModel, match=r"llama has not: blk\.0\.attn_k\.bias"):
         plan_weights(file)
+
+
+pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_demo_checkpoint_says_what_it_said_before(tmp_path: Path, kind: str) -> None:
+    convert(DEMO, tmp_path / "demo.gguf", kind)
+    file = GgufFile(tmp_path / "demo.gguf")
+    assert (file.architecture, file.of_model("block_count")) == ("llama", 4)
+    assert file.of_model("context_length") == 2048
+    assert vocabulary.end_ids(file) == [1, 5]
+    original = Tokenizer.from_directory(DEMO)
+    assert vocabulary.build_tokenizer(file) == original.json
+    assert vocabulary.chat_template(file) == original.chat_template
+    assert vocabulary.token_settings(file)["bos_token"] == "<|bos|>"
+
+
+def test_the_vocabulary_alone_reads_texts_alike(tmp_path: Path) -> None:
+    """Without the original, which a file from elsewhere does not carry."""
+    convert(DEMO, tmp_path / "demo.gguf", "q8_0")
+    file = GgufFile(tmp_path / "demo.gguf")
+    file.values.pop(vocabulary.ORIGINAL)
+    built = Tokenizer(vocabulary.build_tokenizer(file), {}, "")
+    original = Tokenizer.from_directory(DEMO)
+    for text in ("Once upon a time, there was a girl.\n\nShe had 3 cats!", "é ✓ <|user|>Hi<|end|>"):
+        assert built.encode(text) == original.encode(text)
