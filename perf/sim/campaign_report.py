@@ -20,14 +20,14 @@ _COMPARED = (
 _ALONE = "cell,policy,met %,lowest … highest,met/s,waste %,tokens/s,focus"
 
 
-def show(cells: Sequence[SimCell], console: Console, *, every: bool = False) -> None:
+def show(cells: Sequence[SimCell], console: Console) -> None:
     """Print ours beside the others, cell by cell, medians over seeds; where ours loses most comes
     first.
 
     ``÷ own best`` is beside ours with the best fixed number of rows of that cell, ``÷ best rival``
     beside the best rival with its best number of rows, ``÷ FIFO`` beside first come, first served
     with every slot. In brackets is what the best fixed number of rows of ours meets of the cell's
-    ``focus``. ``every``: a row for each policy beside that.
+    ``focus``. Where ours did not run, or nobody else, there is a row for each policy.
     """
     scenes: dict[SimScene, list[SimCell]] = defaultdict(list)
     for cell in cells:
@@ -37,7 +37,7 @@ def show(cells: Sequence[SimCell], console: Console, *, every: bool = False) -> 
         ours = [cell for cell in own if cell.policy.key == OURS]
         if ours and len(own) > 1:
             rows.append(_compared(ours[0], own))
-    if every or not rows:
+    if not rows:
         _print("met in time, by policy", _ALONE, [_alone(cell) for cell in cells], console)
     if rows:
         rows.sort(key=lambda row: row[0])

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.outcomes import Turn
 from perf.load.trace import Manner
 from perf.load.workload import Speed
-from perf.sim import plot as sim_plot
 from perf.stack.scrape import Scrape, scrape
 from worker.models.config import read_config
 from worker.runner.synthetic import length_ids
@@ -260,24 +258,6 @@ async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> N
 
 async def test_the_service_s_own_counts_are_read(port: int) -> None:
     assert (await scrape("127.0.0.1", port)).total("a") == 1.0
-
-
-@pytest.mark.slow
-def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
-    cells = [
-        sim_plot.PlotPoint(
-            trace, "trace", manner, load, policy, f"label of {policy}", 20.0, 19.0, 22.0, 30.0
-        )
-        for trace in ("conversation", "code")
-        for manner in Manner
-        for load in (1.0, 2.0)
-        for policy in ("ours", "known", "fifo", "edf", "jitserve", "qoserve", "slos-serve")
-    ]
-    sim_plot.draw(cells, tmp_path / "deep" / "plot")
-    assert (tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")
-    sim_plot.draw(cells[:1], tmp_path / "one")
-    with pytest.raises(ValueError, match="styles"):
-        sim_plot.draw([replace(cells[0], policy=str(i)) for i in range(7)], tmp_path / "many")
 
 
 def test_a_quantile_of_a_histogram_is_interpolated() -> None:
