@@ -10,8 +10,6 @@ from perf.sim.arrivals import Scenario, trace_arrivals
 from perf.sim.counterfactual import false_refusals
 from perf.sim.reported import (
     ALONE,
-    FEW_LONG,
-    LONG,
     MachinePace,
     Reported,
     figures_of,
@@ -103,19 +101,6 @@ def test_dl16_starts_are_foretold(overload: Reported) -> None:
     # Single starts behind few jobs of unknown length are a matter of luck: of a wait that is
     # exponential, the best that can be told is off by 2.1 at the median.
     assert median_factor(overload.starts) < 2.1
-
-
-def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
-    """Where lengths are stated each start is; where they are not, no one can tell, but the middle
-    is right."""
-    arrivals = list(LONG.arrivals(1.6, 32.0, SEED))
-    stated = [replace(arrival, length=arrival.max_tokens) for arrival in arrivals]
-    reported = measure(stated, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
-    assert len(reported.starts) >= 10
-    # DL-16 asks for 1.5; 2.0 since the ratios that were learnt of starts left (issue 51).
-    assert median_factor(reported.starts) <= 2.1
-    reported = measure(arrivals, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
-    assert 1 / 1.6 <= median_ratio(reported.starts) <= 2.3  # 1.6 before, likewise
 
 
 def test_dl16_a_full_queue_says_when_to_come_again() -> None:
