@@ -238,23 +238,20 @@ def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Mar
     up.end(signal.SIGTERM, "modèle ü")
 
 
-def test_a_killed_launcher_takes_everything_along(tmp_path: Path, marks: list[Marked]) -> None:
-    up = Up(tmp_path, *PACED)
+@pytest.mark.parametrize("follows", [False, True])
+def test_who_is_killed_takes_everything_along(
+    tmp_path: Path, marks: list[Marked], follows: bool
+) -> None:
+    """The launcher, or the process that started it and that it is to follow."""
+    wrapper = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
+    options = ["--follow-parent"] if follows else []
+    up = Up(tmp_path, *PACED, *options, wrapper=wrapper if follows else ())
     marks.append(up.marked)
     with up.stream(max_tokens=1000) as response:
         response.readline()
         up.process.kill()
         up.process.wait()
         up.marked.wait_gone(up.regions)
-
-
-def test_it_can_follow_the_process_that_started_it(tmp_path: Path, marks: list[Marked]) -> None:
-    wrapper = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
-    up = Up(tmp_path, *PACED, "--follow-parent", wrapper=wrapper)
-    marks.append(up.marked)
-    up.process.kill()
-    up.process.wait()
-    up.marked.wait_gone(up.regions)
 
 
 def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Marked]) -> None:
