@@ -51,13 +51,6 @@ async def stream(
             yield result
 
 
-def text_of(results: list[Any]) -> str:
-    return "".join(result.as_numpy("text_output")[0].decode() for result in results)
-
-
-GREEDY = json.dumps({"temperature": 0, "max_tokens": 24})
-
-
 async def test_the_orchestrator_speaks_the_plain_contract_too(demo: Stack) -> None:
     """The same requests to both ports: Triton's own, and the one with admission and placement."""
     sampling = json.dumps({"temperature": 0, "max_tokens": 12, "logprobs": 2})

@@ -171,14 +171,3 @@ def test_dl15_no_slot_idles_while_somebody_waits(
         assert instance.concurrency.paused == instance.load == 0
     for worker in run.workers:
         assert worker.stats().kv_blocks_used == 0
-
-
-@pytest.mark.slow
-def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
-    """A crowd, then none: those who waited in the background are met if their time is not over."""
-    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 5.0, SEED))
-    run = simulate(crowd, FLEET, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED, linger_s=60.0)
-    patient = [f for f in run.results if f.arrival.deadline_ms > 10_000]
-    assert len(patient) > 50
-    assert all(result.met for result in patient if result.arrival.deadline_ms > 40_000)
-    assert sum(result.met for result in patient) > 0.5 * len(patient)
