@@ -61,12 +61,13 @@ from perf.load.connection import HOST
 from perf.load.drive import PATH
 from perf.load.lane import open_lane
 from perf.load.open_loop import NEVER_MS, StreamRequest
-from perf.load.outcomes import Cell, Turn, show_cells
+from perf.load.outcomes import Cell, Turn
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
+from perf.report.table import show
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
@@ -311,9 +312,10 @@ async def _main() -> int:
         round(time.monotonic() - begun, 1),
         [figure for cell in measured.cells for figure in cell.figures()],
     )
-    show_cells(measured.cells, console)
     triton = {"triton": find_triton(None, state_dir()).version}
-    recording.save(recording.bundle([found], measured.card, more_versions=triton))
+    bundle = recording.bundle([found], measured.card, more_versions=triton)
+    show(bundle, console)
+    recording.save(bundle)
     return 0
 
 

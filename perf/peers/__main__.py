@@ -22,7 +22,6 @@ from rich.console import Console
 from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
-from perf.load.outcomes import Cell, show_cells
 from perf.peers import goodput, speed
 from perf.peers.servers import SLOTS, VLLM, Served, both, vllm_version
 from perf.report.bundle import BenchResult, Bundle, Figure
@@ -49,7 +48,6 @@ class Comparison:
     load: goodput.GoodputLoad
     console: Console
     results: list[BenchResult] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
     card: ModelCard | None = None
     triton: str = ""
     vllm: str = ""
@@ -76,8 +74,8 @@ class Comparison:
                     figures += await parts[name](servers)
 
     async def _goodput(self, servers: tuple[Served, Served]) -> list[Figure]:
-        self.cells = await goodput.measure(servers, self.load, SEED, self.console)
-        return [figure for cell in self.cells for figure in cell.figures()]
+        cells = await goodput.measure(servers, self.load, SEED, self.console)
+        return [figure for cell in cells for figure in cell.figures()]
 
     async def _read_card(self, ours: Stack) -> None:
         async with open_lane(ours.grpc_address) as lane:
@@ -124,8 +122,6 @@ async def _main() -> int:
     await comparison.parts(args.only or list(PARTS))
     bundle = bundle_of(comparison, recording)
     show(bundle, console)
-    if comparison.cells:
-        show_cells(comparison.cells, console)
     recording.save(bundle)
     return int(any(each.failed for each in bundle.results))
 

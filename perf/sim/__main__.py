@@ -24,8 +24,8 @@ from perf.report.recording import Recording
 from perf.sim import counterfactual, crowds, plot, quotes, reported, runs
 from perf.sim.campaign import LABELS, ROWS, run_campaign
 from perf.sim.campaign_report import save, show
-from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, drawn_scenes, trace_scenes
 from perf.sim.scenes import FLEET as FLEET  # scripts of others import it from here
+from perf.sim.scenes import QUICK, SLOW, SimScene, drawn_scenes, trace_scenes
 from perf.sim.study import run_cases
 
 STUDIES = {
@@ -85,13 +85,11 @@ def on_campaign(args: argparse.Namespace, recording: Recording, console: Console
 
 def scenes_of(args: argparse.Namespace) -> list[SimScene]:
     """Cells that the options ask for. Raises ``TraceError``."""
-    engines = [ENGINES[name] for name in args.engines]
     scenes = [
         scene
         for trace in args.trace
-        for engine in engines
         for scene in trace_scenes(
-            trace, engine, arrivals=args.arrivals, manners=args.deadlines, loads=args.loads
+            trace, SLOW, arrivals=args.arrivals, manners=args.deadlines, loads=args.loads
         )
     ]
     if args.cells is None and args.trace:
@@ -114,13 +112,6 @@ def new_arguments() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=5)
     add("--cells", nargs="*", metavar="CELL", help="drawn cells, by name or key, or all")
     add("--trace", type=Path, nargs="+", default=[], help="Azure's columns")
-    add(
-        "--engines",
-        nargs="+",
-        choices=list(ENGINES),
-        default=[SLOW.name],
-        help="for traces: slow, twice eight slots, or a demo engine by its slots",
-    )
     add("--rows", type=int, nargs="*", default=list(ROWS), help="fixed numbers of rows, too")
     add("--arrivals", nargs="+", choices=("poisson", "trace"), default=["poisson", "trace"])
     add("--deadlines", type=Manner, nargs="+", choices=list(Manner), default=list(Manner))
