@@ -57,10 +57,9 @@ SHAPES: Final = {
     "0.5b": ModelShape(*_QWEN, 151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
     "1.5b": ModelShape(*_QWEN, 151936, 1536, 8960, 28, 12, 2, tie_word_embeddings=True),
     "8b": ModelShape(*_LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072),
-    "small": ModelShape(*_QWEN, 8192, 384, 1024, 6, 6, 2, tie_word_embeddings=True),
     "tiny": ModelShape(*_QWEN, 2048, 64, 128, 2, 2, 1, True, max_position_embeddings=1024),
 }
-"""Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; the others are nobody's."""
+"""Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; ``tiny`` is nobody's."""
 
 
 def make_checkpoint(path: Path, shape: ModelShape, seed: int) -> None:

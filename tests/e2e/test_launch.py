@@ -1,7 +1,6 @@
 """``tidegate up`` as a person runs it: it serves, comes back from crashes, and however it ends
 leaves no process and no shared memory (OR-14, PV-1)."""
 
-import asyncio
 import json
 import os
 import re
@@ -24,7 +23,6 @@ from catalog.paths import DEMO_CHECKPOINT, ROOT, journal_file, state_dir
 from pool import bootstrap
 from pool.engines import triton_wheel as wheel
 from pool.process.ports import is_free
-from pool.units.triton_control import TritonControl
 from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
@@ -32,7 +30,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 UP = (sys.executable, "-m", "tidegate", "up", "--device", "cpu", "--port", "0")
 PACED = ("--engine", "synthetic-paced", "--model-name", "demo")
 LOADING_S = 180.0
-LANE_TOKEN = b"TIDEGATE_LANES__TOKEN="
 
 
 class Up:
@@ -318,26 +315,7 @@ def test_two_instances_serve_beside_each_other_until_the_terminal_goes(
     assert up.generates()
     assert len(up.regions) == 2  # in which prompts and answers travel
     assert {Path("/dev/shm", name).stat().st_mode & 0o777 for name in up.regions} == {0o600}
-    assert_guarded(up, at)
     up.end(signal.SIGHUP)
-
-
-def assert_guarded(up: Up, host: str) -> None:
-    """Both Tritons refuse a stranger's drain, and no local user can read what would let him."""
-    for each in up.state["instances"]:
-        assert not asyncio.run(drains(f"{host}:{each['grpc_port']}"))
-    environ = Path(f"/proc/{up.pid_of('orchestrator')}/environ").read_bytes().split(b"\0")
-    (token,) = [each.partition(b"=")[2] for each in environ if each.startswith(LANE_TOKEN)]
-    assert len(token) > 40
-    for pid in up.marked.pids():
-        assert token not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    assert token.decode() not in up.output
-    assert up.generates()
-
-
-async def drains(address: str) -> bool:
-    async with TritonControl(address) as control:
-        return await control.drain("llm", grace_s=0.0, timeout_s=10.0)
 
 
 def fails(marked: Marked, *arguments: str) -> str:

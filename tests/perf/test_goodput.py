@@ -131,32 +131,6 @@ def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
             choices_of(new_arguments().parse_args(wrong))
 
 
-def test_a_models_requests_are_as_long_as_the_trace_has_them_and_end_by_themselves(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "azure-code.csv"
-    file.write_text(TRACE)
-    arguments = ["--model", "8b", "--trace", str(file)]
-    choices = choices_of(new_arguments().parse_args(arguments))
-    assert not any(policy.knows_lengths for policy in choices.policies)
-    assert (choices.instances, choices.spec.engine, choices.spec.device) == (1, "torch", "cuda")
-    load = drawn_load(
-        choices.sources[0],
-        SPEED,
-        choices.manners[0],
-        "model",
-        40_000,
-        is_poisson=False,
-        has_own_ends=True,
-    )
-    asks = load.asks(3.0, 10.0, 1)
-    assert {len(ask.body["prompt"]) for ask in asks} == {160, 3180, 4808}  # type: ignore[arg-type]
-    assert {ask.deadline_ms for ask in asks} == {2000.0}
-    for ask in asks:
-        assert ask.body["max_tokens"] == load.trace.cap_tokens > 400
-        assert ask.body["ignore_eos"] is False and ask.body["temperature"] == 1
-
-
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """A server that streams, refuses, breaks off or falls silent, as ``max_tokens`` says."""

@@ -12,8 +12,7 @@ from perf.sim.replay.loop import Deadlock, VirtualClock, VirtualLoop
 from perf.sim.replay.worker import SimWorker
 from perf.sim.scenes import FLEET, STEP_COST, capacity_per_s
 from perf.sim.simulate import SimResult, SimRun, simulate
-from tests.perf.sim_load import CAPACITY, SCENARIO, SEED, run_policy
-from tests.perf.sim_summary import Summary
+from tests.perf.sim_load import CAPACITY, SCENARIO, SEED, Summary, run_policy
 from worker.runner.synthetic import StepCost
 
 PATIENT = replace(SCENARIO, patience=(5.0, 8.0))
@@ -85,19 +84,19 @@ def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-def test_a_simulation_repeats_itself(capacity: float) -> None:
+def test_a_simulation_repeats_itself() -> None:
     def results() -> list[tuple[object, ...]]:
-        run = run_policy(OURS, SCENARIO, FLEET, 1.5 * capacity, 2.0, 3)
+        run = run_policy(OURS, SCENARIO, FLEET, 1.5 * CAPACITY, 2.0, 3)
         return [(f.outcome, f.dispatched_s, f.ended_s, f.tokens) for f in run.results]
 
     assert results() == results()
 
 
 @pytest.mark.slow
-def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
+def test_dl8_a_flooding_tenant_harms_itself_only() -> None:
     """A offers twice the capacity, B and C a tenth of it each, well within their share."""
     scenario = replace(PATIENT, tenants={"a": 2.0, "b": 0.1, "c": 0.1})
-    run = run_policy(OURS, scenario, FLEET, 2.2 * capacity, 11.0, SEED)
+    run = run_policy(OURS, scenario, FLEET, 2.2 * CAPACITY, 11.0, SEED)
     attainment = {}
     for tenant in "abc":
         own = [result for result in after_warm_up(run) if result.arrival.tenant == tenant]
@@ -107,9 +106,9 @@ def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
 
 
 @pytest.mark.slow
-def test_dl8_batch_gets_what_is_left_and_is_not_starved(capacity: float) -> None:
+def test_dl8_batch_gets_what_is_left_and_is_not_starved() -> None:
     scenario = replace(PATIENT, batch_share=0.3)
-    run = run_policy(OURS, scenario, FLEET, 1.3 * capacity, 12.0, SEED)
+    run = run_policy(OURS, scenario, FLEET, 1.3 * CAPACITY, 12.0, SEED)
     by_class: dict[Priority, list[SimResult]] = {priority: [] for priority in Priority}
     for result in after_warm_up(run):
         by_class[result.arrival.priority].append(result)
@@ -119,10 +118,10 @@ def test_dl8_batch_gets_what_is_left_and_is_not_starved(capacity: float) -> None
 
 
 @pytest.mark.slow
-def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity: float) -> None:
+def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing() -> None:
     """All that a lone worker could not do at its best; what merely has little chance is tried."""
     scenario = replace(SCENARIO, patience=(0.2, 6.0), margin_ms=50.0)
-    run = run_policy(OURS, scenario, FLEET, 0.7 * capacity, 20.0, SEED)
+    run = run_policy(OURS, scenario, FLEET, 0.7 * CAPACITY, 20.0, SEED)
     results = after_warm_up(run)
     refused = [result for result in results if result.code == "deadline_infeasible"]
     assert all(not result.tokens for result in refused)
@@ -148,7 +147,7 @@ def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity
 
 
 @pytest.mark.slow
-def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: float) -> None:
+def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it() -> None:
     """From the 12th second on, one of two workers has a tenth of its pace, then its own again."""
 
     def slow(workers: list[SimWorker]) -> None:
@@ -160,7 +159,7 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
         workers[0].runner.cost = STEP_COST
 
     run = simulate(
-        SCENARIO.arrivals(0.4 * capacity, 50.0, SEED),
+        SCENARIO.arrivals(0.4 * CAPACITY, 50.0, SEED),
         FLEET,
         {"QUEUE__MAX_WAITING": "-1"},
         seed=SEED,

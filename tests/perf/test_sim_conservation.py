@@ -15,8 +15,7 @@ from perf.sim.replay.worker import WorkerSpec
 from perf.sim.scenes import FLEET
 from perf.sim.simulate import Fleet, SimRun, simulate
 from protocol import OnDeadline, Outcome
-from tests.perf.sim_load import SCENARIO, SEED, run_policy
-from tests.perf.sim_summary import Summary
+from tests.perf.sim_load import CAPACITY, SCENARIO, SEED, Summary, run_policy
 from worker.runner.synthetic import StepCost
 
 # ── the issue's situations ───────────────────────────────────────────────────────────────────────
@@ -84,11 +83,11 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
 
 
 @pytest.mark.slow
-def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
+def test_below_capacity_nothing_open_is_refused_or_held() -> None:
     scenario = replace(SCENARIO, open_share=1.0)
     for load in (0.2, 0.4):
-        run = run_policy(OURS, scenario, FLEET, load * capacity, 8.0, SEED)
-        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 8.0, SEED)
+        run = run_policy(OURS, scenario, FLEET, load * CAPACITY, 8.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * CAPACITY, 8.0, SEED)
         assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
         ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
         assert ours.attainment >= theirs.attainment
@@ -98,7 +97,7 @@ def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("load", "seeds"), [(1.0, 2), (2.0, 1)])
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
-    capacity: float, load: float, seeds: int
+    load: float, seeds: int
 ) -> None:
     """The first 8 s: nothing is known of pace and lengths. Two in a hundred are chance."""
     scenario = replace(SCENARIO, open_share=1.0)
@@ -106,7 +105,7 @@ def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
         sum(
             result.met
             for seed in range(1, seeds + 1)
-            for result in run_policy(p, scenario, FLEET, load * capacity, 8.0, seed).results
+            for result in run_policy(p, scenario, FLEET, load * CAPACITY, 8.0, seed).results
         )
         for p in (OURS, UNPREDICTED)
     )

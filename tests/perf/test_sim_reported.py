@@ -21,7 +21,6 @@ from perf.sim.reported import (
 )
 from perf.sim.scenes import FLEET, SPEED
 from perf.sim.simulate import simulate
-from tests.perf.sim_summary import calibration
 
 pytestmark = pytest.mark.slow
 
@@ -130,9 +129,8 @@ def test_dl17_hardly_a_refusal_is_wrong() -> None:
 def test_a_chance_that_was_given_is_kept_as_often() -> None:
     load = TraceLoad(trace(2), SPEED, is_poisson=True)
     run = simulate(trace_arrivals(load, CAPACITY, 20.0, SEED), ONE, {}, seed=SEED)
-    rows = calibration(run)
-    sent = sum(row.requests for row in rows.values())
+    tallies = run.orchestrator.stages.prediction.calibration.tallies.values()
+    sent = sum(tally.given for tally in tallies)
     assert sent > 100
-    given = sum(row.requests * row.chance for row in rows.values()) / sent
-    met = sum(row.requests * row.met for row in rows.values()) / sent
-    assert abs(given - met) < 0.15
+    given, met = (sum(getattr(one, name) for one in tallies) for name in ("chances", "met"))
+    assert abs(given - met) < 0.15 * sent
