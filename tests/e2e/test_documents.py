@@ -104,14 +104,6 @@ def test_the_pages_have_what_this_tests() -> None:
     assert len(RUN) >= 10
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
-def test_no_command_is_outside_of_a_fence(page: Path) -> None:
-    """Nothing here would see it."""
-    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-    began = r"^ {4}(?:\.venv/bin/|curl|docker|make|pip|pytest|python|tidegate) .*"
-    assert re.findall(began, prose, re.M) == []
-
-
 def here(text: str, url: str, grpc: str) -> str:
     """``text`` as it is for a service at ``url``."""
     assert re.search(r"(?:localhost|127\.0\.0\.1):80\d\d", text), "it talks to the demo's ports"

@@ -119,17 +119,6 @@ class Up:
         body = {"model": "demo", "prompt": "Once", "ignore_eos": True, **task}
         return f"{self.state['url']}/v2/tasks/{self._post('/v2/tasks', body)['task_id']}"
 
-    def renders(self) -> bool:
-        """Whether a small clip is rendered in time."""
-        recipe = {"schema": "1.0", "text": "Hi.", "video": {"fps": 6, "size": 64}}
-        try:
-            slot = self._post("/v2/slots", {"recipe": recipe, "deadline_ms": 60_000})
-        except OSError:  # 503 is one, too
-            return False
-        clip = f"{self.state['url']}/v2/slots/{slot['slot_id']}"
-        eventually(lambda: self.outcome_of(clip) is not None, lambda: self.output, LOADING_S)
-        return self.outcome_of(clip) == "met"
-
     def _post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         data = json.dumps(body).encode()
         request = urllib.request.Request(
@@ -279,28 +268,6 @@ def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Mark
             assert not any(Path("/dev/shm", name).exists() for name in regions)
     up.end(signal.SIGINT)
     assert not list(journal.parent.glob(f"{journal.name}*"))  # at a port that nobody asks again
-
-
-def test_a_model_of_clips_that_dies_takes_no_text_with_it(
-    tmp_path: Path, marks: list[Marked]
-) -> None:
-    pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
-    pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    small = {"SIZE": "96", "SECONDS": "6", "BUFFER_S": "0.2", "SLOTS": "1"}
-    env = {f"TIDEGATE_SLOT__{name}": value for name, value in small.items()}
-    up = Up(tmp_path, *PACED, "--slot", env=env)
-    marks.append(up.marked)
-    text, clips = up.instance("triton"), up.instance("slots")
-    with up.stream(max_tokens=100) as response:
-        assert response.readline().startswith(b"data: ")
-        os.kill(clips["stub_pids"][0], signal.SIGKILL)
-        rest = response.read()
-    assert b"[DONE]" in rest
-    assert b'"error"' not in rest
-    eventually(up.renders, lambda: f"no clips any more:\n{up.output}", LOADING_S)
-    assert not set(up.instance("slots")["stub_pids"]) & set(clips["stub_pids"])
-    assert up.instance("triton") == text
-    up.end(signal.SIGTERM)
 
 
 def test_two_instances_serve_beside_each_other_until_the_terminal_goes(

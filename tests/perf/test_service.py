@@ -2,8 +2,6 @@
 
 import asyncio
 import io
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -70,42 +68,3 @@ async def test_the_command_saves_its_bundle(tmp_path: Path) -> None:
     assert bundle.quick
     assert "perf.service --quick" in bundle.command
     assert bundle.figures()["deadline.check_us"].n == 10
-
-
-@pytest.mark.slow
-async def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
-    """By SIGTERM, which is ours to handle; Ctrl-C ends the same task, by asyncio's own handler."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "perf.service", "--only", "emitter"),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"TIDEGATE_HOME": str(tmp_path)},
-    )
-    try:
-        while len(started := _descendants(process.pid)) < 3:  # guardian, server, load generator
-            assert process.returncode is None
-            await asyncio.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 130
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert [pid for pid in started if _runs(pid)] == []
-
-
-def _descendants(pid: int) -> list[int]:
-    children = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in task.read_text().split()
-    ]
-    return children + [below for child in children for below in _descendants(child)]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
@@ -114,49 +112,3 @@ def test_one_request_takes_what_the_worker_takes(name: str) -> None:
     assert done.met and done.made == 10
     assert done.first_at == pytest.approx(0.011)
     assert done.ended_at == pytest.approx(0.011 + 9 * 0.010)
-
-
-class Watched(RivalFleet):
-    """Looks after every plan."""
-
-    def _plan(self, now: float, instance: int) -> tuple[list[Job], dict[Job, int]]:
-        rows, chunks = super()._plan(now, instance)
-        spec = self._spec
-        assert len(rows) == len(set(rows)) <= spec.slots
-        everywhere = [job for running in self._running for job in running]
-        assert len(everywhere) == len(set(everywhere))
-        assert not set(everywhere) & set(self._waiting)
-        kept = [j for j in {*everywhere, *self._waiting} if j.instance == instance]
-        assert sum(j.kv_tokens for j in kept if not j.ended_at) <= spec.kv_tokens
-        assert sum(chunks.values()) <= spec.step_tokens
-        assert all(0 < chunk <= job.prompt_left for job, chunk in chunks.items())
-        return rows, chunks
-
-
-arrivals = st.lists(
-    st.builds(
-        arrival,
-        at_s=st.floats(0, 1.0),
-        prompt=st.integers(1, 300),
-        length=st.integers(1, 60),
-        deadline_ms=st.floats(50, 2000),
-    ),
-    min_size=1,
-    max_size=14,
-).map(lambda many: sorted(many, key=lambda each: each.at_s))
-
-
-@pytest.mark.parametrize("name", RIVALS)
-@settings(max_examples=25, deadline=None)
-@given(given=arrivals, count=st.integers(1, 2), kv=st.integers(520, 1500))
-def test_slots_and_memory_are_never_exceeded_and_everyone_ends(
-    name: str, given: list[SimArrival], count: int, kv: int
-) -> None:
-    fleet = Watched(WorkerSpec(STEP_COST, 2, kv), count, RIVALS[name][1](MACHINE), seed=2)
-    jobs = fleet.run(given)
-    assert len(jobs) == len(given)
-    for each in jobs:
-        assert each.ended_at > 0
-        assert each.made <= each.arrival.length
-        assert not each.met or (each.made == each.arrival.length and each.ended_at <= each.deadline)
-    assert not fleet._waiting

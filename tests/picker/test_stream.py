@@ -35,23 +35,20 @@ Reply = Any
 class Envoy:
     """One request's stream, as Envoy opens it."""
 
-    def __init__(self, channel: grpc.aio.Channel, mode: int | None, answer_mode: int) -> None:
+    def __init__(self, channel: grpc.aio.Channel, mode: int, answer_mode: int) -> None:
         method = channel.stream_stream(
             f"/{SERVICE}/{METHOD}",
             request_serializer=ProcessingRequest.SerializeToString,
             response_deserializer=ProcessingResponse.FromString,
         )
         self.call = method()
-        self._mode = mode
-        self._answer_mode = answer_mode
+        self._modes = {"request_body_mode": mode, "response_body_mode": answer_mode}
         self.hint: object = None
 
     async def send(self, **fields: Any) -> None:
+        if self._modes:  # in the first message alone
+            fields, self._modes = fields | {"protocol_config": self._modes}, {}
         message = ProcessingRequest(**fields)
-        if self._mode is not None:
-            message.protocol_config.request_body_mode = self._mode
-            message.protocol_config.response_body_mode = self._answer_mode
-            self._mode = None  # in the first message alone
         if self.hint is not None:
             hint, self.hint = self.hint, None
             subset = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
@@ -123,7 +120,7 @@ class Rig:
         self.channel = channel
 
     def open(
-        self, mode: int | None = FULL_DUPLEX_STREAMED, answer_mode: int = FULL_DUPLEX_STREAMED
+        self, mode: int = FULL_DUPLEX_STREAMED, answer_mode: int = FULL_DUPLEX_STREAMED
     ) -> Envoy:
         return Envoy(self.channel, mode, answer_mode)
 
