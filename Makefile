@@ -39,7 +39,7 @@ help:
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--cells all"'
-	@echo '                   ARGS="runs --loads 1.2", quotes, reported, refusals, fleet: a study'
+	@echo '                   ARGS="runs --loads 1.2", quotes, reported, refusals, crowds: a study'
 	@echo 'make bench-goodput requests met in time under overload, by policy'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts"'
 	@echo 'make bench-peers   against vLLM, which it installs  ARGS="--only speed"'

@@ -1,7 +1,6 @@
 """Writes the figures of the documents from the recorded bundles (PF-9).
 
     python -m perf.figures            writes the figures of DOCUMENTS anew
-    python -m perf.figures --check    changes nothing; fails where they would change
 
 A document says what it wants to show in a comment, and has the result right below it::
 
@@ -10,7 +9,7 @@ A document says what it wants to show in a comment, and has the result right bel
     -->
     | tokens/s beside vLLM, 8 streams | 1.38 (1.12 … 1.99) |
 
-    - `peers`: its command, commit, day and machine.
+    From the bundles `peers`.
     <!-- end of figures -->
 
 The comment is a Jinja template; ``Figures`` has what it may call. A bundle is marked old once more
@@ -18,11 +17,10 @@ than ``MAX_CHANGED`` of the lines behind its figures have changed since its comm
 be recorded anew (``perf.record``).
 """
 
-import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -31,13 +29,11 @@ from typing import Any, Final
 import jinja2
 import msgspec
 
-from perf.report.bundle import Bundle, Figure, Machine
+from perf.report.bundle import Bundle, Figure
 from perf.report.recording import RESULTS, ROOT
 from perf.report.table import number
 
 DOCUMENTS: Final = ("docs/performance.md",)
-BRIEF: Final = DOCUMENTS
-"""Documents that name their bundles in one line; the others say more of them."""
 MAX_CHANGED: Final = 0.05
 """Largest share (0 to 1) of the code behind a figure that may have been added or removed."""
 _SERVICE: Final = ("catalog", "orchestrator", "pool")
@@ -62,8 +58,6 @@ SOURCES: Final = {
     "perf.chaos": (*_SERVICE, "worker/service", "worker/engine", "perf/chaos"),
 }
 """The code that the figures of each benchmark are about."""
-_NOW: Final = {"perf.slot": "perf.clips"}
-"""Names of benchmarks, by those that older bundles have."""
 NAMES: Final = {
     "no-prediction": "Tidegate by earliest deadline",
     "edf": "earliest deadline first",
@@ -92,13 +86,6 @@ class Figures:
         self._results = results
         self._is_old = is_old
         self.used: list[str] = []
-
-    def has(self, bundle: str, key: str = "") -> bool:
-        """Whether a bundle was recorded, with a figure of that key if one is named."""
-        path = self._results / f"{bundle}.json"
-        if not path.is_file():
-            return False
-        return not key or key in msgspec.convert(_decoded(path), Bundle).figures()
 
     def fig(self, bundle: str, key: str, scale: float = 1.0) -> str:
         """Median and spread of a figure, without the unit: ``1.60 (1.10 … 1.72)``."""
@@ -137,33 +124,6 @@ class Figures:
             if fnmatchcase(key, pattern)
         }
 
-    def rows(self, bundle: str, *patterns: str) -> str:
-        """Table of the figures whose keys match, in the order of ``patterns``."""
-        parts = [
-            (part.what, figure) for part in self._bundle(bundle).results for figure in part.figures
-        ]
-        lines, of_part = ["| | median (spread) | samples |", "|---|---|---|"], ""
-        for pattern in patterns:
-            matching = [one for one in parts if fnmatchcase(one[1].key, pattern)]
-            if not matching:
-                raise UnknownFigure(f"{bundle} has no figure like {pattern}")
-            for part, figure in matching:
-                if part != of_part:
-                    lines.append(f"| **{part}** | | |")
-                    of_part = part
-                value = f"{self.fig(bundle, figure.key)} {figure.unit}".strip()
-                lines.append(f"| {figure.label} | {value} | {figure.n} |")
-        return "\n".join(lines)
-
-    def found(self, bundle: str, section: str, what: str) -> str:
-        """A row of ``perf.engine.gpu``'s table with its unit: ``9.81 ms``."""
-        for row in self.raw(bundle, "rows"):
-            if (row["section"], row["what"]) == (section, what):
-                value = row["value"]
-                told = value if isinstance(value, str) else number(value)
-                return f"{told} {row['unit']}".strip()
-        raise UnknownFigure(f"{bundle} has no row {section} / {what}")
-
     def raw(self, bundle: str, *path: str) -> Any:
         """Value of a bundle that is not a list of figures, by the names on the way to it."""
         value: Any = self._read(bundle)
@@ -174,35 +134,11 @@ class Figures:
                 raise UnknownFigure(f"{bundle} has no {' / '.join(path)}") from None
         return value
 
-    def bundles_in_brief(self) -> str:
+    def bundles(self) -> str:
         """One line about the bundles that were used, with the old ones by name."""
         old = [f"`{name}`" for name in self.used if self._old(self._read(name))]
         told = "From the bundles " + ", ".join(f"`{name}`" for name in self.used) + "."
         return f"{told} **Old, the code has changed since: {', '.join(old)}.**" if old else told
-
-    def bundles(self) -> Iterator[str]:
-        """Lines about the bundles used, one each: which commit, when, where, and whether it is
-        old."""
-        for name in self.used:
-            facts = self._read(name)
-            machine = msgspec.convert(facts["machine"], Machine)
-            where = [f"{machine.cpu}, {machine.cores} cores"]
-            if machine.gpus:
-                where.append(", ".join(machine.gpus))
-            if machine.tier:
-                where.append(f"tier {machine.tier}")
-            where.append(
-                f"load {machine.load_before:g} before"
-                if machine.stolen_percent is None
-                else f"{machine.stolen_percent:g} % of the time stolen"
-            )
-            seed = facts.get("seed")
-            drawn = "" if seed is None or "--seed " in facts["command"] else f", seed {seed}"
-            old = " **Old: the code has changed since.**" if self._old(facts) else ""
-            yield (
-                f"- `{name}`: `{facts['command']}`{drawn}, commit {facts['commit'][:10]}, "
-                f"{facts['created'][:10]}; {'; '.join(where)}.{old}"
-            )
 
     def _old(self, facts: dict[str, Any]) -> bool:
         return self._is_old(facts["commit"], facts["command"])
@@ -230,19 +166,16 @@ def _decoded(path: Path) -> dict[str, Any]:
     return dict(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
 
 
-def rendered(
-    text: str, results: Path, is_old: Callable[[str, str], bool], *, brief: bool = False
-) -> str:
+def rendered(text: str, results: Path, is_old: Callable[[str, str], bool]) -> str:
     """Text of a document with all of its blocks written anew. Raises ``UnknownFigure``."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("has", "fig", "mid", "best", "rows", "found", "raw")
+        names = ("fig", "mid", "best", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
-        told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())
-        return f"{match[1]}{body}\n\n{told}\n{match[3]}"
+        return f"{match[1]}{body}\n\n{figures.bundles()}\n{match[3]}"
 
     return _BLOCK.sub(block, text)
 
@@ -253,7 +186,7 @@ def is_old(commit: str, command: str) -> bool:
     Raises ``LookupError`` where git does not know: no checkout, or one without its history.
     """
     module = ".".join(command.split()[2].split(".")[:2])
-    return _share_changed(commit, SOURCES[_NOW.get(module, module)]) > MAX_CHANGED
+    return _share_changed(commit, SOURCES[module]) > MAX_CHANGED
 
 
 @cache
@@ -278,26 +211,14 @@ def _git(*arguments: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
-    options = parser.parse_args()
-    differs = False
     for name in DOCUMENTS:
         path = ROOT / name
-        text = path.read_text()
         try:
-            new = rendered(text, ROOT / RESULTS, is_old, brief=name in BRIEF)
+            path.write_text(rendered(path.read_text(), ROOT / RESULTS, is_old))
         except (UnknownFigure, LookupError) as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 1
-        if new != text:
-            differs = True
-            print(f"{name}: {'differs from its bundles' if options.check else 'written anew'}")
-            if not options.check:
-                path.write_text(new)
-    return int(differs and options.check)
+    return 0
 
 
 if __name__ == "__main__":

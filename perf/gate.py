@@ -1,9 +1,9 @@
 """The regression gate: promises by count, and ratios of a quick run against recorded ones (PF-1).
 
-    python -m perf.gate --recorded perf/results/quick.json [--current PATH]
+    python -m perf.gate --recorded perf/results/quick.json
 
-Without ``--current`` it first runs those benchmarks that have a gate, quickly. Only figures that
-carry a tolerance are compared. They are ratios of two figures of the same run, so that the
+It runs those benchmarks that have a gate, quickly. Only figures that carry a tolerance are
+compared. They are ratios of two figures of the same run, so that the
 machine's speed cancels out; the tolerance is a factor, wide enough (1.5 to 2.5) that a busy shared
 machine stays inside, and narrow enough that a cost which doubles or triples does not. A recorded
 gate that is missing from the run fails too.
@@ -111,20 +111,15 @@ def _run(benches: list[Bench], console: Console) -> Bundle:
 def main() -> int:
     parser = new_parser(__doc__, saves=False)
     parser.add_argument("--recorded", type=Path, required=True, metavar="PATH")
-    parser.add_argument("--current", type=Path, metavar="PATH")
     args = parser.parse_args()
     console = new_console()
     recorded = of_today(read(args.recorded))
-    current = read(args.current) if args.current else None
-    here = current.machine.tier if current is not None else tier()
-    why = why_not_compared(recorded.machine.tier, here)
-    is_broken = False
-    if current is None:
-        gated = {r.name for r in recorded.results if any(f.tolerance for f in r.figures)}
-        promises = {bench.name for bench in BENCHES if bench.is_promise}
-        names = promises if why else promises | gated
-        current = _run([bench for bench in BENCHES if bench.name in names], console)
-        is_broken = any(r.failed for r in current.results if r.name in promises)
+    why = why_not_compared(recorded.machine.tier, tier())
+    gated = {r.name for r in recorded.results if any(f.tolerance for f in r.figures)}
+    promises = {bench.name for bench in BENCHES if bench.is_promise}
+    names = promises if why else promises | gated
+    current = _run([bench for bench in BENCHES if bench.name in names], console)
+    is_broken = any(r.failed for r in current.results if r.name in promises)
     if why:
         console.print(why)
         return int(is_broken)

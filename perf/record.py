@@ -94,8 +94,7 @@ TABLE: Final = (
     # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
     Entry("soak", "perf.chaos --soak 3600", on="an hour"),
     Entry("slot-soak", "perf.clips --soak 600"),
-    # As long as all of its sections may take; a lease of half an hour has room for that.
-    Entry("gpu-h100", "perf.engine.gpu --budget-s 1700", on="gpu"),
+    Entry("gpu-h100", "perf.engine.gpu", on="gpu"),
     Entry("goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"),
     Entry(
         "goodput-h100-conversation",

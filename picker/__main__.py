@@ -60,7 +60,8 @@ async def serve(settings: Settings) -> int:
     clock = LoopClock(loop)
     section = settings.section(PickerSection)
     pods = Pods(section, clock)
-    discovery = discover(settings, pods, clock)
+    sources = [source_of(entry) for entry in section.endpoints if is_source(entry)]
+    discovery = DiscoverySync(pods, (), sources, clock)
     dialects = [dialect for served in SERVED for dialect in served.conventions]
     server = PickerServer(EndpointPicker(settings, pods, clock), settings, dialects, clock)
     try:
@@ -70,9 +71,7 @@ async def serve(settings: Settings) -> int:
         return 1
     pods.start()
     discovery.start()
-    discovery.list_anew(
-        entry for entry in settings.section(PickerSection).endpoints if not is_source(entry)
-    )
+    discovery.list_anew(entry for entry in section.endpoints if not is_source(entry))
     service_log.info("listening", extra=fields(host=section.host, port=port))
     chores = [asyncio.create_task(keep_in_step(discovery)), asyncio.create_task(_check(server))]
     grace_s = await stop.get()
@@ -89,14 +88,6 @@ async def serve(settings: Settings) -> int:
     await pods.close()
     service_log.info("stopped")
     return 0
-
-
-def discover(settings: Settings, pods: Pods, clock: LoopClock) -> DiscoverySync:
-    """What keeps ``pods`` in step with the pods that the settings name."""
-    endpoints = settings.section(PickerSection).endpoints
-    return DiscoverySync(
-        pods, (), [source_of(entry) for entry in endpoints if is_source(entry)], clock
-    )
 
 
 async def _check(server: PickerServer) -> None:

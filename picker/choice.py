@@ -118,9 +118,8 @@ def nobody(why: str) -> NotReady:
 
 def _by_chance(needs: Needs, prospects: Sequence[Prospect]) -> list[Prospect]:
     """The best by ``place`` of those with the best chance, then the others by chance and finish."""
-    # The slowest pod that is surely in time, rather than the one that finishes first, kept 1 to 2 %
-    # more deadlines in five of six simulations (tests/orchestrator/picker) and fewer in one, and
-    # made every answer late.
+    # The slowest pod that is surely in time, rather than the one that finishes first, would keep
+    # 1 to 2 % more deadlines and make every answer late.
     if not prospects:
         return []
     chances = {p.name: p.chance(needs) for p in prospects}

@@ -47,7 +47,6 @@ FIRST = (
     "tests/perf/test_sim_conservation.py",
     "tests/worker/test_interpreted.py",
     "tests/worker/engine/test_deterministic.py",
-    "tests/perf/test_gpu.py",
     "tests/perf/test_sim_reported.py",
     "tests/e2e/test_resume.py",
     "tests/e2e/test_wheel.py",

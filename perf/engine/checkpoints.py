@@ -1,7 +1,6 @@
 """Checkpoints with random weights in the shapes of real models, made on the spot."""
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -10,9 +9,11 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Final
+from typing import Final
+from zlib import crc32
 
 import torch
+from safetensors.torch import save_file
 
 from worker.models.config import read_config
 from worker.models.model import Decoder
@@ -21,7 +22,6 @@ _DEMO: Final = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint
 _SHARD_BYTES: Final = 2**30
 _NOISE_BYTES: Final = 64 * 2**20
 _ROOM_BYTES: Final = 20 * 10**9
-_SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 Dims = tuple[int, ...]
 
@@ -57,10 +57,9 @@ SHAPES: Final = {
     "0.5b": ModelShape(*_QWEN, 151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
     "1.5b": ModelShape(*_QWEN, 151936, 1536, 8960, 28, 12, 2, tie_word_embeddings=True),
     "8b": ModelShape(*_LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072),
-    "small": ModelShape(*_QWEN, 8192, 384, 1024, 6, 6, 2, tie_word_embeddings=True),
     "tiny": ModelShape(*_QWEN, 2048, 64, 128, 2, 2, 1, True, max_position_embeddings=1024),
 }
-"""Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; the others are nobody's."""
+"""Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; ``tiny`` is nobody's."""
 
 
 def make_checkpoint(path: Path, shape: ModelShape, seed: int) -> None:
@@ -70,12 +69,11 @@ def make_checkpoint(path: Path, shape: ModelShape, seed: int) -> None:
     write_config(path, shape)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_DEMO / name, path)
-    ones = torch.ones(shape.hidden_size, dtype=getattr(torch, shape.torch_dtype))
-    writer = _Writer(shape, noise, ones)
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(_shards(shape)):
         name = f"model-{number:05}.safetensors"
-        writer.write(path / name, shard)
+        weights = {each: _drawn(each, dims, noise) for each, dims in shard.items()}
+        save_file(weights, path / name, {"format": "pt"})
         weight_map |= dict.fromkeys(shard, name)
     index = {"metadata": {}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -125,15 +123,20 @@ def tensors_of(shape: ModelShape) -> dict[str, Dims]:
     }
 
 
-def _noise(shape: ModelShape, seed: int) -> memoryview:
-    """Normal numbers of a size that keeps activations in range, as bytes."""
+def _noise(shape: ModelShape, seed: int) -> torch.Tensor:
+    """Normal numbers of a size that keeps activations in range: drawn once, used again and again,
+    which is as fast as the disk takes them."""
     count = min(_NOISE_BYTES, shape.file_bytes) // shape.itemsize
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
-    return _bytes(values.mul_(shape.hidden_size**-0.5).to(getattr(torch, shape.torch_dtype)))
+    return values.mul_(shape.hidden_size**-0.5).to(getattr(torch, shape.torch_dtype))
 
 
-def _bytes(values: torch.Tensor) -> memoryview:
-    return memoryview(values.view(torch.uint8).numpy().tobytes())
+def _drawn(name: str, dims: Dims, noise: torch.Tensor) -> torch.Tensor:
+    """A tensor of noise, from another place of it for each name; norms are ones."""
+    if name.endswith("norm.weight"):
+        return torch.ones(dims, dtype=noise.dtype)
+    begin, count = crc32(name.encode()) % len(noise), prod(dims)
+    return noise.roll(begin).repeat(-(-count // len(noise)))[:count].reshape(dims)
 
 
 def _shards(shape: ModelShape) -> Iterator[dict[str, Dims]]:
@@ -147,41 +150,3 @@ def _shards(shape: ModelShape) -> Iterator[dict[str, Dims]]:
             shard, held = {}, 0
     if shard:
         yield shard
-
-
-class _Writer:
-    """Writes weights as they come out of a buffer of noise, again and again: larger models than
-    memory holds, as fast as the disk takes them. Norms are ones."""
-
-    def __init__(self, shape: ModelShape, noise: memoryview, ones: torch.Tensor) -> None:
-        self._shape = shape
-        self._noise = noise
-        self._ones = _bytes(ones)
-        self._at = 0
-
-    def write(self, file: Path, shard: dict[str, Dims]) -> None:
-        """A safetensors file: length and text of the header, then tensor after tensor."""
-        header, end = {}, 0
-        kind = _SAFETENSORS_NAMES[self._shape.torch_dtype]
-        for name, dims in shard.items():
-            begin, end = end, end + prod(dims) * self._shape.itemsize
-            header[name] = {"dtype": kind, "shape": dims, "data_offsets": [begin, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with file.open("wb") as out:
-            out.write(len(text).to_bytes(8, "little") + text)
-            for name, dims in shard.items():
-                nbytes = prod(dims) * self._shape.itemsize
-                if name.endswith("norm.weight"):
-                    out.write(self._ones[:nbytes])
-                else:
-                    self._write_noise(out, nbytes)
-            out.flush()
-            os.fsync(out.fileno())
-
-    def _write_noise(self, out: BinaryIO, left: int) -> None:
-        while left:
-            piece = self._noise[self._at : self._at + left]
-            out.write(piece)
-            left -= len(piece)
-            self._at = (self._at + len(piece)) % len(self._noise)

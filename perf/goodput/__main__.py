@@ -1,6 +1,6 @@
 """``make bench-goodput``: what a deadline is worth when more is asked than can be done (PF-2).
 
-    python -m perf.goodput [--quick] [--trace FILE]… [--arrivals poisson|trace]
+    python -m perf.goodput [--trace FILE]… [--arrivals poisson|trace]
         [--deadlines proportional|constant|parts …] [--model MODEL [--device cpu]] [--turns N]
         [--json PATH]
 
@@ -61,12 +61,13 @@ from perf.load.connection import HOST
 from perf.load.drive import PATH
 from perf.load.lane import open_lane
 from perf.load.open_loop import NEVER_MS, StreamRequest
-from perf.load.outcomes import Cell, Turn, show_cells
+from perf.load.outcomes import Cell, Turn
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
+from perf.report.table import show
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
@@ -100,7 +101,6 @@ class GoodputSize:
 
 
 FULL = GoodputSize((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
-QUICK = GoodputSize((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=48)
 _SAMPLES = "tidegate_infeasible_samples_total"
 
 
@@ -312,9 +312,10 @@ async def _main() -> int:
         round(time.monotonic() - begun, 1),
         [figure for cell in measured.cells for figure in cell.figures()],
     )
-    show_cells(measured.cells, console)
     triton = {"triton": find_triton(None, state_dir()).version}
-    recording.save(recording.bundle([found], measured.card, quick=args.quick, more_versions=triton))
+    bundle = recording.bundle([found], measured.card, more_versions=triton)
+    show(bundle, console)
+    recording.save(bundle)
     return 0
 
 
@@ -336,7 +337,6 @@ def _written(choices: Choices, answers: float | None) -> Iterator[Choices]:
 def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", help="two loads, short windows: that it works")
     add("--trace", action="append", default=[], type=Path, metavar="FILE", help="Azure's columns")
     add("--arrivals", choices=("poisson", "trace"), help="the trace's own where there is one")
     add("--model", type=Path, help="a checkpoint, or a shape of perf.engine.checkpoints")
@@ -354,7 +354,7 @@ def new_arguments() -> argparse.ArgumentParser:
 def choices_of(args: argparse.Namespace) -> Choices:
     """Choices that the options state. Raises ``ValueError`` for options that do not fit each
     other."""
-    size = QUICK if args.quick else FULL
+    size = FULL
     if args.loads:
         size = replace(size, loads=tuple(args.loads))
     if args.seconds:

@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Self
 
-from rich.console import Console
-
 from perf.load.open_loop import Result, StreamRequest
 from perf.report.bundle import Better, Figure
-from perf.report.stats import bootstrap, median, percentile
-from perf.report.table import grouped, new_table
+from perf.report.stats import bootstrap
 
 _WHOLE: Final = ("stop", "length")
 """Finish reasons of an answer that is complete."""
@@ -189,30 +186,3 @@ class Cell:
             n=len(met),
             better="higher",
         )
-
-
-def show_cells(cells: Sequence[Cell], console: Console) -> None:
-    """Print a table with a row for each cell: medians over its turns, in percent where no unit is
-    named."""
-    columns = ("met/s", "attained", "by kind", "refused", "waste", "first token p50", "p99")
-    table = new_table("load", "policy", *columns, "sent late", texts=2)
-    console.print(grouped(table, map(_row, cells)))
-
-
-def _row(cell: Cell) -> Sequence[str]:
-    def percent(values: list[float]) -> str:
-        return f"{100 * median(values):.1f}"
-
-    ttft, turns = cell.ttft_ms(), cell.turns
-    kinds = (f"{kind} {percent([turn.attainment(kind) for turn in turns])}" for kind in cell.kinds)
-    return (
-        cell.load,
-        cell.label,
-        f"{median([turn.met_per_s for turn in turns]):.1f}",
-        percent([turn.attainment() for turn in turns]),
-        ", ".join(kinds),
-        percent([turn.refused for turn in turns]),
-        percent([turn.waste for turn in turns]),
-        *(f"{percentile(ttft, q):.0f} ms" if ttft else "-" for q in (50, 99)),
-        f"{cell.late_send_ms():.0f} ms",
-    )

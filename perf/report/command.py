@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
 from perf.report.bundle import BenchResult, Figure
-from perf.report.recording import DirtyTree, Recording, add_arguments
+from perf.report.recording import RESULTS, DirtyTree, Recording
 
 
 class Skip(Exception):
@@ -28,7 +29,9 @@ def new_parser(doc: str | None, *, saves: bool = True) -> argparse.ArgumentParse
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if saves:
-        add_arguments(parser)
+        parser.add_argument("--json", type=Path, metavar="PATH", help="save the bundle as JSON")
+        told = f"save it although the checkout has changes, not in {RESULTS}"
+        parser.add_argument("--allow-dirty", action="store_true", help=told)
     return parser
 
 

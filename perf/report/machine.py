@@ -81,10 +81,10 @@ def tier() -> Tier:
     return "CI" if is_virtual and is_small else "workstation"
 
 
-def versions(*more: str) -> dict[str, str]:
-    """Versions of Python, of every package that can move a figure, and of ``more``."""
+def versions() -> dict[str, str]:
+    """Versions of Python and of every package that can move a figure."""
     found = {"python": platform.python_version()}
-    for package in (*_PACKAGES, *more):
+    for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -4,7 +4,6 @@ A checkout with changes is not a commit, so nothing is saved from one, unless th
 with ``--allow-dirty``: then the bundle says ``dirty``, and it may not lie among the recorded ones.
 """
 
-import argparse
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -163,13 +162,3 @@ def _without_folders(argument: str) -> str:
         return argument
     inside = path.is_relative_to(ROOT)
     return option + equals + (path.relative_to(ROOT).as_posix() if inside else path.name)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options ``--json`` and ``--allow-dirty``."""
-    parser.add_argument("--json", type=Path, metavar="PATH", help="save the bundle as JSON")
-    parser.add_argument(
-        "--allow-dirty",
-        action="store_true",
-        help=f"save it although the checkout has changes, not in {RESULTS}",
-    )

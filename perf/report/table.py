@@ -1,7 +1,5 @@
 """Tables for people: of a bundle, and of whatever else has rows."""
 
-from collections.abc import Iterable, Sequence
-
 from rich.console import Console
 from rich.table import Table
 
@@ -14,17 +12,6 @@ def new_table(*columns: str, texts: int = 1) -> Table:
     for number, column in enumerate(columns):
         is_text = number < texts
         table.add_column(column, justify="left" if is_text else "right", no_wrap=0 < number < texts)
-    return table
-
-
-def grouped(table: Table, rows: Iterable[Sequence[str]]) -> Table:
-    """``table`` with ``rows``; those with the same first cell stand together, and say it once."""
-    group = None
-    for first, *others in rows:
-        if first != group:
-            table.add_section()
-        table.add_row(first if first != group else "", *others)
-        group = first
     return table
 
 

@@ -11,10 +11,8 @@ The baseline (``stack.baseline``) serves the same stream in the same run with on
 one write per token, from tokens that cost nothing.
 """
 
-import re
-
 from perf.load.closed_loop import LoadResult
-from perf.load.connection import HOST, HttpConnection
+from perf.load.connection import HOST
 from perf.load.drive import (
     CLIENTS,
     FloodTarget,
@@ -27,10 +25,10 @@ from perf.load.drive import (
 )
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
+from perf.stack.scrape import scrape
 from perf.stack.stack import StackSpec, server
 
 _SINGLE_STEP_MS = 0.1
-_FRAMES = re.compile(rb"^tidegate_lane_frames_total ([\d.e+]+)", re.MULTILINE)
 
 
 async def run(context: Context) -> list[Figure]:
@@ -102,13 +100,7 @@ def _figures(prefix: str, result: LoadResult, frames: float) -> list[Figure]:
 
 async def _frames(port: int) -> float:
     """Number of frames that the orchestrator has received."""
-    async with HttpConnection(HOST, port) as connection:
-        connection.send("GET", "/metrics")
-        _, metrics = await connection.answer()
-    found = _FRAMES.search(metrics)
-    if found is None:
-        raise RuntimeError("/metrics does not count lane frames")
-    return float(found[1])
+    return (await scrape(HOST, port)).total("tidegate_lane_frames_total")
 
 
 BENCH = Bench("relay", f"{CLIENTS} streaming clients, engine as fast as it goes", run, limit_s=120)

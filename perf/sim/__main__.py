@@ -22,10 +22,10 @@ from perf.load.trace import Manner, TraceError
 from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
 from perf.sim import counterfactual, crowds, plot, quotes, reported, runs
-from perf.sim.campaign import KNOWN, LABELS, ROWS, SimCell, run_campaign
+from perf.sim.campaign import LABELS, ROWS, run_campaign
 from perf.sim.campaign_report import save, show
-from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, Traced, drawn_scenes, trace_scenes
 from perf.sim.scenes import FLEET as FLEET  # scripts of others import it from here
+from perf.sim.scenes import QUICK, SLOW, SimScene, drawn_scenes, trace_scenes
 from perf.sim.study import run_cases
 
 STUDIES = {
@@ -57,7 +57,6 @@ def on_study(name: str, given: Sequence[str]) -> int:
 def on_campaign(args: argparse.Namespace, recording: Recording, console: Console) -> int:
     """Run the campaign and print it: a row per cell as it comes, then all of them together."""
     begun = time.monotonic()
-    names = [name for name in LABELS if args.lengths == "open" or name == KNOWN]
     try:
         scenes = scenes_of(args)
     except TraceError as error:
@@ -66,7 +65,7 @@ def on_campaign(args: argparse.Namespace, recording: Recording, console: Console
     cells = []
     for cell in run_campaign(
         scenes,
-        only=args.only or names,
+        only=args.only or list(LABELS),
         rows=args.rows,
         seeds=range(args.seed, args.seed + args.seeds),
         seconds=60 * args.minutes,
@@ -75,24 +74,22 @@ def on_campaign(args: argparse.Namespace, recording: Recording, console: Console
         cells.append(cell)
         told = f"{cell.scene}: {cell.policy.label} {cell.median('goodput'):.2f} met/s"
         console.print(told, style="dim")
-    show(cells, console, every=args.every)
+    show(cells, console)
     seconds = round(time.monotonic() - begun, 1)
     console.print(f"{seconds} s", style="dim")
     save(cells, seconds, recording)
     if args.plot:
-        plot.draw(points_of(cells), args.plot)
+        plot.draw(cells, args.plot)
     return 0
 
 
 def scenes_of(args: argparse.Namespace) -> list[SimScene]:
     """Cells that the options ask for. Raises ``TraceError``."""
-    engines = [ENGINES[name] for name in args.engines]
     scenes = [
         scene
         for trace in args.trace
-        for engine in engines
         for scene in trace_scenes(
-            trace, engine, arrivals=args.arrivals, manners=args.deadlines, loads=args.loads
+            trace, SLOW, arrivals=args.arrivals, manners=args.deadlines, loads=args.loads
         )
     ]
     if args.cells is None and args.trace:
@@ -105,26 +102,6 @@ def scenes_of(args: argparse.Namespace) -> list[SimScene]:
     return drawn + scenes
 
 
-def points_of(cells: Sequence[SimCell]) -> list[plot.PlotPoint]:
-    """Points of the cells on traces for the plot, each policy without a fixed number of rows."""
-    return [
-        plot.PlotPoint(
-            trace=cell.scene.name.split(".")[0],
-            arrivals=cell.scene.source.arrivals_by,
-            manner=cell.scene.source.manner,
-            load=cell.scene.source.load,
-            policy=cell.policy.name,
-            label=cell.policy.label,
-            goodput=cell.median("goodput"),
-            low=min(cell.values("goodput")),
-            high=max(cell.values("goodput")),
-            capacity=cell.scene.source.capacity,
-        )
-        for cell in cells
-        if isinstance(cell.scene.source, Traced) and cell.policy.rows is None
-    ]
-
-
 def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(f"{__doc__}\nStudies: {', '.join(STUDIES)}; each has --help.")
     add = parser.add_argument
@@ -135,19 +112,10 @@ def new_arguments() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=5)
     add("--cells", nargs="*", metavar="CELL", help="drawn cells, by name or key, or all")
     add("--trace", type=Path, nargs="+", default=[], help="Azure's columns")
-    add(
-        "--engines",
-        nargs="+",
-        choices=list(ENGINES),
-        default=[SLOW.name],
-        help="for traces: slow, twice eight slots, or a demo engine by its slots",
-    )
     add("--rows", type=int, nargs="*", default=list(ROWS), help="fixed numbers of rows, too")
     add("--arrivals", nargs="+", choices=("poisson", "trace"), default=["poisson", "trace"])
     add("--deadlines", type=Manner, nargs="+", choices=list(Manner), default=list(Manner))
-    add("--lengths", choices=("open", "known"), default="open")
     add("--processes", type=int, default=os.cpu_count() or 1)
-    add("--every", action="store_true", help="a row for each policy too")
     add("--plot", type=Path, metavar="STEM", help="draw STEM.png")
     return parser
 

@@ -14,20 +14,17 @@ from perf.sim.campaign import OURS, SimCell
 from perf.sim.rivals.policies import RIVALS
 from perf.sim.scenes import SimScene
 
-_COMPARED = (
-    "cell,met %,lowest … highest,met/s,waste %,tokens/s,÷ FIFO,÷ own best,÷ best rival,focus"
-)
-_ALONE = "cell,policy,met %,lowest … highest,met/s,waste %,tokens/s,focus"
+_COLUMNS = "cell,met %,lowest … highest,met/s,waste %,tokens/s,÷ FIFO,÷ own best,÷ best rival,focus"
 
 
-def show(cells: Sequence[SimCell], console: Console, *, every: bool = False) -> None:
+def show(cells: Sequence[SimCell], console: Console) -> None:
     """Print ours beside the others, cell by cell, medians over seeds; where ours loses most comes
     first.
 
     ``÷ own best`` is beside ours with the best fixed number of rows of that cell, ``÷ best rival``
     beside the best rival with its best number of rows, ``÷ FIFO`` beside first come, first served
     with every slot. In brackets is what the best fixed number of rows of ours meets of the cell's
-    ``focus``. ``every``: a row for each policy beside that.
+    ``focus``.
     """
     scenes: dict[SimScene, list[SimCell]] = defaultdict(list)
     for cell in cells:
@@ -37,13 +34,15 @@ def show(cells: Sequence[SimCell], console: Console, *, every: bool = False) -> 
         ours = [cell for cell in own if cell.policy.key == OURS]
         if ours and len(own) > 1:
             rows.append(_compared(ours[0], own))
-    if every or not rows:
-        _print("met in time, by policy", _ALONE, [_alone(cell) for cell in cells], console)
-    if rows:
-        rows.sort(key=lambda row: row[0])
-        _print("ours; where it loses most first", _COMPARED, [row[1] for row in rows], console)
-        lost = sum(least < 1 for least, _ in rows)
-        console.print(f"{lost} of {len(rows)} cells are below a rival or ours with fixed rows")
+    rows.sort(key=lambda row: row[0])
+    table = Table(title="ours; where it loses most first", title_justify="left")
+    for column in _COLUMNS.split(","):
+        table.add_column(column, justify="left" if column == "cell" else "right")
+    for _, row in rows:
+        table.add_row(*row)
+    console.print(table)
+    lost = sum(least < 1 for least, _ in rows)
+    console.print(f"{lost} of {len(rows)} cells are below a rival or ours with fixed rows")
 
 
 def _compared(ours: SimCell, cells: Sequence[SimCell]) -> tuple[float, list[str]]:
@@ -74,10 +73,6 @@ def _ratio(ours: SimCell, others: Sequence[SimCell]) -> tuple[float, SimCell | N
     return ours.median("goodput") / best.median("goodput"), best
 
 
-def _alone(cell: SimCell) -> list[str]:
-    return [str(cell.scene), cell.policy.label, *_figures(cell), _focus(cell)]
-
-
 def _figures(cell: SimCell) -> list[str]:
     met = cell.values("attainment")
     return [
@@ -95,15 +90,6 @@ def _of_focus(cell: SimCell) -> float:
 
 def _focus(cell: SimCell) -> str:
     return f"{cell.scene.focus} {100 * _of_focus(cell):.0f} %" if cell.scene.focus else ""
-
-
-def _print(title: str, columns: str, rows: Sequence[Sequence[str]], console: Console) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in columns.split(","):
-        table.add_column(column, justify="left" if column in ("cell", "policy") else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def save(cells: Sequence[SimCell], seconds: float, recording: Recording) -> None:

@@ -113,15 +113,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--crowds", nargs="+", choices=("equal", "newcomers"), default=["equal", "newcomers"]
     )
-    parser.add_argument("--quick", action="store_true", help="a few of the cells")
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     seeds = range(1, args.seeds + 1)
     fleet = Fleet(WorkerSpec(DEMO_COST, 64, 64 * 2048), 1)
     if "equal" in args.crowds:
-        sizes = (16, 48, 96) if args.quick else (8, 16, 32, 48, 64, 96)
-        for many, has_served in itertools.product(sizes, (False, True)):
+        for many, has_served in itertools.product((8, 16, 32, 48, 64, 96), (False, True)):
             key = f"equal.{many}.{'served' if has_served else 'fresh'}"
             arrivals = partial(equal_bursts, many, has_served=has_served)
             yield _case(key, arrivals, fleet, seeds, ("fifo",), _FEW_ROWS)
@@ -129,8 +127,6 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
         cells: Iterable[tuple[int, int, int, int, int, bool]] = itertools.product(
             (1, 2, 4), (8, 32, 64), (0, 32, 96), (1, 32), (2, 4, 6), (True, False)
         )
-        if args.quick:
-            cells = itertools.product((1, 2), (8, 32), (48,), (1, 32), (2, 6), (True, False))
         for count, rows, behind, many, times, stated in cells:
             cost = DEMO_COST
             alone_ms = 1000 * TOKENS * (cost.step_s + cost.row_s * min(rows, many))

@@ -19,13 +19,12 @@ from typing import Any, Final, NamedTuple
 from orchestrator.errors import DeadlineInfeasible, QueueFull, TidegateError
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
-from perf.load.workload import Sizes
 from perf.report.bundle import Better, Figure
 from perf.report.stats import percentile
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.replay.loop import VirtualClock
-from perf.sim.replay.worker import SimWorker, WorkerSpec
-from perf.sim.scenes import FLEET, SPEED, STEP_COST, capacity_per_s
+from perf.sim.replay.worker import SimWorker
+from perf.sim.scenes import FLEET, SPEED, capacity_per_s
 from perf.sim.simulate import Driver, Fleet, SimResult, WorkerEvent, new_job, simulate
 from perf.sim.study import Case
 from protocol import OnDeadline, Outcome
@@ -282,14 +281,6 @@ class AskingDriver(Driver):
                 reported.fits.append(Pair(arrival.deadline_ms, took_ms))
 
 
-FEW_LONG = Fleet(WorkerSpec(STEP_COST, 2, kv_tokens=4096), count=1)
-LONG = Scenario(
-    SPEED,
-    answers=Sizes(median=120, sigma=0.5, least=40, most=400),
-    patience=(6.0, 12.0),
-    open_share=1.0,
-)
-"""Scenario of long answers of unknown length, which hold all of few slots."""
 MIXED: Final = Scenario(SPEED, open_share=0.5)
 
 

@@ -98,10 +98,7 @@ def slots() -> Iterator[Triton]:
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
     sizes = {"size": 96, "seconds": 6, "buffer_s": 0.2, "slots": 2}
-    # Unlocked, so that a client may have tensors in its own shared memory.
-    triton = Triton(
-        model="slot", is_locked=False, **sizes, **{"clips.render.queue.MOST_WAITING": 200}
-    )
+    triton = Triton(model="slot", **sizes, **{"clips.render.queue.MOST_WAITING": 200})
     try:
         triton.start()
         yield triton

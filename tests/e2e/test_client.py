@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import tidegate
 from tests.e2e.conftest import Stack
 from tests.support.cutting_proxy import cutting_proxy
 from tidegate import Client
@@ -26,25 +25,6 @@ async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) 
         undisturbed = await client.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
     assert answer.token_ids == undisturbed.token_ids
     assert answer.text == undisturbed.text
-
-
-async def test_plain_code_shares_a_deadline_over_a_network_that_breaks(demo: Stack) -> None:
-    """OR-2, DL-2: four calls, two cut connections, one promise."""
-
-    def work(url: str) -> list[str]:
-        with tidegate.SyncClient(url) as client, tidegate.deadline(30):
-            texts = []
-            for _ in range(2):
-                with client.sessions.open() as session:
-                    texts += [
-                        session.generate(said, max_tokens=24, temperature=0, ignore_eos=True).text
-                        for said in ("Tell me a story.", "And then?")
-                    ]
-            return texts
-
-    async with cutting_proxy(demo.url, cuts=2) as url:
-        one, two, *again = await asyncio.to_thread(work, url)
-    assert again == [one, two] and one != two
 
 
 @pytest.mark.slow

@@ -86,7 +86,6 @@ NOT_RUN = {
     "pip install ": "changes the environment that runs this",
     "nvidia-smi ": "needs an NVIDIA driver",
     "sudo nvidia-ctk ": "sets up a Docker engine",
-    "python -m perf.sim.what_if ": "needs a recording; tests/perf/replay/test_what_if.py takes one",
     "python -m perf.engine.gpu ": "needs a GPU; tests/perf/test_gpu.py runs it on toy sizes",
     "python -m pytest -m cuda ": "needs a GPU",
     "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",
@@ -101,14 +100,6 @@ def test_the_pages_have_what_this_tests() -> None:
     lines = {line.partition("#")[0].strip() for page, line in COMMANDS if page == "README.md"}
     assert {"make demo", "make test"} <= lines
     assert len(RUN) >= 10
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
-def test_no_command_is_outside_of_a_fence(page: Path) -> None:
-    """Nothing here would see it."""
-    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-    began = r"^ {4}(?:\.venv/bin/|curl|docker|make|pip|pytest|python|tidegate) .*"
-    assert re.findall(began, prose, re.M) == []
 
 
 def here(text: str, url: str, grpc: str) -> str:

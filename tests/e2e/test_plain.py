@@ -8,7 +8,6 @@ import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
-from tritonclient.utils import InferenceServerException
 
 from tests.e2e.conftest import Stack
 
@@ -52,13 +51,6 @@ async def stream(
             yield result
 
 
-def text_of(results: list[Any]) -> str:
-    return "".join(result.as_numpy("text_output")[0].decode() for result in results)
-
-
-GREEDY = json.dumps({"temperature": 0, "max_tokens": 24})
-
-
 async def test_the_orchestrator_speaks_the_plain_contract_too(demo: Stack) -> None:
     """The same requests to both ports: Triton's own, and the one with admission and placement."""
     sampling = json.dumps({"temperature": 0, "max_tokens": 12, "logprobs": 2})
@@ -89,19 +81,6 @@ async def test_the_orchestrator_speaks_the_plain_contract_too(demo: Stack) -> No
         for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/llm/ready"):
             async with http.get(path) as response:
                 assert response.status == 200
-
-
-async def test_a_plain_deadline_is_kept(paced: Stack) -> None:
-    """A request parameter states it; the error comes in-band, after some tokens."""
-    seen = []
-    with pytest.raises(InferenceServerException, match="deadline_exceeded"):
-        async for result in stream(
-            paced.triton.grpc,
-            {"deadline_ms": 1500},
-            sampling_parameters=json.dumps({"max_tokens": 1000}),
-        ):
-            seen.append(result)
-    assert seen
 
 
 async def test_a_plain_client_that_goes_away_stops_its_generation(paced: Stack) -> None:

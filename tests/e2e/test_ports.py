@@ -113,18 +113,6 @@ def test_nobody_unloads_a_model_or_has_triton_write_files(guarded: Stack) -> Non
     assert generates(guarded)
 
 
-def test_an_orchestrator_without_the_token_says_what_to_set(guarded: Stack) -> None:
-    stranger = Orchestrator(guarded.triton.grpc)
-    with pytest.raises(AssertionError, match="to be ready"):
-        stranger.start(patience_s=3.0)
-    try:
-        eventually(
-            lambda: "TIDEGATE_WORKER__LANE_TOKEN" in stranger.log.read_text(), "a word on it"
-        )
-    finally:
-        stranger.stop()
-
-
 def test_a_model_loaded_anew_serves_and_the_old_one_lets_go(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     shutil.copytree(MODEL_REPOSITORY, repository)

@@ -107,16 +107,6 @@ async def test_sampling_is_understood(server: tuple[str, Orchestrator]) -> None:
         assert all(value <= 0 for value in choice["logprobs"]["token_logprobs"])
 
 
-async def test_a_chat_goes_through_our_template(server: tuple[str, Orchestrator]) -> None:
-    _, orchestrator = server
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-    async with (
-        aiohttp.ClientSession(orchestrator.url) as http,
-        http.post("/v1/chat/completions", json=body) as response,
-    ):
-        assert response.status == 200, await response.text()
-
-
 async def test_a_closed_connection_stops_the_server(server: tuple[str, Orchestrator]) -> None:
     entry, orchestrator = server
     took = []
@@ -131,15 +121,3 @@ async def test_a_closed_connection_stops_the_server(server: tuple[str, Orchestra
             response.close()
             took.append(1000 * (await until(entry, lambda jobs: jobs == 0) - acted_at))
     print(f"{entry.partition('+')[0]}: closed until free, ms: {[round(one) for one in took]}")
-
-
-async def test_deadlines_hold(server: tuple[str, Orchestrator]) -> None:
-    entry, orchestrator = server
-    status, answer = await complete(orchestrator.url, **LONG, deadline_ms=1800)
-    assert status in (200, 504)
-    status, answer = await complete(
-        orchestrator.url, **LONG, deadline_ms=1800, on_deadline="partial"
-    )
-    assert status == 200, answer
-    assert answer["choices"][0]["text"]  # type: ignore[index]
-    await until(entry, lambda jobs: jobs == 0)

@@ -93,12 +93,6 @@ async def test_texts_are_cut_as_transformers_cuts_them(chat: Chat, text: str) ->
         assert (await response.json())["tokens"] == RECORDED["texts"][text]
 
 
-async def test_the_chat_template_is_the_files(chat: Chat) -> None:
-    for each in ANSWERS:
-        async with chat.http.post("/tokenize", json=body(each["asked"])) as response:
-            assert (await response.json())["tokens"] == each["prompt_ids"]
-
-
 @pytest.mark.parametrize("stop", ["\n4. 4", "3\n4", "9", "5. 5\n6. 6\n7"])
 async def test_a_stop_string_ends_a_text_across_tokens(chat: Chat, stop: str) -> None:
     whole: str = COUNTS["text"]
@@ -144,9 +138,3 @@ async def test_what_is_cut_to_fit_begins_like_the_whole(chat: Chat, on_deadline:
             assert HAIKU["text"].startswith(text)
         elif reason == "length":
             assert set(text.rstrip()[-2:]) & set(".!?"), text
-
-
-async def test_a_client_that_leaves_frees_its_row(chat: Chat) -> None:
-    told = body("Tell a long story.", stream=True, max_tokens=2000, ignore_eos=True)
-    async with chat.http.post("/v1/chat/completions", json=told) as response:
-        assert await response.content.readline()

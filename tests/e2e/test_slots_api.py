@@ -117,34 +117,6 @@ def test_a_clip_over_http(front: Orchestrator) -> None:
     run(front, test)
 
 
-def test_less_in_time_or_a_refusal_with_its_reason(front: Orchestrator) -> None:
-    async def test(client: Client) -> None:
-        await client.follow(await client.submit(RECIPE))
-        refused = await client.submit(LONG, deadline_ms=215)
-        while refused["http"] == 202:  # nothing is refused before the pace is known here, too
-            await client.follow(refused)
-            refused = await client.submit(LONG, deadline_ms=215)
-        assert refused["http"] == 504
-        error = refused["error"]
-        if error["code"] != "deadline_exceeded":  # the machine stood still for so long
-            assert error["code"] == "deadline_infeasible"
-            assert error["earliest_feasible_deadline"] > 0
-            assert error["binding_constraint"] in ("audio", "image", "video", "clip")
-        # Whatever this machine can do, some deadline in between gives less.
-        outcomes = []
-        for deadline_ms in (6_000, 1_500, 800, 600, 500, 400, 300, 250):
-            slot = await client.submit(LONG, deadline_ms=deadline_ms, on_deadline="degrade")
-            if slot["http"] != 202:
-                outcomes.append(slot["error"]["code"])
-                continue
-            *_, (_, _, last) = await client.follow(slot)
-            outcomes.append(last["outcome"])
-            assert (last["outcome"] == "partial") == bool(last.get("given_up")) or "code" in last
-        assert {"partial", "deadline_infeasible"} & set(outcomes), outcomes
-
-    run(front, test)
-
-
 def test_a_cancel_reaches_the_worker_and_frees_its_buffers(front: Orchestrator) -> None:
     async def test(client: Client) -> list[str]:
         outcomes = []

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from perf import gate
 from perf.report.bundle import SCHEMA_VERSION, BenchResult, Bundle, Figure, Machine, read, save
-from perf.report.machine import CpuTimes, describe_machine, versions
+from perf.report.machine import CpuTimes
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack.context import Bench
@@ -46,13 +46,6 @@ def test_a_bundle_survives_its_file(tmp_path: Path) -> None:
     assert {"machine", "command", "commit", "engine_digest", "model_digest"} <= raw.keys()
 
 
-def test_a_figure_is_the_median_with_its_spread() -> None:
-    figure = Figure.of("k", "label", "ms", [3.0, 1.0, 8.0])
-    assert (figure.median, figure.low, figure.high, figure.n) == (3.0, 1.0, 8.0, 3)
-    tail = Figure.tail_of("k", "label", "ms", [float(v) for v in range(101)], 99)
-    assert tail.low <= tail.median == 99.0 <= tail.high
-
-
 def test_a_foreign_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bundle.json"
     path.write_text("{}")
@@ -61,23 +54,6 @@ def test_a_foreign_file_is_named(tmp_path: Path) -> None:
     save(bundle(schema=SCHEMA_VERSION + 1), path)
     with pytest.raises(ValueError, match="schema"):
         read(path)
-
-
-def test_what_the_host_took_is_a_share_of_what_was_wanted(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-
-    def times(line: str) -> CpuTimes:
-        stat.write_text(f"{line}\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
-        found = CpuTimes.now(stat)
-        assert found is not None
-        return found
-
-    before = times("cpu  100 10 20 5000 300 1 2 50 0 0")
-    assert before == (133, 50)
-    assert before.stolen_percent(times("cpu  130 20 30 9000 400 5 8 80 0 0")) == 33.3
-    assert before.stolen_percent(before) == 0.0
-    stat.write_text("cpu 1 2\n")
-    assert CpuTimes.now(stat) is None and CpuTimes.now(tmp_path / "none") is None
 
 
 def test_a_run_says_what_was_stolen_while_it_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,22 +84,22 @@ def test_the_table_says_what_failed_and_what_was_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("better", "recorded", "now", "passed"),
+    ("better", "now", "tolerance", "passed"),
     [
-        ("lower", 1.0, 1.49, True),
-        ("lower", 1.0, 1.51, False),
-        ("lower", 1.0, 0.1, True),
-        ("higher", 1.0, 0.67, True),
-        ("higher", 1.0, 0.66, False),
-        ("higher", 1.0, 9.0, True),
-        ("higher", 1.0, 0.0, False),
+        ("lower", 1.49, 1.5, True),
+        ("lower", 1.51, 1.5, False),
+        ("lower", 1.6, 1.7, True),  # which the program states now
+        ("higher", 0.67, 1.5, True),
+        ("higher", 0.66, 1.5, False),
+        ("higher", 0.0, 1.5, False),
     ],
 )
 def test_the_gate_compares_by_factor(
-    better: str, recorded: float, now: float, passed: bool
+    better: str, now: float, tolerance: float, passed: bool
 ) -> None:
     """PF-1: a regression gate on ratios."""
-    [verdict] = gate.compare(bundle(ratio("r", recorded, better)), bundle(ratio("r", now, better)))
+    current = bundle(ratio("r", now, better, tolerance))
+    [verdict] = gate.compare(bundle(ratio("r", 1.0, better)), current)
     assert verdict.passed is passed
 
 
@@ -132,35 +108,12 @@ def test_a_gate_that_was_not_measured_fails() -> None:
     assert not verdict.passed
 
 
-def test_a_benchmark_that_left_is_asked_for_no_more() -> None:
-    left = BenchResult("left", "what", 1.0, [ratio("gone", 1.0)])
-    recorded = bundle(ratio("r", 1.0))
-    both = msgspec.structs.replace(recorded, results=[*recorded.results, left])
-    assert gate.of_today(both) == recorded
-
-
 def test_figures_without_tolerance_are_no_gates() -> None:
     recorded = bundle(ratio("r", 1.0), ratio("plain", 1.0, tolerance=None))
     verdicts = gate.compare(recorded, bundle(ratio("r", 1.0), ratio("plain", 99.0)))
     assert [verdict.recorded.key for verdict in verdicts] == ["r"]
     with pytest.raises(ValueError, match="no figure with a tolerance"):
         gate.compare(bundle(), bundle())
-
-
-@pytest.mark.parametrize(("now", "status"), [(1.2, 0), (5.0, 1)])
-def test_the_gate_command_reports_and_exits(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    now: float,
-    status: int,
-) -> None:
-    save(bundle(ratio("r", 1.0)), tmp_path / "recorded.json")
-    save(bundle(ratio("r", now)), tmp_path / "now.json")
-    arguments = ["--recorded", str(tmp_path / "recorded.json")]
-    monkeypatch.setattr("sys.argv", ["gate", *arguments, "--current", str(tmp_path / "now.json")])
-    assert gate.main() == status
-    assert ("regressed" in capsys.readouterr().out) == bool(status)
 
 
 @pytest.mark.parametrize(("failed", "status"), [("", 0), ("5 of 6", 1)])
@@ -184,17 +137,3 @@ def test_the_gate_runs_promises_whatever_was_recorded(
     monkeypatch.setattr("sys.argv", ["gate", "--recorded", str(tmp_path / "recorded.json")])
     assert gate.main() == status
     assert {"overtaking", "flood"} <= set(ran)
-
-
-def test_the_machine_describes_itself() -> None:
-    machine = describe_machine()
-    assert machine.cores >= 1
-    assert machine.memory_gib > 0
-    assert machine.cpu
-    assert "python" in versions()
-
-
-def test_the_tolerance_is_the_one_that_the_program_states_now() -> None:
-    recorded, current = bundle(ratio("r", 1.0)), bundle(ratio("r", 1.6, tolerance=1.7))
-    (verdict,) = gate.compare(recorded, current)
-    assert verdict.passed and verdict.tolerance == 1.7

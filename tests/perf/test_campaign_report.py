@@ -1,11 +1,16 @@
 """The campaign's table has a row for each cell, and says where ours loses."""
 
+from itertools import product
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
-from perf.sim.campaign import OURS, CellRun, RowsPolicy, SimCell
+from perf.load.trace import Manner
+from perf.sim.campaign import LABELS, OURS, CellRun, RowsPolicy, SimCell
 from perf.sim.campaign_report import show
-from perf.sim.scenes import SimScene, drawn_scenes
+from perf.sim.plot import draw
+from perf.sim.scenes import SLOW, SimScene, Traced, drawn_scenes
 
 FLOOD, LONG = (
     next(scene for scene in drawn_scenes() if scene.name == name)
@@ -18,18 +23,15 @@ def cell(scene: SimScene, policy: RowsPolicy, met: float, focus: float = 0.5) ->
     return SimCell(scene, policy, (run,) * 3)
 
 
-def shown(*cells: SimCell, every: bool = False) -> str:
+def shown(*cells: SimCell) -> str:
     console = Console(width=220)
     with console.capture() as capture:
-        show(cells, console, every=every)
+        show(cells, console)
     return capture.get()
 
 
-@pytest.mark.parametrize("every", [False, True])
-def test_ours_is_compared_with_the_best_of_each_kind_and_where_it_loses_comes_first(
-    every: bool,
-) -> None:
-    text = shown(
+def test_ours_is_compared_with_the_best_of_each_kind_and_where_it_loses_comes_first() -> None:
+    compared = shown(
         cell(LONG, RowsPolicy(OURS), 0.6),
         cell(LONG, RowsPolicy("fifo"), 0.5),
         cell(FLOOD, RowsPolicy(OURS), 0.6),
@@ -37,11 +39,19 @@ def test_ours_is_compared_with_the_best_of_each_kind_and_where_it_loses_comes_fi
         cell(FLOOD, RowsPolicy("fifo"), 0.3),
         cell(FLOOD, RowsPolicy("fifo", 8), 0.4),
         cell(FLOOD, RowsPolicy("edf", 16), 0.5),
-        every=every,
     )
-    assert ("FIFO, clients hang up, 8 rows" in text) == every
-    compared = text[text.index("loses most") :]
     assert compared.index("flood") < compared.index("long-prompts")
     for words in ("2.00 fifo ", "0.75 ours@16", "1.20 edf@16", "small 50 % (90 % ours@16)"):
         assert words in compared
     assert "1.20 fifo" in compared and "1 of 2 cells" in compared
+
+
+@pytest.mark.slow
+def test_pf2_the_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
+    cells = []
+    for trace, manner, load in product(("chat", "code"), Manner, (1.0, 2.0)):
+        source = Traced(tmp_path, "trace", manner, load, 30.0, SLOW.speed)
+        scene = SimScene(f"{trace}.trace.{manner}", f"{load:g}x", SLOW, source)
+        cells += [cell(scene, RowsPolicy(policy), 0.5 / load) for policy in LABELS]
+    draw(cells, tmp_path / "deep" / "plot")
+    assert (tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import pytest
 
 from perf.load.closed_loop import ClosedLoopPlan, LoadError, run
-from perf.load.cpu import process_cpu_s
 
 TOKENS = 40
 
@@ -76,8 +75,7 @@ def plan(port: int, **changes: object) -> ClosedLoopPlan:
     return ClosedLoopPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("cut", [3, 7, 50, 100_000])
-@pytest.mark.parametrize("poll_ms", [0.0, 1.0])
+@pytest.mark.parametrize(("cut", "poll_ms"), [(3, 0.0), (50, 1.0), (100_000, 0.0)])
 def test_every_token_is_counted_however_the_stream_is_cut(cut: int, poll_ms: float) -> None:
     with server(chunked(events(TOKENS, TOKENS)), cut) as port:
         result = run(plan(port, poll_ms=poll_ms))
@@ -87,9 +85,7 @@ def test_every_token_is_counted_however_the_stream_is_cut(cut: int, poll_ms: flo
     assert all(window.cpu_s["me"] >= 0 for window in result.windows)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "reported"), [(TOKENS - 1, TOKENS), (TOKENS, TOKENS - 1), (TOKENS + 1, TOKENS)]
-)
+@pytest.mark.parametrize(("tokens", "reported"), [(TOKENS - 1, TOKENS), (TOKENS, TOKENS - 1)])
 def test_a_missing_or_extra_token_is_an_error(tokens: int, reported: int) -> None:
     with (
         server(chunked(events(tokens, reported)), 1000) as port,
@@ -102,11 +98,3 @@ def test_an_error_answer_is_shown() -> None:
     answer = b"HTTP/1.1 503 No\r\nContent-Length: 5\r\n\r\nsorry"
     with server(answer, 1000) as port, pytest.raises(LoadError, match="sorry"):
         run(plan(port))
-
-
-def test_cpu_time_grows_and_a_dead_process_is_told() -> None:
-    before = process_cpu_s(os.getpid())
-    sum(range(200_000))
-    assert process_cpu_s(os.getpid()) > before
-    with pytest.raises(ProcessLookupError):
-        process_cpu_s(2**22 + 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perf import figures
-from perf.figures import BRIEF, DOCUMENTS, UnknownFigure, is_old, rendered
+from perf.figures import DOCUMENTS, UnknownFigure, is_old, rendered
 from perf.report.bundle import BenchResult, Figure, save
 from perf.report.recording import RESULTS, ROOT
 from tests.perf.test_bundle import bundle
@@ -20,7 +20,7 @@ _GIVEN = re.compile(r"[\d.]+ times the capacity|H100 \(80 GB\)")
 def test_pf9_a_document_shows_what_its_bundles_have(name: str) -> None:
     """Where this fails: ``make figures``, and look at what has changed."""
     try:
-        shown = rendered((ROOT / name).read_text(), ROOT / RESULTS, is_old, brief=name in BRIEF)
+        shown = rendered((ROOT / name).read_text(), ROOT / RESULTS, is_old)
     except LookupError as error:
         pytest.skip(f"git does not know what has changed since the bundles were recorded: {error}")
     assert (ROOT / name).read_text() == shown
@@ -53,7 +53,7 @@ def block(template: str, shown: str = "") -> str:
 
 
 def shown_of(text: str) -> str:
-    return text.partition("\n-->\n")[2].partition("\n\n- `")[0]
+    return text.partition("\n-->\n")[2].partition("\n\nFrom the bundles")[0]
 
 
 def test_pf9_a_template_is_written_below_itself_and_again(results: Path) -> None:
@@ -71,27 +71,10 @@ def test_pf9_the_best_of_the_others_is_named(results: Path) -> None:
     assert shown_of(rendered(text, results, lambda commit, command: False)) == "20 (x)"
 
 
-def test_pf9_rows_are_grouped_by_their_part(results: Path) -> None:
-    text = block('{{ rows("later", "a.x.*", "a.ours.*") }}')
-    assert shown_of(rendered(text, results, lambda commit, command: False)).splitlines()[2:] == [
-        "| **two policies** | | |",
-        "| x | 20 /s | 1 |",
-        "| ours | 30 /s | 1 |",
-    ]
-
-
-@pytest.mark.parametrize("brief", [True, False])
-def test_pf9_what_is_old_is_marked(results: Path, brief: bool) -> None:
+def test_pf9_what_is_old_is_marked(results: Path) -> None:
     text = block('{{ mid("first", "a.ratio") }} {{ mid("later", "a.x.rate") }}')
-    new = rendered(text, results, lambda commit, command: commit[0] == "2", brief=brief)
-    lines = [line for line in new.splitlines() if "later" in line and "{{" not in line]
-    assert lines and all("Old" in line for line in lines)
-    if not brief:
-        assert "**Old" not in next(
-            line for line in new.splitlines() if line.startswith("- `first`")
-        )
-        assert "`python -m perf.service`, commit 1111111111, 2026-01-01; a cpu, 2 cores" in new
-        assert "`python -m perf.service`, seed 5, commit 2222222222" in new
+    new = rendered(text, results, lambda commit, command: commit[0] == "2")
+    assert "From the bundles `first`, `later`. **Old, the code has changed since: `later`.**" in new
 
 
 @pytest.mark.parametrize(
@@ -99,7 +82,6 @@ def test_pf9_what_is_old_is_marked(results: Path, brief: bool) -> None:
     [
         ('fig("none", "a")', "no bundle none"),
         ('fig("first", "b")', "no figure b"),
-        ('rows("first", "b.*")', r"no figure like b\.\*"),
         ('best("first", "b.*.c")', r"no figure like b\.\*\.c"),
         ('raw("first", "machine", "soul")', "machine / soul"),
     ],
@@ -107,14 +89,6 @@ def test_pf9_what_is_old_is_marked(results: Path, brief: bool) -> None:
 def test_pf9_what_is_not_there_is_named(results: Path, call: str, named: str) -> None:
     with pytest.raises(UnknownFigure, match=named):
         rendered(block(f"{{{{ {call} }}}}"), results, lambda commit, command: False)
-
-
-def test_pf9_a_page_can_ask_what_was_recorded(results: Path) -> None:
-    asked = ("first", "a.ratio"), ("first", "b"), ("first",), ("none",)
-    calls = [f"has{each}".replace(",)", ")") for each in asked]
-    template = " ".join(f"{{{{ {call} }}}}" for call in calls)
-    shown = rendered(block(template), results, lambda commit, command: False)
-    assert "\nTrue False True False\n" in shown
 
 
 def test_pf9_old_is_by_the_share_of_lines_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +102,6 @@ def test_pf9_old_is_by_the_share_of_lines_that_changed(monkeypatch: pytest.Monke
     figures._share_changed.cache_clear()
     try:
         assert not is_old("1" * 40, "python -m perf.service --quick")
-        assert is_old("2" * 40, "python -m perf.sim.chains")
+        assert is_old("2" * 40, "python -m perf.sim runs")
     finally:
         figures._share_changed.cache_clear()

@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from perf.engine.checkpoints import SHAPES, set_ends, write_config
 from perf.goodput.__main__ import Scene, choices_of, new_arguments
 from perf.goodput.load import (
     LOG_NORMAL,
@@ -23,9 +21,7 @@ from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.outcomes import Turn
 from perf.load.trace import Manner
 from perf.load.workload import Speed
-from perf.sim import plot as sim_plot
-from perf.stack.scrape import Scrape, scrape
-from worker.models.config import read_config
+from perf.stack.scrape import Scrape
 from worker.runner.synthetic import length_ids
 
 SPEED = Speed(prompt_token_ms=0.5, token_ms=10.0)
@@ -118,7 +114,7 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
 
 
 def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
-    plain = choices_of(new_arguments().parse_args(["--quick"]))
+    plain = choices_of(new_arguments().parse_args([]))
     assert plain.policies == COMPARED and plain.is_poisson
     assert [source.name for source in plain.sources] == [LOG_NORMAL]
     assert plain.manners == (Manner.PROPORTIONAL,)
@@ -133,40 +129,6 @@ def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError):
             choices_of(new_arguments().parse_args(wrong))
-
-
-def test_a_models_requests_are_as_long_as_the_trace_has_them_and_end_by_themselves(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "azure-code.csv"
-    file.write_text(TRACE)
-    arguments = ["--model", "8b", "--trace", str(file)]
-    choices = choices_of(new_arguments().parse_args(arguments))
-    assert not any(policy.knows_lengths for policy in choices.policies)
-    assert (choices.instances, choices.spec.engine, choices.spec.device) == (1, "torch", "cuda")
-    load = drawn_load(
-        choices.sources[0],
-        SPEED,
-        choices.manners[0],
-        "model",
-        40_000,
-        is_poisson=False,
-        has_own_ends=True,
-    )
-    asks = load.asks(3.0, 10.0, 1)
-    assert {len(ask.body["prompt"]) for ask in asks} == {160, 3180, 4808}  # type: ignore[arg-type]
-    assert {ask.deadline_ms for ask in asks} == {2000.0}
-    for ask in asks:
-        assert ask.body["max_tokens"] == load.trace.cap_tokens > 400
-        assert ask.body["ignore_eos"] is False and ask.body["temperature"] == 1
-
-
-def test_random_ends_make_answers_of_the_mean_length(tmp_path: Path) -> None:
-    shape = SHAPES["tiny"]
-    write_config(tmp_path, shape)
-    set_ends(tmp_path, shape, mean_tokens=32, seed=1)
-    ends = read_config(tmp_path).eos_token_ids
-    assert len(set(ends)) == shape.vocab_size // 32
 
 
 @pytest.fixture
@@ -256,28 +218,6 @@ async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> N
         open_loop.FIRST_TOKEN,
     )
     assert kept.complete and gap.complete and first.complete
-
-
-async def test_the_service_s_own_counts_are_read(port: int) -> None:
-    assert (await scrape("127.0.0.1", port)).total("a") == 1.0
-
-
-@pytest.mark.slow
-def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
-    cells = [
-        sim_plot.PlotPoint(
-            trace, "trace", manner, load, policy, f"label of {policy}", 20.0, 19.0, 22.0, 30.0
-        )
-        for trace in ("conversation", "code")
-        for manner in Manner
-        for load in (1.0, 2.0)
-        for policy in ("ours", "known", "fifo", "edf", "jitserve", "qoserve", "slos-serve")
-    ]
-    sim_plot.draw(cells, tmp_path / "deep" / "plot")
-    assert (tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")
-    sim_plot.draw(cells[:1], tmp_path / "one")
-    with pytest.raises(ValueError, match="styles"):
-        sim_plot.draw([replace(cells[0], policy=str(i)) for i in range(7)], tmp_path / "many")
 
 
 def test_a_quantile_of_a_histogram_is_interpolated() -> None:

@@ -121,14 +121,14 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    args = program.new_arguments().parse_args(["--quick", "--rates", "3", "5", "--seconds", "2"])
-    size = program.size_of(args)
-    assert (size.goodput.rates, size.goodput.window_s) == ((3.0, 5.0), 2.0)
-    run = program.Comparison(size, console=SILENT)
+    args = program.new_arguments().parse_args(["--rates", "3", "5", "--seconds", "2"])
+    load = program.load_of(args)
+    assert (load.rates, load.window_s) == ((3.0, 5.0), 2.0)
+    run = program.Comparison(load, console=SILENT)
     await run.parts(["goodput", "speed"])
     path = tmp_path / "peers.json"
     recording = Recording.begin(["perf.peers"], path, allow_dirty=True)
-    recording.save(program.bundle_of(run, recording, quick=True))
+    recording.save(program.bundle_of(run, recording))
     bundle = read(path)
     said = {result.name: result.skipped for result in bundle.results}
     assert said["goodput"] == said["speed"]

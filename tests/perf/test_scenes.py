@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from perf.sim.campaign import ROWS, CellSpec, RowsPolicy, policies_of, run_cell
-from perf.sim.scenes import QUICK, Agents, SimScene, drawn_scenes
+from perf.sim.scenes import Agents, SimScene, drawn_scenes
 
 SCENES = {scene.key: scene for scene in drawn_scenes()}
 
@@ -20,21 +20,6 @@ def test_a_cell_s_requests_are_its_seed_s_and_come_in_order(scene: SimScene) -> 
     for arrival in first[:50]:
         assert len(arrival.prompt) == arrival.prompt_tokens <= scene.engine.fleet.context_tokens
         assert arrival.prompt[-1] == arrival.length < arrival.max_tokens
-
-
-def test_quick_cells_exist_and_names_are_unique() -> None:
-    assert set(QUICK) <= {scene.name for scene in SCENES.values()}
-    assert len(SCENES) == len(drawn_scenes())
-
-
-def test_prompts_of_a_kind_begin_alike_whatever_their_answers() -> None:
-    scene = SCENES["twice.64.50_per_s"]
-    begins: dict[str, set[tuple[int, ...]]] = {}
-    for arrival in scene.source.arrivals(10.0, 1):
-        begins.setdefault(arrival.kind, set()).add(
-            arrival.prompt[: min(11, arrival.prompt_tokens - 1)]
-        )
-    assert {kind: len(found) for kind, found in begins.items()} == {"facts": 1, "stories": 1}
 
 
 def test_an_agent_s_turn_goes_on_with_all_that_was_said() -> None:

@@ -15,8 +15,7 @@ from perf.sim.replay.worker import WorkerSpec
 from perf.sim.scenes import FLEET
 from perf.sim.simulate import Fleet, SimRun, simulate
 from protocol import OnDeadline, Outcome
-from tests.perf.sim_load import SCENARIO, SEED, run_policy
-from tests.perf.sim_summary import Summary
+from tests.perf.sim_load import CAPACITY, SCENARIO, SEED, Summary, run_policy
 from worker.runner.synthetic import StepCost
 
 # ── the issue's situations ───────────────────────────────────────────────────────────────────────
@@ -84,11 +83,11 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
 
 
 @pytest.mark.slow
-def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
+def test_below_capacity_nothing_open_is_refused_or_held() -> None:
     scenario = replace(SCENARIO, open_share=1.0)
     for load in (0.2, 0.4):
-        run = run_policy(OURS, scenario, FLEET, load * capacity, 8.0, SEED)
-        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 8.0, SEED)
+        run = run_policy(OURS, scenario, FLEET, load * CAPACITY, 8.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * CAPACITY, 8.0, SEED)
         assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
         ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
         assert ours.attainment >= theirs.attainment
@@ -98,7 +97,7 @@ def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("load", "seeds"), [(1.0, 2), (2.0, 1)])
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
-    capacity: float, load: float, seeds: int
+    load: float, seeds: int
 ) -> None:
     """The first 8 s: nothing is known of pace and lengths. Two in a hundred are chance."""
     scenario = replace(SCENARIO, open_share=1.0)
@@ -106,7 +105,7 @@ def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
         sum(
             result.met
             for seed in range(1, seeds + 1)
-            for result in run_policy(p, scenario, FLEET, load * capacity, 8.0, seed).results
+            for result in run_policy(p, scenario, FLEET, load * CAPACITY, 8.0, seed).results
         )
         for p in (OURS, UNPREDICTED)
     )
@@ -171,14 +170,3 @@ def test_dl15_no_slot_idles_while_somebody_waits(
         assert instance.concurrency.paused == instance.load == 0
     for worker in run.workers:
         assert worker.stats().kv_blocks_used == 0
-
-
-@pytest.mark.slow
-def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
-    """A crowd, then none: those who waited in the background are met if their time is not over."""
-    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 5.0, SEED))
-    run = simulate(crowd, FLEET, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED, linger_s=60.0)
-    patient = [f for f in run.results if f.arrival.deadline_ms > 10_000]
-    assert len(patient) > 50
-    assert all(result.met for result in patient if result.arrival.deadline_ms > 40_000)
-    assert sum(result.met for result in patient) > 0.5 * len(patient)

@@ -43,10 +43,3 @@ def test_a_rivals_clients_make_all_calls_of_their_runs(name: str) -> None:
     kept = measure_rival(load, name, SHORT, seed=SEED, warm_s=0.0)
     assert kept.runs_kept == kept.runs == len(runs) > 0
     assert kept.others_kept == kept.others == len(load) - len(runs)
-
-
-def test_a_rivals_lost_run_is_over_at_its_deadline() -> None:
-    load = SHORT.draw(SHORT.rates(3.0), 6.0, SEED)
-    kept = measure_rival(load, "fifo", SHORT, seed=SEED, warm_s=0.0)
-    assert 0 < kept.runs_kept < kept.runs
-    assert kept.wasted_calls > 0

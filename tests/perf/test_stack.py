@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perf.load.closed_loop import ClosedLoopPlan, LoadError
-from perf.load.connection import HOST, HttpConnection, HttpError
+from perf.load.connection import HOST
 from perf.load.drive import Windows, apply, completion, overhead_events, stream
 from perf.stack.stack import server
 
@@ -40,16 +40,3 @@ async def test_both_servers_send_one_event_per_token(module: str) -> None:
             )
     assert result.tokens == result.requests * 64 > 0
     assert [window.cpu_s.keys() for window in result.windows] == 2 * [{"server"}]
-
-
-async def test_a_kept_alive_connection_answers_again_and_again() -> None:
-    async with (
-        server("perf.stack.baseline") as process,
-        HttpConnection(HOST, process.port) as connection,
-    ):
-        for _ in range(3):
-            connection.send("GET", "/health/live")
-            assert await connection.answer() == (200, b"ok")
-        connection.send("GET", "/nowhere")
-        with pytest.raises(HttpError, match="404"):
-            await connection.answer()

@@ -46,11 +46,6 @@ def test_the_pod_that_finishes_first() -> None:
     assert names(needs(), prospect("slow", 20.0), prospect("fast", 5.0)) == ["fast", "slow"]
 
 
-def test_a_fast_pod_with_a_queue_is_slower_than_an_idle_slow_one() -> None:
-    queued = prospect("fast", 5.0, running=10, waiting=40)
-    assert names(needs(), queued, prospect("slow", 20.0)) == ["slow", "fast"]
-
-
 def test_the_chance_of_being_in_time_goes_before_the_usual_finish() -> None:
     """A short answer, the usual one, ends sooner on the slow pod; a long one is late there."""
     asked = Needs(10, [10.0] * 9 + [400.0] * 7, 1, Due(5200.0))
@@ -64,10 +59,6 @@ def test_equals_go_by_load_and_where_the_conversation_was() -> None:
     pods = prospect("a", running=3), prospect("b", running=1), prospect("c", running=2)
     assert names(needs(), *pods)[0] == "b"
     assert names(needs(home="c"), *pods)[0] == "c"
-
-
-def test_a_pod_of_unknown_pace_is_tried() -> None:
-    assert names(needs(), prospect("a", running=2), prospect("new", None))[0] == "new"
 
 
 def test_pods_without_metrics_stand_behind_and_those_out_of_reach_last() -> None:

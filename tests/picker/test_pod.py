@@ -87,17 +87,6 @@ def test_metrics_tell_the_pace_and_what_is_certain() -> None:
     assert pod.prospect(4.0).pace == prospect.pace
 
 
-def test_a_pace_that_beats_what_was_certain_makes_it_uncertain() -> None:
-    pod = Pod("a")
-    for step in range(4):
-        told(pod, step, 10.0)
-    page = pod.page
-    assert page is not None
-    fast = replace(page, steps=page.steps + 10, gaps=page.gaps + 10, gaps_s=page.gaps_s + 0.02)
-    pod.take_page(replace(fast, tokens=page.tokens + 10), 5.0, 5.0)
-    assert pod.prospect(5.0).least_ms(STATED) <= 0.8 * 2.0 * 50
-
-
 def test_answers_tell_the_pace_of_a_pod_whose_metrics_do_not() -> None:
     pod = Pod("a")
     now = 0.0
@@ -114,15 +103,6 @@ def test_answers_tell_the_pace_of_a_pod_whose_metrics_do_not() -> None:
     assert prospect.pace.step_ms(1) == pytest.approx(20.0, rel=0.15)
     assert 500.0 < prospect.least_ms(STATED) <= 0.8 * 20.5 * 50
     assert pod.load == 0
-
-
-def test_pieces_are_no_tokens() -> None:
-    """A piece may have several tokens: its pace would make the possible look impossible."""
-    pod = Pod("a")
-    one = flight()
-    pod.add(one)
-    pod.ended(one, AnswerEnd(40, is_told=False), 1.0)
-    assert pod.prospect(1.0).pace is None
 
 
 def test_metrics_grow_stale() -> None:

@@ -11,7 +11,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from picker.__main__ import main
 from picker.pods import Pods
 from picker.section import PickerSection
 from tests.orchestrator.conftest import MakeService, MakeWorker
@@ -97,14 +96,6 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
         assert await process.wait() == 0, rest
 
 
-def test_without_pods_the_command_says_what_to_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([]) == 2
-    assert "--endpoints ip:port" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -120,15 +111,6 @@ async def test_a_pod_that_tells_nothing_says_why(change: dict[str, object], faul
             (one,) = served.pods
             assert fault in one.fault and one.is_reachable
             assert served.pods.is_ready  # failing open
-
-
-async def test_a_pod_that_takes_no_connection_is_out_of_reach() -> None:
-    async with FakePod().serve() as pod:
-        pass
-    async with serve_picker(pod.address, picker={"failure_mode": "closed"}) as served:
-        (one,) = served.pods
-        assert not one.is_reachable and "cannot connect" in one.fault
-        assert not served.pods.is_ready
 
 
 async def test_tidegates_own_page_goes_before_the_other_one() -> None:

@@ -116,15 +116,6 @@ ANSWERS: list[tuple[str, list[bytes], AnswerEnd | None]] = [
         ],
         AnswerEnd(3, 5, finished=False),
     ),
-    (
-        "text/event-stream",
-        [
-            b'data: {"type":"response.output_text.delta","delta":"a"}\n\n',
-            b'data: {"type":"response.completed","response":{"status":"completed",'
-            b'"usage":{"input_tokens":1,"output_tokens":2}}}\n\n',
-        ],
-        AnswerEnd(2, 1),
-    ),
     ("application/json", [b'{"error":"no"}'], None),
     ("application/json", [b"x" * (MAX_BYTES + 1)], None),
     ("text/html", [b"<p>"], None),

@@ -1,7 +1,6 @@
 """A real Chromium without a window, driven over its DevTools protocol: no driver to install."""
 
 import asyncio
-import base64
 import itertools
 import json
 import os
@@ -198,10 +197,6 @@ class Tab:
         extra = {"text": text} if text else {}
         await self._send("Input.dispatchKeyEvent", type=down, **base, **extra)
         await self._send("Input.dispatchKeyEvent", type="keyUp", **base)
-
-    async def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        shot = await self._send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))  # noqa: ASYNC240 - once, by hand
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 

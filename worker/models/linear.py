@@ -155,8 +155,6 @@ class PackedGated:
         return self.gate.nbytes + self.up.nbytes
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class SplitGated:
     """A gated layer over one linear layer with the outputs gate and up."""

@@ -19,7 +19,7 @@ from protocol import ModelCard, WorkerStats
 from worker.core import Event, JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.loaded import LoadedEngine
-from worker.runner.synthetic import PacedDevice, PacedStep, StepCost
+from worker.runner.synthetic import PacedDevice, StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -32,8 +32,6 @@ from worker.text.tokenizer import Tokenizer
 _TICK_S = 0.05
 """Seconds after which an idle worker looks whether a heartbeat is due."""
 _END, _TOKEN = 0, 1
-BEGUN = 2
-"""Token of an answer that a worker is to have already: it costs nothing to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,6 @@ class WorkerSpec:
     noise: float = 0.03
     max_stall_s: float = 0.05
     way_back_s: float = 0.0
-    overlap: bool = False
-    """Whether a step is launched before the one before it is read, as on a GPU."""
     prefix_cache: bool = False
     """Whether prefixes are cached, for prompts that begin alike on purpose: made-up ones do by
     chance."""
@@ -74,27 +70,19 @@ class _Runner:
         self.took_s += seconds
 
     def execute(self, plan: Plan) -> StepResult:
-        return self.launch(plan).collect()
-
-    def launch(self, plan: Plan) -> PacedStep:
-        free = sum(
-            row.request.tokens[row.start : row.start + row.count].count(BEGUN)
-            for row in plan.rows[plan.decodes :]
-            if row.request.job.begun_tokens
-        )
-        costs_s = self.cost.of(plan) - free * self.cost.prompt_token_s
-        busy_s = costs_s * self._rng.lognormvariate(0.0, self._noise)
+        busy_s = self.cost.of(plan) * self._rng.lognormvariate(0.0, self._noise)
         ids: list[list[int]] = []
         for row in plan.rows:
             request = row.request
-            asked = request.prompt_tokens - request.job.begun_tokens
-            made = len(request.tokens) - asked + 1
+            made = len(request.tokens) - request.prompt_tokens + 1
             # The last token id that the client sent is how long the answer is by itself.
-            is_over = made >= request.tokens[asked - 1] and not request.job.sampling.ignore_eos
+            is_over = (
+                made >= request.tokens[request.prompt_tokens - 1]
+                and not request.job.sampling.ignore_eos
+            )
             ids.append([_END if is_over else _TOKEN] if row.samples else [])
-        return self._device.launch(
-            StepResult(ids), launch_s=self.cost.launch_of(plan), busy_s=busy_s
-        )
+        launch_s = self.cost.launch_of(plan)
+        return self._device.launch(StepResult(ids), launch_s=launch_s, busy_s=busy_s).collect()
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -124,7 +112,7 @@ class SimWorker:
         self._engine = Engine(
             Scheduler(config, BlockPool(spec.kv_tokens // card.block_tokens)),
             self.runner,
-            EngineConfig([_END], overlap=spec.overlap),
+            EngineConfig([_END]),
             clock=self._now,
             draw_seed=lambda: 0,
         )
