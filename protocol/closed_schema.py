@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from protocol.finite_pattern import texts_of
+from protocol.finite_pattern import MOST_TEXTS, texts_of
 
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords with an object of schemas."""
@@ -20,6 +20,8 @@ _INSIDE: Final = (
     *("additionalProperties", "unevaluatedProperties"),
 )
 """Keywords with a schema, or a list of them, for the parts of a value."""
+_MOST_NAMED: Final = 1024
+"""Names of properties up to which it is seen that a pattern matches no other."""
 
 _PARTS: Final = frozenset({*_LISTS, "$ref", "if", "dependentSchemas"})
 _WITH_SCHEMAS: Final = frozenset({*_BY_NAME, *_LISTS, *_CONDITIONS, *_INSIDE})
@@ -57,7 +59,11 @@ def _without_few(schema: Any) -> Any:
     patterns, properties = result.get("patternProperties"), result.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(properties, dict):
         return result
-    few = {pattern: names for pattern in patterns if (names := texts_of(pattern)) is not None}
+    few = {}
+    for pattern in patterns:
+        names = texts_of(pattern, max(MOST_TEXTS, min(len(properties), _MOST_NAMED)))
+        if names is not None and (len(names) <= MOST_TEXTS or properties.keys() >= set(names)):
+            few[pattern] = names
     if not few:
         return result
     properties = properties.copy()

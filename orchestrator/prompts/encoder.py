@@ -176,15 +176,24 @@ class PromptEncoder:
     def written_call(self) -> str:
         """The turn of a model that has called ``PROBE``, as its template writes it; empty where it
         does not write the call, or will not have such a chat."""
+        return self._written(in_text=self._takes_text)
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether the template takes arguments of calls as JSON text alone: functionary's do."""
+        return not self._written(in_text=False) and bool(self._written(in_text=True))
+
+    def _written(self, *, in_text: bool) -> str:
         tool = Tool(PROBE.name, "", {"type": "object", "properties": {"word": {"type": "string"}}})
         result = Message("tool", "done", call_id=PROBE.id, name=PROBE.name)
         messages = (Message("user", _ASKED), Message("assistant", "", calls=(PROBE,)), result)
         try:
-            text = self._render(Chat(messages, tools=(tool,), add_generation_prompt=False))
+            chat = Chat(messages, tools=(tool,), add_generation_prompt=False)
+            text = self._render(chat, in_text=in_text)
         except InvalidRequest:
             return ""
         text = text.rpartition(_ASKED)[2]  # the text before it may have examples of calls
-        # Arguments in Python's spelling: such a template takes them as text alone.
+        # Arguments may be in Python's spelling.
         return "" if str(PROBE.arguments) in text or WORD not in text else text
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
@@ -335,7 +344,8 @@ class PromptEncoder:
     def _normalized(self, text: str) -> str:
         return text if self._normalize is None else self._normalize(text)
 
-    def _render(self, chat: Chat) -> str:
+    def _render(self, chat: Chat, *, in_text: bool | None = None) -> str:
+        """``in_text``: give arguments of calls as text; None: where the template needs it."""
         if self._template is None:
             why = self.chat_fault or f"the model {self.name!r} has no chat template"
             raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
@@ -352,7 +362,9 @@ class PromptEncoder:
         if is_open:
             messages = (*messages[:-1], with_end(messages[-1], _OPEN_END))
         has_images = any(message.parts for message in messages)
-        turns = turns_of(messages, in_parts=has_images or self._takes_parts_only)
+        if in_text is None:
+            in_text = any(message.calls for message in messages) and self._takes_text
+        turns = turns_of(messages, in_parts=has_images or self._takes_parts_only, in_text=in_text)
         try:
             text = self._template.render(
                 turns,
@@ -372,7 +384,7 @@ class PromptEncoder:
         except Refused as error:
             allowed = without_later_systems(chat)
             if allowed is not chat:
-                return self._render(allowed)
+                return self._render(allowed, in_text=in_text)
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {excerpt(error, 200)}",
                 field="messages",

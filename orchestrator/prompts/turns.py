@@ -81,10 +81,13 @@ def images_of(prompt: Prompt) -> list[Image]:
     return [image for turn in messages if turn.parts for image in turn.images]
 
 
-def turns_of(messages: Sequence[Message], *, in_parts: bool = False) -> list[dict[str, object]]:
+def turns_of(
+    messages: Sequence[Message], *, in_parts: bool = False, in_text: bool = False
+) -> list[dict[str, object]]:
     """Messages in the form that templates take, without empty fields. ``in_parts``: the content of
-    each is a list of parts, for templates that show images."""
-    return [_turn(message, in_parts) for message in messages]
+    each is a list of parts, for templates that show images. ``in_text``: the arguments of calls are
+    JSON text."""
+    return [_turn(message, in_parts, in_text) for message in messages]
 
 
 def with_end(message: Message, end: str) -> Message:
@@ -171,7 +174,7 @@ def chars_of(chat: Chat, per_message: int) -> int:
     return chars
 
 
-def _turn(message: Message, in_parts: bool) -> dict[str, object]:
+def _turn(message: Message, in_parts: bool, in_text: bool) -> dict[str, object]:
     turn: dict[str, object] = {"role": message.role, "content": message.content}
     if in_parts:
         turn["content"] = [
@@ -179,7 +182,7 @@ def _turn(message: Message, in_parts: bool) -> dict[str, object]:
             for part in message.parts or (message.content,)
         ]
     if message.calls:
-        turn["tool_calls"] = [call.stated() for call in message.calls]
+        turn["tool_calls"] = [call.stated(in_text=in_text) for call in message.calls]
         if message.reasoning:
             turn["reasoning_content"] = message.reasoning
             if not message.content:  # gpt-oss' name for it, whose template takes one of the two

@@ -1,5 +1,6 @@
 """Tools that a model may call, and its calls in earlier turns of a chat."""
 
+import json
 from collections.abc import Mapping
 
 import msgspec
@@ -39,7 +40,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     chars: int = 0
     """Approximate length of the call as JSON, in characters."""
 
-    def stated(self) -> JsonObject:
-        """The call in the form that templates take: arguments are an object, not text."""
-        function = {"name": self.name, "arguments": self.arguments}
+    def stated(self, *, in_text: bool = False) -> JsonObject:
+        """The call in the form that templates take: arguments are an object, unless ``in_text``."""
+        text = json.dumps(self.arguments, ensure_ascii=False) if in_text else ""
+        function = {"name": self.name, "arguments": text or self.arguments}
         return {"id": self.id, "type": "function", "function": function}

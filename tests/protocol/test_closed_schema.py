@@ -130,6 +130,9 @@ def test_what_is_passed_over_is_named(schema: Any, names: list[str]) -> None:
         (r"\Aa\z", ["a"]),
         ("(?i)^a1$", ["a1", "A1"]),
         ("^(?i:a)b$", ["ab", "Ab"]),
+        ("(?s)^a$", ["a"]),
+        ("^(?<n>a|b)$", ["a", "b"]),
+        (r"^[^\s\S]$", []),
         *((pattern, None) for pattern in ("a", "^a", "^a$|b", "^a*$", "^[a-z]{2}$", "^[^a]$")),
         *(
             (pattern, None)
@@ -154,5 +157,10 @@ def test_a_pattern_of_few_names_is_these_names() -> None:
         "patternProperties": {"^x": True},
         "additionalProperties": False,
     }
+    hours = [f"{hour:03}" for hour in range(100)]
+    many = {"properties": dict.fromkeys(hours, True), "patternProperties": {r"^0\d\d$": C}}
+    assert closed(many) == {"properties": dict.fromkeys(hours, C | CLOSED)} | CLOSED
+    del many["properties"]["042"]
+    assert closed(many)["patternProperties"].keys() == {r"^0\d\d$"}
     inside = closed({"items": {"patternProperties": {"^a$": {}}, "required": ["a"]}})
     assert inside["items"]["properties"] == {"a": {}} and "patternProperties" not in inside["items"]

@@ -258,3 +258,17 @@ def test_ids_of_calls_are_short_where_templates_want_them_so() -> None:
     encoder = PromptEncoder(make_card(chat_template=kimi))
     text = encoder.tokens.text_of(encoder.encode(Chat(messages)))
     assert text is not None and "functions.f:0;" in text and "functions.f:1;;functions.f:0;" in text
+
+
+@pytest.mark.parametrize("arguments", ["'' ~ c.function.arguments", "'' + c.function.arguments"])
+def test_arguments_are_text_where_templates_want_them_so(arguments: str) -> None:
+    """Such a template fails over an object, or writes it in Python's spelling."""
+    template = (
+        "{{ tools }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}"
+        "{{ 'call ' + c.function.name + " + arguments + " }};{% endfor %}{% endfor %}"
+    )
+    call = ToolCall("1", "f", {"a": [True, "é"]})
+    messages = (Message("assistant", "", calls=(call,)), Message("tool", "on", call_id="1"))
+    encoder = PromptEncoder(make_card(chat_template=template))
+    text = encoder.tokens.text_of(encoder.encode(Chat(messages)))
+    assert text is not None and 'call f{"a": [true, "é"]};on' in text

@@ -326,6 +326,10 @@ def writing(call: str, *, hint: str = "") -> dict[str, str]:
             "{% endfor %}]<]x[>[</invoke>\n]<]x[>[</tool_call>"
         ),
         writing(f"<function={_NAME}>{_TEXT}</function>", hint="<|python_tag|>"),
+        writing(
+            "{{ '<function=' + c.function.name + '>' + c.function.arguments + '</function>' }}",
+            hint="<|python_tag|>",
+        ),
     ],
 )
 async def test_a_format_that_only_looks_known_is_refused(
@@ -347,6 +351,7 @@ async def test_a_format_that_only_looks_known_is_refused(
             "hermes",
         ),
         (writing(f"[TOOL_CALLS]{_NAME}[ARGS]{_TEXT}"), "mistral"),
+        (writing("[TOOL_CALLS]{{ c.function.name + '[ARGS]' + c.function.arguments }}"), "mistral"),
         (
             writing(
                 f"<tool_call>{_NAME}{_EACH}"
@@ -363,9 +368,14 @@ async def test_a_format_that_only_looks_known_is_refused(
             ),
             "minimax_m3",
         ),
-        # It takes arguments as text alone, so that it tells nothing.
-        (writing("<tool_call>{{ c.function.arguments + '' }}</tool_call>"), "hermes"),
-        (writing("<tool_call>{{ c.function.arguments }}</tool_call>"), "hermes"),
+        # They take arguments as text alone.
+        *(
+            (
+                writing(f'<tool_call>{{"name": "{_NAME}", "arguments": {text}}}</tool_call>'),
+                "hermes",
+            )
+            for text in ("{{ c.function.arguments + '' }}", "{{ c.function.arguments }}")
+        ),
     ],
 )
 async def test_a_format_that_is_known_is_read_from_what_the_template_writes(
