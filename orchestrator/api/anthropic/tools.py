@@ -47,15 +47,11 @@ class ThinkingBody(msgspec.Struct, frozen=True):
 
 
 _tools_reader: Reader[list[MessagesToolBody] | None] = Reader(list[MessagesToolBody] | None)
-_choice_reader: Reader[ChoiceBody | None] = Reader(ChoiceBody | None)
-_thinking_reader: Reader[ThinkingBody | None] = Reader(ThinkingBody | None)
 
 
-def tool_use_of(stated_tools: msgspec.Raw, tool_choice: msgspec.Raw) -> ToolUse | None:
+def tool_use_of(stated_tools: msgspec.Raw, choice: ChoiceBody | None) -> ToolUse | None:
     """The tools that may be called; None without any. Raises ``InvalidRequest``."""
     require_bounds(stated_tools)
-    require_bounds(tool_choice, "tool_choice")
-    choice: ChoiceBody | None = decode_part(tool_choice, _choice_reader, "tool_choice")
     stated: list[MessagesToolBody] | None = decode_part(stated_tools, _tools_reader, "tools")
     tools = tuple(
         read_tool(tool.name, tool.description, tool.input_schema, tool.strict, f"tools[{at}]")
@@ -102,10 +98,8 @@ class Thinking(NamedTuple):
     """Whether a model that cannot think is refused; otherwise thinking is a hint."""
 
 
-def thinking_of(thinking: msgspec.Raw) -> Thinking:
-    """How much to think, as a body states it. Raises ``InvalidRequest``."""
-    require_bounds(thinking, "thinking")
-    stated: ThinkingBody | None = decode_part(thinking, _thinking_reader, "thinking")
+def thinking_of(stated: ThinkingBody | None) -> Thinking:
+    """How much to think, as a body states it."""
     if stated is None:
         return Thinking({}, is_required=False)
     thinks = {"enable_thinking": stated.type != "disabled"}

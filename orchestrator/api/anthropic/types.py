@@ -9,9 +9,8 @@ from typing import ClassVar
 import msgspec
 
 from orchestrator.api.anthropic.shapes import ThreadUnsupported
-from orchestrator.api.anthropic.tools import thinking_of, tool_use_of
+from orchestrator.api.anthropic.tools import ChoiceBody, ThinkingBody, thinking_of, tool_use_of
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
-from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import (
     NULL,
     OtherFormsRequest,
@@ -23,7 +22,7 @@ from orchestrator.api.http.fields import (
     refuse_unserved,
 )
 from orchestrator.api.http.grammars import json_schema
-from orchestrator.api.http.tools import require_bounds, template_arguments
+from orchestrator.api.http.tools import template_arguments
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Chat, Prompt
@@ -40,24 +39,16 @@ class FormatBody(msgspec.Struct, frozen=True):
 class OutputConfig(msgspec.Struct, frozen=True):
     """Output settings. The effort to make is a hint that nothing here depends on."""
 
-    format: msgspec.Raw = NULL
+    format: FormatBody | None = None
     effort: Unused = NULL
     task_budget: Unused = NULL
 
 
-_config_reader: Reader[OutputConfig | None] = Reader(OutputConfig | None)
-_format_reader: Reader[FormatBody | None] = Reader(FormatBody | None)
-
-
-def stated_form(output_config: msgspec.Raw, output_format: msgspec.Raw) -> StatedGrammar | None:
+def stated_form(config: OutputConfig | None, form: FormatBody | None) -> StatedGrammar | None:
     """The grammar that the answer must match, if one is stated. Raises ``InvalidRequest``."""
-    require_bounds(output_config, "output_config")
-    config: OutputConfig | None = decode_part(output_config, _config_reader, "output_config")
-    field, stated = "output_config.format", NULL if config is None else config.format
-    if stated == NULL:
-        field, stated = "output_format", output_format
-    require_bounds(stated, field)
-    form: FormatBody | None = decode_part(stated, _format_reader, field)
+    field = "output_format"
+    if config is not None and config.format is not None:
+        field, form = "output_config.format", config.format
     if form is None:
         return None
     if form.type != "json_schema":
@@ -67,6 +58,12 @@ def stated_form(output_config: msgspec.Raw, output_format: msgspec.Raw) -> State
     if form.schema == NULL:
         raise InvalidRequest(f"{field}: json_schema needs schema", field=field)
     return StatedGrammar(field, json_schema(field, form.schema, None))
+
+
+class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The client's own name for its user; nothing here depends on it."""
+
+    user_id: str | None = None
 
 
 class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,11 +78,11 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     stream: bool | None = None
 
     tools: Unused = NULL
-    tool_choice: Unused = NULL
-    thinking: Unused = NULL
+    tool_choice: ChoiceBody | None = None
+    thinking: ThinkingBody | None = None
     chat_template_kwargs: Unused = NULL
-    output_config: msgspec.Raw = NULL
-    output_format: msgspec.Raw = NULL
+    output_config: OutputConfig | None = None
+    output_format: FormatBody | None = None
 
     # served in one way only
     mcp_servers: Unused = NULL
@@ -93,7 +90,7 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     speed: Unused = NULL
 
     # harmless
-    metadata: Unused = NULL
+    metadata: Metadata | None = None
     cache_control: Unused = NULL
     context_management: Unused = NULL
     inference_geo: Unused = NULL
@@ -124,8 +121,8 @@ class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     system: Content | None = None
 
     tools: Unused = NULL
-    tool_choice: Unused = NULL
-    thinking: Unused = NULL
+    tool_choice: ChoiceBody | None = None
+    thinking: ThinkingBody | None = None
     chat_template_kwargs: Unused = NULL
 
     # served in one way only

@@ -60,9 +60,8 @@ CLIENTS = (
     Client(
         "`openai` (Python)",
         "chats, completions and Responses, streamed and not; `n`, several prompts,"
-        " log-probabilities, cached tokens, running usage; JSON schemas; tools forced and gone on"
-        " from; `echo` with log-probabilities; embeddings; a timeout as a deadline; an overflow by"
-        " its code",
+        " log-probabilities, running usage; JSON schemas; tools forced and gone on from; `echo`"
+        " with log-probabilities; embeddings; a timeout as a deadline; an overflow by its code",
         (Program(OURS, "with_openai.py", ("openai",)), _theirs("with_openai.py", "openai")),
     ),
     Client(

@@ -53,25 +53,6 @@ def check_logprobs(url: str) -> None:
     assert len(entries) == 3 and all(len(entry.top_logprobs) == 3 for entry in entries)
 
 
-def check_history_as_other_servers_leave_it(url: str) -> None:
-    said = {"role": "assistant", "content": "Once.", "reasoning_content": None, "refusal": None}
-    _client(url).chat.completions.create(
-        model=MODEL, messages=[*HELLO, said, {"role": "user", "content": "Go on."}], max_tokens=2
-    )
-
-
-def check_cached_tokens(url: str) -> None:
-    asked = {
-        "model": MODEL,
-        "max_tokens": 1,
-        "messages": [{"role": "user", "content": "fox " * 90}],
-    }
-    client = _client(url)
-    client.chat.completions.create(**asked)
-    usage = client.chat.completions.create(**asked).usage
-    assert 0 < usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
-
-
 def check_too_long_is_named(url: str) -> None:
     client = _client(url)
     room = client.models.retrieve(MODEL).max_model_len
