@@ -37,7 +37,7 @@ def compiler_problem() -> str | None:
         try:
             import numba
 
-            if numba.config.DISABLE_JIT:
+            if getattr(numba.config, "DISABLE_JIT", 0):
                 give_up("NUMBA_DISABLE_JIT is set")
         except Exception as error:  # its libraries may be missing or not fit
             give_up(f"numba cannot be imported ({error}); pip install numba, or run without it")

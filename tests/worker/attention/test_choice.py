@@ -100,22 +100,22 @@ def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.Monke
     pool = KVPool(
         layers=1,
         blocks=40,
-        block_tokens=3,
-        kv_heads=2,
-        head_dim=16,
-        dtype=torch.float32,
+        block_tokens=16,
+        kv_heads=1,
+        head_dim=8,
+        dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )
 
     def chosen() -> choice.Choice:
-        return choose_attention("auto", pool, 6, timer=lambda call, device: 5.0)
+        return choose_attention("auto", pool, 10, timer=lambda call, device: 5.0)
 
     assert [one.problem for one in chosen().tried] == [None, None]
     monkeypatch.setattr("worker.attention.numba_backend.compiler_problem", lambda: "no numba here")
     without = chosen()
     assert without.name == "reference"
     assert "no numba here" in (without.tried[0].problem or "")
-    fixed = choose_attention("auto", pool, 6, deterministic=True)
+    fixed = choose_attention("auto", pool, 10, deterministic=True)
     assert fixed.name == "fixed" and not fixed.tried
 
 
