@@ -128,9 +128,9 @@ def loader(place: Place) -> Iterator[Figure]:
         yield Figure.of("loader.worker_s", "as a worker loads it, page cache warm", "s", [seconds])
         assert place.card is not None
         length = min(600, place.card.context_tokens // 2)
-        draws = {"temperature": 0.8, "top_p": 0.9, "logprobs": 5}
         rows = [
-            runs.submit(runs.prompt(length), 40, **draws) for _ in range(place.card.max_running)
+            runs.submit(runs.prompt(length), 40, temperature=0.8, top_p=0.9, logprobs=5)
+            for _ in range(place.card.max_running)
         ]
         runs.wait_ended(rows)
         for when, gib in (("loaded", free), ("full_batch", _free_gib(place))):

@@ -62,11 +62,11 @@ def _panel(axes: "Axes", cells: Sequence[tuple[SimCell, Traced]]) -> None:
             continue
         loads = [_load(each) for each in own]
         goodput = [[value / s.capacity for value in cell.values("goodput")] for cell, s in own]
-        style = {"color": f"C{number}", "lw": 3.0 if policy == OURS else 1.5}
+        color, width, marker = f"C{number}", 3.0 if policy == OURS else 1.5, _MARKERS[number]
         middle = [cell.median("goodput") / source.capacity for cell, source in own]
-        axes.plot(loads, middle, marker=_MARKERS[number], label=LABELS[policy], **style)
+        axes.plot(loads, middle, marker=marker, label=LABELS[policy], color=color, lw=width)
         low, high = [min(each) for each in goodput], [max(each) for each in goodput]
-        axes.fill_between(loads, low, high, color=style["color"], alpha=0.15, lw=0)
+        axes.fill_between(loads, low, high, color=color, alpha=0.15, lw=0)
     axes.grid(axis="y", color="#dddddd", lw=0.7)
 
 
