@@ -1,7 +1,7 @@
 """Records the latest requests and the instances' states. Times, numbers and hashes, no text of a
-request. An operator gets all of it as JSON (``GET /admin/recording``). Times are in seconds of this
-process's clock; null there is infinity here. A request costs some 25 µs on a slow core, and about a
-kilobyte afterwards.
+request. An operator gets all of it as JSON (``GET /admin/recording``), which ``python -m
+perf.sim.what_if`` of a checkout replays. Times are in seconds of this process's clock; null there
+is infinity here. A request costs some 25 µs on a slow core, and about a kilobyte afterwards.
 """
 
 import asyncio
