@@ -64,8 +64,15 @@ class Dispatcher:
         To be called before ``enqueue``, with nothing in between. Raises ``QueueFull``.
         """
         queue, feasibility = self._queue, self._prediction.feasibility
-        if not queue.full or self._placer.could_start(task):
+        is_at_share = queue.is_at_share(task)
+        if not (queue.full or is_at_share) or self._placer.could_start(task):
             return
+        if is_at_share:
+            raise QueueFull(
+                "tasks of this tenant hold as many places of the queue as one tenant may: durable "
+                "ones give theirs up to nobody; try again when some of them have begun",
+                retry_after_ms=self._prediction.schedule.room_ms(task.model),
+            )
         expiry = queue.next_expiry
         if expiry is not None and expiry <= self._clock.now():
             self.pump()

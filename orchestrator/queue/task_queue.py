@@ -20,7 +20,7 @@ A task that comes to a full queue takes the place of one that would have left la
 
 so that no tenant keeps more than its share of the places while others want theirs, and one that is
 alone has all of them (longest queue drop; Suter et al., 1999). Tasks that hold their places, such
-as durable ones, are never sent away.
+as durable ones, are never sent away; a tenant has no more of them than three times what is left.
 
 Each operation takes O(log n) in tasks, and linear time in the tenants that wait; only finding whose
 place to take may look at all that hold theirs.
@@ -35,7 +35,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from orchestrator.fair_share import FairShares
+from orchestrator.fair_share import FairShares, is_over_share
 from orchestrator.queue.order import (
     BACKGROUND_TIERS,
     BATCH_FIRST,
@@ -187,6 +187,17 @@ class TaskQueue(Generic[T]):
         if newcomer.priority is Priority.INTERACTIVE:
             batch = sorted({*larger, newcomer.tenant}, key=lambda t: -self._places.get(t, 0))
         return self._last(BATCH_TIERS, batch) or self._last(INTERACTIVE_TIERS, larger)
+
+    def is_at_share(self, newcomer: T) -> bool:
+        """Whether ``newcomer`` would hold a place that its tenant must leave to others (OR-24)."""
+        if not newcomer.holds_place or self.bound < 0:
+            return False
+        own = self._places.get(newcomer.tenant, 0)
+        if not is_over_share(own, 1, self.bound - self.new):
+            return False
+        waiting = (one.task for one in self._entries.values() if not one.is_paused)
+        held = [task.tenant for task in waiting if task.holds_place]
+        return is_over_share(held.count(newcomer.tenant), 1, self.bound - len(held))
 
     def oldest_batch(self, newcomer: T) -> T | None:
         """The batch task that has waited longest, of a tenant with at least as many places as the

@@ -65,6 +65,14 @@ def test_every_leap_year_has_its_day_and_no_other() -> None:
                 ".".join(["a" * 63] * 4),
             ],
         ),
+        (
+            "email",
+            ["a@b", "a.b-c+d@e.org", "first.mid.von.last@a.b", "a" * 64 + "@b", "o'x{}@1.2"],
+            [
+                *("a" * 65 + "@b", "a@", "@b", "a@@b", ".a@b", "a.@b", "a..b@c", "a b@c"),
+                *("a@b-", "a@ab--cd", "a@" + "b" * 64, "a" * 32 + "." + "b" * 32 + "@c", "é@b"),
+            ],
+        ),
     ],
 )
 def test_forms(form: str, good: list[str], bad: list[str]) -> None:
@@ -75,9 +83,10 @@ def test_forms(form: str, good: list[str], bad: list[str]) -> None:
 def test_grammars_hold_them() -> None:
     library = pytest.importorskip("llguidance")
     tokenizer = library.LLTokenizer("byte")
+    cases = (("date", "2024-02-29", True), ("date", "2023-02-29", False), ("email", "a.b@c", True))
     for lenient in (True, False):
-        for text, is_one in (("2024-02-29", True), ("2023-02-29", False)):
-            form = json.dumps({"type": ["string", "null"], "format": "date"})
+        for name, text, is_one in (*cases, ("email", "a" * 65 + "@c", False)):
+            form = json.dumps({"type": ["string", "null"], "format": name})
             grammar = Grammar(GrammarKind.JSON_SCHEMA, form, lenient)
             matcher = library.LLMatcher(tokenizer, source_of(grammar), limits=parser_limits())
             written = list(json.dumps(text).encode())
@@ -92,6 +101,7 @@ def test_what_stands_beside_a_form_stays() -> None:
     for stated, expected in (
         ({"format": "date", "pattern": "^2"}, {"pattern": "^2", "allOf": [date]}),
         ({"format": "uuid"}, {"format": "uuid"}),
+        ({"format": "email", "pattern": "@b$"}, {"format": "email", "pattern": "@b$"}),
         ({"format": {"format": "date"}}, {"format": date}),  # a property of that name
         ({"enum": [{"format": "date"}]}, {"enum": [{"format": "date"}]}),
         ({"anyOf": [{"format": "date"}, True]}, {"anyOf": [date, True]}),

@@ -61,13 +61,29 @@ def test_or24_interactive_work_takes_the_place_of_batch_work_which_is_told_when_
 @pytest.mark.parametrize("policy", QueuePolicy)
 def test_or5_a_durable_task_that_was_accepted_is_never_dropped(policy: QueuePolicy) -> None:
     rig = Rig(load=16, bound=4, policy=policy)
-    for _ in range(4):
-        task = rig.task(60_000, priority=Priority.BATCH, durable=True)
+    for tenant in "aaab":
+        task = rig.task(60_000, priority=Priority.BATCH, durable=True, tenant=tenant)
         rig.admit(task)
         rig.queue.push(task)
     with pytest.raises(QueueFull):
-        rig.admit(rig.task(60_000, tenant="b"))
+        rig.admit(rig.task(60_000, tenant="c"))
     assert len(rig.queue) == 4
+
+
+def test_or24_durable_tasks_of_a_tenant_leave_places_to_others() -> None:
+    rig = Rig(load=16, bound=8)
+    for _ in range(6):
+        task = rig.task(60_000, durable=True)
+        rig.admit(task)
+        rig.queue.push(task)
+    with pytest.raises(QueueFull, match="of this tenant") as full:
+        rig.admit(rig.task(60_000, durable=True))
+    assert full.value.retry_after_ms > 0
+    for changes in ({}, {}, {"tenant": "b"}, {"tenant": "b"}):
+        task = rig.task(60_000, **changes)
+        rig.admit(task)
+        rig.queue.push(task)
+    assert len(rig.queue) == 8 and sum(task.tenant == "b" for task in rig.queue.tasks()) == 2
 
 
 def test_a_drop_is_a_refusal() -> None:

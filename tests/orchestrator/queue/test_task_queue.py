@@ -240,6 +240,20 @@ def test_or5_nobody_takes_a_place_that_is_held() -> None:
     assert door.takes(item("new", 10.0, tenant="b")) == "a batch1"
 
 
+def test_or24_a_tenant_leaves_places_that_others_could_not_take() -> None:
+    queue: TaskQueue[Item] = TaskQueue(8)
+    ordinary = several(2, "a usual")
+    for each in ordinary:
+        queue.push(each)
+    held = several(9, "a durable", holds_place=True)
+    while not queue.is_at_share(held[0]):
+        queue.push(held.pop())
+    assert len(queue) == 8 and queue.full
+    assert not queue.is_at_share(item("b", 10.0, tenant="b", holds_place=True))
+    assert not queue.is_at_share(item("a", 10.0, tenant="a"))
+    assert queue.giving_way(item("b", 10.0, tenant="b")) in ordinary
+
+
 def test_paused_tasks_are_no_places() -> None:
     """They were let in once, and have begun."""
     paused = several(6, "a", paused_on="x", holds_place=True)
