@@ -5,6 +5,7 @@ import pytest
 from orchestrator.api.http.responses import error_headers, task_fields, task_headers
 from orchestrator.errors import TidegateError
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
@@ -151,13 +152,13 @@ def test_dl10_only_the_first_ending_counts() -> None:
     clock = ManualClock()
     metrics = TaskMetrics(Metrics(), ManualClock())
     settler = Settler(metrics, clock)
-    heard: list[Outcome | None] = []
+    heard: list[Ending | None] = []
     task = make_task(tokens=5)
-    task.on_end.append(lambda ended: heard.append(ended.ending and ended.ending.outcome))
+    task.on_end.append(lambda ended: heard.append(ended.ending))
     assert settler.settle(task, aborted(AbortCause.CANCEL))
     assert not settler.settle(task, failed(TidegateError("x")))
     assert not settler.settle(task, overdue(task, clock.now()))
-    assert heard == [Outcome.ABORTED]
+    assert [ending and ending.outcome for ending in heard] == [Outcome.ABORTED]
     assert sum(metrics.settled.values()) == metrics.settled[Outcome.ABORTED] == 1
     assert (metrics.tokens_generated, metrics.tokens_wasted) == (5, 5)
 
