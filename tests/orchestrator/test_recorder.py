@@ -1,24 +1,24 @@
 """What is recorded of requests: bounded, and not a word of them."""
 
-import msgspec
+from typing import Any
+
 import pytest
 
 from orchestrator import recorder
-from perf.sim.replay.again import Recorded, RecordedRequest
-from protocol import Outcome
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_pausing import scene
-from tests.support.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker, Plan
 
 
-async def recording_of(service: Service) -> Recorded:
+async def recording_of(service: Service) -> dict[str, Any]:
     async with service.http.get("/admin/recording", headers=OPERATOR) as response:
         assert response.status == 200, await response.text()
-        return Recorded.read(await response.read())
+        told: dict[str, Any] = await response.json()
+        return told
 
 
-async def requests_of(service: Service) -> list[RecordedRequest]:
-    return (await recording_of(service)).requests
+async def requests_of(service: Service) -> list[dict[str, Any]]:
+    return list((await recording_of(service))["requests"])
 
 
 async def complete(service: Service, status: int = 200, **body: object) -> None:
@@ -28,20 +28,18 @@ async def complete(service: Service, status: int = 200, **body: object) -> None:
 
 async def test_what_is_recorded_holds_no_content(service: Service) -> None:
     await complete(service, user="a-secret-tenant")
-    (request,) = await requests_of(service)
-    assert (request.outcome, request.tokens, request.prompt_tokens) == (Outcome.MET, 5, 8)
-    marks = request.marks
-    assert request.arrived <= marks.dispatched <= marks.first_token <= request.ended
-    assert len(request.left) == 16 and request.left == tuple(sorted(request.left))
-    async with service.http.get("/admin/recording", headers=OPERATOR) as response:
-        text = await response.read()
-    assert b"secret" not in text and b"w0" not in text
-    recording = (await recording_of(service)).around(request)
-    assert recording.request == request and recording.requests == [request]
-    assert [one.name for one in recording.instances] == list(
-        service.orchestrator.registry.instances
-    )
-    assert msgspec.json.decode(text)["settings"].keys() >= {"queue", "dispatch"}
+    recording = await recording_of(service)
+    (request,) = recording["requests"]
+    told = [request[name] for name in ("outcome", "tokens", "prompt_tokens")]
+    assert told == ["met", 5, 8]
+    marks = request["marks"]
+    times = [marks[name] for name in ("received", "dispatched", "first_token", "ended")]
+    assert times == sorted(times)
+    assert len(request["left"]) == 16 and request["left"] == sorted(request["left"])
+    assert "secret" not in str(recording) and "w0" not in str(recording)
+    names = {one["name"] for one in recording["states"]}
+    assert names == set(service.orchestrator.registry.instances)
+    assert recording["settings"].keys() >= {"queue", "dispatch"}
 
 
 async def test_the_latest_are_kept_and_no_more(
@@ -52,10 +50,28 @@ async def test_the_latest_are_kept_and_no_more(
     for tokens in (1, 2, 3):
         await complete(service, max_tokens=tokens)
     recorded = await recording_of(service)
-    latest = recorded.requests[-1]
-    assert [one.max_tokens for one in recorded.requests] == [2, 3]
+    assert [one["max_tokens"] for one in recorded["requests"]] == [2, 3]
     assert not service.parts.recorder._noted
-    assert recorded.is_full and not recorded.around(latest).is_cut
+    assert recorded["is_full"]
+
+
+async def test_what_is_under_way_is_told_as_far_as_it_is(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=2)
+    asked = {"prompt": "hi", "max_tokens": 5}
+    task = (await service.ask("POST", "/v2/tasks", 202, json=asked))["task_id"]
+
+    await service.until_tokens(2)
+    (request,) = await requests_of(service)
+    assert (request["id"], request["tokens"], request.get("outcome")) == (task, 2, None)
+
+
+async def test_refusals_for_other_reasons_than_time_or_room_are_not_recorded(
+    service: Service,
+) -> None:
+    await complete(service, 400, max_tokens=100_000)
+    assert await requests_of(service) == []
 
 
 async def test_a_pause_is_recorded(make_worker: MakeWorker, make_service: MakeService) -> None:
@@ -64,6 +80,7 @@ async def test_a_pause_is_recorded(make_worker: MakeWorker, make_service: MakeSe
     stage.hurry.set()
     await stage.worker.until(lambda: len(stage.worker.resumes) == 1)
     await stage.ends("met", "met")
-    (paused,) = [one for one in await requests_of(stage.service) if one.id == long]
-    (pause,) = paused.pauses
-    assert paused.arrived < pause.at < pause.until < paused.ended
+    (paused,) = [one for one in await requests_of(stage.service) if one["id"] == long]
+    ((paused_at, resumed_at),) = paused["pauses"]
+    marks = paused["marks"]
+    assert marks["received"] < paused_at < resumed_at < marks["ended"]
