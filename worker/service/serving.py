@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol import (
+    AbortCause,
     Code,
     Feature,
     FinishReason,
@@ -126,17 +127,28 @@ def _closings(loaded: LoadedEngine) -> ClosingTables | None:
     return ClosingTables(pieces.__getitem__, loaded.card.vocab_size)
 
 
-class NoEngine(EngineService):
-    """The engine for the time while the next one loads: hands every job back, does nothing else."""
+class NoEngine:
+    """An ``EngineService`` for the time while the next one loads: hands every job back, and does
+    nothing else."""
+
+    has_failed = False
+    step_under_way = None
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
 
+    def start(self, sink: EventSink) -> None: ...
+
     def submit(self, job: Job) -> None:
         prompt = len(job.token_ids)
         message = "the worker is loading another model; retry elsewhere"
-        reason, code = FinishReason.ERROR, Code.DRAINING
-        self._sink([JobFinished(job, reason, code, message, prompt)])
+        self._sink([JobFinished(job, FinishReason.ERROR, Code.DRAINING, message, prompt)])
+
+    def cancel(self, job: Job, cause: AbortCause) -> None: ...
+
+    def pause(self, job: Job) -> None: ...
+
+    def resume(self, job: Job) -> None: ...
 
     def stats(self) -> WorkerStats:
         return WorkerStats(*([0] * 11))  # those without defaults
@@ -144,6 +156,4 @@ class NoEngine(EngineService):
     def kv_reports(self) -> list[KvReport]:
         return []
 
-    @property
-    def has_failed(self) -> bool:
-        return False
+    def stop(self) -> None: ...
