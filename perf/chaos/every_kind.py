@@ -64,7 +64,6 @@ _POSTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("/v1/responses", _INPUT),
     ("/v1/responses", _INPUT | {"stream": True}),
     ("/v1/responses", _INPUT | {"previous_response_id": "{response}"}),
-    ("/v1/responses/input_tokens", {"model": "demo", "input": "{words}"}),
     ("/v1/messages", _CHAT),
     ("/v1/messages", _CHAT | {"stream": True, "system": "{words}"}),
     ("/v1/messages/count_tokens", {"model": "demo", "messages": [_USER]}),
