@@ -7,6 +7,7 @@ scrape (LB-8). Names end in their unit.
 import asyncio
 import re
 import resource
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -28,6 +29,9 @@ US_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
 
 TENANT = "tenant"
 """A label that only operators see, because tenants' names are private."""
+SLICE_S = 0.001
+"""Seconds of encoding after which others have their turn. With a turn after each of a hundred parts
+a scrape of a busy loop took 1.1 s beside twelve busy processes."""
 _EOF = b"# EOF\n"
 """The line that ends a page in OpenMetrics' format, once."""
 
@@ -122,12 +126,14 @@ class Metrics:
         Encoding takes some ms, in slices between which tokens are relayed.
         """
         encode, content_type = choose_encoder(accept)
-        parts = []
+        parts, began = [], time.perf_counter()
         for collector, names_tenants, begins in self._collectors:
             if (names_tenants and not tenants) or (prefix and begins != prefix):
                 continue
             parts.append(encode(collector).removesuffix(_EOF))
-            await asyncio.sleep(0)
+            if time.perf_counter() - began > SLICE_S:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
         if content_type.startswith("application/openmetrics-text"):
             parts.append(_EOF)
         return b"".join(parts), content_type

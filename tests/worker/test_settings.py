@@ -56,8 +56,8 @@ def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", "/a, /b,/a")
     settings = slot.read_clip_settings()
     assert settings.size == 128
-    assert settings.models.clip.folders == ("/a", "/b")
-    assert settings.models.flux.precision == "nf4"
+    assert settings.clip.folders == ("/a", "/b")
+    assert settings.flux.precision == "nf4"
 
 
 def test_the_slot_models_limits_are_11_and_11_and_a_half_gb() -> None:
