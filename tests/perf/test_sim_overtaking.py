@@ -37,6 +37,7 @@ def urgent_ones(ended: SimRun) -> list[SimResult]:
     return [r for r in ended.results if r.arrival.priority is Priority.INTERACTIVE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "count"), [(0, 1), (3, 1), (90, 1), pytest.param(90, 2, marks=pytest.mark.slow)]
 )

@@ -10,6 +10,7 @@ from tests.support.lazy import transformers
 QWEN = Vision("<|image_pad|>", 9, cell=28, least_pixels=56 * 56, most_pixels=28 * 28 * 1280)
 
 
+@pytest.mark.slow
 def test_tokens_by_size_are_those_of_the_library() -> None:
     library = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl
     rng = random.Random(1)

@@ -31,6 +31,7 @@ def keyframes(count: int = 5, size: int = 64) -> torch.Tensor:
     return (torch.nn.functional.interpolate(coarse, size, mode="bicubic").clamp(0, 1) * 255).byte()
 
 
+@pytest.mark.slow
 def test_scores_are_clip_scores_of_each_keyframe(folders: tuple[str, str]) -> None:
     """2.5 times the model's own cosine, from pictures as its own preprocessing has them."""
     from PIL import Image

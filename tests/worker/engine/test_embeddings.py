@@ -35,6 +35,7 @@ def vector_of(job: Job, events: list[Event]) -> np.ndarray[tuple[int], np.dtype[
     return np.frombuffer(end.embedding, "<f4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["torch", "cuda"])
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_they_are_those_of_transformers(tiny: Path, pooling: Pooling, runner: str) -> None:

@@ -9,6 +9,7 @@ from worker.errors import DeviceUnavailable
 from worker.runner.device import open_device
 
 
+@pytest.mark.slow
 def test_threads_that_wait_for_each_other_sleep() -> None:
     """WK-14: those that spin take the cores from the ones that have to get there."""
     env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
