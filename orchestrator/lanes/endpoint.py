@@ -23,11 +23,13 @@ class ServerKind(StrEnum):
     VLLM = "vllm"
     LLAMACPP = "llamacpp"
     TGI = "tgi"
+    OPENAI = "openai"
+    """Any other server with OpenAI's completions."""
 
 
 _SCHEMES = {"triton+grpc": ServerKind.TRITON} | {
     f"{kind}+{scheme}": kind
-    for kind in (ServerKind.VLLM, ServerKind.LLAMACPP, ServerKind.TGI)
+    for kind in (ServerKind.VLLM, ServerKind.LLAMACPP, ServerKind.TGI, ServerKind.OPENAI)
     for scheme in ("http", "https")
 }
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.clock import Timer
 from orchestrator.lanes.base import JobSink
-from orchestrator.lanes.servers.text import StopCutter
+from orchestrator.lanes.servers.text import StopCutter, TokenCounter
 from protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 
 
@@ -58,6 +58,8 @@ class LaneJob:
     cache_salt: str = ""
     cutter: StopCutter | None = None
     """Ends the text at stop strings, where the server does not."""
+    counter: TokenCounter | None = None
+    """Counts the tokens of the text, where the server does not."""
     task: "asyncio.Task[None] | None" = None
     timer: Timer | None = None
     first_token_at: float = 0.0

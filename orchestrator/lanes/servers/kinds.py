@@ -1,5 +1,5 @@
 """The servers over HTTP, each by its API with the most facts per token: vLLM, llama.cpp and
-text-generation-inference. None has a deadline; the lane keeps it.
+text-generation-inference, and any other one by OpenAI's. None has a deadline; the lane keeps it.
 """
 
 import re
@@ -8,16 +8,21 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.lanes.endpoint import ServerKind
-from orchestrator.lanes.servers.cards import ServerFacts, count_of
+from orchestrator.lanes.servers.cards import ModelFolder, ServerFacts, count_of
 from orchestrator.lanes.servers.completions import HttpLane, ServerEvent
 from orchestrator.lanes.servers.contract import vllm_sampling
 from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.servers.text import TokenCounter
 from protocol import Code, Feature, FinishReason, TokenLogprob
 
 
 def _count_of_jobs(names: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"^" + names + rb"(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE)
 
+
+MAX_STOPS: Final = 4
+"""Stop strings that OpenAI's API takes, and text-generation-inference unless its operator allows
+more; the text is cut here at any number of them."""
 
 # ── vLLM ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -66,7 +71,8 @@ class VllmLane(HttpLane):
     names_ids = True
     _model = ""
 
-    async def _facts(self) -> ServerFacts:
+    async def _served(self) -> dict[str, Any]:
+        """What the server says of the model that this lane is to. Raises ``ServerLost``."""
         models = (await self._get_object("/v1/models")).get("data")
         served = {
             str(one.get("id")): one
@@ -77,6 +83,10 @@ class VllmLane(HttpLane):
         if not served or (wanted and wanted not in served):
             raise ServerLost(f"it serves {', '.join(served) or 'no model'}, not {wanted!r}")
         self._model = wanted or next(iter(served))
+        return served[self._model]
+
+    async def _facts(self) -> ServerFacts:
+        served = await self._served()
         try:
             version = str((await self._get_object("/version")).get("version", ""))
         except ServerLost:  # not every version has it
@@ -91,7 +101,7 @@ class VllmLane(HttpLane):
             lacks=() if self.names_ids else (Feature.TOKEN_IDS,),
             abort_ms=65.0,
             slots=64,  # it takes more and queues them itself
-            context_tokens=count_of(served[self._model].get("max_model_len")),
+            context_tokens=count_of(served.get("max_model_len")),
         )
 
     def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
@@ -153,6 +163,79 @@ def _likeliest(top: dict[str, float], wanted: int) -> list[tuple[int, float]]:
     """The ``wanted`` likeliest tokens; the server adds the chosen token, likely or not."""
     pairs = [(int(t.removeprefix(_TOKEN)), v) for t, v in top.items() if t.startswith(_TOKEN)]
     return sorted(pairs, key=lambda pair: -pair[1])[:wanted]
+
+
+# ── any other server with OpenAI's API ───────────────────────────────────────────────────────────
+
+
+class OpenAiLane(VllmLane):
+    """A lane to a server of which nothing is known but that it has OpenAI's completions: SGLang,
+    Dynamo's frontend and many more. Text goes both ways, with OpenAI's own parameters alone; tokens
+    are counted by the text, and stop strings are cut here."""
+
+    running = None
+    names_ids = False
+    takes_text = leaves_stops = True
+
+    async def _reach(self, folder: ModelFolder) -> ServerFacts:
+        await self._read_key()
+        return await self._facts()
+
+    async def _poll(self) -> int | None:
+        await self._get("/v1/models")
+        return None
+
+    async def _facts(self) -> ServerFacts:
+        served = await self._served()
+        return ServerFacts(
+            self._model,
+            "openai-server",
+            "",
+            lacks=(
+                Feature.IGNORE_EOS,
+                Feature.LOGIT_BIAS,
+                Feature.LOGPROBS,
+                Feature.MIN_P,
+                Feature.MIN_TOKENS,
+                Feature.PENALTIES,
+                Feature.SPECIAL_TEXT,
+                Feature.STOP_TOKEN_IDS,
+                Feature.TOKEN_IDS,
+            ),
+            abort_ms=100.0,
+            slots=32,
+            context_tokens=count_of(served.get("max_model_len")),
+        )
+
+    def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
+        sampling = job.sampling
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream": True,
+        }
+        if sampling.top_k > 0:  # not OpenAI's, but its client asked for it
+            body["top_k"] = sampling.top_k
+        if sampling.stop:
+            body["stop"] = list(sampling.stop[:MAX_STOPS])
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed % 2**63
+        return body
+
+    def _take(self, job: LaneJob, event: _Chunk) -> bool:
+        if event.choices and job.finish is None:
+            choice = event.choices[0]
+            if job.counter is None:
+                assert self._text is not None
+                job.counter = TokenCounter(self._text)
+            made = job.counter.feed(choice.text)
+            self._deliver(job, Piece(job.unnamed(made - job.completion_tokens), choice.text))
+            if choice.finish_reason is not None:
+                job.finish = _finish_of(choice)
+        return False  # [DONE] follows
 
 
 # ── llama.cpp ────────────────────────────────────────────────────────────────────────────────────
@@ -275,10 +358,6 @@ class LlamaCppLane(HttpLane):
 
 # ── text-generation-inference ────────────────────────────────────────────────────────────────────
 
-MAX_STOPS: Final = 4
-"""Stop strings that the server takes unless its operator allows more; the text is cut here at any
-number of them."""
-
 
 class _Token(msgspec.Struct):
     id: int
@@ -368,4 +447,5 @@ HTTP_LANES: Final[dict[ServerKind, type[HttpLane]]] = {
     ServerKind.VLLM: VllmLane,
     ServerKind.LLAMACPP: LlamaCppLane,
     ServerKind.TGI: TgiLane,
+    ServerKind.OPENAI: OpenAiLane,
 }

@@ -36,6 +36,21 @@ class OldVllm(VllmServer):
     version = "0.9.2"
 
 
+class AnyServer(VllmServer):
+    """One that has OpenAI's completions and models, refuses what OpenAI has not, and tells neither
+    ids nor counts."""
+
+    kind = "openai"
+
+    def _told(self) -> dict[str, Callable[[], object]]:
+        return {"/v1/models": super()._told()["/v1/models"]}
+
+    def _limit(self, body: dict[str, Any]) -> int:
+        own = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "seed", "stream"}
+        assert isinstance(body["prompt"], str) and body.keys() <= own, body
+        return super()._limit(body)
+
+
 class Kind(NamedTuple):
     """A kind of server, and what it can do."""
 
@@ -54,6 +69,7 @@ KINDS = {
     "vllm-old": Kind(OldVllm),
     "llamacpp": Kind(LlamaCppServer, names_ids=True),
     "tgi": Kind(TgiServer, names_ids=True, has_logprobs=True, leaves_stops=True),
+    "openai": Kind(AnyServer, leaves_stops=True, sees_end=False),
     "triton-vllm": Kind(PlainTriton),
     "triton-trtllm": Kind(PlainTrtLlm, leaves_stops=True, sees_end=False),
 }
@@ -311,7 +327,7 @@ async def test_the_card_says_what_the_server_cannot(
         assert list(card.lacks) == sorted(card.lacks)
         assert {Feature.GRAMMAR, Feature.KV_EVENTS, Feature.STEP_ABORT} <= set(card.lacks)
         assert (Feature.TOKEN_IDS in card.lacks) is not kind.takes_ids
-        is_vllm = isinstance(server, VllmServer)
+        is_vllm = server.kind == "vllm"
         assert (Feature.LOGPROBS in card.lacks) is not (kind.has_logprobs or is_vllm)
         assert card.abort_ms > 0
         assert not (card.can_pause or card.can_continue)
