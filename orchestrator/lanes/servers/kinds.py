@@ -2,6 +2,7 @@
 text-generation-inference, and any other one by OpenAI's. None has a deadline; the lane keeps it.
 """
 
+import asyncio
 import re
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from orchestrator.lanes.servers.cards import ModelFolder, ServerFacts, count_of
 from orchestrator.lanes.servers.completions import HttpLane, ServerEvent
 from orchestrator.lanes.servers.contract import vllm_sampling
 from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, Piece, ServerLost
-from orchestrator.lanes.servers.text import TokenCounter
+from orchestrator.lanes.servers.text import PromptText, TokenCounter
 from protocol import Code, Feature, FinishReason, TokenLogprob
 
 
@@ -170,14 +171,18 @@ def _likeliest(top: dict[str, float], wanted: int) -> list[tuple[int, float]]:
 
 class OpenAiLane(VllmLane):
     """A lane to a server of which nothing is known but that it has OpenAI's completions: SGLang,
-    Dynamo's frontend and many more. Text goes both ways, with OpenAI's own parameters alone; tokens
-    are counted by the text, and stop strings are cut here."""
+    Dynamo's frontend and many more. It gets token ids, which OpenAI's API takes as well as text,
+    and OpenAI's own parameters alone; it gives text, whose tokens are counted, and whose stop
+    strings are cut, here."""
 
     running = None
     names_ids = False
-    takes_text = leaves_stops = True
+    leaves_stops = True
+    _tokenizer: PromptText | None = None
 
     async def _reach(self, folder: ModelFolder) -> ServerFacts:
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(PromptText, folder.tokenizer_json)
         await self._read_key()
         return await self._facts()
 
@@ -229,8 +234,8 @@ class OpenAiLane(VllmLane):
         if event.choices and job.finish is None:
             choice = event.choices[0]
             if job.counter is None:
-                assert self._text is not None
-                job.counter = TokenCounter(self._text)
+                assert self._tokenizer is not None
+                job.counter = TokenCounter(self._tokenizer)
             made = job.counter.feed(choice.text)
             self._deliver(job, Piece(job.unnamed(made - job.completion_tokens), choice.text))
             if choice.finish_reason is not None:

@@ -47,7 +47,7 @@ class AnyServer(VllmServer):
 
     def _limit(self, body: dict[str, Any]) -> int:
         own = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "seed", "stream"}
-        assert isinstance(body["prompt"], str) and body.keys() <= own, body
+        assert isinstance(body["prompt"], list) and body.keys() <= own, body
         return super()._limit(body)
 
 
