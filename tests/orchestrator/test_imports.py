@@ -11,8 +11,6 @@ def test_starts_without_the_libraries_that_are_seldom_needed() -> None:
     """They would take longer than all else that it does before it listens."""
     probe = """if True:
         import sys
-
-import pytest
         import orchestrator.__main__
 
         seldom = {"grpc", "jinja2", "ml_dtypes", "rich", "torch", "transformers"}
