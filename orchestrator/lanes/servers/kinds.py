@@ -68,7 +68,7 @@ class VllmLane(HttpLane):
 
     path = "/v1/completions"
     decoder = msgspec.json.Decoder(_Chunk)
-    running = _count_of_jobs(rb"vllm:num_requests_(?:running|waiting)")
+    running: re.Pattern[bytes] | None = _count_of_jobs(rb"vllm:num_requests_(?:running|waiting)")
     names_ids = True
     _model = ""
 
