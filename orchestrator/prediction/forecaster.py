@@ -255,10 +255,6 @@ class Forecaster:
                 self.known_speed[model] = fastest
         return known
 
-    def look_anew(self) -> None:
-        """Read how busy the instances are with the next plan, though that was done a moment ago."""
-        self._serving.clear()
-
     # ── what a forecast is made of ───────────────────────────────────────────────────────────
 
     def machine(self, model: str, now: float) -> Machine | None:
