@@ -123,15 +123,19 @@ class Schedule:
         """Whether a job could be paused for a task."""
         self._lines: dict[str, deque[_Line]] = {}
 
-    def of(self, task: Task, enough: float = 0.0) -> Prospect:
-        """The prospect of ``task``, which waits, or would come now.
+    def of(self, task: Task, enough: float = 0.0, *, tells: bool = False) -> Prospect:
+        """The prospect of ``task``, which waits, or would come now; ``tells``: for telling its
+        client, what was measured at load is enough to know.
 
         It is that of its place in the queue. Where this gains less than ``enough`` and every row is
         taken, it is that of a row which it gets at once, from a job that is paused for it, if that
         is better.
         """
         line = self._line(task.model, task.priority)
-        if line is None or not self._knows(task.model, line):
+        if line is None:
+            return UNKNOWN
+        foresees = tells and self._forecaster.foresees(task.model, self._clock.now())
+        if not foresees and not self._knows(task.model, line):
             return UNKNOWN
         others, place = line, self._place(task, line)
         if self._waits_in(line, task):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,17 @@ def at_known_pace(service: Service) -> Service:
     service.hold_time()
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     return service
+
+
+async def test_dl16_what_was_measured_at_load_is_enough_to_name_a_deadline(
+    service: Service,
+) -> None:
+    """The first request of all: nothing has run, so that nothing is certain but the start."""
+    service.hold_time()
+    pace = replace(PACE, fastest_ms=0.0, is_foreseen=True)
+    service.parts.forecaster.capacity_of = lambda model: Capacity((pace,), 64, 64, 100.0)
+    refused = await service.ask("POST", "/v2/tasks", 504, json=TASK | {"deadline_ms": 60})
+    assert 3000 < refused["error"]["predicted_finish_ms"] < 6000
 
 
 @pytest.mark.parametrize(
