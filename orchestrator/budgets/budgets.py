@@ -30,7 +30,7 @@ MAX_SHARED = 256
 
 @dataclass(slots=True)
 class _Spending:
-    """What this process has spent on something since it began, and all others as of late."""
+    """What this process has spent on something since it began, and what others told last."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -140,7 +140,7 @@ class Budgets:
             )
         if run is None:
             return []
-        self._used(run.name, run.spending)
+        self._share(run.name, run.spending)
         for name in names:
             self._runs[name] = run
             self._runs.move_to_end(name)
@@ -227,7 +227,7 @@ class Budgets:
         if (one := self._shared.get(name)) is not None:
             one.others = others
 
-    def _used(self, name: str, spending: _Spending) -> _Spending:
+    def _share(self, name: str, spending: _Spending) -> _Spending:
         self._shared[name] = spending
         self._shared.move_to_end(name)
         if len(self._shared) > MAX_SHARED:
@@ -236,7 +236,7 @@ class Budgets:
 
     def _of_month(self, key: str) -> _Spending:
         name = f"{month_of(self._clock.unix())} {key}"
-        return self._used(name, self._months.setdefault(name, _Spending()))
+        return self._share(name, self._months.setdefault(name, _Spending()))
 
 
 def _most(task: Task, price: Price) -> Amount:
