@@ -45,8 +45,8 @@ from orchestrator.placement.placer import PLACEMENT, POLICY
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility
 from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.prediction.metrics import CALIBRATION, QUOTES, refusals
-from orchestrator.prediction.prediction import Calibration, Prediction
+from orchestrator.prediction.metrics import QUOTES, refusals
+from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.schedule import Schedule
@@ -316,9 +316,8 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
         common.rng,
         feasibility_config(settings),
     )
-    prediction = Prediction(forecaster, schedule, promises, quotes, feasibility, Calibration())
+    prediction = Prediction(forecaster, schedule, promises, quotes, feasibility)
     metrics.watch(feasibility.stats, refusals("", "requests"))
-    metrics.watch(prediction.calibration, CALIBRATION)
     metrics.watch(quotes, QUOTES)
     metrics.watch(placer, PLACEMENT)
     if placer.policy is not None:

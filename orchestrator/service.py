@@ -248,9 +248,9 @@ class Orchestrator:
             self._write_down(task)
         for listener in listeners:
             task.listen(listener)
+        self.stages.prediction.quotes.offered(task)
         self.stages.dispatcher.enqueue(task)
         self.stages.demand.queued(task)
-        self.stages.prediction.quotes.offered(task)
         for call in self.on_offered:
             call(task)
 

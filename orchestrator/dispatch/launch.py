@@ -62,7 +62,6 @@ class Launcher:
             task.marks.dispatched = now
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance
-                task.on_end.append(self._prediction.calibration.ended)
         task.attempt = self._send(owner, task, choice, now)
 
     def hedge_late(self, owner: AttemptOwner) -> None:

@@ -48,10 +48,6 @@ faster than it was, or less busy: it ends at its deadline all the same. KV is re
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
 _SERVING_TTL_S = 0.25
-_HIGH_SIGMAS = 2.05
-"""Standard deviations from the middle to ``StepModel.high``, its 98 % quantile."""
-_PACE_SIGMAS = (-1.28, -0.52, 0.0, 0.52, 1.28)
-"""Five equally likely places of a normal distribution, in standard deviations."""
 _NO_CAP = 2**20
 MUCH_SLOWER = 3.0
 """Steps that take this many times as long as the fastest instance's are of another machine, or of
@@ -351,30 +347,6 @@ class Forecaster:
         slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more)
         slow_ms *= model.high / model.mid
         return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
-
-    def service_times_ms(self, task: Task, *, crowded: bool = False) -> tuple[float, ...]:
-        """How long ``task`` takes once it has started: equally likely times in ms, rising.
-
-        They differ by the answer's length and by the pace. ``crowded``: as if about twice as many
-        jobs ran beside it as do now.
-        """
-        capacity = self.capacity_of(task.model)
-        if not capacity.models:
-            return (_FIRST_GUESS_MS,)
-        rows = capacity.rows
-        model = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid)
-        if crowded:
-            rows = min(model.slots, 2 * rows + 1)
-        first_ms = model.service_ms(Work(task.prompt_tokens, task.likely_cached), rows)
-        token_ms = model.step_ms(rows) * model.mid
-        lengths = self._left(task)
-        if task.job.on_deadline in ENDS_IN_TIME:
-            lengths = (max(1.0, float(task.sampling.min_tokens)),)
-        spread = math.log(model.high / model.mid) / _HIGH_SIGMAS
-        paces = [math.exp(spread * sigmas) for sigmas in _PACE_SIGMAS]
-        return tuple(
-            sorted(pace * (first_ms + (n - 1) * token_ms) for n in lengths for pace in paces)
-        )
 
     def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
         """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely

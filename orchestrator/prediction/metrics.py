@@ -1,18 +1,10 @@
-"""Metrics of predictions: refusals, and chances against what became of them."""
+"""Metrics of predictions: refusals, and quoted chances against what became of them."""
 
 from collections.abc import Callable
 
 from orchestrator.prediction.feasibility import RefusalCounts, RefusalKind
-from orchestrator.prediction.prediction import Calibration, ChanceTally
 from orchestrator.prediction.quotes import BROKEN, EDGES, ChanceBin, Quotes
 from orchestrator.telemetry.metrics import Row, Samples
-
-
-def _by_bin(read: Callable[[ChanceTally], int]) -> Callable[[Calibration], Samples]:
-    return lambda calibration: (
-        ((priority, str(percent)), read(tally))
-        for (priority, percent), tally in calibration.tallies.items()
-    )
 
 
 def _of_quotes(read: Callable[[ChanceBin], int]) -> Callable[[Quotes], Samples]:
@@ -68,26 +60,6 @@ def refusals(prefix: str, what: str) -> tuple[Row[RefusalCounts], ...]:
             lambda of: of.false_rate,
         ),
     )
-
-
-CALIBRATION: tuple[Row[Calibration], ...] = (
-    Row(
-        "counter",
-        "on_time_chance",
-        "requests",
-        "Requests by the chance of being in time that they had when they were sent, in percent",
-        _by_bin(lambda tally: tally.given),
-        ("class", "bin"),
-    ),
-    Row(
-        "counter",
-        "on_time_met",
-        "requests",
-        "Requests met, by the chance that they had when they were sent, in percent",
-        _by_bin(lambda tally: tally.met),
-        ("class", "bin"),
-    ),
-)
 
 
 QUOTES: tuple[Row[Quotes], ...] = (

@@ -9,6 +9,7 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from orchestrator.clock import Clock
@@ -24,9 +25,10 @@ CLAIM_S = 2.0
 MAX_HELD = 32
 """Most reservations that a tenant may hold unused at once."""
 _MAX_PROMISES = 4096
-FIRST_STRETCH, _STRETCH_STEP, _MAX_STRETCH = 0.25, 0.2, math.log(6.0)
-"""In the simulator's overload 0.15, 0.08 and log 2 kept 0.69 of 233 named deadlines, these more
-than 0.9 (``tests/perf/test_sim_reported.py``)."""
+FIRST_STRETCH, _STRETCH_STEP = 0.25, 0.2
+"""In the simulator's overload 0.15 and 0.08 kept 0.69 of 233 named deadlines, these more than 0.9
+(``tests/perf/test_sim_reported.py``)."""
+_MAX_STRETCH = math.log(8.0)
 _MAY_BE_LOST = 0.06
 """Share of the deadlines named by refusals that may be lost, a little less than a tenth (DL-16)."""
 _SLOP_MS = 16
@@ -36,6 +38,25 @@ _LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
 Learn = Callable[[bool], None]
 """Called at the end of a promised task with whether the promise was kept; not where the task was
 cancelled, or failed."""
+
+
+class Stretch:
+    """Learns how much longer than predicted a promise allows, so that a stated share of promises is
+    kept whatever the load does (Gibbs and Candès 2021, eq. 2)."""
+
+    def __init__(self, may_be_lost: float, first: float) -> None:
+        """``may_be_lost`` is a share of promises, ``first`` the logarithm of the first factor."""
+        self._may_be_lost = may_be_lost
+        self._log = first
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self._log)
+
+    def learn(self, step: float, *, kept: bool) -> None:
+        """Move the factor's logarithm by ``step`` times what was lost beyond the share."""
+        moved = self._log + step * ((not kept) - self._may_be_lost)
+        self._log = min(max(moved, -_MAX_STRETCH), _MAX_STRETCH)
 
 
 class _Promise(NamedTuple):
@@ -80,19 +101,16 @@ class Promises:
         self._held: dict[tuple[str, int], Reservation] = {}
         """Unused reservations, by tenant and deadline in epoch milliseconds."""
         self._next_void = math.inf
-        self._stretch: defaultdict[str, float] = defaultdict(lambda: FIRST_STRETCH)
-        """Logarithm of the factor by which named deadlines are later than predicted, by model."""
+        self._stretch = defaultdict[str, Stretch](lambda: Stretch(_MAY_BE_LOST, FIRST_STRETCH))
+        """How much later named deadlines are than predicted, by model."""
         self._claimed: dict[str, Task] = {}
 
     def stretch(self, model: str) -> float:
         """Factor by which the next deadline that is named is later than predicted."""
-        return math.exp(self._stretch[model])
+        return self._stretch[model].factor
 
-    def _learn(self, model: str, *, kept: bool) -> None:
-        """Learn whether a deadline that we named was kept: later ones become as much safer or
-        tighter as keeps the share of the lost (Gibbs and Candès 2021, eq. 2)."""
-        stretch = self._stretch[model] + _STRETCH_STEP * ((not kept) - _MAY_BE_LOST)
-        self._stretch[model] = min(max(stretch, -_MAX_STRETCH), _MAX_STRETCH)
+    def _learn(self, model: str, kept: bool) -> None:
+        self._stretch[model].learn(_STRETCH_STEP, kept=kept)
 
     def wait_ms(self, tenant: str = "", work_ms: float = math.inf) -> float:
         """Ms until one more promise of that much work can be kept: after all earlier ones of its
@@ -170,7 +188,7 @@ class Promises:
             return
         for unix_ms in range(stated, stated - _SLOP_MS, -1):
             if self._open.pop(unix_ms, None) is not None:
-                self._mark(task, lambda kept: self._learn(task.model, kept=kept))
+                self._mark(task, partial(self._learn, task.model))
                 return
 
     def _mark(self, task: Task, learn: Learn) -> None:

@@ -2,9 +2,9 @@
 
 A quote says two things of a request that somebody thinks of sending:
 
-- the chance of being in time if it is sent now as any other request, by deadline. Known are the
-  likely waits (``schedule``), lengths and paces; what such chances really came to is learnt,
-  and corrects them (``reliability``);
+- the chance of being in time if it is sent now as any other request, by deadline: the schedule is
+  played with it (``schedule``). What such chances really came to is learnt, and corrects them
+  (``Reliability``);
 - the earliest deadlines that can be reserved, with a chance of 50, 90 and 99 %. A reserved deadline
   is a promise (``promises``): its work goes before all that is not promised. How much time a level
   takes is learnt from the reservations that were kept or broken, so that in the long run the stated
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from orchestrator.clock import Clock
 from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
-from orchestrator.prediction.promises import Promises, Reservation
-from orchestrator.prediction.schedule import Schedule
+from orchestrator.prediction.promises import Promises, Reservation, Stretch
+from orchestrator.prediction.schedule import Prospect, Schedule
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from protocol import Outcome
@@ -101,7 +101,7 @@ BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 """Share of reservations that may be broken, by their stated chance. At 99 % half of what is stated,
 for a client counts on that."""
 POINTS: Final = 9
-_FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.0, 0.99: 0.4}
+FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.0, 0.99: 0.4}
 """Logarithms of the factors by which the first reservations take longer than predicted, beyond what
 the prediction allows for others that may come: what a client counts on should not pay for what is
 not known yet."""
@@ -110,7 +110,8 @@ _FIRST_STEPS: Final = 10.0
 """How many times as long the first step is; later ones are shorter by the root of their number,
 down to ``_STRETCH_STEP`` (Angelopoulos, Barber and Bates 2024): a service that has just started is
 as far from what it will learn as it will ever be."""
-_MAX_STRETCH: Final = math.log(8.0)
+_LATER_MS: Final = 3_600_000.0
+"""Time until a deadline that puts a request behind all that waits."""
 _PAUSE_S: Final = 0.1
 """Least seconds between two requests of which it is learnt whether their chance was right: one
 prediction takes a millisecond."""
@@ -164,8 +165,10 @@ class Quotes:
         self._promises = promises
         self._clock = clock
         self._reliability = {pressure: Reliability() for pressure in Pressure}
-        self._stretch = dict(_FIRST_STRETCH)
-        """Logarithm of the factor by which a level's time is longer than predicted."""
+        self._stretch = {
+            chance: Stretch(BROKEN[chance], first) for chance, first in FIRST_STRETCH.items()
+        }
+        """How much longer than predicted the reservations of each chance take."""
         self._next_at = 0.0
 
     def bins(self) -> list[tuple[Pressure, int, ChanceBin]]:
@@ -182,17 +185,15 @@ class Quotes:
         self.made += 1
         now = self._clock.now()
         stated = None if task.deadline.is_default else task.deadline.left_ms(now)
-        times_ms = self._forecaster.service_times_ms(task)
-        middle_ms = times_ms[len(times_ms) // 2]
-        wait_ms = self._waits_ms(task, now, 2 * middle_ms)[-1]
-        grid = np.geomspace(0.6 * times_ms[0], 1.5 * (wait_ms + times_ms[-1]), POINTS)
+        last = self._prospect(task, now, _LATER_MS)
+        alone_ms = max(1.0, last.end_ms[0] - last.start_ms[0])
         curve, best = [], 0.0
-        for within_ms in grid.tolist():
-            best = max(best, self._chance(task, times_ms, now, within_ms))
-            curve.append(ChanceBy(within_ms, best))
+        for within_ms in np.geomspace(0.6 * alone_ms, 1.5 * max(last.end_ms[-1], alone_ms), POINTS):
+            best = max(best, self._chance(task, now, float(within_ms)))
+            curve.append(ChanceBy(float(within_ms), best))
         of_stated = None
         if stated is not None:
-            of_stated = ChanceBy(stated, self._chance(task, times_ms, now, stated))
+            of_stated = ChanceBy(stated, self._chance(task, now, stated))
         return Quote(tuple(curve), of_stated, self._earliest(task))
 
     def reserve(self, task: Task, offer: ChanceBy, hold_s: float) -> Reservation:
@@ -206,32 +207,26 @@ class Quotes:
 
     # ── predicting ───────────────────────────────────────────────────────────────────────────
 
-    def _chance(self, task: Task, times_ms: Sequence[float], now: float, within_ms: float) -> float:
-        raw = self._raw_chance(times_ms, self._waits_ms(task, now, within_ms), within_ms)
+    def _chance(self, task: Task, now: float, within_ms: float) -> float:
+        raw = _share_within(_times_ms(task, self._prospect(task, now, within_ms)), within_ms)
         return self._reliability[self._pressure(task.model)].calibrated(raw)
 
-    @staticmethod
-    def _raw_chance(
-        times_ms: Sequence[float], waits_ms: Sequence[float], within_ms: float
-    ) -> float:
-        return float((np.add.outer(waits_ms, times_ms) <= within_ms).mean())
-
-    def _waits_ms(self, task: Task, now: float, within_ms: float) -> tuple[float, ...]:
-        """Equally likely waits with that much time: more time means a later place."""
+    def _prospect(self, task: Task, now: float, within_ms: float) -> Prospect:
+        """What ``task`` comes to with that much time: more time means a later place."""
         task.deadline = replace(task.deadline, at=now + within_ms / 1000, is_default=False)
         self._forecaster.plan(task, now)
-        return self._schedule.start_ms(task)
+        return self._schedule.of(task, tells=True)
 
     def _earliest(self, task: Task) -> tuple[ChanceBy, ...]:
         """The earliest deadlines that can be reserved: after all that is promised already."""
-        times_ms = self._forecaster.service_times_ms(task, crowded=True)
+        times_ms = _times_ms(task, self._schedule.in_a_crowd(task))
         before_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
         least_ms = self._forecaster.capacity_of(task.model).min_start_ms
         found: dict[float, float] = {}
         # The best known first: what nobody has reserved with yet says nothing of the other levels.
         for chance in sorted(BROKEN, key=self._used_with, reverse=True):
             takes_ms = times_ms[min(len(times_ms) - 1, int(chance * len(times_ms)))]
-            stretched_ms = (before_ms + takes_ms) * math.exp(self._stretch[chance])
+            stretched_ms = (before_ms + takes_ms) * self._stretch[chance].factor
             within_ms = max(stretched_ms, least_ms) + RESUBMIT_MS
             sooner = [ms for other, ms in found.items() if other < chance]
             later = [ms for other, ms in found.items() if other > chance]
@@ -251,7 +246,7 @@ class Quotes:
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
     def offered(self, task: Task) -> None:
-        """Predict whether ``task``, which was just let in, is in time, and learn from its end. Done
+        """Predict whether ``task``, which is let in now, is in time, and learn from its end. Done
         for some of those that state a deadline which can be missed, once quotes are asked for."""
         now = self._clock.now()
         if (
@@ -263,17 +258,25 @@ class Quotes:
         ):
             return
         self._next_at = now + _PAUSE_S
-        times_ms = self._forecaster.service_times_ms(task)
-        waits_ms = self._schedule.start_ms(task) if task in self._queue else (0.0,)
-        chance = self._raw_chance(times_ms, waits_ms, task.deadline.left_ms(now))
+        times_ms = self._schedule.of(task, tells=True).end_ms
+        chance = _share_within(times_ms, task.deadline.left_ms(now))
         of = self._reliability[self._pressure(task.model)]
         task.on_end.append(lambda ended: _learn(of, chance, ended))
 
     def _used(self, chance: float, kept: bool) -> None:
         self.ended[chance, kept] += 1
         step = _STRETCH_STEP * max(1.0, _FIRST_STEPS / math.sqrt(self._used_with(chance)))
-        stretch = self._stretch[chance] + step * ((not kept) - BROKEN[chance])
-        self._stretch[chance] = min(max(stretch, -_MAX_STRETCH), _MAX_STRETCH)
+        self._stretch[chance].learn(step, kept=kept)
+
+
+def _times_ms(task: Task, prospect: Prospect) -> tuple[float, ...]:
+    """When ``task`` will be served; an answer that ends in time once it has begun only has to
+    begin."""
+    return prospect.first_ms if task.job.on_deadline in ENDS_IN_TIME else prospect.end_ms
+
+
+def _share_within(times_ms: Sequence[float], within_ms: float) -> float:
+    return sum(ms <= within_ms for ms in times_ms) / len(times_ms)
 
 
 def _learn(of: Reliability, chance: float, task: Task) -> None:

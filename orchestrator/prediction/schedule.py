@@ -159,6 +159,17 @@ class Schedule:
             return _sorted(line.played.start_ms[:, place])
         return self._at(place, task, line).start_ms
 
+    def in_a_crowd(self, task: Task) -> Prospect:
+        """The prospect of ``task`` once it has a row, among twice as many others as run now."""
+        machine = self._forecaster.machine(task.model, self._clock.now())
+        if machine is None:
+            return UNKNOWN
+        rows = 2 * self._forecaster.capacity_of(task.model).rows + 1
+        crowded = machine._replace(fewest=min(float(rows), machine.rows / machine.instances))
+        asked = self._forecaster.asked(task, self._clock.now())
+        line = _Line(crowded, [task], [asked], self._clock.now())
+        return _prospect(task, line, 0, line.without(0))
+
     def room_ms(self, model: str) -> float:
         """Ms from now until the queue has room for one more task: one starts, or gives up."""
         now = self._clock.now()

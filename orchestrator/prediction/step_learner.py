@@ -21,6 +21,8 @@ LEARNT_STEPS = 64
 """Steps before the fastest of them bounds anything: ignorance refuses nobody. A time that beats
 what would have been certain begins the count anew: the machine was busy until then."""
 
+_RATIOS: Final = 64
+"""Finished jobs that are remembered: few, so that a crowded start is soon forgotten (DL-19)."""
 _MAX_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
 _FIRST_GUESS_MS = 20.0
@@ -81,7 +83,7 @@ class StepLearner:
         """Tokens per second, each over at least ``_RATE_MS`` of steps."""
         self._rate_tokens, self._rate_ms = 0, 0.0
         # ± 40 % around 1, as log ratios.
-        self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)])
+        self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)], _RATIOS)
         self._jobs = 0
         self._model: StepModel | None = None
         self._known: tuple[float, ...] = ()
@@ -216,7 +218,7 @@ class StepLearner:
         if modelled > 0:
             ratio = math.log(service_ms / modelled)
             self._ratios.add(min(max(ratio, -_MAX_RATIO), _MAX_RATIO))
-            self._jobs = min(self._jobs + 1, self._ratios.count)
+            self._jobs += 1
             self._model = None
 
     def _guess_from(self, features: list[float], step_ms: float) -> None:

@@ -8,6 +8,7 @@ import pytest
 from perf.load.trace import TraceLoad, TraceRow
 from perf.sim.arrivals import Scenario, trace_arrivals
 from perf.sim.counterfactual import false_refusals
+from perf.sim.quotes import told_under
 from perf.sim.reported import (
     ALONE,
     MachinePace,
@@ -20,7 +21,6 @@ from perf.sim.reported import (
     pooled,
 )
 from perf.sim.scenes import FLEET, SPEED
-from perf.sim.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
@@ -126,11 +126,8 @@ def test_dl17_hardly_a_refusal_is_wrong() -> None:
     assert (reported.tried, reported.met) == (3, 0)
 
 
-def test_a_chance_that_was_given_is_kept_as_often() -> None:
-    load = TraceLoad(trace(2), SPEED, is_poisson=True)
-    run = simulate(trace_arrivals(load, CAPACITY, 20.0, SEED), ONE, {}, seed=SEED)
-    tallies = run.orchestrator.stages.prediction.calibration.tallies.values()
-    sent = sum(tally.given for tally in tallies)
-    assert sent > 100
-    given, met = (sum(getattr(one, name) for one in tallies) for name in ("chances", "met"))
-    assert abs(given - met) < 0.15 * sent
+def test_dl21_a_quoted_chance_is_kept_as_often() -> None:
+    told = [one for one in told_under(1.0, 10.0, SEED) if one.how == "quoted"]
+    assert len(told) > 60
+    met = sum(one.result.met for one in told)
+    assert abs(sum(one.chance for one in told) - met) < 0.15 * len(told)

@@ -18,7 +18,7 @@ from orchestrator.placement import Candidate, Placer, PrefixIndex
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.feasibility import Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
-from orchestrator.prediction.prediction import Calibration, Prediction
+from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.schedule import Schedule
@@ -102,7 +102,6 @@ class Rig:
             promises,
             Quotes(self.queue, self.forecaster, schedule, promises, self.clock),
             self.feasibility,
-            Calibration(),
         )
         self.prediction = prediction
         config = AdmissionConfig(floor_ms=10.0, default_max_tokens=64)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
-from orchestrator.prediction.prediction import Calibration
 from orchestrator.tasks.job import Priority
 from protocol import Code, Outcome
 from tests.orchestrator.conftest import MakeService
@@ -69,17 +68,3 @@ async def test_dl17_a_sample_is_let_in_beyond_a_full_queue(
     labels = {"kind": "queue_full", "result": "met"}
     assert service.metric("tidegate_infeasible_samples_total", **labels) == 1
     assert service.metric("tidegate_false_refusal_rate") == 1
-    bins = {"class": "interactive", "bin": "90"}
-    assert service.metric("tidegate_on_time_chance_total", **bins) == 2
-    assert service.metric("tidegate_on_time_met_total", **bins) == 2
-
-
-def test_chances_are_counted_by_bin_and_class() -> None:
-    calibration = Calibration()
-    for chance, outcome in ((0.85, Outcome.MET), (0.8, Outcome.MISSED), (1.0, Outcome.MET)):
-        calibration.ended(ended(outcome, given_chance=chance))
-    calibration.ended(ended(Outcome.ABORTED, given_chance=0.85))
-    calibration.ended(ended(Outcome.REFUSED, given_chance=None))
-    tally = calibration.tallies[Priority.INTERACTIVE, 80]
-    assert (tally.given, tally.met) == (2, 1)
-    assert calibration.tallies[Priority.INTERACTIVE, 90].met == 1

@@ -1,5 +1,6 @@
 """How much time a reservation takes is learnt from those before it: the stated share is kept."""
 
+import math
 import random
 from typing import Any
 
@@ -16,7 +17,7 @@ def kept_share(chance: float, needed: float, count: int) -> float:
     quotes = Quotes(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
     rng, kept = random.Random(7), 0
     for _ in range(count):
-        is_kept = rng.gauss(needed, 0.3) <= quotes._stretch[chance]
+        is_kept = rng.gauss(needed, 0.3) <= math.log(quotes._stretch[chance].factor)
         quotes._used(chance, is_kept)
         kept += is_kept
     return kept / count

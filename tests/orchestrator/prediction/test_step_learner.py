@@ -191,9 +191,9 @@ def test_dl19_jobs_that_took_another_time_are_forgotten_as_soon_either_way(facto
 
     finish(300, 1.0)
     assert learner.model.mid == pytest.approx(1.0, rel=0.1)
-    finish(14, factor)
+    finish(64, factor)
     assert 1 / 1.5 < learner.model.mid / factor < 1.5
-    finish(14, 1.0)
+    finish(64, 1.0)
     assert 1 / 1.5 < learner.model.mid < 1.5
     assert 1 / 1.5 < learner.model.high < 1.5
 
