@@ -24,52 +24,51 @@ is soon heard. Where a kind of prompt says nothing, its chain's weight, and what
 
 import math
 import sys
-from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 
 QUANTILES = 16
 _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57))})
 """The last length of each bin: up to 256 Ki tokens, a quarter of an octave each."""
-_LASTING = [1 - (i + 0.5) / QUANTILES for i in range(QUANTILES)]
-_LOG_LASTING = [math.log(share) for share in _LASTING]
-"""Logarithms of the shares of answers that are longer than each of the quantiles."""
-_MIN_LASTING = 1e-300
-"""Least share of answers taken to be longer than an edge: keeps logarithms finite."""
+_BOUNDS = np.array([0.0, *_EDGES])
+_LASTING = 1 - (np.arange(QUANTILES) + 0.5) / QUANTILES
+"""Shares of answers that are longer than each of the quantiles."""
+_LEAST = sys.float_info.min
+"""Added to counts that may be 0 before they divide."""
 _PRIOR = 6.0
 _FIRST_MEAN = 128.0
 """Mean length, in tokens, of an answer of which nothing is known."""
 HALF_LIFE = 192
 """Number of later answers after which an answer counts half."""
-_DECAY_EVERY = 8
+_KEPT = 0.5 ** (1 / HALF_LIFE)
 _RANK_SMOOTHING = 1 / 12
 _SURPRISE = 0.22
 """Distance of recent answers' mean rank from the middle that is no chance (over four sigma): what
 was learnt is about other answers, and counts little from then on."""
 _KEPT_OF_OLD = 0.05
 _MAX_NODES = 4096
-_MAX_KEYS = 512
-"""Keys whose chains and curves are at hand. A plan asks for those of all that waits and runs: a
-queue of 100 by default, and what 16 instances of 16 rows run; any more are made anew."""
-_MAX_CURVES = 1024
-_MAX_KNOWN = 512
+_MAX_AT_HAND = 1024
+"""Keys and curves at hand, and quantiles of a curve. A plan asks for those of all that waits and
+runs: a queue of 100 by default, and what 16 instances of 16 rows run; any more are made anew."""
 _NEWS_SHARE = 16
 """A curve is made anew once answers have grown by one part in this many."""
 _NODE_BYTES = 1024
-"""Memory of a node besides its rows, its name among it, as ``tracemalloc`` counts it."""
+"""Memory of a node besides its counts, its name among it, as ``tracemalloc`` counts it."""
 _LEAK = 0.01
 _MIN_CHANCE = 1e-6
 """Least chance that a chain may give a length: one surprise does not silence it for long."""
 
 CHAINS = 4
 Link = tuple[object, ...]
+Floats = NDArray[np.float64]
 
 
 class LengthKey(NamedTuple):
@@ -84,7 +83,7 @@ class LengthKey(NamedTuple):
     prompt_tokens: int = 0
     kind: PromptKind = ANY_KIND
 
-    @lru_cache(maxsize=_MAX_KEYS)  # noqa: B019 - a key is no more than what it is cached by
+    @lru_cache(maxsize=_MAX_AT_HAND)  # noqa: B019 - a key is no more than what it is cached by
     def chains(self) -> list[list[Link]]:
         """Names of the nodes, the widest first; always ``CHAINS`` chains, in the same order. A
         chain without data of its own is short."""
@@ -102,27 +101,28 @@ class LengthKey(NamedTuple):
         return [stated, by_length, by_opening, by_session]
 
 
-def _lasting(hazards: Sequence[float]) -> Sequence[float]:
-    """The shares of answers that are longer than each edge; the first is 1."""
-    return array("d", accumulate((1 - hazard for hazard in hazards), mul, initial=1.0))
+def _lasting(hazards: Floats) -> Floats:
+    """The shares of answers that are longer than each of the ``_BOUNDS``; the first is 1."""
+    return np.concatenate(([1.0], np.cumprod(1 - hazards)))
 
 
-def _chance(lasting: Sequence[float], tokens: int, *, finished: bool) -> float:
-    at = min(bisect_left(_EDGES, tokens), len(_EDGES) - 1)
-    return lasting[at] - lasting[at + 1] if finished else lasting[at]
+def _bin_of(tokens: int) -> int:
+    return min(bisect_left(_EDGES, tokens), len(_EDGES) - 1)
+
+
+def _chance(lasting: Floats, tokens: int, *, finished: bool) -> float:
+    at = _bin_of(tokens)
+    return float(lasting[at] - lasting[at + 1] if finished else lasting[at])
 
 
 class LengthCurve:
     """The distribution of one answer's length; immutable."""
 
-    __slots__ = ("_known", "_lasting", "_log_ended")
+    __slots__ = ("_known", "_lasting")
 
-    def __init__(self, lasting: Sequence[float]) -> None:
-        """``lasting`` are the shares of answers that are longer than each edge."""
+    def __init__(self, lasting: Floats) -> None:
+        """``lasting`` are the shares of answers that are longer than each of the ``_BOUNDS``."""
         self._lasting = lasting
-        logs = (-math.log(max(share, _MIN_LASTING)) for share in lasting)
-        self._log_ended = array("d", logs)
-        """−log of the share of answers that are longer than each edge, rising; the first is 0."""
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
     def left(self, made: int, cap: int) -> tuple[float, ...]:
@@ -134,7 +134,7 @@ class LengthCurve:
             made -= made % (made.bit_length() - 3)
         known = self._known.get((made, cap))
         if known is None:
-            if len(self._known) >= _MAX_KNOWN:
+            if len(self._known) >= _MAX_AT_HAND:
                 self._known.clear()
             known = self._known[made, cap] = self._left(made, cap)
         return known
@@ -145,29 +145,10 @@ class LengthCurve:
         return len(self._known) * 32 * QUANTILES
 
     def _left(self, made: int, cap: int) -> tuple[float, ...]:
-        ended, last = self._log_ended, len(_EDGES)
-        at = bisect_left(_EDGES, made + 1)
-        if at == last or ended[at] == ended[last]:  # nothing ends before its cap
-            return (max(1.0, float(cap - made)),) * QUANTILES
-        first, begin = _EDGES[at - 1] if at else 0, float(made)
-        # A bin that has been passed in part keeps the rest of its hazard.
-        share_passed = (begin - first) / (_EDGES[at] - first)
-        here = ended[at] + share_passed * (ended[at + 1] - ended[at])
-        lengths: list[float] = []
-        alive, after = 1.0, math.exp(here - ended[at + 1])
-        for lasting, log_lasting in zip(_LASTING, _LOG_LASTING, strict=True):
-            if after > lasting:
-                at = bisect_left(ended, here - log_lasting, at + 2) - 1
-                if at >= last:
-                    break
-                begin = float(_EDGES[at - 1])
-                alive, after = math.exp(here - ended[at]), math.exp(here - ended[at + 1])
-            length = begin + (alive - lasting) / (alive - after) * (_EDGES[at] - begin)
-            if length >= cap:
-                break
-            lengths.append(max(1.0, length - made))
-        most = max(1.0, float(cap - made))
-        return (*lengths, *[most] * (QUANTILES - len(lengths)))
+        alive = np.interp(made, _BOUNDS, self._lasting)
+        longer = np.interp(-alive * _LASTING, -self._lasting, _BOUNDS, right=math.inf)
+        found: list[float] = np.clip(longer - made, 1.0, max(1.0, cap - made)).tolist()
+        return tuple(found)
 
     def chance(self, tokens: int, *, finished: bool) -> float:
         """The chance that an answer ends in the bin of ``tokens``; with ``finished`` False, the
@@ -180,58 +161,45 @@ class LengthCurve:
         return left[min(QUANTILES - 1, int(share * QUANTILES))]
 
 
-_NOTHING = (0.0,) * len(_EDGES)
-
-
 class _Node:
     """Answers of one kind, counted by bin."""
 
     def __init__(self) -> None:
-        self.ended = array("d", _NOTHING)
-        self.reached = array("d", _NOTHING)
+        self._counts = np.zeros((2, len(_EDGES)))
+        self.ended, self.reached = self._counts
         self.answers = 0
-        self.weights = [1 / CHAINS] * CHAINS
+        self.weights = np.full(CHAINS, 1 / CHAINS)
         """Weights of the chains, if the node is of a model or a tenant."""
         self._mean_rank = 0.5
-        self._hazards: Sequence[float] = ()
-        self._prior: Sequence[float] = ()
-        self._answers_then = 0
 
     def add(self, tokens: int, *, finished: bool) -> None:
         self.answers += 1
-        if self.answers % _DECAY_EVERY == 0:
-            self._scale(0.5 ** (_DECAY_EVERY / HALF_LIFE))
-        last = min(bisect_left(_EDGES, tokens), len(_EDGES) - 1)
+        last = _bin_of(tokens)
         self._watch(last, finished=finished)
-        for at in range(last + finished):
-            self.reached[at] += 1.0
+        self._scale(_KEPT)
+        self.reached[: last + finished] += 1.0
         if finished:
             self.ended[last] += 1.0
 
-    def weigh(self, heard: Sequence[int], chances: Sequence[float]) -> None:
+    def weigh(self, heard: list[int], chances: list[float]) -> None:
         """Move the weights of the ``heard`` chains after an answer that they had given these
         chances.
 
         Bayes' rule moves their shares of the weight that they have together; then all weights move
         a little towards their mean.
         """
-        weights = self.weights
-        whole = sum(weights[number] for number in heard)
-        products = [weights[n] * chance for n, chance in zip(heard, chances, strict=True)]
-        scale = whole / sum(products)
-        for number, product in zip(heard, products, strict=True):
-            weights[number] = product * scale
-        self.weights = [(1 - _LEAK) * weight + _LEAK / CHAINS for weight in weights]
+        weights = self.weights.copy()
+        products = weights[heard] * chances
+        weights[heard] = products * (weights[heard].sum() / products.sum())
+        self.weights = (1 - _LEAK) * weights + _LEAK / CHAINS
 
     def _watch(self, last: int, *, finished: bool) -> None:
         """Forget most of what was learnt once answers are no longer like it."""
         if not self.reached[0] > QUANTILES:
             return
-        alive = 1.0
-        for at in range(last):
-            alive *= 1 - (self.ended[at] / self.reached[at] if self.reached[at] else 0.0)
-        ends = self.ended[last] / self.reached[last] if self.reached[last] else 0.0
-        below, above = 1 - alive, 1 - alive * (1 - ends)
+        ends = self.ended[: last + 1] / (self.reached[: last + 1] + _LEAST)
+        alive = float(np.prod(1 - ends[:last]))
+        below, above = 1 - alive, 1 - alive * (1 - float(ends[last]))
         rank = (below + above) / 2 if finished else (1 + below) / 2
         self._mean_rank += _RANK_SMOOTHING * (rank - self._mean_rank)
         if abs(self._mean_rank - 0.5) > _SURPRISE:
@@ -239,38 +207,20 @@ class _Node:
             self._mean_rank = 0.5
 
     def _scale(self, factor: float) -> None:
-        self.ended = array("d", [count * factor for count in self.ended])
-        self.reached = array("d", [count * factor for count in self.reached])
+        self._counts *= factor
 
-    def hazards(self, prior: Sequence[float]) -> Sequence[float]:
-        """Hazards by bin, drawn towards ``prior``.
-
-        Where much is known one answer more changes little, so they are as of a moment ago unless
-        ``prior`` is another one.
-        """
-        if prior is not self._prior or self.is_news(self._answers_then):
-            counts = zip(self.ended, self.reached, prior, strict=True)
-            self._hazards = array(
-                "d", [(e + _PRIOR * expected) / (r + _PRIOR) for e, r, expected in counts]
-            )
-            self._prior, self._answers_then = prior, self.answers
-        return self._hazards
+    def hazards(self, prior: Floats) -> Floats:
+        """Hazards by bin, drawn towards ``prior``."""
+        found: Floats = (self.ended + _PRIOR * prior) / (self.reached + _PRIOR)
+        return found
 
     def is_news(self, answers_then: int) -> bool:
         """Whether enough answers have come since there were ``answers_then`` to matter."""
         return self.answers - answers_then > min(answers_then, HALF_LIFE) // _NEWS_SHARE
 
 
-def _first_hazards() -> list[float]:
-    """Hazards of each bin if every next token is as likely to be the last one."""
-    before, hazards = 0, []
-    for edge in _EDGES:
-        hazards.append(1 - (1 - 1 / _FIRST_MEAN) ** (edge - before))
-        before = edge
-    return hazards
-
-
-_FIRST_HAZARDS = _first_hazards()
+_FIRST_HAZARDS: Floats = 1 - (1 - 1 / _FIRST_MEAN) ** np.diff(_BOUNDS)
+"""Hazards of each bin if every next token is as likely to be the last one."""
 
 
 class _Mixed(NamedTuple):
@@ -278,7 +228,7 @@ class _Mixed(NamedTuple):
 
     seen: tuple[int, ...]
     """The number of answers of each node when the curve was made."""
-    chains: tuple[Sequence[float] | None, ...]
+    chains: tuple[Floats | None, ...]
     """Shares of answers that last, by chain; None if a chain is no narrower than an earlier one."""
     curve: LengthCurve
 
@@ -299,9 +249,9 @@ class AnswerLengths:
     @property
     def total_bytes(self) -> int:
         """Memory of what it knows, approximately: counts and hazards of each kind, and curves."""
-        row = 8 * len(_EDGES) + sys.getsizeof(array("d"))
+        row = _BOUNDS.nbytes
         curves = sum((CHAINS + 2) * row + mixed.curve.known_bytes for mixed in self._mixed.values())
-        return len(self) * (3 * row + _NODE_BYTES) + curves
+        return len(self) * (2 * row + _NODE_BYTES) + curves
 
     def answered(self, key: LengthKey, tokens: int, *, finished: bool) -> None:
         """Learn from an answer that ended after ``tokens``, or was cut there if not ``finished``.
@@ -323,7 +273,7 @@ class AnswerLengths:
     def curve(self, key: LengthKey) -> LengthCurve:
         curve = self._asked.get(key)
         if curve is None:
-            if len(self._asked) >= _MAX_KEYS:
+            if len(self._asked) >= _MAX_AT_HAND:
                 self._asked.clear()
             curve = self._asked[key] = self._mix(key.chains()).curve
         return curve
@@ -333,7 +283,7 @@ class AnswerLengths:
         node = _Node()
         model = self._nodes.get(link[:1])
         if len(link) == 2 and model is not None:
-            node.weights = list(model.weights)
+            node.weights = model.weights
         return node
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
@@ -366,10 +316,10 @@ class AnswerLengths:
             )
         ):
             return mixed
-        said: list[Sequence[float] | None] = []
+        said: list[Floats | None] = []
         told: set[Link] = set()
         for chain in known:
-            hazards: Sequence[float] = _FIRST_HAZARDS
+            hazards = _FIRST_HAZARDS
             for link in chain:
                 hazards = nodes[link].hazards(hazards)
             # A chain that ends with a node of an earlier chain says nothing more.
@@ -378,10 +328,10 @@ class AnswerLengths:
             said.append(_lasting(hazards) if says_more else None)
             if not chain:
                 break
-        weights = nodes[chains[0][1]].weights if chains[0][1] in nodes else [1 / CHAINS] * CHAINS
-        if len(self._mixed) >= _MAX_CURVES:
+        tenant = nodes.get(chains[0][1], _Node())
+        if len(self._mixed) >= _MAX_AT_HAND:
             self._mixed.clear()
-        curve = LengthCurve(_mixture(said, weights))
+        curve = LengthCurve(_mixture(said, tenant.weights))
         seen = tuple([nodes[link].answers for link in links])
         mixed = self._mixed[links] = _Mixed(seen, tuple(said), curve)
         return mixed
@@ -391,20 +341,15 @@ def _links(chains: Sequence[Sequence[Link]]) -> Iterator[Link]:
     return (link for chain in chains for link in chain)
 
 
-def _mixture(said: Sequence[Sequence[float] | None], weights: Sequence[float]) -> Sequence[float]:
+def _mixture(said: Sequence[Floats | None], weights: Floats) -> Floats:
     """The weighted mean of what the chains said."""
     own = [(weight, one) for weight, one in zip(weights, said, strict=False) if one is not None]
-    if len(own) == 1:
-        return own[0][1]
-    whole = sum(weight for weight, _ in own)
-    mean = [0.0] * (len(_EDGES) + 1)
-    for weight, one in own:
-        share = weight / whole
-        mean = [sofar + share * lasting for sofar, lasting in zip(mean, one, strict=True)]
+    shares, lasting = zip(*own, strict=True)
+    mean: Floats = np.average(lasting, axis=0, weights=shares)
     return mean
 
 
-STATED = LengthCurve([1.0] * (len(_EDGES) + 1))
+STATED = LengthCurve(np.ones(len(_BOUNDS)))
 """The curve of an answer that takes all of its cap."""
 
 

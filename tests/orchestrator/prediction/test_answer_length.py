@@ -181,7 +181,7 @@ def test_nothing_is_longer_than_its_cap(curve: LengthCurve) -> None:
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tenants and sessions come and go; the one in use is kept."""
     monkeypatch.setattr(answer_length, "_MAX_NODES", 400)
-    monkeypatch.setattr(answer_length, "_MAX_CURVES", 100)
+    monkeypatch.setattr(answer_length, "_MAX_AT_HAND", 100)
     lengths = taught(AnswerLengths(), KEY, [30] * 50)
     for i in range(400):
         lengths.answered(LengthKey("m", f"t{i}", 64, None, f"s{i}"), 500, finished=True)
