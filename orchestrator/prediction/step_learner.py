@@ -37,7 +37,7 @@ LEAST_SPREAD = 0.09
 """How far off a straight line through step times is at least: the demo model on an AMD EPYC took
 4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line misses by 9 % (root mean
 square)."""
-_AT_LOAD: Final = 0.4
+AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
 _MIN_SHARE: Final = 1e-3
@@ -68,7 +68,7 @@ class StepLearner:
             guess, self._bends = _line_of(costs, self._slots)
         self._filter = StepFilter(guess)
         if costs is not None:
-            self._filter.begin_with(guess, (_AT_LOAD**2,) * 3)
+            self._filter.begin_with(guess, (AT_LOAD**2,) * 3)
         self._last: _Totals | None = None
         self._last_step_ms = 0.0
         self._prompts_per_step = 0.0
