@@ -12,7 +12,7 @@ from protocol import OnDeadline
 
 EVERY_S = 0.02
 LONG_DELAY = 0.98
-_WINDOW = 256
+_WINDOW = 64
 _ASLEEP_S = 1.0
 """Largest delay of a timer that counts. A longer one means that the whole machine stood still."""
 
@@ -54,17 +54,12 @@ class LoopDelay:
 USUAL_ROUND_TRIP = 0.75
 """Quantile of the round trips to a worker that a clean end allows for. After a longer one the text
 ends here, as far as it has come: just as punctual, and only what a worker held back is missing."""
-MAX_ROUND_TRIP_SHARE = 0.1
-MAX_RETURN_SHARE = 0.25
-"""Largest shares of the time left that are kept for the way to the worker and back, and for that
-way together with what the client needs."""
+MAX_SHARE = 0.1
+"""Largest share of its time that a clean end gives up for the way to the worker and back, and for
+delays of the event loop."""
 RETURN_MARGIN_S: Final = 0.005
 """How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are sent, to
 leave time for the client."""
-DELAYS = 2.0
-"""How many long delays of the event loop a clean end allows for: its own, and its client's."""
-MAX_DELAY_SHARE = 0.06
-"""Largest share of the time that the client gave which is kept for delays of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +89,16 @@ class TimeLimits:
         if task.job.on_deadline is OnDeadline.ERROR:
             return left_ms
         way_ms = instance.round_trip_ms.at(USUAL_ROUND_TRIP)
-        return_ms = min(way_ms, MAX_ROUND_TRIP_SHARE * left_ms) + 1000 * self._margin_s(task)
-        return left_ms - min(return_ms, MAX_RETURN_SHARE * left_ms)
+        kept_ms = min(way_ms, MAX_SHARE * left_ms) + 1000 * self._margin_s(task)
+        return max(left_ms / 2, left_ms - kept_ms)
 
     def _margin_s(self, task: Task) -> float:
         """Seconds before its deadline that a text leaves which must reach its client by then."""
         if self.loop_delay is None:
             return self.return_margin_s
         given_s = task.deadline.at - task.job.arrived
-        delay_s = min(DELAYS * self.loop_delay.long_s, MAX_DELAY_SHARE * given_s)
+        # A loop that is late is so twice: when it sends the text, and when its client reads it.
+        delay_s = min(2 * self.loop_delay.long_s, MAX_SHARE * given_s)
         return self.return_margin_s + delay_s
 
     def _cut_at(self, task: Task, now: float) -> float:

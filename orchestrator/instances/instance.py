@@ -29,7 +29,7 @@ CANDIDATE_TTL_S = 0.05
 """Seconds after which a candidate is rebuilt, even if none of its key's facts has changed."""
 
 FIRST_ROUND_TRIP_MS = 5.0
-_ROUND_TRIPS = 32
+_ROUND_TRIPS = 24
 
 
 class InstanceState(StrEnum):

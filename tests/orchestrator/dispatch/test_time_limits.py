@@ -69,7 +69,7 @@ def test_dl19_the_way_back_of_a_crowded_start_is_soon_forgotten() -> None:
     for _ in range(200):
         instance.round_trip_ms.add(rng.uniform(200, 400))
     assert kept_ms() == pytest.approx(105)  # a tenth, and the client's
-    for _ in range(14):
+    for _ in range(20):
         instance.round_trip_ms.add(rng.uniform(2, 4))
     assert 7 < kept_ms() < 9
     for i in range(100):
@@ -85,7 +85,7 @@ def test_dl16_a_clean_end_allows_for_a_loop_that_is_late() -> None:
     task.completion_tokens = 5
     now, at = rig.clock.now(), task.deadline.at
     assert limits.ends_at(task, now) == pytest.approx(at - 0.005)
-    for delay_s, left_s in ((0.01, 0.025), (0.5, 0.065)):
+    for delay_s, left_s in ((0.01, 0.025), (0.5, 0.105)):
         for _ in range(300):
             delay.watch(clock.now() + EVERY_S)
             clock._now += EVERY_S + delay_s  # nothing runs meanwhile
