@@ -1,6 +1,6 @@
 """Secures connections to Triton with TLS, mutual if we have a certificate (OR-25).
 
-All that speaks gRPC to Triton shares these settings: lanes, clips, swaps, and the launcher's checks.
+All that speaks gRPC to Triton has these settings: lanes, clips, swaps, and the launcher's checks.
 """
 
 import asyncio

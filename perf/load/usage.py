@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from perf.load.cpu import process_cpu_s
 from perf.report.stats import median
-from pool.process.process import children_of
+from pool.process.proc import children_of
 
 _MIB = 2**20
 _SHM = "/dev/shm/"
