@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Unpack
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
 from orchestrator.tls import SETTING
-from pool.engines.safe_paths import Links
 from pool.engines.triton import (
+    Links,
     TritonInstall,
     TritonPorts,
     TritonSpec,
