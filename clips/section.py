@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from orchestrator.settings.room_section import RoomSection
+from orchestrator.settings.rooms import RoomSection
 
 
 class ClipsSection(RoomSection):

@@ -41,9 +41,9 @@ from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
 from orchestrator.health import SERVES, HealthBoard
 from orchestrator.reload import Reloader
-from orchestrator.rooms import modules_of_rooms
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.settings.derived import journal_config
+from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.sharing import Sharing, make_sharing
 from orchestrator.tasks.journal.file import JournalError, JournalFile, JournalHeld, open_journal

@@ -26,8 +26,8 @@ from orchestrator.admission.admission import Admission
 from orchestrator.admission.rate_limits import Limiter, Standing
 from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
-from orchestrator.rooms import defined_in, modules_of_rooms
 from orchestrator.settings import Settings
+from orchestrator.settings.rooms import defined_in, modules_of_rooms
 from orchestrator.sharing import Sharing
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.journal.file import JournalFile

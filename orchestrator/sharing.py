@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.retention import ItemCall
-from orchestrator.rooms import modules_of_rooms
 from orchestrator.settings import Settings
+from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.tasks.journal.file import JournalFile
 from orchestrator.tasks.journal.file_store import FileStore
 from orchestrator.tasks.journal.records import UnfinishedTask

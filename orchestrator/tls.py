@@ -1,7 +1,6 @@
 """Secures connections to Triton with TLS, mutual if we have a certificate (OR-25).
 
-All that speaks gRPC to Triton shares these settings: lanes, clips, swaps, the plain contract, and
-the launcher's checks.
+All that speaks gRPC to Triton has these settings: lanes, clips, swaps, and the launcher's checks.
 """
 
 import asyncio
@@ -140,19 +139,6 @@ def why_no_tls(error: Exception) -> str:
         reason = _said(error)
         return f"{_ENDED if 'alert' in reason else _NO_TLS} ({reason})"
     return _ENDED
-
-
-def why_no_channel(details: str, tls: Tls | None) -> str:
-    """The TLS error of a gRPC client's channel, by its words; empty without one."""
-    if "Hostname Verification" in details:
-        return _OTHER_NAME
-    if "CERTIFICATE_VERIFY_FAILED" in details:
-        return _UNTRUSTED
-    if "WRONG_VERSION_NUMBER" in details:
-        return _NO_TLS
-    if "failed to connect" in details and "Socket closed" in details:
-        return f"it closes connections; if it speaks TLS, set {SETTING}" if tls is None else _ENDED
-    return ""
 
 
 def _trusted_by_system() -> bytes | None:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from catalog.hosts import is_numeric
 from orchestrator.instances.addresses import check_entry, is_source
 from orchestrator.lanes.endpoint import is_url
-from orchestrator.settings.room_section import RoomSection
+from orchestrator.settings.rooms import RoomSection
 from worker.environment import Names
 
 

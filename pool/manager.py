@@ -19,8 +19,8 @@ from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
 from pool.fleet.specs import AnySpec
 from pool.fleet.units import PoolMachine
-from pool.process.detached import Found
-from pool.supervise import OnStep, ProcessUnit, RestartPolicy, Supervised
+from pool.process.process import Found, OnStep
+from pool.supervise import ProcessUnit, RestartPolicy, Supervised
 
 if TYPE_CHECKING:  # it brings a library for HTTP, which a launch does without
     from pool.fleet.registrar import Registrar

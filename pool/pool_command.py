@@ -32,7 +32,7 @@ from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB
 from pool.preflight.nvml import Nvml
-from pool.process.detached import DetachedProcess, Found, clear_remains, find_detached
+from pool.process.process import Found, GuardedProcess, clear_remains, find_detached
 
 EXIT_FAILED = 1
 _ASK_S = 10.0
@@ -177,7 +177,7 @@ async def _end_unmanaged(path: Path, grace_s: float) -> None:
 
 
 async def _end(found: Found, grace_s: float) -> None:
-    process = await DetachedProcess.adopt(found.label.unit, found, None)
+    process = await GuardedProcess.adopt(found.label.unit, found, None)
     await process.end(grace_s)
 
 

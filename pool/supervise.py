@@ -13,17 +13,14 @@ from typing import Any, TypedDict, Unpack
 
 from catalog.errors import ProvisionError, StartFailed
 from pool.events import EventKind, PoolEvent, pool_log
-from pool.process.detached import DetachedProcess, Found
 from pool.process.logs import ignore, tail, usable_log
-from pool.process.process import GuardedProcess, StartProcess, UnitProcess
+from pool.process.process import Found, GuardedProcess, OnStep, no_step
 
 HEARTBEAT_S = 15.0
 MISSES = 3
 TERM_S = 1.5
 """Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
 _POLL_S = 0.03
-OnStep = Callable[[str], None]
-"""Told of each step of a start: fits, prepared, spawned, started."""
 
 
 def _nothing() -> None:
@@ -34,11 +31,13 @@ def _nothing() -> None:
 class Keeping:
     """How a unit's process is started, and how often it is asked whether it lives."""
 
-    start_process: StartProcess = GuardedProcess.start
+    home: Path | None = None
+    """Folder of a pool whose processes outlive us; None: it ends with us."""
+    facts: Callable[[], dict[str, str]] = dict
+    """What later keepers are to know, as of a start."""
     heartbeat_s: float | None = None
     """Seconds between heartbeats; None means ``HEARTBEAT_S``."""
-    on_started: Callable[[], None] = _nothing
-    """Called once the process is there, long before the unit serves."""
+    on_step: OnStep = no_step
 
 
 class Kept(TypedDict, total=False):
@@ -66,7 +65,7 @@ class ProcessUnit(ABC):
         """Log file of this start's output; None for stderr."""
         self._warn = kept.get("warn", ignore)
         self._keeping = kept.get("keeping", Keeping())
-        self._process: UnitProcess | None = None
+        self._process: GuardedProcess | None = None
         self.misses = 0
         """Number of heartbeats without an answer, in all."""
 
@@ -87,8 +86,8 @@ class ProcessUnit(ABC):
 
     @property
     def mark(self) -> str:
-        """Name of the run of a detached process; empty for any other."""
-        return self._process.found.label.mark if isinstance(self._process, DetachedProcess) else ""
+        """Name of the run of its process; empty if there is none."""
+        return self._process.found.label.mark if self._process else ""
 
     @property
     @abstractmethod
@@ -101,7 +100,7 @@ class ProcessUnit(ABC):
 
     async def attach(self, found: Found) -> None:
         """Take over a process that runs. Raises ``StartFailed`` if it has ended."""
-        self._process = await DetachedProcess.adopt(self.name, found, self._log)
+        self._process = await GuardedProcess.adopt(self.name, found, self._log)
 
     async def resume(self) -> None:
         """Wait until a process that was started, or taken over, serves. Raises ``StartFailed``."""
@@ -127,7 +126,7 @@ class ProcessUnit(ABC):
     def kill(self) -> None:
         """Send SIGKILL, now; ``stop`` waits for the end of it."""
         if self._process is not None:
-            self._process.order(0.0)
+            self._process.order_kill()
 
     async def _heartbeats(self) -> str:
         """Wait until too many heartbeats were missed; returns that."""
@@ -141,15 +140,21 @@ class ProcessUnit(ABC):
     async def _answers(self) -> bool:
         """Whether it answers a heartbeat."""
 
-    async def _spawn(
-        self, command: Sequence[str], env: Mapping[str, str], shm_prefix: str = ""
-    ) -> None:
+    async def _spawn(self, command: Sequence[str], env: Mapping[str, str], mark: str = "") -> None:
         """Start the process with a fresh log. Raises ``StartFailed``."""
         self._log = usable_log(self._log_path, self._warn)
-        self._process = await self._keeping.start_process(
-            self.name, command, env=env, log=self._log, shm_prefix=shm_prefix
+        keeping = self._keeping
+        self._process = await GuardedProcess.start(
+            self.name,
+            command,
+            env=env,
+            log=self._log,
+            mark=mark,
+            home=keeping.home,
+            facts=keeping.facts(),
+            on_step=keeping.on_step,
         )
-        self._keeping.on_started()
+        keeping.on_step("started")
 
     async def _process_end(self) -> str:
         return f"it {await self._status()}"

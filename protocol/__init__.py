@@ -1,9 +1,8 @@
 """All that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp.
 
-- ``tensors``   tensor and request-parameter names of the Triton model
+- ``tensors``   tensor and request-parameter names of the Triton model, and what they may say
 - ``outcomes``  how a job can end, and the codes that say why
 - ``sampling``  what a client may ask of the engine, with its limits checked
-- ``plain``     what the plain contract's parameters may say
 - ``card``      what a worker states about its model when a lane opens; what requests need
 - ``grammar``   what the text of an answer must match
 - ``messages``  what travels on a lane, both ways

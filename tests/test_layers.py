@@ -33,7 +33,7 @@ PLANTED = {
     "both sides share the protocol only": "orchestrator.health -> worker.models",
     "the worker knows neither orchestrator nor pool": "worker.core -> catalog.errors",
     "the protocol reads nobody": "protocol.blocks -> clips.plan.recipe",
-    "nothing that runs needs the benchmarks": "clips.render.errors -> perf.load.cpu",
+    "nothing that runs needs the benchmarks": "clips.render.errors -> perf.report.stats",
 }
 """An import that must not be, by the contract that forbids it."""
 

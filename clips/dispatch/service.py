@@ -18,8 +18,7 @@ from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.forecast import NOMINAL_ABILITY, Begun, Expected, InstanceTimeline, place
 from clips.dispatch.job import ClipJob
 from clips.dispatch.ledger import ClipLedger
-from clips.dispatch.task import ClipTask
-from clips.dispatch.verdicts import TO_BE_SENT_AGAIN, code_of, judged, overdue, rendered
+from clips.dispatch.task import TO_BE_SENT_AGAIN, ClipTask, code_of, judged, overdue, rendered
 from clips.dispatch.waiting import WaitingClips
 from clips.dispatch.wire import is_absence
 from orchestrator.clock import Clock

@@ -1,13 +1,56 @@
-"""A clip while it is rendered."""
+"""A clip while it is rendered, and the check of it: two models look at five keyframes (SL-7), which
+marks a clip and never fails one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 
 from clips.plan.budgets import Stage
 from clips.plan.plan import ClipPlan
 from clips.render.buffers import Lease
-from clips.render.check import CheckResult
+from clips.render.stages.base import ModelScore
+
+KEYFRAMES = 5
+WEIGHTS = (0.4, 0.6)
+THRESHOLDS = (0.70, 0.72)
+OUTLIER = 0.15
+"""A keyframe whose score is further than this below its model's mean is an outlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Result of a check. ``score``: of both models, weighted. ``outliers``: keyframes, from 0."""
+
+    score: float
+    models: tuple[ModelScore, ...]
+    outliers: tuple[int, ...]
+    passed: bool
+
+
+def keyframes_of(frames: int) -> list[int]:
+    """Indices of at most ``KEYFRAMES`` frames, spread over all of them."""
+    count = min(KEYFRAMES, frames)
+    return [round(n * (frames - 1) / max(1, count - 1)) for n in range(count)]
+
+
+def judge(models: Sequence[ModelScore]) -> CheckResult:
+    """Judge a clip: passed when each model's mean reaches its threshold and there is no outlier."""
+    means = [fmean(model.scores) for model in models]
+    outliers = {
+        number
+        for model, mean in zip(models, means, strict=True)
+        for number, score in enumerate(model.scores)
+        if mean - score > OUTLIER
+    }
+    reached = all(mean >= least for mean, least in zip(means, THRESHOLDS, strict=True))
+    return CheckResult(
+        score=sum(weight * mean for weight, mean in zip(WEIGHTS, means, strict=True)),
+        models=tuple(models),
+        outliers=tuple(sorted(outliers)),
+        passed=reached and not outliers,
+    )
 
 
 @dataclass(slots=True)

@@ -17,8 +17,7 @@ from typing import TypeVar
 from clips.plan.budgets import Stage, StageTimes
 from clips.plan.plan import SAMPLE_RATE, ClipPlan, fit, least
 from clips.plan.recipe import Recipe
-from clips.render.check import judge, keyframes_of
-from clips.render.clip import Clip
+from clips.render.clip import Clip, judge, keyframes_of
 from clips.render.errors import BehindPace, ClipError, OutOfTime
 from clips.render.memory import media_log
 from clips.render.prediction import HOPED, LIKELY, Pace, Prediction

@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.admission.grammar_compiler import Finding
 from orchestrator.admission.rate_limits import Rate
 from orchestrator.errors import InvalidRequest, RateLimited, TidegateError
-from orchestrator.fair_gate import FairGate
+from orchestrator.fair_share import FairGate
 from orchestrator.helper_process import start_helper
 from orchestrator.telemetry.log import fields, service_log
 from protocol import Grammar, ModelCard

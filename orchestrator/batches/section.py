@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from orchestrator.settings.room_section import RoomSection
+from orchestrator.settings.rooms import RoomSection
 
 
 class BatchSection(RoomSection):

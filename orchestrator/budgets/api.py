@@ -30,10 +30,9 @@ async def show(request: web.Request) -> web.Response:
     if not set(by) <= set(_COLUMNS):
         expected = ", ".join(_COLUMNS)
         raise InvalidRequest(f"by must be some of {expected}, with commas", field="by")
-    whose = None if key.is_admin else key.fingerprint
     if not budgets.books.is_open:
         raise NotReady("the books are being opened; try again shortly")
-    entries = await budgets.books.read(month, whose, by)
+    entries = await budgets.books.read(month, None if key.is_admin else key.fingerprint, by)
     account = budgets.account_of(key.fingerprint)
     budget = account.budget
     return json_response(

@@ -74,8 +74,8 @@ class Budgets:
         """What the live requests of a key may still come to."""
         self._runs: OrderedDict[RunName, _Account] = OrderedDict()
         """Runs with a budget, the one that was used least recently first."""
-        self._months: dict[str, _Spending] = {}
-        """By month and key."""
+        self._month, self._of_keys = "", dict[str, _Spending]()
+        """What each key has spent in a month."""
         self._shared: OrderedDict[str, _Spending] = OrderedDict()
         """What other processes are told of: of months and of runs with a budget, by name, the one
         that was used least recently first."""
@@ -210,8 +210,8 @@ class Budgets:
         )
         run = job.session_id or (job.trace.trace_id if job.trace and of_trace else "")
         model = task.model or task.job.model
-        month = month_of(self._clock.unix())
-        entry = BookEntry(month, task.job.key, run, model, task.ending.outcome.value)
+        month, outcome = month_of(self._clock.unix()), task.ending.outcome.value
+        entry = BookEntry(month, job.key, run, model, outcome)
         used = _used(task, self._section.prices.get(model, _FREE))
         self.books.enter(entry, used)
         self._of_month(job.key).add(used)
@@ -224,8 +224,8 @@ class Budgets:
 
     def hear(self, name: str, others: tuple[int, float]) -> None:
         """See ``Sums``."""
-        if (one := self._shared.get(name)) is not None:
-            one.others = others
+        if name in self._shared:
+            self._shared[name].others = others
 
     def _share(self, name: str, spending: _Spending) -> _Spending:
         self._shared[name] = spending
@@ -235,8 +235,10 @@ class Budgets:
         return spending
 
     def _of_month(self, key: str) -> _Spending:
-        name = f"{month_of(self._clock.unix())} {key}"
-        return self._share(name, self._months.setdefault(name, _Spending()))
+        month = month_of(self._clock.unix())
+        if month != self._month:  # nobody asks for an earlier one
+            self._month, self._of_keys = month, {}
+        return self._share(f"{month} {key}", self._of_keys.setdefault(key, _Spending()))
 
 
 def _most(task: Task, price: Price) -> Amount:

@@ -30,8 +30,7 @@ class BudgetRoom(Extension):
         section, journal = settings.section(BudgetSection), settings.journal.path
         stated = ((name, bytes.fromhex(key.digest_hex)) for name, key in settings.keys.items())
         names = {Key(name, digest).fingerprint: name for name, digest in stated}
-        path = None if journal is None else journal.with_suffix(".books")
-        books = Books(path, core.clock.unix())
+        books = Books(journal and journal.with_suffix(".books"), core.clock.unix())
         self.budgets = Budgets(section, names, books, core.clock)
         core.sharing.add_up(self.budgets)
         self._next_at = 0.0

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from orchestrator.settings.room_section import RoomSection
+from orchestrator.settings.rooms import RoomSection
 from worker.environment import Section
 
 if TYPE_CHECKING:

@@ -38,8 +38,4 @@ def make_lane(
     if not is_url(entry):
         return StreamLane(entry, config, owner, clock, rng)
     endpoint = read_endpoint(entry)
-    if endpoint.kind is ServerKind.TRITON:
-        from orchestrator.lanes.servers.plain import PlainLane  # with gRPC's own client
-
-        return PlainLane(endpoint, config, owner, clock, rng)
     return HTTP_LANES[endpoint.kind](endpoint, config, owner, clock, rng)

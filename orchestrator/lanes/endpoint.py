@@ -18,8 +18,6 @@ class ServerKind(StrEnum):
     """The kind of server at the other end."""
 
     TIDEGATE = "tidegate"
-    TRITON = "triton"
-    """A Triton LLM backend over its plain contract: vllm_backend, tensorrtllm_backend."""
     VLLM = "vllm"
     LLAMACPP = "llamacpp"
     TGI = "tgi"
@@ -27,7 +25,7 @@ class ServerKind(StrEnum):
     """Any other server with OpenAI's completions."""
 
 
-_SCHEMES = {"triton+grpc": ServerKind.TRITON} | {
+_SCHEMES = {
     f"{kind}+{scheme}": kind
     for kind in (ServerKind.VLLM, ServerKind.LLAMACPP, ServerKind.TGI, ServerKind.OPENAI)
     for scheme in ("http", "https")
@@ -46,10 +44,8 @@ class Endpoint:
     kind: ServerKind
     name: str
     """The instance's name in the registry."""
-    host: str
-    """``host:port``."""
     base_url: str
-    """Base URL without a slash at the end, over HTTP; empty for gRPC."""
+    """Base URL without a slash at the end."""
     tokenizer: Path
     """Folder with ``tokenizer.json``, and other files about the model."""
     model: str = ""
@@ -80,13 +76,17 @@ def read_endpoint(entry: str) -> Endpoint:
     """Read a URL entry. Raises ``ValueError`` that says what is wrong and what was expected."""
     scheme, _, rest = entry.partition("://")
     kind = _SCHEMES.get(scheme)
+    if scheme == "triton+grpc":
+        raise ValueError(
+            "triton+grpc is no kind of instance any more: name the OpenAI API of that server, "
+            "openai+http://host:port?tokenizer=DIR (Triton's own OpenAI frontend has one)"
+        )
     if kind is None:
         raise ValueError(
             f"no kind of instance is called {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "
             "host:port for Tidegate's own"
         )
-    is_triton = kind is ServerKind.TRITON
-    shape = f"{scheme}://host:port{'/model' if is_triton else ''}?tokenizer=DIR"
+    shape = f"{scheme}://host:port?tokenizer=DIR"
     parts = urlsplit(f"//{rest}")
     try:
         port = parts.port
@@ -96,19 +96,12 @@ def read_endpoint(entry: str) -> Endpoint:
         raise ValueError(f"expected {shape}, got {entry[:256]!r}")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     stated = _parameters(parts.query, shape)
-    path, model = unquote(parts.path).strip("/"), stated.pop("model", "")
-    if is_triton:
-        if path and model and path != model:
-            raise ValueError(f"{shape} names its model twice: {path!r} and {model!r}")
-        model = model or path
-        if not model:
-            raise ValueError(f"expected {shape}: which of Triton's models is meant?")
+    path = unquote(parts.path).strip("/")
     address = f"{host}:{port}"
-    what = f"triton-{re.sub(r'[^A-Za-z0-9._-]', '-', model)[:64]}" if is_triton else str(kind)
-    base_url = "" if is_triton else f"{scheme.partition('+')[2]}://{address}/{path}".rstrip("/")
-    values = {"model": model, "name": f"{what}@{address}"} | stated
-    read = {name: _PARAMETERS[name](name, value) for name, value in values.items() if value}
-    return Endpoint(kind=kind, host=address, base_url=base_url, **read)
+    base_url = f"{scheme.partition('+')[2]}://{address}/{path}".rstrip("/")
+    values = {"name": f"{kind}@{address}"} | stated
+    read = {name: _PARAMETERS[name](name, value) for name, value in values.items()}
+    return Endpoint(kind=kind, base_url=base_url, **read)
 
 
 def _parameters(query: str, shape: str) -> dict[str, str]:

@@ -32,8 +32,7 @@ from catalog.hosts import is_loopback
 from catalog.paths import JOURNAL_BY_DEFAULT, OWN_ADDRESS
 from orchestrator.instances.addresses import check_entry, is_source
 from orchestrator.lanes import LaneConfig, name_of
-from orchestrator.rooms import defined_in, modules_of_rooms
-from orchestrator.settings.room_section import RoomSection
+from orchestrator.settings.rooms import RoomSection, defined_in, modules_of_rooms
 from orchestrator.settings.sections import (
     AdmissionSettings,
     DispatchSettings,

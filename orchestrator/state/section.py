@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from catalog.hosts import is_wildcard
 from catalog.paths import OWN_ADDRESS
 from orchestrator.instances.addresses import check_address
-from orchestrator.settings.room_section import RoomSection
+from orchestrator.settings.rooms import RoomSection
 
 if TYPE_CHECKING:
     from orchestrator.settings import Settings

@@ -4,5 +4,5 @@
 - ``faults``   what can happen to them, and to their lanes, which go through ``gates``
 - ``clients``  durable, resumed, streaming and plain requests, all of which know what they must get
 - ``checks``   what has to hold afterwards
-- ``soak``     ``make soak``: an hour in which nothing happens but ``bad_clients``
+- ``soak``     ``make soak``: an hour in which nothing happens but bad clients
 """

@@ -14,7 +14,7 @@ import aiohttp
 
 from catalog.errors import StartFailed
 from perf.chaos.world import GRACE_S, READY_S, World, alive, server_of, stubs_of
-from pool.process.process import is_running
+from pool.process.proc import is_running
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
 from worker.runner.simulated_device import DeviceFault

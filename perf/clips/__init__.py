@@ -1,6 +1,6 @@
 """The slot pipeline on the real Triton.
 
-- ``throughput``    clips per minute, latency, stage times, memory
+- ``__main__``      clips per minute, latency, stage times, memory
 - ``soak``          an hour of clips, cancels and mistakes: does anything grow?
 - ``client``        one recipe and what became of it, by plain ``tritonclient``
 - ``stack``         a Triton with the slot model

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from perf.load.connection import EVENT, LAST_BYTES, TAIL, USAGE, request_bytes
-from perf.load.cpu import process_cpu_s
+from perf.load.usage import process_cpu_s
 from perf.report.stats import percentile
 
 _DRAIN_S = 30.0

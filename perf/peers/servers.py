@@ -16,9 +16,8 @@ from typing import Final
 from catalog.errors import StartFailed
 from catalog.paths import state_dir
 from perf.load.connection import HOST
-from perf.load.cpu import process_cpu_s
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
-from perf.load.usage import tree
+from perf.load.usage import process_cpu_s, tree
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
 from perf.stack.stack import Stack, StackSpec, running

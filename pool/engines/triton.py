@@ -9,11 +9,12 @@ fit is an error with its fix, never skipped in silence.
 import contextlib
 import os
 import py_compile
+import re
 import shlex
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -22,10 +23,12 @@ from catalog.hosts import is_loopback
 from catalog.paths import NGC_ROOT, state_dir
 from pool.engines import triton_wheel as wheel
 from pool.preflight.host import check_stub_python, libpython_dir
+from pool.process.guardian import SHARED_MEMORY
 from pool.process.process import command_environment
 
 if TYPE_CHECKING:
     from orchestrator.tls import Tls
+
 
 Source = Literal["path", "ngc", "wheel"]
 
@@ -312,3 +315,61 @@ def _make_runnable(stub: Path) -> None:
 def _library_path(libraries: Path, stub: Path) -> tuple[Path, ...]:
     libpython = libpython_dir(stub)
     return (libraries,) if libpython is None else (libraries, libpython)
+
+
+_PLAIN = re.compile(r"/[\w@%+=,./-]*", re.ASCII)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a shell, a list of directories and an ASCII program all take ``path`` as it is."""
+    return _PLAIN.fullmatch(str(path)) is not None
+
+
+class Links:
+    """Links of one start of a server, named ``prefix`` and their purpose."""
+
+    def __init__(self, prefix: str, folder: Path = SHARED_MEMORY) -> None:
+        self._folder = folder
+        self._prefix = prefix
+
+    def to(self, path: Path, name: str) -> Path:
+        """``path`` itself if it is plain, otherwise a new link to it. Raises ``OSError``."""
+        if is_plain(path):
+            return path
+        link = self._folder / f"{self._prefix}{name}"
+        link.symlink_to(path)
+        return link
+
+    def install(self, install: TritonInstall) -> TritonInstall:
+        """``install`` with links for the directories that end up in the shell's command."""
+        libraries = (self.to(p, f"libraries-{i}") for i, p in enumerate(install.library_path))
+        return replace(
+            install,
+            backend_dir=self.to(install.backend_dir, "backends"),
+            library_path=tuple(libraries),
+        )
+
+    def spec(self, spec: TritonSpec) -> TritonSpec:
+        """``spec`` with a link for its models."""
+        return replace(spec, model_repository=self.to(spec.model_repository, "models"))
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """``env`` with links for what the stub imports: code, and the first Python's folder."""
+        code = [self._entry(e, f"code-{i}") for i, e in enumerate(_entries(env, "PYTHONPATH"))]
+        first, *others = _entries(env, "PATH") or [""]
+        linked = dict(env)
+        if code:
+            linked["PYTHONPATH"] = os.pathsep.join(code)
+        if first and not is_plain(Path(first)):
+            python = self.to(Path(first).parent, "python")
+            linked["PATH"] = os.pathsep.join([str(python / Path(first).name), *others])
+            if env.get("VIRTUAL_ENV") == str(Path(first).parent):
+                linked["VIRTUAL_ENV"] = str(python)
+        return linked
+
+    def _entry(self, entry: str, name: str) -> str:
+        return str(self.to(Path(entry), name)) if os.path.isabs(entry) else entry
+
+
+def _entries(env: Mapping[str, str], name: str) -> list[str]:
+    return [entry for entry in env.get(name, "").split(os.pathsep) if entry]

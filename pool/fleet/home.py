@@ -4,7 +4,7 @@
     HOME/state.json    ports, process ids and the lane token; for its owner only
     HOME/control       the manager's socket, which only its owner can open: by it ``tidegate pool``
                        speaks to the manager, one JSON object on a line each way
-    HOME/run/          of each run (``process.detached``)
+    HOME/run/          of each run (``process.process``)
     HOME/logs/         one log for each instance
     HOME/instances     addresses of ready instances, for the pool's orchestrator
 

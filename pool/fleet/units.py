@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from pool.fleet.specs import (
     StoreSpec,
 )
 from pool.preflight.nvml import GpuUnavailable
-from pool.process.detached import DetachedStarter, Found, clear_remains, find_detached
 from pool.process.ports import free_ports, host_port, is_free, require_free
-from pool.supervise import Keeping, Kept, OnStep, ProcessUnit, first_of
+from pool.process.process import Found, OnStep, clear_remains, find_detached
+from pool.supervise import Keeping, Kept, ProcessUnit, first_of
 from pool.units.llamacpp import HOST, LlamaCppServer, LlamaCppSpec, is_asked_for
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.store import StoreProcess
@@ -64,10 +63,7 @@ class Host:
 
     def kept(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> Kept:
         """How a unit is kept; later managers are to know its ``facts``."""
-        keeping = Keeping(heartbeat_s=self.heartbeat_s, on_started=partial(on_step, "started"))
-        if self.home is not None:
-            starter = DetachedStarter(self.home, unit, facts, on_step)
-            keeping = replace(keeping, start_process=starter)
+        keeping = Keeping(self.home, facts, self.heartbeat_s, on_step)
         log = self.logs and self.logs / f"{unit}.log"
         return Kept(log=log, warn=self.warn, keeping=keeping)
 

@@ -1,9 +1,8 @@
 """Runs and finds single processes.
 
 - ``guardian``  runs one command; nothing of it outlives the launcher
-- ``process``   a guarded process, as the launcher sees it
-- ``detached``  a process that outlives its starter, and how the next one finds it
-- ``proc``      reads ``/proc`` about processes that are not our children
+- ``process``   a guarded process, as its keeper sees it; one may outlive that, and be found again
+- ``proc``      reads ``/proc`` about any process
 - ``logs``      log files, and the part of one that a person needs
 - ``ports``     free ports, and those that are not
 """

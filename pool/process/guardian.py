@@ -1,31 +1,29 @@
 """Runs one command in its own session and guarantees that none of its processes outlive us.
 
-    launcher ──(stdin: a pipe)──▶ guardian ──▶ command ──▶ its children (Triton's Python stubs)
+    keeper ──(signals)──▶ guardian ──▶ command ──▶ its children (Triton's Python stubs)
 
-The guardian ends the command on request (a line ``<grace seconds>`` on stdin), when the launcher
-dies however it dies (end of file on stdin), or when it gets SIGTERM. Ending means SIGTERM to the
-command, SIGKILL to its process group after the grace, wait for every descendant, remove shared
-memory of the given prefix. The same cleanup follows when the command ends by itself, so the
-guardian's exit says that everything is gone. Its exit status is the command's, or 128 + signal as a
-shell has it.
+The guardian ends the command when it is told so: by ``END`` SIGTERM to the command, by ``KILL``
+SIGKILL to its process group, by any other of ``SIGNALS`` the one and after ``--grace`` the other.
+Then it waits for every descendant and removes shared memory of the given prefix. The same cleanup
+follows when the command ends by itself, so the guardian's exit says that everything is gone. Its
+exit status is the command's, or 128 + signal as a shell has it.
 
-It leaves the launcher's session so that Ctrl-C in a terminal never reaches it or the command, and
-it collects orphans (PR_SET_CHILD_SUBREAPER), so that a stub whose server crashed is waited for
+It is started in a session of its own so that Ctrl-C in a terminal never reaches it or the command,
+and it collects orphans (PR_SET_CHILD_SUBREAPER), so that a stub whose server crashed is waited for
 too. Should the guardian itself be killed, the command dies with it (PR_SET_PDEATHSIG).
 
 First line on stdout: the command's process id, which is also its group's. Standard library only,
 run as ``python -I -S guardian.py``: it is up in some 20 ms and is never the reason for a failure.
 
-With ``--detached DIR`` it outlives its starter, whose successor finds it by its command line
-(``detached``): orders come from the FIFO ``DIR/orders``, which has no end of file, the process id
-goes to ``DIR/started`` and the exit status to ``DIR/ended``.
+With ``--starter PID`` the kernel sends it SIGTERM when that process, its parent, dies however it
+dies. With ``--detached DIR`` it outlives its starter, whose successor finds it by its command line
+(``process``): the process id also goes to ``DIR/started`` and the exit status to ``DIR/ended``.
 """
 
 import argparse
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -34,9 +32,10 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 
-SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+END, KILL = signal.SIGINT, signal.SIGUSR1
+SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, END, KILL)
 
-ORDERS, STARTED, ENDED = "orders", "started", "ended"
+STARTED, ENDED = "started", "ended"
 """Names in the folder of a detached run."""
 
 _PR_SET_PDEATHSIG = 1
@@ -89,45 +88,25 @@ def _start(command: list[str], guardian: int) -> subprocess.Popen[bytes]:
     )
 
 
-class _Events:
-    """The guardian's events: orders, and signals."""
-
-    def __init__(self, orders: int) -> None:
-        self._orders = orders
-        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for signum in SIGNALS:
-            signal.signal(signum, lambda *_: None)
-        self._sources = [orders, self._wake]
-
-    def order(self, default_grace_s: float, wait_s: float | None = None) -> float | None:
-        """The grace in seconds of the next order; None after ``wait_s`` or if a child ended."""
-        ready, _, _ = select.select(self._sources, [], [], wait_s)
-        if self._orders in ready:
-            text = os.read(self._orders, 64)
-            if text:
-                return float(text.split()[-1])
-            self._sources.remove(self._orders)  # end of file: the launcher is gone
-            return default_grace_s
-        if self._wake in ready and any(s != signal.SIGCHLD for s in os.read(self._wake, 64)):
-            return default_grace_s
-        return None
-
-
-def _run(child: subprocess.Popen[bytes], events: _Events, default_grace_s: float) -> None:
-    """Wait until the command ended or its time is up. A later order can only shorten the grace."""
+def _run(child: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Wait until the command ended, or is to be killed. A later order can only shorten its time."""
     deadline: float | None = None
+    is_ending = False
     while child.poll() is None:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            return
-        grace_s = events.order(default_grace_s, left)
-        if grace_s is None:
-            continue
         if deadline is None:
+            signum = signal.sigwait(SIGNALS)
+        else:
+            got = signal.sigtimedwait(SIGNALS, max(0.0, deadline - time.monotonic()))
+            signum = KILL if got is None else got.si_signo
+        if signum == KILL:
+            return
+        if signum == signal.SIGCHLD:
+            continue
+        if not is_ending:
             child.terminate()
-        asked = time.monotonic() + grace_s
-        deadline = asked if deadline is None else min(deadline, asked)
+            is_ending = True
+        if signum != END and deadline is None:
+            deadline = time.monotonic() + grace_s
 
 
 def _children() -> list[int]:
@@ -160,15 +139,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run a command; leave nothing of it behind.")
     parser.add_argument("--shm-prefix", default="", help="shared memory to remove at the end")
     parser.add_argument("--grace", type=float, default=2.0, help="seconds from SIGTERM to SIGKILL")
+    parser.add_argument("--starter", type=int, metavar="PID", help="end with its parent")
     parser.add_argument("--detached", type=Path, metavar="DIR", help="outlive its starter")
     parser.add_argument("--label", default="", help="identifies the process later; not read here")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     run_dir: Path | None = args.detached
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they are waited for
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # Open for writing, too, so that the FIFO always has a writer and no end of file.
-    events = _Events(0 if run_dir is None else os.open(run_dir / ORDERS, os.O_RDWR | os.O_CLOEXEC))
+    if args.starter is not None:
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() != args.starter:  # it died before the line above took effect
+            return 1
     try:
         child = _start(args.command, os.getpid())
     except OSError as error:
@@ -176,10 +159,9 @@ def main() -> int:
         return _told(run_dir, 127)
     if run_dir is not None:
         _tell(run_dir / STARTED, child.pid)
-    else:
-        with contextlib.suppress(BrokenPipeError):  # the launcher is gone; stdin says so next
-            print(child.pid, flush=True)
-    _run(child, events, args.grace)
+    with contextlib.suppress(BrokenPipeError):  # the starter is gone
+        print(child.pid, flush=True)
+    _run(child, args.grace)
     status = _reap_all(child)
     if args.shm_prefix:
         remove_shared_memory(args.shm_prefix)

@@ -97,6 +97,28 @@ def kill_marked(variable: str, value: str) -> None:
                 identity.send(signal.SIGKILL)
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended (a zombie has)."""
+    fields = stat_of(pid)
+    return fields is not None and fields[0] not in "ZX"
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the live direct children of ``pid``."""
+    return [child for child, state in _children(pid) if state not in "ZX"]
+
+
+def has_ended_child(pid: int) -> bool:
+    """Whether a direct child of ``pid`` has ended, and ``pid`` has not taken note of that."""
+    return any(state == "Z" for _, state in _children(pid))
+
+
+def _children(pid: int) -> list[tuple[int, str]]:
+    """Direct children, each with its state as in ``/proc/PID/stat``."""
+    found = ((child, stat_of(child)) for child in all_pids())
+    return [(child, fields[0]) for child, fields in found if fields and int(fields[1]) == pid]
+
+
 def stat_of(pid: int) -> list[str] | None:
     """Fields after the command (proc_pidstat_of(5)), the state first; None if gone or hidden."""
     try:

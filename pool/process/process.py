@@ -1,55 +1,215 @@
-"""A guarded process as the launcher sees it: starts it, asks it to end, knows that it has."""
+"""One command under a guardian: started, found again by another keeper, ended.
+
+It ends with us, or outlives us if it is started with a ``home``. Then the facts about it lie where
+they cannot be lost: in the command line of its guardian (``Label``) and in the environment that all
+of its processes inherit (``MARK``). A folder of its own has its process id and its exit status::
+
+    HOME/run/<mark>/started   the command's process id
+    HOME/run/<mark>/ended     its exit status
+"""
 
 import asyncio
 import contextlib
+import json
 import os
+import re
+import secrets
+import shutil
+import signal
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from catalog.errors import StartFailed
 from catalog.paths import ROOT
 from pool.process import guardian
 from pool.process.logs import keep_bounded, open_log
-from pool.process.proc import all_pids, stat_of
+from pool.process.proc import (
+    ProcessId,
+    all_pids,
+    command_of,
+    environment_of,
+    is_ours,
+    kill_marked,
+)
 
-_GUARDIAN = Path(guardian.__file__)
-_MARGIN_S = 1.0
-"""Seconds that the guardian has beyond a grace for SIGKILL and waiting; then we do its work."""
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended (a zombie has)."""
-    fields = stat_of(pid)
-    return fields is not None and fields[0] not in "ZX"
-
-
-def children_of(pid: int) -> list[int]:
-    """Process ids of the live direct children of ``pid``."""
-    return [child for child, state in _children(pid) if state not in "ZX"]
-
-
-def has_ended_child(pid: int) -> bool:
-    """Whether a direct child of ``pid`` has ended, and ``pid`` has not taken note of that."""
-    return any(state == "Z" for _, state in _children(pid))
-
-
-def _children(pid: int) -> list[tuple[int, str]]:
-    """Direct children, each with its state as in ``/proc/PID/stat``."""
-    found = ((child, stat_of(child)) for child in all_pids())
-    return [(child, fields[0]) for child, fields in found if fields and int(fields[1]) == pid]
+MARK = "TIDEGATE_POOL_MARK"
+"""Variable in the environment of every process of a run; its value is the run's mark."""
+_MARKED = re.compile(r"tidegate_[0-9a-f]{12}_", re.ASCII)
+"""A mark: names a folder and begins names of shared memory, which are both removed."""
+_LABEL = "--label="
+_UP_S = 30.0
+"""Seconds in which a guardian must be up: it takes some 20 ms, longer if memory is short."""
+_POLL_S = 0.01
+_MARGIN_S = 2.0
+"""Seconds that a guardian has for SIGKILL and waiting; then we do its work."""
+OnStep = Callable[[str], None]
+"""Told of each step of a start: fits, prepared, spawned, started."""
 
 
-class UnitProcess(ABC):
-    """One command under a guardian, as its keeper sees it."""
+def no_step(step: str) -> None:
+    """An ``OnStep`` that does nothing."""
 
-    def __init__(self, name: str, pid: int, log: Path | None) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Facts about a run. If it outlives us they are in its guardian's command line, which every
+    local user can read."""
+
+    home: str
+    """Folder of the pool that the run belongs to; empty if it ends with us."""
+    unit: str
+    mark: str
+    """Name of this run; begins the names of its shared memory."""
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.home) / "run" / self.mark
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run whose guardian is known."""
+
+    guardian: ProcessId
+    label: Label
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        """Ports for HTTP, gRPC, metrics; 0 if unknown."""
+        numbers = [0, 0, 0]
+        with contextlib.suppress(ValueError):
+            for at, text in enumerate(self.label.facts.get("ports", "").split(",")[:3]):
+                numbers[at] = int(text)
+        return numbers[0], numbers[1], numbers[2]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.label.facts.get("devices", "").split(",")))
+
+    def variable(self, name: str) -> str:
+        """A variable of the environment that it was started with; empty if it is not set."""
+        return environment_of(self.guardian.pid).get(name, "")
+
+
+def find_detached(home: Path) -> list[Found]:
+    """Every running process of ``home``, however it came to be forgotten. Reads all of ``/proc``.
+
+    Anybody may give a process any command line, so only processes of our own user count.
+    """
+    found = []
+    for pid in all_pids():
+        if not is_ours(pid):
+            continue
+        identity = ProcessId.of(pid)
+        label = _label_in(command_of(pid))
+        if label is None or label.home != str(home) or identity is None:
+            continue
+        if identity.is_running:
+            found.append(Found(identity, label))
+    return found
+
+
+def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
+    """End the remains of runs whose guardian was killed; returns their names."""
+    live = {one.label.mark for one in running}
+    with contextlib.suppress(FileNotFoundError):
+        folders = [each for each in (home / "run").iterdir() if _MARKED.fullmatch(each.name)]
+        gone = [Label(str(home), "", each.name) for each in folders if each.name not in live]
+        for label in gone:
+            _clean(label, _number_in(label.run_dir / guardian.ENDED) is None)
+        return [label.mark for label in gone]
+    return []
+
+
+class GuardedProcess:
+    """One command under a guardian, as its keeper sees it.
+
+    ``end`` and ``kill`` return once no process and no shared memory of it is left.
+    """
+
+    def __init__(self, name: str, found: Found, pid: int, log: Path | None) -> None:
         self.name = name
+        self.found = found
         self.pid = pid
         """The command's own process id, which is also its process group."""
         self._log = log
         self._ended = asyncio.create_task(self._watch(), name=f"watch {name}")
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path | None,
+        mark: str = "",
+        home: Path | None = None,
+        facts: Mapping[str, str] | None = None,
+        on_step: OnStep = no_step,
+    ) -> "GuardedProcess":
+        """Start ``command`` under a guardian; ``log`` None sends its output to our stderr. Shared
+        memory whose name begins with ``mark`` ends with it.
+
+        With ``home`` it outlives us, and later keepers are told ``facts``. Raises ``StartFailed``
+        if it cannot be executed at all.
+        """
+        mark = mark or f"tidegate_{secrets.token_hex(6)}_"
+        label = Label("" if home is None else str(home), name, mark, dict(facts or {}))
+        reading, writing = os.pipe()
+        try:
+            if home is not None:
+                label.run_dir.mkdir(mode=0o700, parents=True)
+            on_step("prepared")
+            pid = _spawn(label, command, {**env, MARK: mark}, log, writing)
+        except OSError as error:  # no more processes, files or memory; a log that has just gone
+            _remove(label)
+            os.close(reading)
+            raise StartFailed(f"{name}: cannot start: {error}") from error
+        finally:
+            os.close(writing)
+        try:
+            on_step("spawned")
+            identity = ProcessId.of(pid)
+            async with asyncio.timeout(_UP_S):
+                await _readable(reading)
+            told = os.read(reading, 32)
+        except (asyncio.CancelledError, TimeoutError) as error:
+            os.kill(pid, signal.SIGKILL)  # a child of ours is there until it is waited for
+            _reap(pid)
+            _clean(label, True)
+            if isinstance(error, TimeoutError):
+                raise StartFailed(f"{name}: its guardian did not start in {_UP_S:.0f} s") from None
+            raise
+        finally:
+            os.close(reading)
+        if not told:
+            _reap(pid)
+            _remove(label)
+            where = f" (see {log})" if log else ""
+            raise StartFailed(f"{name}: cannot run {command[0]}{where}")
+        if identity is None:
+            os.kill(pid, signal.SIGTERM)
+            raise StartFailed(
+                f"{name}: its guardian cannot be seen in /proc, which must be mounted"
+            )
+        return cls(name, Found(identity, label), int(told), log)
+
+    @classmethod
+    async def adopt(cls, name: str, found: Found, log: Path | None) -> "GuardedProcess":
+        """Take over a process started before. Raises ``StartFailed`` if it has ended."""
+        label = found.label
+        async with asyncio.timeout(_UP_S):
+            while (pid := _number_in(label.run_dir / guardian.STARTED)) is None:
+                if not found.guardian.is_running:
+                    status = _number_in(label.run_dir / guardian.ENDED)
+                    _clean(label, status is None)
+                    raise StartFailed(f"{name} ended with status {status} before it had started")
+                await asyncio.sleep(_POLL_S)
+        return cls(name, found, pid, log)
 
     @property
     def running(self) -> bool:
@@ -62,132 +222,118 @@ class UnitProcess(ABC):
 
     async def end(self, grace_s: float) -> int:
         """Send SIGTERM, and SIGKILL after ``grace_s`` to what is left; returns the exit status."""
-        self.order(grace_s)
+        self.found.guardian.send(guardian.END)
         try:
-            async with asyncio.timeout(grace_s + _MARGIN_S):
+            async with asyncio.timeout(grace_s):
                 return await self.wait()
         except TimeoutError:
             return await self.kill()
 
     async def kill(self) -> int:
         """Send SIGKILL to all of its processes at once; returns the exit status."""
-        self.order(0.0)
+        self.order_kill()
         try:
             async with asyncio.timeout(_MARGIN_S):
                 return await self.wait()
         except TimeoutError:  # the guardian itself is stuck (stopped, say): do its work
-            self._kill_guardian()
+            self.found.guardian.send(signal.SIGKILL)
             return await self.wait()
 
-    @abstractmethod
-    def order(self, grace_s: float) -> None:
-        """Ask for its end without waiting: SIGTERM now, SIGKILL after ``grace_s``."""
+    def order_kill(self) -> None:
+        """Have SIGKILL sent to all of its processes, without waiting for their end."""
+        self.found.guardian.send(guardian.KILL)
 
     async def _watch(self) -> int:
         bounding = asyncio.create_task(keep_bounded(self._log)) if self._log else None
+        label, pid = self.found.label, self.found.guardian.pid
         try:
-            return await self._guardian_end()
+            if (fd := self.found.guardian.open()) is not None:
+                try:
+                    await _readable(fd)
+                finally:
+                    os.close(fd)
+            reaped, told = _reap(pid, os.WNOHANG), _number_in(label.run_dir / guardian.ENDED)
+            status = told if reaped is None else reaped
+            _clean(label, status is None)
+            return 128 + signal.SIGKILL if status is None else status
         finally:
             if bounding is not None:
                 bounding.cancel()
 
-    @abstractmethod
-    async def _guardian_end(self) -> int:
-        """Wait for the guardian, clean up after a killed one; returns the command's status."""
 
-    @abstractmethod
-    def _kill_guardian(self) -> None: ...
-
-
-StartProcess = Callable[..., Awaitable[UnitProcess]]
-"""Starts a unit's process, as ``GuardedProcess.start`` does."""
-
-
-class GuardedProcess(UnitProcess):
-    """One command under a guardian that ends with us, with its output in a log file.
-
-    ``end`` and ``kill`` return once no process and no shared memory of it is left.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        process: asyncio.subprocess.Process,
-        pid: int,
-        shm: str,
-        log: Path | None = None,
-    ) -> None:
-        self._guardian = process
-        self._shm_prefix = shm
-        super().__init__(name, pid, log)
-
-    @classmethod
-    async def start(
-        cls,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path | None,
-        shm_prefix: str = "",
-    ) -> "GuardedProcess":
-        """Start ``command`` under a guardian; ``log`` None sends its output to our stderr. Raises
-        ``StartFailed`` if it cannot be executed at all."""
-        try:
-            with contextlib.ExitStack() as stack:
-                stderr = stack.enter_context(open_log(log)) if log else sys.stderr
-                process = await asyncio.create_subprocess_exec(
-                    *guardian_command(shm_prefix),
-                    "--",
-                    *command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=stderr,
-                    env=dict(env),
-                    start_new_session=True,
-                )
-        except OSError as error:  # no more processes, files or memory; a log that has just gone
-            raise StartFailed(f"{name}: cannot start: {error}") from error
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            first_line = await process.stdout.readline()
-        except asyncio.CancelledError:
-            process.stdin.write(b"0\n")
-            raise
-        if not first_line:
-            await process.wait()
-            raise cannot_run(name, command, log)
-        return cls(name, process, int(first_line), shm_prefix, log)
-
-    def order(self, grace_s: float) -> None:
-        stdin = self._guardian.stdin
-        assert stdin is not None
-        if not stdin.is_closing():
-            stdin.write(f"{grace_s}\n".encode())
-
-    def _kill_guardian(self) -> None:
-        self._guardian.kill()
-
-    async def _guardian_end(self) -> int:
-        status = await self._guardian.wait()
-        # Its pipes end a turn of the loop later; the loop may be closed by then.
-        self._guardian._transport.close()  # type: ignore[attr-defined]
-        if status < 0:  # it was killed, so it has cleaned up nothing
-            guardian.kill_group(self.pid)
-            if self._shm_prefix:
-                guardian.remove_shared_memory(self._shm_prefix)
-        return status if status >= 0 else 128 - status
+def _spawn(
+    label: Label, command: Sequence[str], env: Mapping[str, str], log: Path | None, out: int
+) -> int:
+    """Start a guardian in a session of its own, with only ``out`` and stderr of ours."""
+    argv = [sys.executable, "-I", "-S", guardian.__file__, f"--shm-prefix={label.mark}"]
+    if label.home:
+        told = json.dumps(asdict(label), sort_keys=True)
+        argv += [f"--detached={label.run_dir}", f"{_LABEL}{told}"]
+    else:
+        argv.append(f"--starter={os.getpid()}")
+    actions: list[tuple[object, ...]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, out, 1),
+    ]
+    with contextlib.ExitStack() as stack:
+        if log is not None:
+            file = stack.enter_context(open_log(log))
+            actions.append((os.POSIX_SPAWN_DUP2, file.fileno(), 2))
+        return os.posix_spawn(
+            argv[0], [*argv, "--", *command], dict(env), file_actions=actions, setsid=True
+        )
 
 
-def guardian_command(shm_prefix: str) -> list[str]:
-    """The guardian's command line up to its own options; ``--`` and the command to guard follow."""
-    return [sys.executable, "-I", "-S", str(_GUARDIAN), f"--shm-prefix={shm_prefix}"]
+def _label_in(argv: Sequence[str]) -> Label | None:
+    """The label in a guardian's command line; None for any other command line."""
+    if len(argv) < 5 or not argv[3].endswith("guardian.py"):
+        return None
+    text = next((word.removeprefix(_LABEL) for word in argv if word.startswith(_LABEL)), None)
+    try:
+        label = None if text is None else Label(**json.loads(text))
+        return label if label is not None and _MARKED.fullmatch(label.mark) else None
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
-def cannot_run(name: str, command: Sequence[str], log: Path | None) -> StartFailed:
-    """The error for a command that could not be executed; its log has the reason."""
-    where = f" (see {log})" if log else ""
-    return StartFailed(f"{name}: cannot run {command[0]}{where}")
+def _reap(pid: int, options: int = 0) -> int | None:
+    """Collect a child that has ended: returns its status; None if it was killed, or is another
+    keeper's child."""
+    try:
+        ended, status = os.waitpid(pid, options)
+    except ChildProcessError:
+        return None
+    return os.WEXITSTATUS(status) if ended and os.WIFEXITED(status) else None
+
+
+async def _readable(fd: int) -> None:
+    """Wait until a pipe has something to read, or until the process of a descriptor has ended."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+def _clean(label: Label, was_killed: bool) -> None:
+    """Remove what is left of a run; a guardian that was not killed has done most of it."""
+    if was_killed:
+        kill_marked(MARK, label.mark)
+        guardian.remove_shared_memory(label.mark)
+    _remove(label)
+
+
+def _remove(label: Label) -> None:
+    if label.home:
+        shutil.rmtree(label.run_dir, ignore_errors=True)
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

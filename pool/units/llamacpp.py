@@ -16,10 +16,9 @@ from urllib.parse import quote, urlencode
 from catalog.errors import StartFailed
 from pool.engines.environments import environment_if_made
 from pool.engines.recipes import LLAMACPP_SERVER
-from pool.process.detached import Found
 from pool.process.http_get import get, http_status
 from pool.process.ports import host_port
-from pool.process.process import command_environment
+from pool.process.process import Found, command_environment
 from pool.supervise import Kept, ProcessUnit
 from protocol.gguf import find_gguf, gguf_name, is_gguf, parts_of, read_gguf
 from worker.environment import with_variables

@@ -14,10 +14,9 @@ from catalog.errors import StartFailed
 from catalog.hosts import connect_host
 from catalog.paths import OWN_ADDRESS
 from orchestrator.api.health_port.responder import STALLED_AFTER_S
-from pool.process.detached import Found
 from pool.process.http_get import get, http_status
 from pool.process.ports import host_port
-from pool.process.process import command_environment
+from pool.process.process import Found, command_environment
 from pool.supervise import Kept, ProcessUnit
 
 ASK_EVERY_S = 0.5

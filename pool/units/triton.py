@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Unpack
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
 from orchestrator.tls import SETTING
-from pool.engines.safe_paths import Links
 from pool.engines.triton import (
+    Links,
     TritonInstall,
     TritonPorts,
     TritonSpec,
@@ -30,17 +30,12 @@ from pool.engines.triton import (
     triton_command,
     triton_environment,
 )
-from pool.process.detached import Found
 from pool.process.guardian import SHARED_MEMORY, remove_shared_memory
 from pool.process.http_get import get
 from pool.process.logs import why_triton_ended
 from pool.process.ports import host_port
-from pool.process.process import (
-    UnitProcess,
-    children_of,
-    has_ended_child,
-    is_running,
-)
+from pool.process.proc import children_of, has_ended_child, is_running
+from pool.process.process import Found, GuardedProcess
 from pool.supervise import TERM_S, Kept, ProcessUnit, first_of
 
 if TYPE_CHECKING:
@@ -184,7 +179,7 @@ class TritonInstance(ProcessUnit):
         assert self._process is not None, "take one over first"
         await self._loaded(self._process, self._server_id)
 
-    async def _loaded(self, process: UnitProcess, server_id: str) -> None:
+    async def _loaded(self, process: GuardedProcess, server_id: str) -> None:
         deadline = time.monotonic() + self._spec.load_timeout_s
         dead_since: float | None = None
         async with self._control() as control:
@@ -225,7 +220,7 @@ class TritonInstance(ProcessUnit):
             ending = asyncio.create_task(process.end(TERM_S))
             # with the stubs gone every model has finalized, and only Triton's slow exit is left
             await _until(lambda: ending.done() or not any(map(is_running, stubs)))
-            process.order(0.0)
+            process.order_kill()
             await ending
         else:
             await process.kill()

@@ -16,7 +16,7 @@ from catalog.paths import MODEL_REPOSITORY
 from orchestrator.errors import TidegateError
 from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lanes.wire import to_frame, to_request
-from pool.process.process import children_of
+from pool.process.proc import children_of
 from pool.units.triton_control import TritonControl
 from protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 from tests.e2e.conftest import Stack, stack_of

@@ -21,10 +21,10 @@ from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import AUTH, build_runner
 from orchestrator.build import Components, build, keys_of
 from orchestrator.lanes import reconnector
-from orchestrator.rooms import modules_of_rooms
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_settings
 from orchestrator.settings.derived import journal_config
+from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.sharing import make_sharing
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.file import JournalHeld, open_journal

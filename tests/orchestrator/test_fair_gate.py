@@ -2,7 +2,7 @@
 
 import asyncio
 
-from orchestrator.fair_gate import FairGate
+from orchestrator.fair_share import FairGate
 
 
 async def test_a_tenant_waits_for_one_of_anothers_at_most() -> None:

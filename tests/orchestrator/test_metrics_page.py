@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from orchestrator.rooms import modules_of_rooms
+from orchestrator.settings.rooms import modules_of_rooms
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import FakeWorker
 from tools.metrics_page import declared, page

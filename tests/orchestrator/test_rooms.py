@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from orchestrator.rooms import modules_of_rooms
+from orchestrator.settings.rooms import modules_of_rooms
 from tests.support.fake_worker import FakeWorker
 from tests.test_layers import ROOT
 

@@ -22,8 +22,6 @@ from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates, listen
 from tests.support.fake_slots import FakeClips
-from tests.support.other_servers import model_folder
-from tests.support.plain_triton import PlainTriton
 
 METHOD = "/test.Echo/Talk"
 TASK = {"prompt": "x", "max_tokens": 3}
@@ -59,21 +57,6 @@ async def test_lanes_clips_and_swaps_go_over_it(
     path = f"/v2/instances/{worker.address}/swap"
     body = {"model": "other", "wait": True}
     assert (await service.ask("POST", path, json=body, headers=OPERATOR))["phase"] == "done"
-
-
-async def test_the_plain_contract_goes_over_it(
-    made: Certificates, make_service: MakeService, tmp_path: Path
-) -> None:
-    folder = await asyncio.to_thread(model_folder, tmp_path / "model")
-    server = PlainTriton()
-    server.credentials = made.credentials(mutual=True)
-    await server.start()
-    try:
-        tls = as_client(made, made.client)
-        service = await make_service(instances=(server.entry(folder),), lanes__tls=tls)
-        assert await outcome_of(service) == "met"
-    finally:
-        await server.stop()
 
 
 # ── what does not fit together ───────────────────────────────────────────────────────────────
@@ -201,41 +184,6 @@ async def test_a_certificate_that_was_renewed_counts_from_the_next_connection_on
         await talk(echo.address, tls)
 
 
-@pytest.mark.parametrize(
-    ("shown", "is_secure", "said"),
-    [
-        ("server", False, f"if it speaks TLS, set {SETTING}"),
-        ("", True, "it speaks no TLS"),
-        ("named", True, "its certificate is for another name"),
-        ("mutual", True, "perhaps it asks for a certificate"),
-    ],
-)
-async def test_the_plain_contract_says_as_much(
-    made: Certificates,
-    make_service: MakeService,
-    tmp_path: Path,
-    shown: str,
-    is_secure: bool,
-    said: str,
-) -> None:
-    folder = await asyncio.to_thread(model_folder, tmp_path / "model")
-    server = PlainTriton()
-    if shown:
-        pair = made.server if shown == "mutual" else getattr(made, shown)
-        server.credentials = made.credentials(pair, mutual=shown == "mutual")
-    await server.start()
-    try:
-        service = await make_service(
-            instances=(server.entry(folder),),
-            lanes__tls=as_client(made) if is_secure else None,
-            wait=False,
-        )
-        (instance,) = service.orchestrator.registry
-        await service.until(lambda: said in instance.reason)
-    finally:
-        await server.stop()
-
-
 # ── a Triton that is started with it ─────────────────────────────────────────────────────────
 
 
@@ -332,7 +280,7 @@ def test_no_connection_to_triton_passes_by_the_settings_of_tls() -> None:
                     assert "tls" in ast.unparse(call), f"{source}:{call.lineno}"
                 else:
                     assert name != "InferenceServerClient", source
-    assert opened >= 6  # lanes, the plain lane, swaps, two of slots, the launcher's questions
+    assert opened >= 5  # lanes, the plain lane, swaps, two of slots, the launcher's questions
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from protocol import Grammar, GrammarKind
-from protocol.closed_schema import closed
-from protocol.finite_pattern import texts_of
+from protocol.closed_schema import closed, texts_of
 from protocol.grammar_source import check_source, source_of
 
 A: Any = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}

@@ -12,8 +12,8 @@ from perf.sim.replay.loop import VirtualLoop
 from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
 from pool.manager import POLICY, Manager
-from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
+from pool.process.process import Found, Label
 from pool.supervise import OnStep, RestartPolicy
 
 LOAD_S = 2.0

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
 from pool.manager import Manager
-from pool.process.detached import DetachedStarter, Found, clear_remains, find_detached
-from pool.supervise import Keeping, OnStep, ProcessUnit
+from pool.process.process import Found, OnStep, clear_remains, find_detached
+from pool.supervise import Keeping, ProcessUnit
 from tests.support.fake_pool import FakeSpec
 
 SLEEP = ("bash", "-c", "sleep 1000 & wait")
@@ -47,8 +47,7 @@ class Sleeper(ProcessUnit):
     def __init__(self, home: Path, name: str, digest: str, port: int, on_step: OnStep) -> None:
         self.port = port or random.randrange(10_000, 60_000)
         facts = {"digest": digest, "ports": f"0,{self.port},0"}
-        starter = DetachedStarter(home, name, lambda: facts, on_step)
-        super().__init__(name, keeping=Keeping(starter, on_started=lambda: on_step("started")))
+        super().__init__(name, keeping=Keeping(home, lambda: facts, on_step=on_step))
 
     @property
     def address(self) -> str:

@@ -31,7 +31,7 @@ from protocol import (
     unstated_of,
 )
 from protocol import tensors as names
-from protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
+from protocol.tensors import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
 from worker.errors import ContextOverflow, InvalidCall
 from worker.service.call import Call
 

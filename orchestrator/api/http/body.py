@@ -29,7 +29,7 @@ from orchestrator.errors import (
     NoCapacity,
     UnsupportedMediaType,
 )
-from orchestrator.fair_gate import FairGate
+from orchestrator.fair_share import FairGate
 from protocol import excerpt
 
 ALL_BODIES_BYTES: Final = 256 * 2**20

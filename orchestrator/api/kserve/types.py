@@ -18,7 +18,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Prompt
 from protocol import excerpt
 from protocol import tensors as names
-from protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
+from protocol.tensors import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
 
 _DEADLINES = (
     names.PARAM_DEADLINE_MS,

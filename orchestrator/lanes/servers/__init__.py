@@ -1,10 +1,9 @@
-"""Lanes to servers that are not Tidegate's: vLLM, llama.cpp, text-generation-inference, Triton's
-LLM backends.
+"""Lanes to servers that are not Tidegate's: vLLM, llama.cpp, text-generation-inference, and any
+with OpenAI's API.
 
 - ``polled`` shared by all of them: jobs with deadlines, health by polling
 - ``job``         one job and how it can fail; ``meter`` measures a server's pace from outside
 - ``cards`` model cards from the tokenizer's folder and the server
 - ``text``        for servers that take or give text alone: prompts, stop strings, counts
 - ``completions`` the lane over HTTP with event streams; ``kinds`` the API of each such server
-- ``plain``       Triton's LLM backends over gRPC, by the ``contract`` that a model's metadata shows
 """

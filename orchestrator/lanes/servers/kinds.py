@@ -11,10 +11,9 @@ import msgspec
 from orchestrator.lanes.endpoint import ServerKind
 from orchestrator.lanes.servers.cards import ModelFolder, ServerFacts, count_of
 from orchestrator.lanes.servers.completions import HttpLane, ServerEvent
-from orchestrator.lanes.servers.contract import vllm_sampling
 from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.servers.text import PromptText, TokenCounter
-from protocol import Code, Feature, FinishReason, TokenLogprob
+from protocol import Code, Feature, FinishReason, Sampling, TokenLogprob
 
 
 def _count_of_jobs(names: bytes) -> re.Pattern[bytes]:
@@ -30,6 +29,37 @@ more; the text is cut here at any number of them."""
 _IDS_SINCE: Final = (0, 10, 2)
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _TOKEN: Final = "token_id:"
+_USUAL = Sampling(max_tokens=1)
+_RARE = (
+    "min_tokens",
+    "ignore_eos",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "skip_special_tokens",
+)
+"""Parameters that few requests state: they are sent if they differ from the defaults."""
+
+
+def _stated(sampling: Sampling) -> dict[str, Any]:
+    """vLLM's parameters, but for log-probabilities."""
+    stated: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+    }
+    stated |= {n: v for n in _RARE if (v := getattr(sampling, n)) != getattr(_USUAL, n)}
+    if sampling.stop:
+        stated["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        stated["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        stated["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.seed is not None:  # 64 bits here; vLLM's are signed
+        stated["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63
+    return stated
 
 
 class _Logprobs(msgspec.Struct):
@@ -108,7 +138,7 @@ class VllmLane(HttpLane):
     def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
         counts = {"include_usage": True, "continuous_usage_stats": not self.names_ids}
         body: dict[str, Any] = {"model": self._model, "prompt": prompt, "stream": True}
-        body |= vllm_sampling(job.sampling) | {"stream_options": counts}
+        body |= _stated(job.sampling) | {"stream_options": counts}
         if self.names_ids:
             body["return_token_ids"] = True
         if job.cache_salt:  # its prefix cache is shared among requests of the same one only

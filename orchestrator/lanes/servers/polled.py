@@ -116,9 +116,6 @@ class PolledLane(Lane):
         ``ServerLost``.
         """
 
-    async def _drop_connection(self) -> None:
-        """Drop an abandoned connection: it may be dead."""
-
     @abstractmethod
     async def _disconnect(self) -> None:
         """Release what the lane holds. Idempotent."""
@@ -228,8 +225,6 @@ class PolledLane(Lane):
                 self._give_up(job)
             job.sink.on_lost(lost())
         self._owner.lane_closed(self, end.reason or "the orchestrator is stopping")
-        if not end.is_closed:
-            await self._drop_connection()
 
     # ── one job ──────────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,7 @@ import pytest
 from clips.plan.budgets import BUDGETS, Stage, StageTimes, backoffs
 from clips.plan.plan import ClipPlan, asked_for, fit
 from clips.plan.recipe import read_recipe
-from clips.render.check import judge, keyframes_of
+from clips.render.clip import judge, keyframes_of
 from clips.render.memory import CountedMemory, ResidencyPlan, Resident, clip_guard, clips_within
 from clips.render.stages.base import ModelScore
 from worker.errors import MemoryLimitExceeded

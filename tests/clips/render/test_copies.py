@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clips.render.check import KEYFRAMES
+from clips.render.clip import KEYFRAMES
 from tests.clips.render.fakes import SIZES, Rig
 
 _COPIES = {"clone", "copy_", "_to_copy", "cat", "stack", "index", "index_select", "constant_pad_nd"}

@@ -13,7 +13,7 @@ import torch
 from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.plan.recipe import read_recipe
 from clips.render import encode
-from clips.render.check import judge, keyframes_of
+from clips.render.clip import judge, keyframes_of
 from clips.render.stages import face
 from clips.render.stages.procedural import ProceduralPortrait, draw
 from clips.render.stages.warp import WarpVideo

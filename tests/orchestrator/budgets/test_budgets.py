@@ -67,6 +67,11 @@ async def test_a_month_of_a_key(worker: FakeWorker, make_service: MakeService) -
     assert (await budget(service, "alice"))["tokens_left"] == 0
     await complete(service, key="bob")
     assert (await budget(service, "bob"))["tokens_limit"] is None
+    budgets = room(service.orchestrator, BudgetRoom).budgets
+    assert len(budgets._of_keys) == 2
+    service.leap(32 * 86_400.0)
+    assert (await budget(service, "alice"))["tokens_left"] == 20
+    assert len(budgets._of_keys) == 1, "of the last month nothing is kept"
 
 
 async def test_what_runs_is_reserved_and_what_it_does_not_use_is_free_again(

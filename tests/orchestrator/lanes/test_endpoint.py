@@ -16,7 +16,7 @@ def test_a_url_says_all_that_has_to_be_known() -> None:
         "vllm+http://gpu-1:8000/api?tokenizer=/models/llama&model=meta/llama&alias=llama&name=v1"
         "&context=4096&slots=16&abort_ms=12.5&weights=abc&key_file=/run/key"
     )
-    assert (one.kind, one.name, one.host) == (ServerKind.VLLM, "v1", "gpu-1:8000")
+    assert (one.kind, one.name) == (ServerKind.VLLM, "v1")
     assert one.base_url == "http://gpu-1:8000/api"
     assert (one.model, one.alias) == ("meta/llama", "llama")
     assert (one.context, one.slots, one.abort_ms, one.weights) == (4096, 16, 12.5, "abc")
@@ -27,12 +27,6 @@ def test_a_url_says_all_that_has_to_be_known() -> None:
     ("entry", "kind", "name"),
     [
         ("gpu-1:8001", ServerKind.TIDEGATE, "gpu-1:8001"),
-        ("triton+grpc://gpu-1:8001/llm?tokenizer=t", ServerKind.TRITON, "triton-llm@gpu-1:8001"),
-        (
-            "triton+grpc://gpu-1:8001?model=a/b&tokenizer=t",
-            ServerKind.TRITON,
-            "triton-a-b@gpu-1:8001",
-        ),
         ("vllm+https://[::1]:80?tokenizer=t", ServerKind.VLLM, "vllm@[::1]:80"),
         ("llamacpp+http://h:1?tokenizer=t", ServerKind.LLAMACPP, "llamacpp@h:1"),
         ("tgi+http://h:1/?tokenizer=t", ServerKind.TGI, "tgi@h:1"),
@@ -46,7 +40,7 @@ def test_kind_and_name_follow_from_the_entry(entry: str, kind: ServerKind, name:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("http://h:1?tokenizer=t", "available: triton\\+grpc, vllm\\+http"),
+        ("http://h:1?tokenizer=t", "available: vllm\\+http"),
         ("vllm+http://h?tokenizer=t", "expected vllm\\+http://host:port"),
         ("vllm+http://u:p@h:1?tokenizer=t", "expected vllm\\+http://host:port"),
         ("vllm+http://h:1", "tokenizer.json is needed"),
@@ -57,8 +51,7 @@ def test_kind_and_name_follow_from_the_entry(entry: str, kind: ServerKind, name:
         ("vllm+http://h:1?tokenizer=t&abort_ms=nan", "abort_ms must be milliseconds"),
         ("vllm+http://h:1?tokenizer=t&name=a/b", "name must be 1 to 128"),
         ("vllm+http://h:1?tokenizer=t&alias=a%20b", "alias must have"),
-        ("triton+grpc://h:1?tokenizer=t", "which of Triton's models"),
-        ("triton+grpc://h:1/a?tokenizer=t&model=b", "names its model twice"),
+        ("triton+grpc://h:1/a?tokenizer=t", "no kind of instance any more: .*openai\\+http://host"),
         ("dns:vllm+http://h:1?tokenizer=t", "a URL names one instance"),
     ],
 )

@@ -26,7 +26,6 @@ from tests.support.other_servers import (
     VllmServer,
     model_folder,
 )
-from tests.support.plain_triton import PlainTriton, PlainTrtLlm
 from tests.support.steady_loop import hurry
 
 
@@ -37,7 +36,7 @@ class OldVllm(VllmServer):
 
 
 class AnyServer(VllmServer):
-    """One that has OpenAI's completions and models, refuses what OpenAI has not, and tells neither
+    """One that has OpenAI's completions and models, refuses what OpenAI has not, and tells nvllm
     ids nor counts."""
 
     kind = "openai"
@@ -70,8 +69,6 @@ KINDS = {
     "llamacpp": Kind(LlamaCppServer, names_ids=True),
     "tgi": Kind(TgiServer, names_ids=True, has_logprobs=True, leaves_stops=True),
     "openai": Kind(AnyServer, leaves_stops=True, sees_end=False),
-    "triton-vllm": Kind(PlainTriton),
-    "triton-trtllm": Kind(PlainTrtLlm, leaves_stops=True, sees_end=False),
 }
 HTTP = [VllmServer, LlamaCppServer, TgiServer]
 
@@ -89,10 +86,10 @@ async def server(kind: Kind) -> AsyncIterator[OtherServer]:
     await made.stop()
 
 
-@pytest.fixture(params=[VllmServer, PlainTriton], ids=lambda kind: kind.kind)
-async def either(request: pytest.FixtureRequest) -> AsyncIterator[OtherServer]:
-    """One over HTTP and one over gRPC, for what a lane does whatever the API."""
-    made: OtherServer = request.param()
+@pytest.fixture
+async def vllm() -> AsyncIterator[VllmServer]:
+    """For what a lane does whatever the API."""
+    made = VllmServer()
     await made.start()
     yield made
     await made.stop()
@@ -150,18 +147,14 @@ async def test_a_request_is_in_the_servers_own_words(server: OtherServer, folder
     async with lane_to(server.entry(folder)) as (lane, _):
         await run(lane, sampling)
     (asked,) = server.asked
-    prompt = asked.body.get("prompt") or asked.body.get("inputs") or asked.body["text_input"]
+    prompt = asked.body.get("prompt") or asked.body["inputs"]
     ids = [0, *(LETTER_IDS[LETTERS.index(letter)] for letter in "hello")]
     assert prompt == (ids if isinstance(prompt, list) else "<|bos|>hello")
     said = asked.body.get("parameters", asked.body)
     limit = said.get("max_tokens", said.get("n_predict", said.get("max_new_tokens")))
-    seed = said.get("seed", said.get("random_seed"))
-    stop = said.get("stop", said.get("stop_words"))
-    assert (limit, seed, stop, said["top_k"]) == (4, 11, ["zz"], 7)
+    assert (limit, said["seed"], said["stop"], said["top_k"]) == (4, 11, ["zz"], 7)
     assert (said["temperature"], said["top_p"]) == pytest.approx((0.5, 0.9))
-    if isinstance(server, PlainTriton):
-        assert server.deadlines[0] == pytest.approx(60, abs=30)
-    elif isinstance(server, LlamaCppServer):
+    if isinstance(server, LlamaCppServer):
         assert 0 < asked.body["t_max_predict_ms"] <= 60_000
 
 
@@ -193,10 +186,10 @@ async def test_a_cancel_stops_the_server(server: OtherServer, folder: Path) -> N
 
 
 async def test_a_job_ends_at_its_deadline_whatever_the_server_says(
-    either: OtherServer, folder: Path
+    vllm: VllmServer, folder: Path
 ) -> None:
-    either.plan = lambda body: Script(stall_at=2)
-    async with lane_to(either.entry(folder, abort_ms=0)) as (lane, _):
+    vllm.plan = lambda body: Script(stall_at=2)
+    async with lane_to(vllm.entry(folder, abort_ms=0)) as (lane, _):
         job, cut = News(), News()
         submit(lane, job, budget_ms=300.0)
         submit(lane, cut, budget_ms=300.0, on_deadline=OnDeadline.PARTIAL)
@@ -206,20 +199,20 @@ async def test_a_job_ends_at_its_deadline_whatever_the_server_says(
         assert "after 2 tokens" in job.end.message
         assert (cut.end.reason, cut.end.code) == (FinishReason.DEADLINE, None)
         assert job.end.left_ms <= 0
-        await either.until(lambda: either.running == 0)
+        await vllm.until(lambda: vllm.running == 0)
 
 
 async def test_a_connection_that_breaks_loses_its_job_and_no_other(
-    either: OtherServer, folder: Path
+    vllm: VllmServer, folder: Path
 ) -> None:
     def plan(body: dict[str, object]) -> Script:
-        return Script(cut_at=2) if len(either.asked) == 0 else Script(step_s=0.01)
+        return Script(cut_at=2) if len(vllm.asked) == 0 else Script(step_s=0.01)
 
-    either.plan = plan
-    async with lane_to(either.entry(folder)) as (lane, news):
+    vllm.plan = plan
+    async with lane_to(vllm.entry(folder)) as (lane, news):
         broken, other = News(), News()
         submit(lane, broken)
-        await either.until(lambda: len(either.asked) == 1)
+        await vllm.until(lambda: len(vllm.asked) == 1)
         submit(lane, other)
         await other.until(lambda: broken.is_over and other.is_over)
         assert (len(broken.lost), broken.ends, broken.text) == (1, [], "ab")
@@ -263,34 +256,34 @@ async def test_stop_strings_end_the_text_before_them(
 
 
 async def test_a_server_that_goes_loses_all_jobs_and_is_found_again(
-    either: OtherServer, folder: Path
+    vllm: VllmServer, folder: Path
 ) -> None:
-    either.plan = lambda body: Script(stall_at=1)
-    async with lane_to(either.entry(folder)) as (lane, news):
+    vllm.plan = lambda body: Script(stall_at=1)
+    async with lane_to(vllm.entry(folder)) as (lane, news):
         jobs = [News(), News()]
         for job in jobs:
             submit(lane, job)
         await jobs[0].until(lambda: all(job.ids for job in jobs))
-        await either.stop()
+        await vllm.stop()
         await jobs[0].until(lambda: all(job.is_over for job in jobs))
         assert all(len(job.lost) == 1 and not job.ends for job in jobs)
         await news.until(lambda: not lane.is_open)
         assert news.closed
-        either.plan = lambda body: Script()
-        await either.start()
+        vllm.plan = lambda body: Script()
+        await vllm.start()
         await news.until(lambda: lane.is_open)
         assert (await run(lane)).text == "abcdef"
-        either.is_unhealthy = True
+        vllm.is_unhealthy = True
         await news.until(lambda: not lane.is_open)
-        either.is_unhealthy = False
+        vllm.is_unhealthy = False
         await news.until(lambda: lane.is_open)
         assert news.opened == 3
 
 
-async def test_a_silent_server_is_silence_and_no_end(either: OtherServer, folder: Path) -> None:
+async def test_a_silent_server_is_silence_and_no_end(vllm: VllmServer, folder: Path) -> None:
     """Whether silence counts is its owner's to say (OR-6)."""
-    async with lane_to(either.entry(folder)) as (lane, news):
-        either.is_silent = True
+    async with lane_to(vllm.entry(folder)) as (lane, news):
+        vllm.is_silent = True
         seen = lane.last_frame_at
         hurry(5)
         await asyncio.sleep(0.7)
@@ -303,9 +296,9 @@ async def test_a_silent_server_is_silence_and_no_end(either: OtherServer, folder
         assert news.closed[0] == "a test"
 
 
-async def test_its_pace_is_seen_from_outside(either: OtherServer, folder: Path) -> None:
-    either.plan = lambda body: Script(step_s=0.01)
-    async with lane_to(either.entry(folder)) as (lane, news):
+async def test_its_pace_is_seen_from_outside(vllm: VllmServer, folder: Path) -> None:
+    vllm.plan = lambda body: Script(step_s=0.01)
+    async with lane_to(vllm.entry(folder)) as (lane, news):
         await run(lane, Sampling(max_tokens=20, temperature=0.0))
         await news.until(lambda: news.stats is not None and news.stats.tokens_total == 20)
         assert news.stats is not None
@@ -494,35 +487,3 @@ async def test_a_text_that_is_whole_waits_for_what_is_said_of_it(
         await job.until(lambda: job.is_over)
         assert (job.text, job.end.reason, job.end.code) == ("abcdef", FinishReason.LENGTH, None)
         await server.until(lambda: server.running == 0)
-
-
-async def test_a_connection_that_is_half_open_is_not_the_next_one(folder: Path) -> None:
-    """A channel would keep it until the kernel gives it up, a quarter of an hour later."""
-    server = PlainTriton()
-    await server.start()
-    stuck, ends = asyncio.Event(), set[asyncio.StreamWriter]()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        ends.update((writer, there_writer))
-        is_old = not stuck.is_set()
-
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(65536):
-                if not (is_old and stuck.is_set()):
-                    sink.write(data)
-
-        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
-
-    proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
-    port = proxy.sockets[0].getsockname()[1]
-    entry = server.entry(folder).replace(str(server.port), str(port))
-    async with lane_to(entry) as (lane, news):
-        stuck.set()
-        lane.break_off("no heartbeat")  # as its owner does
-        await news.until(lambda: news.opened == 2)
-        assert (await run(lane)).text == "abcdef"
-    proxy.close()
-    for writer in ends:
-        writer.close()
-    await server.stop()

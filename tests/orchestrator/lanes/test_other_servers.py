@@ -19,9 +19,8 @@ from tests.support.other_servers import (
     VllmServer,
     model_folder,
 )
-from tests.support.plain_triton import PlainTriton
 
-KINDS = [VllmServer, LlamaCppServer, TgiServer, PlainTriton]
+KINDS = [VllmServer, LlamaCppServer, TgiServer]
 BODY = {"model": "other", "prompt": "hello", "max_tokens": 6, "temperature": 0}
 
 

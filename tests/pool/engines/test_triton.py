@@ -11,11 +11,13 @@ import pytest
 from catalog.errors import EngineNotFound, MachineUnfit
 from pool.engines import triton_wheel as wheel
 from pool.engines.triton import (
+    Links,
     TritonInstall,
     TritonPorts,
     TritonSpec,
     compile_models,
     find_triton,
+    is_plain,
     triton_command,
     triton_environment,
 )
@@ -154,3 +156,32 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env["TIDEGATE_LEGACY_STUB"] == "1"
     assert env["TIDEGATE_WORKER__LANE_TOKEN"] == "ours"
     assert env.get("VIRTUAL_ENV") == (sys.prefix if sys.prefix != sys.base_prefix else None)
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "$HOME", "a;b", "a'b", "a:b", "a\nb"])
+def test_what_a_shell_would_take_apart_gets_a_link_of_the_servers_own_name(
+    tmp_path: Path, name: str
+) -> None:
+    plain = Path("/srv/models-1.5_x/a+b@c=d,e%f")
+    assert is_plain(plain) and not is_plain(Path("srv"))
+    assert Links("x_", tmp_path).to(plain, "models") == plain
+    link = Links("x_", tmp_path).to(Path("/srv") / name, "models")
+    assert link == tmp_path / "x_models" and link.readlink() == Path("/srv") / name
+
+
+def test_the_stubs_python_imports_from_plain_paths(tmp_path: Path) -> None:
+    env = {
+        "PATH": os.pathsep.join(["/srv/ü/.venv/bin", "/home/jürgen/bin", "/usr/bin"]),
+        "VIRTUAL_ENV": "/srv/ü/.venv",
+        "PYTHONPATH": os.pathsep.join(["/srv/ü", "/plain", "ö"]),
+        "OTHER": "ü",
+    }
+    linked = Links("x_", tmp_path).environment(env)
+    python, code = tmp_path / "x_python", tmp_path / "x_code-0"
+    assert linked == {
+        "PATH": os.pathsep.join([f"{python}/bin", "/home/jürgen/bin", "/usr/bin"]),
+        "VIRTUAL_ENV": str(python),
+        "PYTHONPATH": os.pathsep.join([str(code), "/plain", "ö"]),
+        "OTHER": "ü",
+    }
+    assert (python.readlink(), code.readlink()) == (Path("/srv/ü/.venv"), Path("/srv/ü"))

@@ -12,7 +12,7 @@ import pytest
 
 from catalog.paths import ROOT
 from pool.fleet.home import PoolHome, PoolState
-from pool.process.detached import find_detached
+from pool.process.process import find_detached
 from tests.support.killed_manager import SleeperMachine, manage
 from tests.support.processes import Marked
 

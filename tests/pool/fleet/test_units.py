@@ -12,9 +12,9 @@ from pool.engines.triton import TritonInstall, TritonPorts
 from pool.fleet.gpus import Gpus
 from pool.fleet.specs import CHOSEN, InstanceSpec
 from pool.fleet.units import Host, PoolLlamaCpp, PoolMachine, PoolTriton, Tenancy
-from pool.process.detached import Found, Label
 from pool.process.ports import free_ports
 from pool.process.proc import ProcessId
+from pool.process.process import Found, Label
 from tests.support.fake_gpus import FakeGpus
 
 ENGINE, DEVICE = "TIDEGATE_WORKER__ENGINE", "TIDEGATE_WORKER__DEVICE"

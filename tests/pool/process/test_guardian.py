@@ -28,7 +28,7 @@ def marked() -> Iterator[Marked]:
 def start(marked: Marked, script: str, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-I", "-S", guardian.__file__, *options, "--", "bash", "-c", script],
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=marked.env,
@@ -39,12 +39,6 @@ def start(marked: Marked, script: str, *options: str) -> subprocess.Popen[bytes]
 def wait_up(process: subprocess.Popen[bytes]) -> None:
     assert process.stderr is not None
     assert process.stderr.readline() == b"up\n"
-
-
-def order(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{grace_s}\n".encode())
-    process.stdin.flush()
 
 
 @pytest.mark.parametrize(
@@ -71,12 +65,18 @@ def test_a_dead_command_takes_its_children_along(marked: Marked) -> None:
 
 
 def test_end_of_the_launcher_ends_everything(marked: Marked) -> None:
-    """A launcher killed with -9 closes the pipe; nothing else tells the guardian."""
-    with start(marked, WITH_STRAYS, "--grace=0.1") as process:
-        eventually(lambda: len(marked.pids()) == 4, lambda: f"processes: {marked.pids()}")
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
+    """A launcher killed with -9 tells nothing; the kernel does."""
+    guarded = [sys.executable, "-I", "-S", guardian.__file__, "--grace=0.1", "--starter=$$", "--"]
+    script = f"{' '.join(guarded)} bash -c '{WITH_STRAYS}' & wait"
+    with subprocess.Popen(["bash", "-c", script], env=marked.env) as launcher:
+        eventually(lambda: len(marked.pids()) == 5, lambda: f"processes: {marked.pids()}")
+        launcher.kill()
+    marked.wait_gone(set())
+
+
+def test_a_starter_that_is_gone_gets_no_command(marked: Marked) -> None:
+    with start(marked, WITH_STRAYS, "--starter=1") as process:
+        assert process.wait() == 1
     assert marked.pids() == []
 
 
@@ -87,10 +87,10 @@ def test_sigterm_then_sigkill_after_the_grace(marked: Marked, how: str) -> None:
         if how == "signal":
             process.terminate()
         elif how == "order":
-            order(process, 0.1)
+            process.send_signal(guardian.KILL)
         else:
-            order(process, 1000)
-            order(process, 0)  # a later one shortens the grace
+            process.send_signal(guardian.END)  # it has any time
+            process.send_signal(guardian.KILL)
         assert process.wait() == 128 + signal.SIGKILL
     assert marked.pids() == []
 
@@ -98,7 +98,7 @@ def test_sigterm_then_sigkill_after_the_grace(marked: Marked, how: str) -> None:
 def test_sigterm_is_enough_for_a_polite_command(marked: Marked) -> None:
     with start(marked, "trap 'exit 5' TERM; echo up >&2; while :; do sleep 0.02; done") as process:
         wait_up(process)
-        order(process, 30)
+        process.send_signal(guardian.END)
         assert process.wait() == 5
 
 

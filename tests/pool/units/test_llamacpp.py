@@ -60,7 +60,8 @@ async def test_it_serves_with_what_orchestrators_need_of_its_file(make: Make) ->
     server = make()
     await server.start()
     endpoint = read_endpoint(server.address)
-    assert (endpoint.kind, endpoint.host) == (ServerKind.LLAMACPP, f"127.0.0.1:{server.port}")
+    assert endpoint.kind is ServerKind.LLAMACPP
+    assert endpoint.base_url == f"http://127.0.0.1:{server.port}"
     assert endpoint.alias == "tiny-Q4"
     folder = read_folder(endpoint.tokenizer)
     assert (folder.context_tokens, folder.eos_token_ids) == (300, (1,))

@@ -17,7 +17,7 @@ SIZE = FIRST_ARGUMENT + 3
 
 @compiled_task(SIZE)
 def fill(pointer: Any) -> None:
-    """Write its number to each part; the part that the job names wants far too much memory."""
+    """Write its number to each part; the part that the job names asks for far too much memory."""
     job = carray(pointer, (SIZE,), int64)
     out = carray(as_pointer(job[FIRST_ARGUMENT + 1], int64), (job[PARTS],), int64)
     while True:

@@ -1,10 +1,17 @@
-"""Finds the modules of optional rooms by their file names (``orchestrator.extension``)."""
+"""Optional rooms (``orchestrator.extension``): finds their modules by file names, and what their
+settings share."""
 
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from worker.environment import Section
+
+if TYPE_CHECKING:
+    from orchestrator.settings import Settings
+
 
 T = TypeVar("T")
 
@@ -17,7 +24,7 @@ _NOT_ROOMS = ("orchestrator",)
 def modules_of_rooms(name: str) -> tuple[ModuleType, ...]:
     """The module called ``name`` of each room that is there and has one, by the rooms' paths. Reads
     folders and imports the first time; nothing after that."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     found = {path for place in _PLACES for path in root.glob(f"{place}/{name}.py")}
     dotted = {".".join(path.relative_to(root).with_suffix("").parts) for path in found}
     own = {f"{room}.{name}" for room in _NOT_ROOMS}
@@ -31,3 +38,18 @@ def defined_in(module: ModuleType, kind: type[T]) -> list[type[T]]:
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, kind) and each.__module__ == module.__name__
     ]
+
+
+class RoomSection(Section):
+    """A room's table of ``tidegate.toml``. Defined in the room's module ``section``."""
+
+    table: ClassVar[str]
+    """Name of the table."""
+
+    @property
+    def keeps_durable_tasks(self) -> bool:
+        """Whether durable tasks are kept by this room, and need no file."""
+        return False
+
+    def check(self, settings: "Settings") -> None:
+        """Check this section together with all others. Raises ``ValueError``."""

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from catalog.errors import StartFailed
-from pool.process import guardian
-from pool.process.detached import DetachedProcess, DetachedStarter, clear_remains, find_detached
-from pool.process.proc import ProcessId
-from pool.process.process import children_of, is_running
+from pool.process.proc import ProcessId, children_of, is_running
+from pool.process.process import GuardedProcess, clear_remains, find_detached
 from tests.support.processes import Marked, eventually
 
 SLEEP = ("bash", "-c", "sleep 1000 & sleep 1000")
@@ -26,12 +24,20 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.marked = Marked()
+        self.outlives = True
+        (path / "run").mkdir()
 
     async def start(
         self, *command: str, unit: str = "one", log: Path | None = None
-    ) -> DetachedProcess:
-        starter = DetachedStarter(self.path, unit, lambda: {"port": "8001"})
-        return await starter(unit, command or SLEEP, env=self.marked.env, log=log)
+    ) -> GuardedProcess:
+        return await GuardedProcess.start(
+            unit,
+            command or SLEEP,
+            env=self.marked.env,
+            log=log,
+            home=self.path if self.outlives else None,
+            facts={"port": "8001"},
+        )
 
     def nothing_is_left(self) -> None:
         self.marked.wait_gone(set())
@@ -52,7 +58,7 @@ async def test_it_is_found_by_its_label_and_ended_by_who_adopts_it(home: Home) -
     assert find_detached(home.path / "other") == []
     (found,) = find_detached(home.path)
     assert (found.label.unit, found.label.facts) == ("one", {"port": "8001"})
-    adopted = await DetachedProcess.adopt("one", found, None)
+    adopted = await GuardedProcess.adopt("one", found, None)
     assert adopted.running and ProcessId.of(adopted.pid) is not None
     assert await adopted.end(5.0) == 128 + signal.SIGTERM
     home.nothing_is_left()
@@ -65,8 +71,10 @@ async def test_a_command_that_cannot_run_is_a_failed_start(home: Home, tmp_path:
     home.nothing_is_left()
 
 
+@pytest.mark.parametrize("outlives", [True, False])
 @pytest.mark.parametrize("victim", ["command", "guardian"])
-async def test_whoever_is_killed_nothing_is_left(home: Home, victim: str) -> None:
+async def test_whoever_is_killed_nothing_is_left(home: Home, victim: str, outlives: bool) -> None:
+    home.outlives = outlives
     process = await home.start()
     region = f"{process.found.label.mark}region"
     if victim == "guardian":  # any other removes it by itself
@@ -82,13 +90,6 @@ async def test_a_guardian_that_stands_still_is_ended_all_the_same(home: Home) ->
     process = await home.start()
     os.kill(process.found.guardian.pid, signal.SIGSTOP)
     assert await process.kill() == 128 + signal.SIGKILL
-    home.nothing_is_left()
-
-
-async def test_orders_reach_it_without_its_folder(home: Home) -> None:
-    process = await home.start()
-    (process.found.label.run_dir / guardian.ORDERS).unlink()
-    await process.end(5.0)
     home.nothing_is_left()
 
 
