@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.lazy import loaded
 from tests.support.steady_loop import SteadyLoop
 
 BUDGET_CPU_S = 4.0
@@ -68,6 +69,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tidegate")
 
 _ROOT = Path(__file__).resolve().parents[1]
+LOADED = pytest.StashKey[set[str]]()
+"""Large libraries that the collection imported, though only some tests need them."""
 _CPU = pytest.StashKey[float]()
 _CPU_S = "cpu_s"
 
@@ -148,8 +151,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places.get(unit_of(item.nodeid.partition("::")[0]), len(FIRST)))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded by now stays: no full collection of garbage needs to walk through it again."""
+    session.config.stash[LOADED] = loaded()
     gc.collect()
     gc.freeze()
 

@@ -2,8 +2,17 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.conftest import LOADED
+
+
+def test_the_collection_imports_no_library_that_only_some_tests_need(
+    pytestconfig: pytest.Config,
+) -> None:
+    assert not pytestconfig.stash[LOADED], "it costs each process seconds: tests/support/lazy.py"
 
 
 def test_a_pause_of_the_machine_refutes_no_property() -> None:

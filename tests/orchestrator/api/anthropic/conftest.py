@@ -1,5 +1,7 @@
 """The official SDK, unmodified."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator
 
