@@ -9,6 +9,7 @@
                  when empty blocks run low, the next ones to be evicted are pinned and saved too
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,9 @@ _LOOKAHEAD = 4
 _SPILL_BLOCKS = 8
 """Blocks pinned for the saver at a time, ahead of their eviction."""
 _PATIENCE_S = 1.0
-"""Least time in seconds that a request waits for a load, however quickly it could be computed."""
+"""Seconds that a request waits for a load while the pace of computing is unknown."""
+_LEAST_PATIENCE_S = 0.1
+"""Least time in seconds that a load may take, however quickly it could be computed."""
 _CLOSE_GRACE_S = 2.0
 
 
@@ -49,9 +52,16 @@ class _Restore:
     load: Load
     held: list[int]
     waiting: list[Request]
+    expected_at: float
     give_up_at: float
     is_void: bool = False
     """Whether the loaded blocks must not be used."""
+
+    def gives_up_at(self, request: Request) -> float:
+        """Time when ``request`` computes its head instead: its latest start at the latest, unless
+        only the load could keep its deadline."""
+        is_choice = request.latest_start > self.expected_at
+        return min(self.give_up_at, request.latest_start) if is_choice else self.give_up_at
 
 
 @dataclass(slots=True)
@@ -136,8 +146,10 @@ class DiskTier(Tier):
             return
         self._scheduler.pin(held)
         load = Load(wanted, self._scheduler.reserve_blocks(len(wanted)))
-        patience_s = max(_PATIENCE_S, self._compute_s(len(wanted)))
-        restore = _Restore(load, held, [request], now + patience_s)
+        # Waiting as long as computing takes costs at most twice the better of the two.
+        patience_s = max(_LEAST_PATIENCE_S, self._compute_s(len(wanted)) or _PATIENCE_S)
+        expected_at = now + self._loader.block_s() * len(wanted)
+        restore = _Restore(load, held, [request], expected_at, now + patience_s)
         request.loading = True
         self._restores[load] = self._by_first_hash[wanted[0]] = restore
         self._loader.submit(load)
@@ -166,10 +178,14 @@ class DiskTier(Tier):
         self._scheduler.unpin(restore.held + load.blocks)
         self._let_go(restore)
 
-    def _let_go(self, restore: _Restore) -> None:
-        for request in restore.waiting:
+    def _let_go(self, restore: _Restore, now: float = math.inf) -> bool:
+        """Let those compute whose patience ends with the next step; returns whether any do."""
+        next_s = now + self._scheduler.step_time.step_s
+        gone = [one for one in restore.waiting if next_s >= restore.gives_up_at(one)]
+        for request in gone:
             request.loading = False
-        restore.waiting = []
+        restore.waiting = [one for one in restore.waiting if one.loading]
+        return bool(gone)
 
     # ── to disk ──────────────────────────────────────────────────────────────────────────────
 
@@ -247,8 +263,7 @@ class DiskTier(Tier):
                 self._unpin(result)
                 self._pin_wanted()
         for restore in self._restores.values():
-            if restore.waiting and now >= restore.give_up_at:
-                self._let_go(restore)
+            if self._let_go(restore, now):
                 self._scheduler.unblock()
 
     def _unpin(self, pinned: Sequence[PinnedBlock]) -> None:

@@ -181,6 +181,44 @@ def test_a_load_that_takes_too_long_is_not_waited_for(rig: Rig) -> None:
     rig.finish(again)
 
 
+def test_a_load_is_given_up_while_computing_still_keeps_the_deadline(rig: Rig) -> None:
+    """WK-5: a stalled disk costs no deadline that computing would have kept."""
+    first = rig.talk(list(range(10, 30)), session="s")
+    rig.restart()
+    urgent = rig.submit([*first.tokens, 50, 51], deadline=0.5)
+    patient = rig.submit([*first.tokens, 60], deadline=30.0)
+    rig.now = 0.4
+    rig.step()
+    assert urgent.loading and patient.loading
+    rig.now = 0.5
+    rig.step()
+    assert urgent.slot >= 0 and patient.loading
+
+
+def test_a_load_is_given_up_after_the_time_that_computing_takes(rig: Rig) -> None:
+    first = rig.talk(list(range(10, 30)), session="s")
+    rig.restart()
+    rig.scheduler.step_time.prefilled(0.2, 20)
+    again = rig.submit([*first.tokens, 50, 51])
+    rig.now = 0.15
+    rig.step()
+    assert again.loading
+    rig.now = 0.25
+    rig.step()
+    assert again.slot >= 0 and again.cached_tokens == 0
+
+
+def test_a_load_that_alone_keeps_the_deadline_is_waited_for(rig: Rig) -> None:
+    first = rig.talk(list(range(10, 30)), session="s")
+    rig.restart()
+    rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, 0.01
+    rig.scheduler.step_time.prefilled(2.0, 20)
+    again = rig.submit([*first.tokens, 50, 51], deadline=1.0)
+    rig.now = 0.9
+    rig.step()
+    assert again.loading
+
+
 def test_a_load_that_does_not_pay_is_left_alone(rig: Rig) -> None:
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()

@@ -1,6 +1,7 @@
 """A conversation on the real engine and real files, across restarts."""
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,25 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     cold = Server(None, kv__prefix_cache=False)
     servers.append(cold)
     assert cold.say(question) == (unbroken, 0)
+
+
+@pytest.mark.slow
+def test_a_disk_that_stalls_is_not_waited_for(tmp_path: Path, servers: list[Server]) -> None:
+    """WK-5: the head is computed instead, to the same tokens, while a file still blocks."""
+    first = Server(tmp_path)
+    servers.append(first)
+    answer, _ = first.say(LONG, "chat")
+    first.stop()
+    second = Server(tmp_path)
+    servers.append(second)
+    files = list(tmp_path.glob("*/blocks/*/*.safetensors"))
+    for path in files:
+        path.unlink()
+        os.mkfifo(path)  # who opens it waits for a writer
+    assert second.say(LONG, "chat") == (answer, 0)
+    assert second.engine.stats().disk_failures_total == 0, "its load is still waiting"
+    for path in files:
+        os.close(os.open(path, os.O_RDWR))
 
 
 def test_directories_of_other_models_are_logged(
