@@ -65,7 +65,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """What steps took when the engine was loaded, in ms; nothing else ran."""
+    """What steps took when the engine was loaded, in ms; no request ran."""
 
     rows: tuple[int, ...]
     """Numbers of rows, rising from 1 to the most that a step can carry."""
@@ -77,6 +77,9 @@ class StepCosts(msgspec.Struct, frozen=True):
     """The fixed part of that, for any number of prompt tokens."""
     further_token_ms: float = 0.0
     """What each further token adds to it."""
+    doubt: float = 0.0
+    """By how much steps may be faster than that, as a logarithm: 0 where the process had its
+    processors while it measured, 1.6 where it had a fifth of one."""
 
     def up_to(self, most: int) -> "StepCosts":
         """The costs of steps of no more than ``most`` rows."""

@@ -309,7 +309,7 @@ class Feasibility:
         now = self._clock.now()
         self._forecaster.plan(task, now)
         least_ms = self._forecaster.least_ms(task)
-        prospect = self._schedule.of(task, tells=True)
+        prospect = self._schedule.of(task)
         start_ms = middle(prospect.start_ms)
         # Promises get a share of the capacity, and this one comes after all earlier ones.
         promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)

@@ -262,12 +262,10 @@ class Forecaster:
         return self._serving_of(model, now).names
 
     def knows(self, model: str, now: float) -> bool:
-        """Whether enough steps of ``model`` were measured to refuse by them."""
-        return any(pace.known for pace in self._serving_of(model, now).capacity.models)
-
-    def foresees(self, model: str, now: float) -> bool:
-        """Whether steps were measured when an engine of ``model`` was loaded."""
-        return any(pace.is_foreseen for pace in self._serving_of(model, now).capacity.models)
+        """Whether enough steps of ``model`` were measured, at work or when an engine was loaded, to
+        refuse by them."""
+        paces = self._serving_of(model, now).capacity.models
+        return any(pace.known or pace.is_foreseen for pace in paces)
 
     def asked(self, task: Task, now: float) -> Asked:
         """``task`` as a forecast sees it; something serves its model."""

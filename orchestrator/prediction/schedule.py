@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from orchestrator.clock import Clock
 from orchestrator.prediction.forecast import Asked, Machine, Played, Table, play
 from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.prediction.step_learner import AT_LOAD
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
@@ -93,11 +92,6 @@ class _Line:
     def chances(self) -> NDArray[np.float64]:
         return self.played.chances(self.asked)
 
-    def doubted(self) -> "_Line":
-        """The same, if the machine may be as much faster or slower as when it was loaded."""
-        spread = math.hypot(self.machine.spread, AT_LOAD)
-        return _Line(self.machine._replace(spread=spread), self.tasks, self.asked, self.at)
-
     def with_one(self, place: int, task: Task, asked: Asked) -> "_Line":
         tasks = [*self.tasks[:place], task, *self.tasks[place:]]
         return _Line(
@@ -129,11 +123,9 @@ class Schedule:
         """Whether a job could be paused for a task."""
         self._lines: dict[str, deque[_Line]] = {}
 
-    def of(self, task: Task, enough: float = 0.0, *, tells: bool = False) -> Prospect:
+    def of(self, task: Task, enough: float = 0.0) -> Prospect:
         """The prospect of ``task``, which waits, or would come now.
 
-        What was measured at load, perhaps beside others' work, is doubted until something runs,
-        which shows how fast steps are now; ``tells``: not where it is only told to the client.
         It is that of its place in the queue. Where this gains less than ``enough`` and every row is
         taken, it is that of a row which it gets at once, from a job that is paused for it, if that
         is better.
@@ -143,8 +135,6 @@ class Schedule:
             return UNKNOWN
         if not self._knows(task.model):
             return UNKNOWN
-        if not (tells or line.tasks or self._forecaster.knows(task.model, self._clock.now())):
-            line = line.doubted()
         others, place = line, self._place(task, line)
         if self._waits_in(line, task):
             others = self._keep(task.model, line.without(place))
@@ -237,9 +227,7 @@ class Schedule:
             yield float(play(table, machine).chances(table) @ weights / weights.sum())
 
     def _knows(self, model: str) -> bool:
-        """Whether enough is known of steps to refuse by it."""
-        now = self._clock.now()
-        return self._forecaster.knows(model, now) or self._forecaster.foresees(model, now)
+        return self._forecaster.knows(model, self._clock.now())
 
     def _at(self, place: int, task: Task, others: _Line) -> Prospect:
         """The prospect of ``task`` behind ``place`` of ``others``. Equal requests that come at the

@@ -37,7 +37,7 @@ LEAST_SPREAD = 0.09
 """How far off a straight line through step times is at least: the demo model on an AMD EPYC took
 4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line misses by 9 % (root mean
 square)."""
-AT_LOAD: Final = 0.4
+_AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
 _MIN_SHARE: Final = 1e-3
@@ -64,11 +64,12 @@ class StepLearner:
             0.3 * _FIRST_GUESS_MS / self._slots,
             _FIRST_GUESS_MS / self._step_tokens,
         )
+        self._doubt = 0.0 if costs is None else costs.doubt
         if costs is not None:
             guess, self._bends = _line_of(costs, self._slots)
         self._filter = StepFilter(guess)
         if costs is not None:
-            self._filter.begin_with(guess, (AT_LOAD**2,) * 3)
+            self._filter.begin_with(guess, (_AT_LOAD**2,) * 3)
         self._last: _Totals | None = None
         self._last_step_ms = 0.0
         self._prompts_per_step = 0.0
@@ -118,12 +119,16 @@ class StepLearner:
                 tokens_per_s=max(self._rates, default=0.0),
                 steps=self._steps_at_pace,
                 jobs=self._jobs,
-                spread=max(0.0 if self._bends else LEAST_SPREAD, math.sqrt(self._square)),
+                spread=self._spread(known=known),
                 doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0))),
                 bends=self._bends,
                 is_foreseen=bool(self._bends),
             )
         return self._model
+
+    def _spread(self, *, known: bool) -> float:
+        least = 0.0 if self._bends else LEAST_SPREAD
+        return math.hypot(max(least, math.sqrt(self._square)), 0.0 if known else self._doubt)
 
     @property
     def _bound_ms(self) -> float:

@@ -10,7 +10,7 @@ the largest sizes, and the smallest ones that lose nothing are taken once steps 
 
 import math
 from dataclasses import replace
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, process_time
 from typing import Final
 
 from protocol import Sampling, StepCosts
@@ -27,13 +27,17 @@ ROUNDS: Final = 10
 """Most times that each size is measured, in turns; the least counts, which neighbors disturbed
 least. Beside two busy processes 3 rounds had 2.7 to 7.8 ms for the demo model's step of one row,
 10 rounds 2.4 to 2.6 in two of three starts."""
+_LEAST_S: Final = 1e-9
 BUDGET_S: Final = 0.5
 """Seconds after which no further round begins, so that a start stays short on a slow machine."""
 
 
-def measure(runner: Runner, config: SchedulerConfig, blocks: int) -> StepCosts | None:
+def measure(
+    runner: Runner, config: SchedulerConfig, blocks: int, *, on_cpu: bool = False
+) -> StepCosts | None:
     """Measure steps that decode 1, 2, 4 … rows, and one full of a prompt. None where the pool of
-    ``blocks`` cannot hold two requests."""
+    ``blocks`` cannot hold two requests. ``on_cpu``: other processes may take the processors, which
+    shows in the time that this one had them."""
     scheduler = Scheduler(replace(config, prefix_cache=False), BlockPool(blocks))
     most = 1 + config.max_running.bit_length()
     rounds = min(ROUNDS, (scheduler.capacity_tokens - 2) // most)
@@ -47,13 +51,15 @@ def measure(runner: Runner, config: SchedulerConfig, blocks: int) -> StepCosts |
         return None
     _step(runner, scheduler, rows)  # the prompts: all that has to be set up once
     took_s = dict.fromkeys(sizes, math.inf)
-    began = monotonic()
+    began, cpu_began_s, all_s = monotonic(), process_time(), 0.0
     for number in range(rounds):
         if number and monotonic() - began > BUDGET_S:
             break
         for size in sizes:
             row_s = _step(runner, scheduler, _rows(scheduler)[:size])
             took_s[size] = min(took_s[size], row_s)
+            all_s += row_s
+    cpu_s = max(process_time() - cpu_began_s, _LEAST_S)
     for request in list(scheduler.running):
         scheduler.release(request)
     tokens = min(config.max_step_tokens, scheduler.capacity_tokens - 2)
@@ -68,6 +74,7 @@ def measure(runner: Runner, config: SchedulerConfig, blocks: int) -> StepCosts |
         prompt_token_ms=max(0.0, full_ms - times[0]) / tokens,
         prompt_step_ms=max(0.0, few_ms - times[0] - further_ms * few),
         further_token_ms=further_ms,
+        doubt=math.log(max(1.0, all_s / cpu_s)) if on_cpu else 0.0,
     )
 
 

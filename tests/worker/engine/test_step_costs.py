@@ -55,6 +55,17 @@ def test_each_size_is_measured_and_disturbances_are_left_out(
     assert found.prompt_token_ms == pytest.approx(0.01, rel=0.2)
 
 
+@pytest.mark.parametrize(("share", "doubt"), [(2.0, 0.0), (0.2, 1.61)])
+def test_what_was_measured_without_a_processor_is_doubted(
+    share: float, doubt: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Bent()
+    monkeypatch.setattr("worker.engine.step_costs.perf_counter", lambda: runner.now)
+    monkeypatch.setattr("worker.engine.step_costs.process_time", lambda: share * runner.now)
+    costs = measure(runner, CONFIG, blocks=100, on_cpu=True)
+    assert costs is not None and costs.doubt == pytest.approx(doubt, abs=0.01)
+
+
 def test_a_slow_machine_measures_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its start would take half a minute otherwise."""
     runner = Bent()
