@@ -249,11 +249,14 @@ class StepLearner:
 
 def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, float, float], tuple[float, ...]]:
     """The straight line through the steps of one row and of ``slots``, as a filter's coefficients,
-    and what each number of rows from 0 on is worth on it."""
+    and what each number of rows from 0 on is worth on it: itself, where the shape is as much in
+    doubt as a line is off."""
     times = np.interp(np.arange(slots + 1), costs.rows, costs.step_ms)
     first_ms, last_ms = costs.step_ms[0], float(times[-1])
     row_ms = max((last_ms - first_ms) / max(1, slots - 1), _MIN_SHARE * first_ms)
     base_ms = max(first_ms - row_ms, _MIN_SHARE * first_ms)
-    bends = np.maximum.accumulate((times - base_ms) / row_ms).clip(0.0)
+    bends = np.arange(slots + 1.0)
+    if costs.doubt < LEAST_SPREAD:
+        bends = np.maximum.accumulate((times - base_ms) / row_ms).clip(0.0)
     guess = (base_ms, row_ms, max(costs.prompt_token_ms, _MIN_SHARE * first_ms))
     return guess, tuple(bends.tolist())

@@ -443,6 +443,7 @@ def test_dl7_a_machine_that_is_slower_than_at_load_keeps_the_shape_of_its_steps(
 def test_dl7_what_was_measured_beside_others_work_is_doubted_until_enough_steps_ran() -> None:
     learner = StepLearner(32, 512, msgspec.structs.replace(AT_LOAD, doubt=1.5))
     assert learner.model.spread > 1.5 > StepLearner(32, 512, AT_LOAD).model.spread
+    assert learner.model.plain_step_ms(16) == pytest.approx(4.9 + 15 / 31 * (15.1 - 4.9))
     worker = Steps(4.4, 0.35, 0.3)
     for _ in range(20):
         learner.observe(worker.run(5, 8, 0))
