@@ -42,8 +42,6 @@ class ModelFormat(StrEnum):
     SAFETENSORS = "safetensors"
     """A folder in Hugging Face layout."""
     GGUF = "gguf"
-    PICKLE = "pickle"
-    """Hugging Face layout, with weights that run code when they are read."""
 
 
 class ModelFile(msgspec.Struct, frozen=True):
