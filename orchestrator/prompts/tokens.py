@@ -27,7 +27,7 @@ class Token(NamedTuple):
         return self.data is not None and self.text.encode() == self.data
 
 
-class TokenTexts:
+class VocabularyTexts:
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._to_bytes = token_bytes_of(tokenizer)

@@ -4,20 +4,20 @@ The engine is ``synthetic-paced`` with a step of 20 ms, so every stream should h
 20 ms. Gaps are taken at the client, between its reads; CPU is that of the orchestrator's process.
 """
 
-from perf.load.drive import Windows, completion, rates, stream, us_per_token
+from perf.load.drive import MeasuredWindows, completion, rates, stream, us_per_token
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.stack import StackSpec
 
 STREAMS = 64
 STEP_MS = 20.0
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     spec = StackSpec("synthetic-paced", device=context.device, step_ms=STEP_MS, max_running=STREAMS)
     stack = await context.stack(spec)
     assert context.card is not None
-    windows = Windows(1.0, 1.0, 3) if context.quick else Windows(2.0, 2.0, 7)
+    windows = MeasuredWindows(1.0, 1.0, 3) if context.quick else MeasuredWindows(2.0, 2.0, 7)
     body = completion(context.card.model, windows.tokens(STEP_MS))
     measured = await stream(stack.port, body, STREAMS, windows, watch=stack.pids())
     cpu = us_per_token(measured, "orchestrator")

@@ -16,7 +16,7 @@ from perf.load.connection import HOST
 from perf.load.drive import (
     CLIENTS,
     FloodTarget,
-    Windows,
+    MeasuredWindows,
     flood,
     in_turns,
     rates,
@@ -24,14 +24,14 @@ from perf.load.drive import (
     us_per_token,
 )
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.scrape import scrape
 from perf.stack.stack import StackSpec, server
 
 _SINGLE_STEP_MS = 0.1
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     stack = await context.stack(StackSpec("synthetic-free", device=context.device))
     frames = await _frames(stack.port)
     async with server("perf.stack.baseline") as plain_server:
@@ -67,11 +67,11 @@ async def run(context: Context) -> list[Figure]:
     ]
 
 
-async def run_single(context: Context) -> list[Figure]:
+async def run_single(context: BenchContext) -> list[Figure]:
     spec = StackSpec("synthetic-paced", device=context.device, step_ms=_SINGLE_STEP_MS)
     stack = await context.stack(spec)
     frames = await _frames(stack.port)
-    result = await flood(FloodTarget(stack.port, stack.pids()), Windows(1.0, 1.5, 7))
+    result = await flood(FloodTarget(stack.port, stack.pids()), MeasuredWindows(1.0, 1.5, 7))
     return _figures("relay_single", result, await _frames(stack.port) - frames)
 
 

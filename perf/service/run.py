@@ -7,7 +7,7 @@ from rich.console import Console
 from perf.report.bundle import BenchResult, Bundle
 from perf.report.command import result, within
 from perf.report.recording import Recording
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 
 
 async def run_all(
@@ -15,7 +15,7 @@ async def run_all(
 ) -> Bundle:
     """Run ``benches`` into a bundle; a failure is a result too."""
     results: list[BenchResult] = []
-    async with Context(quick=quick, device=device) as context:
+    async with BenchContext(quick=quick, device=device) as context:
         for bench in benches:
             console.print(f"{bench.name}: {bench.what} …", style="dim")
             with result(results, bench.name, bench.what) as figures:

@@ -34,7 +34,7 @@ from worker.priority import lower_priority
 from worker.service.call import Responder, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
-from worker.service.serving import Constraints, NoEngine, Serving
+from worker.service.serving import Constraints, EngineAbsent, Serving
 from worker.service.swap_checks import check, loadable, meter_of, name_of, target_settings
 from worker.settings import WorkerSettings
 
@@ -282,7 +282,7 @@ class Swapper:
         """Serve no model for now; lanes and requests are still answered."""
         empty = replace(
             self.serving,
-            engine=NoEngine(self._emitter.sink),
+            engine=EngineAbsent(self._emitter.sink),
             constraints=Constraints(None),
             load_ms={},
         )
@@ -290,7 +290,7 @@ class Swapper:
 
     def _replace(self, serving: Serving) -> None:
         """Put ``serving`` in place of the current one. On the emitter's thread."""
-        if not isinstance(self.serving.engine, NoEngine):
+        if not isinstance(self.serving.engine, EngineAbsent):
             self._old = self.serving
         self.serving = serving
         self._drainer.engine = serving.engine

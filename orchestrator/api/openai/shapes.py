@@ -26,7 +26,7 @@ from orchestrator.parsing import (
     Piece,
     Reasoning,
 )
-from orchestrator.prompts.tokens import Token, TokenTexts
+from orchestrator.prompts.tokens import Token, VocabularyTexts
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
@@ -230,7 +230,7 @@ def stop_reason(ending: Ending) -> str | int | None:
     return ending.stop or ending.stop_token_id
 
 
-def stop_text(ending: Ending, tokens: TokenTexts) -> str:
+def stop_text(ending: Ending, tokens: VocabularyTexts) -> str:
     """Text of the stop string or token, for clients that want it in the answer."""
     if ending.stop_token_id is None:
         return ending.stop
