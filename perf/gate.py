@@ -25,8 +25,7 @@ from perf.report.command import new_console, new_parser
 from perf.report.machine import tier
 from perf.report.recording import Recording
 from perf.report.table import new_table, show
-from perf.service import BENCHES
-from perf.service.run import run_all
+from perf.service import BENCHES, run_all
 from perf.stack.context import Bench
 
 

@@ -15,7 +15,7 @@ from orchestrator.parsing.pieces import (
     Reasoning,
 )
 from orchestrator.parsing.reasoning import ReasoningReader
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.job import Tool
 
 
 @dataclass(frozen=True, slots=True)

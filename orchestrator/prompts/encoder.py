@@ -39,8 +39,7 @@ from orchestrator.prompts.turns import (
     without_later_systems,
 )
 from orchestrator.tasks.image import Image
-from orchestrator.tasks.job import Chat, Message, Prompt
-from orchestrator.tasks.tools import Tool, ToolCall
+from orchestrator.tasks.job import Chat, Message, Prompt, Tool, ToolCall
 from protocol import (
     Adapter,
     ImageTokens,

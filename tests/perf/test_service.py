@@ -11,7 +11,7 @@ from rich.console import Console
 from perf.report.bundle import Figure, read
 from perf.report.command import Skip
 from perf.report.recording import Recording
-from perf.service.run import run_all
+from perf.service import run_all
 from perf.stack.context import Bench, BenchContext
 
 

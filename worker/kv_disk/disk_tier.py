@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from worker.kv_disk.base import KVMemory, Tier, TierStats
+from worker.kv_disk.base import BlockTier, KVMemory, TierStats
 from worker.kv_disk.block_store import BlockStore, fingerprint
 from worker.kv_disk.transfers import (
     Background,
@@ -73,8 +73,8 @@ class _Wanted:
     is_spill: bool = False
 
 
-class DiskTier(Tier):
-    """A ``Tier`` that keeps blocks in files."""
+class DiskTier(BlockTier):
+    """A ``BlockTier`` that keeps blocks in files."""
 
     def __init__(
         self,
