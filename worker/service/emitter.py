@@ -44,7 +44,7 @@ from worker.errors import ResponderLost, code_of
 from worker.log import service_log
 from worker.scheduler.end_reason import loss_of
 from worker.service.call import Responder
-from worker.service.lane import KvEvents, KvMirror, ServedLane
+from worker.service.lane import KvEvents, KvMirror, Lane
 from worker.service.replies import JobReply, Reply
 
 Action = Callable[[], None]
@@ -90,7 +90,7 @@ class Emitter:
         # Below: touched by the emitter's thread only, except ``job_replies``, to which the request
         # thread adds (before the engine can know the job).
         self.job_replies: dict[Job, JobReply] = {}
-        self._lanes: list[ServedLane] = []
+        self._lanes: list[Lane] = []
         self._watched: dict[float, deque[tuple[float, Reply]]] = {
             LANE_CHECK_S: deque(),
             PLAIN_CHECK_S: deque(),
@@ -138,24 +138,24 @@ class Emitter:
 
     # ── on the emitter's thread ──────────────────────────────────────────────────────────────
 
-    def open_lane(self, lane: ServedLane) -> None:
+    def open_lane(self, lane: Lane) -> None:
         self._lanes.append(lane)
         self._watched[LANE_CHECK_S].append((self._clock() + LANE_CHECK_S, lane))
         self._report_everything(lane)
 
-    def describe(self, lane: ServedLane, card: ModelCard) -> None:
+    def describe(self, lane: Lane, card: ModelCard) -> None:
         """Send the card and the whole state again."""
         lane.describe(card)
         self._report_everything(lane)
 
-    def _report_everything(self, lane: ServedLane) -> None:
+    def _report_everything(self, lane: Lane) -> None:
         self._read_kv_reports()
         lane.kv_events = KvEvents(self._kv_mirror.hashes)
         lane.report(self._stats(), draining=self.draining)
         lane.last_sent = self._clock()
         self.flush(lane)
 
-    def end(self, lane: ServedLane, end: End) -> None:
+    def end(self, lane: Lane, end: End) -> None:
         """Send the terminal record of a job that the engine never saw."""
         lane.end(end)
         self.flush(lane)
@@ -196,7 +196,7 @@ class Emitter:
         for reply in self._apply([[_handed_back(job) for job in jobs]]):
             self.flush(reply)
 
-    def watch_closely(self, lane: ServedLane) -> None:
+    def watch_closely(self, lane: Lane) -> None:
         """Check a lane, which was idle and has a job now, as often as one with jobs."""
         idle = self._watched[IDLE_LANE_CHECK_S]
         for entry in idle:
@@ -305,7 +305,7 @@ class Emitter:
 
     def flush(self, reply: Reply) -> None:
         """Send what is pending on ``reply`` now."""
-        if isinstance(reply, ServedLane):
+        if isinstance(reply, Lane):
             now = self._clock()
             if now - reply.last_sent >= STATS_S:
                 reply.report(self._stats(), draining=self.draining)
@@ -334,13 +334,13 @@ class Emitter:
                     self._lose(reply)
                     continue
                 after_s = interval
-                if isinstance(reply, ServedLane):
+                if isinstance(reply, Lane):
                     after_s = LANE_CHECK_S if reply.jobs else IDLE_LANE_CHECK_S
                 self._watched[after_s].append((now + after_s, reply))
 
     def _lose(self, reply: Reply) -> None:
         """Stop the jobs of a client that is gone, within one engine step."""
-        is_lane = isinstance(reply, ServedLane)
+        is_lane = isinstance(reply, Lane)
         jobs = reply.running_jobs()
         for job in jobs:
             self._engine.cancel(job, AbortCause.LANE_LOST if is_lane else AbortCause.DISCONNECT)

@@ -90,7 +90,7 @@ _PROMPT_TOKENS = 512
 """Prompt tokens per frame with log-probabilities: 200 KB where each has its 20 likeliest."""
 
 
-class ServedLane:
+class Lane:
     """One open lane. Collects events; ``flush`` sends them as one frame."""
 
     def __init__(self, name: str, responder: Responder) -> None:
@@ -216,7 +216,7 @@ class LaneJob:
     """One job on a lane. Its own Triton request stays open until the job ends, unused."""
 
     def __init__(
-        self, lane: ServedLane, handle: int, job: Job, text: TextStream, responder: Responder
+        self, lane: Lane, handle: int, job: Job, text: TextStream, responder: Responder
     ) -> None:
         self.lane = self.reply = lane
         self.handle = handle

@@ -54,14 +54,7 @@ from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.failure import FailureWatch, ProcessGuard
-from worker.service.lane import (
-    LaneJob,
-    ServedLane,
-    begun_text,
-    checked_part,
-    end_of_complete,
-    refused,
-)
+from worker.service.lane import Lane, LaneJob, begun_text, checked_part, end_of_complete, refused
 from worker.service.plain_intake import PlainIntake
 from worker.service.serving import Serving
 from worker.service.swap import Swapper
@@ -97,7 +90,7 @@ class Worker:
         while it is not."""
         self._guard = guard
         self._clock = clock
-        self._lanes: dict[str, ServedLane] = {}
+        self._lanes: dict[str, Lane] = {}
         self._emitter = Emitter(
             loaded.engine,
             heartbeat_s=HEARTBEAT_S,
@@ -243,7 +236,7 @@ class Worker:
             raise InvalidCall(
                 f"lane {excerpt(message.lane)} is open already; every lane needs its own name"
             )
-        lane = ServedLane(message.lane, responder)
+        lane = Lane(message.lane, responder)
         self._lanes[message.lane] = lane
 
         def begin() -> None:
@@ -339,7 +332,7 @@ class Worker:
         if any(budget is not None and math.isnan(budget) for budget in budgets):
             raise InvalidCall("a budget must be a number of milliseconds")
 
-    def _lane(self, name: str) -> ServedLane:
+    def _lane(self, name: str) -> Lane:
         lane = self._lanes.get(name)
         if lane is None or lane.ended:
             raise LaneNotOpen(f"lane {excerpt(name)} is not open here; open one first")

@@ -24,7 +24,7 @@ from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, pla
 from tests.worker.service.conftest import Harness
 from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
 from worker.service.emitter import CHECK_EARLY, IDLE_LANE_CHECK_S, LANE_CHECK_S, Emitter
-from worker.service.lane import LaneJob, ServedLane
+from worker.service.lane import Lane, LaneJob
 from worker.text.tokenizer import Tokenizer
 
 
@@ -135,7 +135,7 @@ def test_a_frame_tells_where_pauses_and_resumes_have_led() -> None:
         ("rpr", [], [1]),
     ):
         responder = FakeResponder()
-        lane = ServedLane("lane", responder)
+        lane = Lane("lane", responder)
         for one in told:
             (lane.paused if one == "p" else lane.resumed)(1)
         lane.flush()
@@ -164,7 +164,7 @@ def test_a_lane_is_looked_at_often_only_while_it_has_jobs(tokenizer: Tokenizer) 
             return False
 
     emitter = Emitter(FakeEngine(), heartbeat_s=10.0, clock=lambda: now)
-    lane = ServedLane("lane", Counting())
+    lane = Lane("lane", Counting())
     emitter.open_lane(lane)
 
     def looks_in(seconds: float) -> int:
