@@ -6,7 +6,7 @@ ProvisionError
  │   └─ NoEngine       none anywhere: one can be fetched
  ├─ EngineUnknown      no engine of that name, here or at all   (also LookupError)
  ├─ FetchFailed        it could not be fetched, or another process is fetching it
- ├─ ModelNotFound      no model of that name, or none that can be used   (also FileNotFoundError)
+ ├─ NoSuchModel      no model of that name, or none that can be used   (also FileNotFoundError)
  ├─ StagingFailed      a model could not be fetched, or is not what it should be
  │   ├─ DamagedModel   a file is not what its format or its digest says
  │   ├─ NoRoom         the disk is full, or would be fuller than it may be
@@ -50,7 +50,7 @@ class FetchFailed(ProvisionError):
     """The Triton server of the wheel, or the packages of an engine, could not be fetched."""
 
 
-class ModelNotFound(ProvisionError, FileNotFoundError):
+class NoSuchModel(ProvisionError, FileNotFoundError):
     """No model of that name is on this machine, or it is not complete."""
 
 

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from catalog.atomic import sync_folder, sync_tree, write_atomically
-from catalog.errors import CatalogUnusable, ModelNotFound, StagingFailed
+from catalog.errors import CatalogUnusable, NoSuchModel, StagingFailed
 from catalog.shared_file import SharedFile, now_ms
 from protocol.model_digest import files_digest, model_digest
 
@@ -42,8 +42,6 @@ class ModelFormat(StrEnum):
     SAFETENSORS = "safetensors"
     """A folder in Hugging Face layout."""
     GGUF = "gguf"
-    PICKLE = "pickle"
-    """Hugging Face layout, with weights that run code when they are read."""
 
 
 class ModelFile(msgspec.Struct, frozen=True):
@@ -125,12 +123,10 @@ class ModelCatalog:
         return self.models().entries
 
     def get(self, text: str) -> ModelEntry:
-        """The entry with that id or name. Raises ``ModelNotFound``."""
+        """The entry with that id or name. Raises ``NoSuchModel``."""
         found = self.find(text)
         if found is None:
-            raise ModelNotFound(
-                f"there is no model {text!r} on this machine; {self.what_there_is()}"
-            )
+            raise NoSuchModel(f"there is no model {text!r} on this machine; {self.what_there_is()}")
         return found
 
     def find(self, text: str) -> ModelEntry | None:

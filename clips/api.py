@@ -18,7 +18,7 @@ from msgspec import Meta
 from clips.dispatch.fleet import ClipFleet
 from clips.dispatch.job import MODEL, OUTPUTS, ClipJob
 from clips.dispatch.service import Clips
-from clips.dispatch.task import ClipTask, Progress
+from clips.dispatch.task import ClipTask, StageProgress
 from clips.files import send_file
 from clips.plan.recipe import MAJOR, MAX_TEXT, MINOR, RecipeError, read_recipe
 from orchestrator.api.config import CONFIG
@@ -293,7 +293,7 @@ class ClipEvents(NumberedEvents):
 
     # as a listener
 
-    def progressed(self, event: Progress) -> None:
+    def progressed(self, event: StageProgress) -> None:
         self._stream.send(self._spelled(event))
 
     def ended(self, clip: ClipTask) -> None:
@@ -308,7 +308,7 @@ class ClipEvents(NumberedEvents):
 
     # inside
 
-    def _spelled(self, event: Progress) -> bytes:
+    def _spelled(self, event: StageProgress) -> bytes:
         data = {"stage": event.stage, "percent": event.percent}
         return self._event(event.number, "stage", data)
 

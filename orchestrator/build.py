@@ -65,8 +65,7 @@ from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalFile
 from orchestrator.tasks.metrics import JOURNAL, TaskMetrics
 from orchestrator.tasks.settle import Settler
-from orchestrator.tasks.store import TaskStore
-from orchestrator.tasks.task import Task
+from orchestrator.tasks.task import Task, TaskStore
 from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import KEPT, Kept, Metrics
 

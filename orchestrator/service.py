@@ -49,8 +49,7 @@ from orchestrator.tasks.prompt_kind import kind_of
 from orchestrator.tasks.run_lengths import RunWatch
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.settle import Settler
-from orchestrator.tasks.store import TaskStore
-from orchestrator.tasks.task import Listener, Task
+from orchestrator.tasks.task import Listener, Task, TaskStore
 from orchestrator.tasks.verdicts import aborted, failed, lost, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics

@@ -25,13 +25,12 @@ from perf.report.command import new_console, new_parser
 from perf.report.machine import tier
 from perf.report.recording import Recording
 from perf.report.table import new_table, show
-from perf.service import BENCHES
-from perf.service.run import run_all
+from perf.service import BENCHES, run_all
 from perf.stack.context import Bench
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """Verdict on one gate: ``worse_by`` is a factor (1: as recorded; None: not measured)."""
 
     recorded: Figure
@@ -50,7 +49,7 @@ class Verdict:
         return self.worse_by is not None and self.worse_by <= self.tolerance
 
 
-def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
+def compare(recorded: Bundle, current: Bundle) -> list[GateVerdict]:
     """Verdicts on all recorded figures with a tolerance.
 
     Raises ``ValueError`` when there is none: a gate that compares nothing guards nothing.
@@ -60,7 +59,7 @@ def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
     for key, figure in recorded.figures().items():
         if figure.tolerance is not None:
             now = measured.get(key)
-            verdicts.append(Verdict(figure, now, _worse_by(figure, now) if now else None))
+            verdicts.append(GateVerdict(figure, now, _worse_by(figure, now) if now else None))
     if not verdicts:
         raise ValueError("the recorded bundle has no figure with a tolerance")
     return verdicts
@@ -86,7 +85,7 @@ def _worse_by(recorded: Figure, current: Figure) -> float:
     return current.median / recorded.median if recorded.median > 0 else float("inf")
 
 
-def _report(verdicts: list[Verdict], console: Console) -> None:
+def _report(verdicts: list[GateVerdict], console: Console) -> None:
     table = new_table("gate", "recorded", "now", "worse by", "allowed", "")
     for verdict in verdicts:
         figure, now = verdict.recorded, verdict.current

@@ -27,7 +27,7 @@ from perf.report.recording import RESULTS, ROOT, Checkout, DirtyTree
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Recordable:
     """One bundle: ``python -m command --json …``.
 
     In the command ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
@@ -63,40 +63,47 @@ CPUS: Final = {"avx2": "avx2", "avx512": "avx512f", "amx": "amx_tile"}
 """Kinds of CPUs whose engine figures are kept apart, with the flag of each: each has kernels of its
 own."""
 TABLE: Final = (
-    Entry("quick", "perf.service --quick"),
-    Entry(
+    Recordable("quick", "perf.service --quick"),
+    Recordable(
         "full-cpu",
         "perf.service --only deadline ttft relay relay-single paced cancel admission",
     ),
-    Entry("starts", "perf.service --only starts"),
-    *(Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu) for cpu in CPUS),
-    Entry("slot", "perf.clips"),
-    Entry(
+    Recordable("starts", "perf.service --only starts"),
+    *(
+        Recordable(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu)
+        for cpu in CPUS
+    ),
+    Recordable("slot", "perf.clips"),
+    Recordable(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
     ),
-    Entry(
+    Recordable(
         "sim-traces",
         f"perf.sim --trace {_CONVERSATION} {_CODE} --arrivals trace --deadlines proportional parts"
         " --loads 1 2 3 --seeds 3 --rows --plot {folder}/goodput-traces",
         picture="goodput-traces.png",
     ),
-    Entry("sim-cells", "perf.sim --cells --rows 16 --seeds 2"),
-    Entry("sim-quotes", "perf.sim quotes"),
-    Entry("sim-crowds", "perf.sim crowds --seeds 1"),
-    Entry("sim-reported", "perf.sim reported"),
-    Entry("sim-chains", "perf.sim runs --loads 1.2"),
-    Entry("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
-    Entry("chaos-torch", "perf.chaos --engine torch --clients 2 --seconds 120"),
-    Entry("chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"),
-    Entry("fleet-kills", "perf.chaos.fleet --orchestrators 2 --kills 100 --stops 50"),
-    Entry("batch-kills", "perf.chaos.batches"),
+    Recordable("sim-cells", "perf.sim --cells --rows 16 --seeds 2"),
+    Recordable("sim-quotes", "perf.sim quotes"),
+    Recordable("sim-crowds", "perf.sim crowds --seeds 1"),
+    Recordable("sim-reported", "perf.sim reported"),
+    Recordable("sim-chains", "perf.sim runs --loads 1.2"),
+    Recordable("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
+    Recordable("chaos-torch", "perf.chaos --engine torch --clients 2 --seconds 120"),
+    Recordable(
+        "chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"
+    ),
+    Recordable("fleet-kills", "perf.chaos.fleet --orchestrators 2 --kills 100 --stops 50"),
+    Recordable("batch-kills", "perf.chaos.batches"),
     # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
-    Entry("soak", "perf.chaos --soak 3600", on="an hour"),
-    Entry("slot-soak", "perf.clips --soak 600"),
-    Entry("gpu-h100", "perf.engine.gpu", on="gpu"),
-    Entry("goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"),
-    Entry(
+    Recordable("soak", "perf.chaos --soak 3600", on="an hour"),
+    Recordable("slot-soak", "perf.clips --soak 600"),
+    Recordable("gpu-h100", "perf.engine.gpu", on="gpu"),
+    Recordable(
+        "goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"
+    ),
+    Recordable(
         "goodput-h100-conversation",
         f"perf.goodput {_ON_GPU} --answers 211 --trace {_CONVERSATION}",
         on="gpu",
@@ -122,7 +129,7 @@ def why_not_whole(facts: dict[str, Any], commit: str) -> str:
     return "; ".join(f"{part['name']}: {part['failed'] or part['skipped']}" for part in parts)
 
 
-def record(entry: Entry, commit: str, traces: Path) -> str:
+def record(entry: Recordable, commit: str, traces: Path) -> str:
     """Run an entry and move what it leaves into ``RESULTS``; returns why not, in words, or
     nothing."""
     shutil.rmtree(entry.folder, ignore_errors=True)
@@ -142,7 +149,7 @@ def record(entry: Entry, commit: str, traces: Path) -> str:
     return ""
 
 
-def record_all(entries: Sequence[Entry], commit: str, traces: Path, console: Console) -> int:
+def record_all(entries: Sequence[Recordable], commit: str, traces: Path, console: Console) -> int:
     """Record all entries; returns the exit status, 1 when one of them was not recorded."""
     lost = 0
     for entry in entries:

@@ -40,7 +40,7 @@ class PartsOfBody:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Asking:
     """A request's deadline, size and priority, as far as the picker can read them."""
 
     context: Context
@@ -62,7 +62,7 @@ class Asked:
 
 def read_asked(
     headers: CIMultiDict[str], body: bytes | None, context: Context, config: DeadlineConfig
-) -> Asked:
+) -> Asking:
     """Read a request; ``body`` is None if there is none, or it must not be read. ``context`` gets
     the deadline and the names of ignored headers. Raises ``InvalidRequest``."""
     fields = _object(body)
@@ -82,9 +82,9 @@ def read_asked(
     parts = read_parts(headers, stated, context.arrival, context.ignored_headers)
     prompt = _prompt(fields)
     if prompt is None:
-        return Asked(context, deadline, parts, _text(fields, "model"))
+        return Asking(context, deadline, parts, _text(fields, "model"))
     cap = min(_MAX_CAP, round(next(filter(None, (_positive(fields, n) for n in _CAPS)), 0)))
-    return Asked(
+    return Asking(
         context,
         deadline,
         parts,

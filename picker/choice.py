@@ -37,7 +37,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class Outlook:
     """One pod, as a choice sees it."""
 
     candidate: Candidate
@@ -80,16 +80,16 @@ class Prospect:
         return 0.0 if step is None else step.finish_ms(needs.prompt_tokens, _at(needs, USUAL))
 
 
-def rank(needs: Needs, prospects: Sequence[Prospect]) -> list[Prospect]:
+def rank(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
     """All prospects, the best first: those with recent metrics, then those that may be reachable,
     then the rest; of each kind by chance and finish."""
-    tiers: tuple[list[Prospect], ...] = ([], [], [])
+    tiers: tuple[list[Outlook], ...] = ([], [], [])
     for prospect in prospects:
         tiers[0 if prospect.is_known else 1 if prospect.is_reachable else 2].append(prospect)
     return [prospect for tier in tiers for prospect in _by_chance(needs, tier)]
 
 
-def require_feasible(needs: Needs, prospects: Sequence[Prospect], unix_s: float) -> None:
+def require_feasible(needs: Needs, prospects: Sequence[Outlook], unix_s: float) -> None:
     """Raise ``DeadlineInfeasible`` if the request is certain to miss on every pod; ``unix_s`` is
     the time of day."""
     if not prospects:
@@ -116,7 +116,7 @@ def nobody(why: str) -> NotReady:
     return NotReady(f"no pod can take this request now: {why}", retry_after_ms=_RETRY_MS)
 
 
-def _by_chance(needs: Needs, prospects: Sequence[Prospect]) -> list[Prospect]:
+def _by_chance(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
     """The best by ``place`` of those with the best chance, then the others by chance and finish."""
     # The slowest pod that is surely in time, rather than the one that finishes first, would keep
     # 1 to 2 % more deadlines and make every answer late.
@@ -132,12 +132,12 @@ def _by_chance(needs: Needs, prospects: Sequence[Prospect]) -> list[Prospect]:
     return [next(p for p in able if p.name == first.name), *others]
 
 
-def _demand(needs: Needs, prospect: Prospect) -> Demand:
+def _demand(needs: Needs, prospect: Outlook) -> Demand:
     anywhere = Requirements(prospect.candidate.model, prospect.candidate.vocabulary)
     return Demand(anywhere, needs.prompt_tokens, _at(needs, USUAL), needs.home)
 
 
-def _slow_ms(needs: Needs, prospect: Prospect) -> float:
+def _slow_ms(needs: Needs, prospect: Outlook) -> float:
     """Ms that the request seldom exceeds there."""
     if prospect.pace is None:
         return 0.0

@@ -14,8 +14,8 @@ from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.prediction.forecaster import USUAL
 from orchestrator.settings import Settings
 from orchestrator.telemetry.log import fields, service_log
-from picker.asked import Asked
-from picker.choice import Needs, Prospect, nobody, rank, require_feasible
+from picker.asked import Asking
+from picker.choice import Needs, Outlook, nobody, rank, require_feasible
 from picker.pod import AnswerEnd, Flight, Pod
 from picker.pods import Pods
 from picker.section import PickerSection
@@ -55,7 +55,7 @@ class EndpointPicker:
         self._affinity = Affinity()
         self._chars_per_token: defaultdict[str, float] = defaultdict(lambda: FIRST_CHARS_PER_TOKEN)
 
-    def pick(self, asked: Asked, subset: Collection[str] | None = None) -> Picked:
+    def pick(self, asked: Asking, subset: Collection[str] | None = None) -> Picked:
         """Choose pods, of ``subset`` alone if it is not None, and count the request as routed.
 
         Raises ``DeadlineExceeded``, ``DeadlineInfeasible`` and ``NotReady``.
@@ -135,7 +135,7 @@ class EndpointPicker:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _eligible(self, asked: Asked, subset: Collection[str] | None, now: float) -> list[Prospect]:
+    def _eligible(self, asked: Asking, subset: Collection[str] | None, now: float) -> list[Outlook]:
         """The pods that may be chosen, at least one. Raises ``NotReady``."""
         prospects = self.pods.prospects(now)
         if not prospects:
@@ -155,7 +155,7 @@ class EndpointPicker:
         pod = self.pods.find(address)
         return () if pod is None or pod.page is None else pod.page.models
 
-    def _needs(self, asked: Asked, key: LengthKey, now: float) -> Needs:
+    def _needs(self, asked: Asking, key: LengthKey, now: float) -> Needs:
         cap = asked.cap or _NO_CAP
         is_stated = asked.cap > 0 and asked.least_tokens == asked.cap
         curve = STATED if is_stated else self.lengths.curve(key)
@@ -169,7 +169,7 @@ class EndpointPicker:
             home=self._affinity.home("", asked.session, now),
         )
 
-    def _key(self, asked: Asked) -> LengthKey:
+    def _key(self, asked: Asking) -> LengthKey:
         ratio = self._chars_per_token.get(asked.model, FIRST_CHARS_PER_TOKEN)
         deadline = asked.deadline
         stated_ms = None

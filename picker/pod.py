@@ -11,7 +11,7 @@ from typing import Final
 from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.prediction import LEARNT_STEPS, Load, StepLearner, StepModel, Work
 from orchestrator.prediction.step_model import MIN_SHARE
-from picker.choice import Prospect
+from picker.choice import Outlook
 from picker.vllm_page import VllmPage
 from protocol import WorkerStats
 
@@ -197,7 +197,7 @@ class Pod:
         """Whether its metrics are young enough to say something about it."""
         return now - self.page_at <= STALE_AFTER_S
 
-    def prospect(self, now: float) -> Prospect:
+    def prospect(self, now: float) -> Outlook:
         """The pod as a choice sees it at ``now``."""
         pace, load, page = self._pace, self._load(), self.page
         free = 0 if page is None else round(page.kv_blocks * (1 - page.kv_used))
@@ -213,7 +213,7 @@ class Pod:
             slots=self._slots,
         )
         fastest = MIN_SHARE * self._fastest_token_ms if self._told >= LEARNT_STEPS else 0.0
-        return Prospect(
+        return Outlook(
             candidate,
             pace,
             load,

@@ -9,7 +9,7 @@ import aiohttp
 from orchestrator.clock import Clock
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.telemetry.log import fields, lane_log
-from picker.choice import Prospect
+from picker.choice import Outlook
 from picker.pod import Pod
 from picker.section import PickerSection
 from picker.vllm_page import NotAPage, VllmPage, read_page
@@ -51,7 +51,7 @@ class Pods:
     def find(self, address: str) -> Pod | None:
         return self._pods.get(address)
 
-    def prospects(self, now: float) -> list[Prospect]:
+    def prospects(self, now: float) -> list[Outlook]:
         """Every pod that may get requests, as a choice sees it."""
         return [pod.prospect(now) for pod in self]
 

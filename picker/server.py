@@ -18,7 +18,7 @@ from orchestrator.telemetry.log import service_log
 from picker.ext_proc import METHOD, SERVICE, ProcessingResponse
 from picker.picker import EndpointPicker
 from picker.section import PickerSection
-from picker.stream import MOST_BODY_BYTES, HeldBodies, ProtocolError, RequestStream
+from picker.stream import MOST_BODY_BYTES, GatewayError, HeldBodies, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
 """Health check names that the protocol requires in addition to the service's own."""
@@ -119,7 +119,7 @@ class PickerServer:
                 for reply in replies:
                     yield reply
                 del replies
-        except ProtocolError as error:
+        except GatewayError as error:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:
             service_log.exception("a request could not be picked for")

@@ -61,7 +61,7 @@ SUBSET: Final = "x-gateway-destination-endpoint-subset"
 SERVED: Final = "x-gateway-destination-endpoint-served"
 
 
-class ProtocolError(ValueError):
+class GatewayError(ValueError):
     """A message that Envoy's protocol does not have, or not here."""
 
 
@@ -116,16 +116,16 @@ class RequestStream:
         }
 
     def take(self, encoded: bytes) -> Iterable[Any]:
-        """The replies to one message, in their order. Raises ``ProtocolError``."""
+        """The replies to one message, in their order. Raises ``GatewayError``."""
         try:
             message = ProcessingRequest.FromString(encoded)
         except DecodeError:
-            raise ProtocolError("a message that is no ProcessingRequest in protobuf") from None
+            raise GatewayError("a message that is no ProcessingRequest in protobuf") from None
         if message.observability_mode:
             return []  # in observability mode the gateway wants no reply
         kind = message.WhichOneof("kind")
         if kind is None:
-            raise ProtocolError("a message without a head, a body or trailers")
+            raise GatewayError("a message without a head, a body or trailers")
         if self._context is None:
             self._begin(message)
         assert self._context is not None

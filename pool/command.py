@@ -16,7 +16,7 @@ from catalog.errors import ProvisionError
 from catalog.operator_key import access
 from orchestrator.telemetry.narration import LAUNCH, narrated
 from pool.events import EventKind, PoolEvent
-from pool.launcher import Launcher
+from pool.launcher import PoolLaunch
 from pool.process.guardian import die_with_parent
 from pool.spec import LaunchSpec
 
@@ -49,7 +49,7 @@ def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = Fals
 
 
 async def _serve(spec: LaunchSpec, view: View) -> int:
-    launcher = Launcher(spec, view)
+    launcher = PoolLaunch(spec, view)
     stop = asyncio.Event()
     cut_short, had_terminal = False, os.isatty(0)
 

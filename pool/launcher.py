@@ -34,7 +34,7 @@ from pool.engines.ensure import ensure_triton, registered
 from pool.engines.triton import PLAIN_TOKEN, TritonInstall, TritonPorts, require_guard
 from pool.events import EventKind, PoolEvent
 from pool.fleet.specs import InstanceSpec, StoreSpec
-from pool.fleet.units import Host, PoolMachine
+from pool.fleet.units import PoolHost, PoolMachine
 from pool.manager import Manager
 from pool.preflight import cpu
 from pool.process.logs import require_writable
@@ -52,7 +52,7 @@ _TOLD = (EventKind.READY, EventKind.LOST, EventKind.WARNED)
 _U = TypeVar("_U")
 
 
-class Launcher:
+class PoolLaunch:
     """One run of the launcher: a pool whose file is in memory, and its processes end with it.
     ``on_event`` must return at once and never raise."""
 
@@ -175,7 +175,7 @@ class Launcher:
         if logs:
             require_writable(logs)
         machine = PoolMachine(
-            Host(
+            PoolHost(
                 install=install,
                 state_dir=spec.home,
                 logs=logs,

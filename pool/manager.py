@@ -19,7 +19,7 @@ from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
 from pool.fleet.specs import AnySpec
 from pool.fleet.units import PoolMachine
-from pool.process.process import Found, OnStep
+from pool.process.process import FoundRun, OnStep
 from pool.supervise import ProcessUnit, RestartPolicy, Supervised
 
 if TYPE_CHECKING:  # it brings a library for HTTP, which a launch does without
@@ -192,7 +192,7 @@ class Manager:
 
     # ── members ──────────────────────────────────────────────────────────────────────────────
 
-    def _is_current(self, found: Found, spec: AnySpec | None) -> bool:
+    def _is_current(self, found: FoundRun, spec: AnySpec | None) -> bool:
         """Whether, of two with one name, this is the one that served: by the state, or if that is
         lost, by matching its spec."""
         record = self.state.instances.get(found.label.unit)
@@ -200,7 +200,7 @@ class Manager:
             return record.mark == found.label.mark
         return spec is not None and spec.digest == found.label.facts.get("digest")
 
-    async def _attached(self, found: Found, spec: AnySpec | None) -> Supervised | None:
+    async def _attached(self, found: FoundRun, spec: AnySpec | None) -> Supervised | None:
         """A member attached to a run that was found; None if it has ended."""
         digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
         if spec is not None and spec.digest == digest:

@@ -32,7 +32,7 @@ from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB
 from pool.preflight.nvml import Nvml
-from pool.process.process import Found, GuardedProcess, clear_remains, find_detached
+from pool.process.process import FoundRun, GuardedProcess, clear_remains, find_detached
 
 EXIT_FAILED = 1
 _ASK_S = 10.0
@@ -64,7 +64,7 @@ def run(path: Path) -> int:
 
 
 async def _run(path: Path) -> None:
-    from pool.fleet.service import Ending, PoolService
+    from pool.fleet.service import ManagerEnd, PoolService
 
     service = PoolService(path, Nvml(), say)
     asked = 0
@@ -72,7 +72,7 @@ async def _run(path: Path) -> None:
     def stop() -> None:
         nonlocal asked
         asked += 1
-        service.end(Ending(service.file.pool.drain_s if asked == 1 else 0.0))
+        service.end(ManagerEnd(service.file.pool.drain_s if asked == 1 else 0.0))
 
     def reload() -> None:
         if service.manager is not None:
@@ -176,7 +176,7 @@ async def _end_unmanaged(path: Path, grace_s: float) -> None:
         home.release()
 
 
-async def _end(found: Found, grace_s: float) -> None:
+async def _end(found: FoundRun, grace_s: float) -> None:
     process = await GuardedProcess.adopt(found.label.unit, found, None)
     await process.end(grace_s)
 

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 from catalog.errors import ProvisionError, StartFailed
 from pool.events import EventKind, PoolEvent, pool_log
 from pool.process.logs import ignore, tail, usable_log
-from pool.process.process import Found, GuardedProcess, OnStep, no_step
+from pool.process.process import FoundRun, GuardedProcess, OnStep, no_step
 
 HEARTBEAT_S = 15.0
 MISSES = 3
@@ -40,7 +40,7 @@ class Keeping:
     on_step: OnStep = no_step
 
 
-class Kept(TypedDict, total=False):
+class UnitOptions(TypedDict, total=False):
     """What every unit takes: its log (None: stderr), who hears of trouble with it, and how it is
     kept."""
 
@@ -58,7 +58,7 @@ class ProcessUnit(ABC):
     def __init__(
         self,
         name: str,
-        **kept: Unpack[Kept],
+        **kept: Unpack[UnitOptions],
     ) -> None:
         self.name = name
         self._log = self._log_path = kept.get("log")
@@ -98,7 +98,7 @@ class ProcessUnit(ABC):
     async def start(self) -> None:
         """Start it and wait until it serves. Raises ``StartFailed`` with the reason in its log."""
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         """Take over a process that runs. Raises ``StartFailed`` if it has ended."""
         self._process = await GuardedProcess.adopt(self.name, found, self._log)
 

@@ -1,6 +1,6 @@
 """The table of docs/clients.md, which ``make test-clients`` writes."""
 
-from tools.clients_page import PAGE, Row, with_rows
+from tools.clients_page import PAGE, ClientRow, with_rows
 
 TABLE = """\
 Before.
@@ -16,8 +16,8 @@ After | all.
 
 def test_rows_are_replaced_kept_and_added() -> None:
     rows = [
-        Row("B", "2", "tools", "**failed**", "2026-02-02"),
-        Row("C", "3", "edits", "passed", "2026-02-02"),
+        ClientRow("B", "2", "tools", "**failed**", "2026-02-02"),
+        ClientRow("C", "3", "edits", "passed", "2026-02-02"),
     ]
     assert with_rows(TABLE, rows).splitlines()[4:] == [
         "| `a` | 1 | chats | passed | 2026-01-01 |",

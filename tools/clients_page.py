@@ -16,7 +16,7 @@ PAGE: Final = ROOT / "docs" / "clients.md"
 _HEAD: Final = "| client | version | what is shown | result | on |"
 
 
-class Row(msgspec.Struct, forbid_unknown_fields=True):
+class ClientRow(msgspec.Struct, forbid_unknown_fields=True):
     """What a run has shown of a client; ``date`` is ISO 8601."""
 
     client: str
@@ -30,7 +30,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
         return f"| {' | '.join(msgspec.structs.astuple(self))} |"
 
 
-def with_rows(page: str, rows: list[Row]) -> str:
+def with_rows(page: str, rows: list[ClientRow]) -> str:
     """``page`` with ``rows`` in its table. Raises ``ValueError`` for a page without that table."""
     lines = page.splitlines()
     if _HEAD not in lines:
@@ -45,7 +45,7 @@ def with_rows(page: str, rows: list[Row]) -> str:
 
 
 def main(results: Path) -> None:
-    rows = msgspec.json.decode(results.read_bytes(), type=list[Row])
+    rows = msgspec.json.decode(results.read_bytes(), type=list[ClientRow])
     PAGE.write_text(with_rows(PAGE.read_text("utf-8"), rows), "utf-8")
 
 

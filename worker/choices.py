@@ -21,7 +21,7 @@ TURNS: Final = 7
 Key = TypeVar("Key")
 
 
-class Choices:
+class KeptChoices:
     """Names that were chosen on a machine for a model, both told by ``facts``, in a file of
     ``folder``; nothing is kept without one. After its removal the next start measures again."""
 

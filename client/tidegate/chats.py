@@ -22,7 +22,7 @@ from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_c
 from tidegate.requests import SamplingOptions
 from tidegate.results import Usage
 from tidegate.sse import SseParser, received
-from tidegate.transport import LONGEST_TASK_S, Call, Transport, due
+from tidegate.transport import LONGEST_TASK_S, HttpCall, Transport, due
 
 if TYPE_CHECKING:
     import aiohttp
@@ -153,7 +153,7 @@ class _Completion(msgspec.Struct):
 
 def chat_call(
     model: str, messages: Sequence[ChatMessage], options: ChatOptions, *, is_streamed: bool
-) -> Call:
+) -> HttpCall:
     """Request of a chat, its deadline counted from now. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
@@ -167,7 +167,7 @@ def chat_call(
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     # Not idempotent: an answer that was lost on its way would be computed again.
-    return Call(
+    return HttpCall(
         "POST",
         _PATH,
         body=body,
@@ -177,7 +177,7 @@ def chat_call(
     )
 
 
-async def whole(transport: Transport, call: Call) -> ChatAnswer:
+async def whole(transport: Transport, call: HttpCall) -> ChatAnswer:
     """Send ``call`` and wait for the whole answer. Raises ``TidegateError``."""
     completion = await transport.call(call, _Completion)
     if not completion.choices:
@@ -193,7 +193,7 @@ async def whole(transport: Transport, call: Call) -> ChatAnswer:
     )
 
 
-async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, None]:
+async def deltas(transport: Transport, call: HttpCall) -> AsyncGenerator[ChatDelta, None]:
     """Send ``call`` and yield its answer as it grows. Leaving ends the work."""
     import aiohttp
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions, chat_call, deltas, whole
 from tidegate.deadlines import Deadline, block_seconds, to_seconds
 from tidegate.errors import ProtocolError, error_class
-from tidegate.following import Stream, Work
+from tidegate.following import FollowedWork, Stream
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
 from tidegate.operating import Operating
 from tidegate.requests import Message, Prompt, Quote, TaskOptions, quote_body, task_body
@@ -26,7 +26,7 @@ from tidegate.results import (
 )
 from tidegate.sessions import Sessions
 from tidegate.slots import Slots
-from tidegate.transport import Call, Retries, Transport, due
+from tidegate.transport import HttpCall, Retries, Transport, due
 
 __all__ = ["DEFAULT_BASE_URL", "Client", "Deadline", "Message", "Prompt", "TaskOptions"]
 
@@ -35,7 +35,7 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8080"
 _T = TypeVar("_T")
 
 
-class Client(Work[Submitted, Event]):
+class Client(FollowedWork[Submitted, Event]):
     """A client of one orchestrator; close it, or use it as ``async with``.
 
     ``token`` is the bearer token. ``reconnect_for`` (seconds or a ``timedelta``) bounds how long a
@@ -102,7 +102,7 @@ class Client(Work[Submitted, Event]):
 
     async def metrics(self) -> str:
         """Metrics of the service in Prometheus' text format."""
-        return (await self._transport.send(Call("GET", "/metrics", ends_at=due().at))).decode()
+        return (await self._transport.send(HttpCall("GET", "/metrics", ends_at=due().at))).decode()
 
     async def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
         """List tasks of this client's key: those that run, then those that ended, newest first.
@@ -139,7 +139,7 @@ class Client(Work[Submitted, Event]):
         stated = options.get("deadline")
         deadline = due(None if stated is None else to_seconds(stated))
         body = quote_body(prompt, prompt_tokens, accept, hold, options, deadline.in_s)
-        call = Call("POST", "/v2/quote", body=body, ends_at=deadline.at)
+        call = HttpCall("POST", "/v2/quote", body=body, ends_at=deadline.at)
         return await self._transport.call(call, Quote)
 
     async def status(self, task_id: str) -> TaskStatus:
@@ -193,7 +193,7 @@ class Client(Work[Submitted, Event]):
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     async def _get(self, path: str, result: type[_T]) -> _T:
-        return await self._transport.call(Call("GET", path, ends_at=due().at), result)
+        return await self._transport.call(HttpCall("GET", path, ends_at=due().at), result)
 
     def _is_last(self, id: str, event: Event) -> bool:
         if isinstance(event, Failed):
@@ -203,7 +203,7 @@ class Client(Work[Submitted, Event]):
         return isinstance(event, End)
 
 
-def _submission(prompt: Prompt, options: TaskOptions, key: str) -> Call:
+def _submission(prompt: Prompt, options: TaskOptions, key: str) -> HttpCall:
     """Request that hands in a task, its deadline counted from now. Raises ``DeadlineExceeded``."""
     stated, reservation = options.get("deadline"), options.get("reservation")
     headers, stated_s = {"Idempotency-Key": key}, None if stated is None else to_seconds(stated)
@@ -211,7 +211,7 @@ def _submission(prompt: Prompt, options: TaskOptions, key: str) -> Call:
     if reservation is not None:
         headers["X-Deadline"] = str(reservation.deadline_unix_ms)
         deadline = due(min(reservation.left_s, math.inf if stated_s is None else stated_s))
-    return Call(
+    return HttpCall(
         "POST",
         "/v2/tasks",
         body=task_body(prompt, options, own.in_s),

@@ -13,7 +13,7 @@ from tidegate import _clock
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ApiError, NotFound, ProtocolError, StreamLost, TidegateError
 from tidegate.sse import SseParser, received
-from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport, due
+from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, HttpCall, Transport, due
 
 if TYPE_CHECKING:
     import aiohttp
@@ -72,7 +72,7 @@ class Stream(Generic[_T]):
         await self.aclose()
 
 
-class Work(Generic[_S, _T]):
+class FollowedWork(Generic[_S, _T]):
     """Work that a service accepts (as ``_S``), with events (``_T``) followed to their end."""
 
     _kind: str
@@ -90,7 +90,7 @@ class Work(Generic[_S, _T]):
 
         Sent even when a block's deadline has passed.
         """
-        await self._transport.send(Call("POST", f"{self._path_of(id)}/cancel"))
+        await self._transport.send(HttpCall("POST", f"{self._path_of(id)}/cancel"))
 
     def events(
         self, id: str, /, *, last_event_id: str = "", deadline: Deadline | None = None
@@ -105,14 +105,14 @@ class Work(Generic[_S, _T]):
         position = Position(last_event_id)
         return Stream(self._events(id, ends_at, position), position)
 
-    async def _submit(self, submission: Call) -> _S:
+    async def _submit(self, submission: HttpCall) -> _S:
         return await self._transport.call(submission, self._submitted)
 
-    def _stream(self, submission: Call) -> Stream[_T]:
+    def _stream(self, submission: HttpCall) -> Stream[_T]:
         position = Position()
         return Stream(self._owned(submission, position), position)
 
-    async def _owned(self, submission: Call, position: Position) -> AsyncGenerator[_T, None]:
+    async def _owned(self, submission: HttpCall, position: Position) -> AsyncGenerator[_T, None]:
         """Hand work in and yield its events. Leaving before the last one cancels the work."""
 
         async def stop() -> None:
@@ -176,7 +176,9 @@ class Work(Generic[_S, _T]):
             if parser.last_event_id:
                 headers["Last-Event-ID"] = parser.last_event_id
             left_s = max(give_up_at - _clock.now(), 0.001)
-            call = Call("GET", f"{self._path_of(id)}/events", headers=headers, patience_s=left_s)
+            call = HttpCall(
+                "GET", f"{self._path_of(id)}/events", headers=headers, patience_s=left_s
+            )
             try:
                 async with (
                     self._transport.open(call) as response,

@@ -13,7 +13,7 @@ import msgspec
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import TidegateError
 from tidegate.listings import Instance, InstanceList, SwapState
-from tidegate.transport import Call, Transport
+from tidegate.transport import HttpCall, Transport
 
 SWAP_S = 900.0
 """Seconds that a swap or a reload may take: a large model takes minutes to load."""
@@ -49,7 +49,7 @@ class Operating:
 
     async def drain_state(self) -> DrainState:
         """How far the orchestrator's drain is."""
-        return await self._transport.call(Call("GET", "/admin/drain"), DrainState)
+        return await self._transport.call(HttpCall("GET", "/admin/drain"), DrainState)
 
     async def undrain(self) -> DrainState:
         """Have the orchestrator take new work again."""
@@ -82,7 +82,7 @@ class Operating:
         asked = {"model": model, "name": name, "settings": dict(settings or {}), "back": back}
         stated = {key: value for key, value in asked.items() if value}
         body: dict[str, Any] = {"wait": wait, **stated, **(_grace(grace) or {})}
-        call = Call(
+        call = HttpCall(
             "POST", f"{_path(address)}/swap", body, is_idempotent=not back, patience_s=SWAP_S
         )
         return await self._transport.call(call, SwapState)
@@ -96,7 +96,7 @@ class Operating:
         """
         body = {"wait": wait} | (_grace(grace) or {})
         path = f"{_path(address)}/reload"
-        call = Call("POST", path, body, is_idempotent=False, patience_s=SWAP_S)
+        call = HttpCall("POST", path, body, is_idempotent=False, patience_s=SWAP_S)
         return await self._transport.call(call, SwapState)
 
     async def swap_all(
@@ -114,7 +114,7 @@ class Operating:
         The first that fails stops it: those that were swapped get their model back, and the error
         is raised. ``on_swap`` is called with the state of each.
         """
-        listed = await self._transport.call(Call("GET", "/v2/instances"), InstanceList)
+        listed = await self._transport.call(HttpCall("GET", "/v2/instances"), InstanceList)
         done: list[SwapState] = []
         for instance in listed.instances:
             if instance.state == "absent":
@@ -136,7 +136,7 @@ class Operating:
         return await self._post("/admin/reload", Reloaded)
 
     async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:
-        return await self._transport.call(Call("POST", path, body), result)
+        return await self._transport.call(HttpCall("POST", path, body), result)
 
 
 def _grace(grace: Deadline | None) -> dict[str, float] | None:

@@ -19,7 +19,7 @@ from tidegate.errors import TidegateError
 from tidegate.following import Stream
 from tidegate.requests import Kind, Message, Prompt, TaskOptions, kind_of, prompt_fields
 from tidegate.results import Event, Generation
-from tidegate.transport import Call, Transport, due
+from tidegate.transport import HttpCall, Transport, due
 
 if TYPE_CHECKING:
     from tidegate.client import Client
@@ -123,20 +123,20 @@ class Sessions:
         kind: Kind = "messages" if begin is None else kind_of(begin)
         body |= {} if model is None else {"model": model}
         body |= {} if idle_keep_s is None else {"idle_keep_s": idle_keep_s}
-        call = Call("POST", _PATH, body=body, is_idempotent=False, ends_at=due().at)
+        call = HttpCall("POST", _PATH, body=body, is_idempotent=False, ends_at=due().at)
         made = await self._transport.call(call, SessionInfo)
         return Session(self._client, made.session_id, kind)
 
     async def get(self, session_id: str) -> SessionInfo:
         """Get one session, with all that was said. Raises ``NotFound``."""
-        call = Call("GET", f"{_PATH}/{quote(session_id, safe='')}", ends_at=due().at)
+        call = HttpCall("GET", f"{_PATH}/{quote(session_id, safe='')}", ends_at=due().at)
         return await self._transport.call(call, SessionInfo)
 
     async def list(self, *, limit: int = 20, after: int = 0) -> SessionList:
         """List this key's sessions, oldest first; ``after``: the last page's ``next_after``."""
-        call = Call("GET", f"{_PATH}?limit={limit}&after={after}", ends_at=due().at)
+        call = HttpCall("GET", f"{_PATH}?limit={limit}&after={after}", ends_at=due().at)
         return await self._transport.call(call, SessionList)
 
     async def delete(self, session_id: str) -> None:
         """Delete a session; a turn that runs is cancelled. Sent even past a block's deadline."""
-        await self._transport.send(Call("DELETE", f"{_PATH}/{quote(session_id, safe='')}"))
+        await self._transport.send(HttpCall("DELETE", f"{_PATH}/{quote(session_id, safe='')}"))

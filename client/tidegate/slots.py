@@ -17,9 +17,9 @@ import msgspec
 
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ProtocolError, error_class
-from tidegate.following import Stream, Work
+from tidegate.following import FollowedWork, Stream
 from tidegate.results import TaskError
-from tidegate.transport import Call, due
+from tidegate.transport import HttpCall, due
 
 SCHEMA: Final = "1.1"
 """Schema version given to a recipe that names none."""
@@ -170,7 +170,7 @@ SLOT_EVENT_TYPES: Final[Mapping[str, type[SlotEvent]]] = {
 """Type of each event, by its name on the wire. A client ignores names that it does not know."""
 
 
-class Slots(Work[SlotSubmitted, SlotEvent]):
+class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
     """Calls to have clips rendered: what ``Client.slots`` offers."""
 
     _kind, _path = "slot", "/v2/slots"
@@ -190,7 +190,7 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
 
     async def get(self, slot_id: str) -> SlotStatus:
         """Get a slot's state. Raises ``NotFound``."""
-        call = Call("GET", self._path_of(slot_id), ends_at=due().at)
+        call = HttpCall("GET", self._path_of(slot_id), ends_at=due().at)
         return await self._transport.call(call, SlotStatus)
 
     async def list(self, *, status: str | None = None, limit: int = 100) -> SlotList:
@@ -199,7 +199,7 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
         chosen = "" if status is None else f"&status={quote(status)}"
-        call = Call("GET", f"{self._path}?limit={limit}{chosen}", ends_at=due().at)
+        call = HttpCall("GET", f"{self._path}?limit={limit}{chosen}", ends_at=due().at)
         return await self._transport.call(call, SlotList)
 
     async def download(self, slot_id: str, output: str = "mp4") -> bytes:
@@ -208,7 +208,7 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         """
         name = FILES.get(output, output)
         path = f"{self._path_of(slot_id)}/outputs/{quote(name, safe='')}"
-        return await self._transport.send(Call("GET", path, ends_at=due().at))
+        return await self._transport.send(HttpCall("GET", path, ends_at=due().at))
 
     def stream(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> Stream[SlotEvent]:
         """Submit a recipe and yield its events; a slot that ends badly raises its ``ApiError``,
@@ -238,7 +238,7 @@ class Slots(Work[SlotSubmitted, SlotEvent]):
         return isinstance(event, SlotResult)
 
 
-def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
+def _submission(recipe: Recipe, options: SlotOptions, key: str) -> HttpCall:
     """Request that hands in a recipe. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
@@ -249,6 +249,6 @@ def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
     }
     if deadline.in_s is not None:
         body["deadline_ms"] = round(deadline.in_s * 1000)
-    return Call(
+    return HttpCall(
         "POST", Slots._path, body=body, headers={"Idempotency-Key": key}, ends_at=deadline.at
     )

@@ -73,7 +73,7 @@ NO_RETRIES = Retries(attempts=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     """One request. Sending an ``is_idempotent`` one twice has the effect of sending it once.
 
     ``ends_at`` is its deadline, on our clock; what is left of it goes along as ``X-Timeout-Ms``.
@@ -120,7 +120,7 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
-    async def call(self, call: Call, result: type[_T]) -> _T:
+    async def call(self, call: HttpCall, result: type[_T]) -> _T:
         """Send ``call``; returns the answer as ``result``. Raises ``TidegateError``."""
         body = await self.send(call)
         try:
@@ -128,7 +128,7 @@ class Transport:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ProtocolError(f"{call.method} {call.path}: unexpected body: {error}") from error
 
-    async def send(self, call: Call) -> bytes:
+    async def send(self, call: HttpCall) -> bytes:
         """Send ``call``, again where that helps; the answer's body. Raises ``TidegateError``."""
         attempt = 0
         while True:
@@ -141,7 +141,7 @@ class Transport:
             await _clock.sleep(pause)
             attempt += 1
 
-    def pause_s(self, call: Call, attempt: int, error: TidegateError) -> float | None:
+    def pause_s(self, call: HttpCall, attempt: int, error: TidegateError) -> float | None:
         """Seconds to wait before the next try; None where a retry is of no use, or has no time."""
         if isinstance(error, ConnectFailed) and error.is_sent and not call.is_idempotent:
             return None
@@ -151,7 +151,7 @@ class Transport:
         return pause if _clock.now() + pause + self._fastest_s < call.ends_at else None
 
     @asynccontextmanager
-    async def open(self, call: Call) -> "AsyncIterator[aiohttp.ClientResponse]":
+    async def open(self, call: HttpCall) -> "AsyncIterator[aiohttp.ClientResponse]":
         """Open an answer that is read as it comes. Raises ``ApiError`` for a refusal.
 
         What breaks while it is read comes as aiohttp raises it.
@@ -173,14 +173,14 @@ class Transport:
                 )
             yield response
 
-    async def _try(self, call: Call) -> bytes:
+    async def _try(self, call: HttpCall) -> bytes:
         began = _clock.now()
         body = await self.exchange(call)
         took = _clock.now() - began
         self._fastest_s = min(took, self._fastest_s or took)
         return body
 
-    async def exchange(self, call: Call) -> bytes:
+    async def exchange(self, call: HttpCall) -> bytes:
         """Send ``call`` once; the answer's body. Raises ``TidegateError``."""
         self.connect()
         import aiohttp
@@ -191,7 +191,7 @@ class Transport:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self.no_answer(call, error) from error
 
-    def no_answer(self, call: Call, error: Exception) -> TidegateError:
+    def no_answer(self, call: HttpCall, error: Exception) -> TidegateError:
         """The client's exception for an HTTP library's ``error`` about ``call``."""
         if isinstance(error, TidegateError):
             return error
@@ -239,14 +239,14 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-class Due(NamedTuple):
+class CallDeadline(NamedTuple):
     """Deadline of a call, in seconds and on our clock; None without one."""
 
     in_s: float | None
     at: float | None
 
 
-def due(option_s: float | None = None) -> Due:
+def due(option_s: float | None = None) -> CallDeadline:
     """Deadline of a call that begins now: its own (``option_s``) or its block's, the earlier one.
 
     Raises ``DeadlineExceeded`` when the block's has passed. A deadline of its own that is past is
@@ -259,10 +259,10 @@ def due(option_s: float | None = None) -> Due:
             code="deadline_exceeded",
         )
     in_s = min((s for s in (block_s, option_s) if s is not None), default=None)
-    return Due(in_s, None if in_s is None else _clock.now() + in_s)
+    return CallDeadline(in_s, None if in_s is None else _clock.now() + in_s)
 
 
-def with_deadline(call: Call) -> tuple[dict[str, str], float]:
+def with_deadline(call: HttpCall) -> tuple[dict[str, str], float]:
     """Headers of ``call`` with what is left of its deadline, and seconds for a try."""
     if call.ends_at is None:
         return dict(call.headers), call.patience_s

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from clips.plan.budgets import BUDGETS, Stage
+from clips.plan.budgets import BUDGETS, ClipStage
 from clips.plan.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, fit, least
 from clips.plan.recipe import Recipe
 from clips.state import ClipsState
@@ -23,32 +23,36 @@ NOMINAL_SLOTS: Final = 2
 _MAX_ABILITIES: Final = 64
 
 
-Work = Mapping[Stage, float]
+Work = Mapping[ClipStage, float]
 """Seconds of work that each stage has for one clip."""
 
 
-def units_of(plan: ClipPlan) -> dict[Stage, float]:
+def units_of(plan: ClipPlan) -> dict[ClipStage, float]:
     """Work of each stage for a plan, in the units for which workers tell their rates."""
     return {
-        Stage.SPEECH: plan.seconds,
-        Stage.PORTRAIT: plan.image_units,
-        Stage.VIDEO: plan.video_units,
-        Stage.CHECK: 1.0 if plan.has_check else 0.0,
+        ClipStage.SPEECH: plan.seconds,
+        ClipStage.PORTRAIT: plan.image_units,
+        ClipStage.VIDEO: plan.video_units,
+        ClipStage.CHECK: 1.0 if plan.has_check else 0.0,
     }
 
 
 def alone_s(work: Work) -> float:
     """Seconds that ``work`` takes on an otherwise idle instance."""
-    return max(work[Stage.SPEECH], work[Stage.PORTRAIT]) + work[Stage.VIDEO] + work[Stage.CHECK]
+    return (
+        max(work[ClipStage.SPEECH], work[ClipStage.PORTRAIT])
+        + work[ClipStage.VIDEO]
+        + work[ClipStage.CHECK]
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ability:
     """What an instance can do, and how fast. A change makes a new object."""
 
-    rates: Mapping[Stage, float]
+    rates: Mapping[ClipStage, float]
     """Seconds per unit of each stage's work, if a recipe names no provider."""
-    others: Mapping[Stage, Mapping[str, float]] = field(default_factory=dict)
+    others: Mapping[ClipStage, Mapping[str, float]] = field(default_factory=dict)
     """Seconds per unit by stage and provider; a stage that is not here accepts any provider."""
     max_size: int = NOMINAL.size
     max_seconds: float = NOMINAL.seconds
@@ -63,7 +67,7 @@ class Ability:
         """The ability by a worker's state."""
         rates, others = dict(NOMINAL_ABILITY.rates), {}
         least, least_others = dict(rates), {}
-        for stage in Stage:
+        for stage in ClipStage:
             told = state.stages.get(stage.value)
             if told is not None:
                 rates[stage] = told.seconds_per_unit
@@ -85,14 +89,14 @@ class Ability:
         """The fastest that the instance may be: nothing will be done faster there."""
         return self.fastest or self
 
-    def work(self, plan: ClipPlan, chosen: Mapping[Stage, str]) -> Work:
+    def work(self, plan: ClipPlan, chosen: Mapping[ClipStage, str]) -> Work:
         """The work of ``plan`` with the ``chosen`` providers, which the instance must have."""
         return {
             stage: units * self.others.get(stage, {}).get(chosen[stage], self.rates[stage])
             for stage, units in units_of(plan).items()
         }
 
-    def missing(self, chosen: Mapping[Stage, str]) -> Stage | None:
+    def missing(self, chosen: Mapping[ClipStage, str]) -> ClipStage | None:
         """A stage whose chosen provider the instance lacks; None if it lacks none."""
         for stage, name in chosen.items():
             if name and stage in self.others and name not in self.others[stage]:
@@ -102,7 +106,7 @@ class Ability:
 
 def _nominal() -> Ability:
     units = units_of(NOMINAL)
-    return Ability({stage: BUDGETS[stage].target_s / units[stage] for stage in Stage})
+    return Ability({stage: BUDGETS[stage].target_s / units[stage] for stage in ClipStage})
 
 
 NOMINAL_ABILITY: Final = _nominal()
@@ -115,11 +119,11 @@ class ClipNeeds:
     def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
         self.deadline_at = deadline_at
         providers = recipe.providers
-        self.chosen: Mapping[Stage, str] = {
-            Stage.SPEECH: providers.speech,
-            Stage.PORTRAIT: providers.portrait,
-            Stage.VIDEO: providers.video,
-            Stage.CHECK: providers.check,
+        self.chosen: Mapping[ClipStage, str] = {
+            ClipStage.SPEECH: providers.speech,
+            ClipStage.PORTRAIT: providers.portrait,
+            ClipStage.VIDEO: providers.video,
+            ClipStage.CHECK: providers.check,
         }
         """Providers by stage; empty if the recipe names none."""
         self._recipe = recipe
@@ -175,12 +179,12 @@ class ClipNeeds:
         """Whether all stages that the clip needs have run there recently."""
         least = ability.at_best.work(self.whole(ability), self.chosen)
         needed = units_of(self.whole(ability))
-        return all(least[stage] > 0 for stage in Stage if needed[stage])
+        return all(least[stage] > 0 for stage in ClipStage if needed[stage])
 
-    def longest_stage(self, plan: ClipPlan, ability: Ability) -> Stage:
+    def longest_stage(self, plan: ClipPlan, ability: Ability) -> ClipStage:
         """The stage that takes most of ``plan``'s time."""
         work = ability.work(plan, self.chosen)
-        return max(Stage, key=lambda stage: work[stage])
+        return max(ClipStage, key=lambda stage: work[stage])
 
 
 @dataclass(slots=True)
@@ -188,7 +192,7 @@ class Begun:
     """A clip that an instance has: the plan it renders, and the percent done of each stage."""
 
     plan: ClipPlan
-    chosen: Mapping[Stage, str]
+    chosen: Mapping[ClipStage, str]
     percents: Mapping[str, int] = field(default_factory=dict)
 
     def left(self, ability: Ability) -> Work:
@@ -210,7 +214,7 @@ class InstanceTimeline:
         self._leases = [now + max(0.0, s) for s in sorted(others_s)[-ability.slots :]]
         self._leases += [now] * (ability.slots - len(self._leases))
         heapq.heapify(self._leases)
-        self._stages = dict.fromkeys(Stage, now)
+        self._stages = dict.fromkeys(ClipStage, now)
         for one in begun:
             self.take(one.left(ability))
 
@@ -221,23 +225,23 @@ class InstanceTimeline:
 
     def finish(self, work: Work) -> float:
         """When ``work`` would be done if it were next."""
-        return self._ends(work)[Stage.CHECK]
+        return self._ends(work)[ClipStage.CHECK]
 
     def take(self, work: Work) -> None:
         """Put ``work`` next in line."""
         ends = self._ends(work)
         self._stages |= {stage: end for stage, end in ends.items() if work[stage]}
-        heapq.heapreplace(self._leases, ends[Stage.CHECK])
+        heapq.heapreplace(self._leases, ends[ClipStage.CHECK])
 
-    def _ends(self, work: Work) -> dict[Stage, float]:
+    def _ends(self, work: Work) -> dict[ClipStage, float]:
         start, free = self._leases[0], self._stages
-        ends: dict[Stage, float] = {}
-        for stage in Stage:
+        ends: dict[ClipStage, float] = {}
+        for stage in ClipStage:
             ready_at = start
-            if stage is Stage.VIDEO:
-                ready_at = max(ends[Stage.SPEECH], ends[Stage.PORTRAIT])
-            elif stage is Stage.CHECK:
-                ready_at = ends[Stage.VIDEO]
+            if stage is ClipStage.VIDEO:
+                ready_at = max(ends[ClipStage.SPEECH], ends[ClipStage.PORTRAIT])
+            elif stage is ClipStage.CHECK:
+                ready_at = ends[ClipStage.VIDEO]
             work_s = work[stage]
             ends[stage] = max(ready_at, free[stage]) + work_s if work_s else ready_at
         return ends

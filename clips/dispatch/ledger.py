@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.task import ClipTask
-from clips.plan.budgets import Stage, quantile
+from clips.plan.budgets import ClipStage, quantile
 from orchestrator.clock import Clock
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import log_end
 from orchestrator.telemetry.metrics import Metrics, Row
 from protocol import Outcome
 
-TIMES = (*(stage.value for stage in Stage), "total")
+TIMES = (*(stage.value for stage in ClipStage), "total")
 """Names of the times in a result, there as ``…_ms``."""
 QUANTILES = (0.5, 0.95, 0.99)
 _KEPT = 512

@@ -27,7 +27,7 @@ CLIP_BYTES = 8192
 """Bytes that keeping a clip takes, about, with its events and its facts, but not its files."""
 
 
-class Progress(NamedTuple):
+class StageProgress(NamedTuple):
     """One progress event. ``number`` is its id."""
 
     number: int
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
 class ClipListener(Protocol):
     """Hears what happens to one clip, in order, synchronously. Must neither wait nor raise."""
 
-    def progressed(self, event: Progress) -> None:
+    def progressed(self, event: StageProgress) -> None:
         """A stage got further."""
 
     def ended(self, clip: "ClipTask") -> None:
@@ -69,7 +69,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         """Why the last instance did not finish it; None if none failed."""
         self.percents: dict[str, int] = {}
         """Percent done by stage, at the instance that has the clip."""
-        self.events: list[Progress] = []
+        self.events: list[StageProgress] = []
         """Events for replay: no percent twice."""
         self.facts: Mapping[str, object] = MappingProxyType({})
         """The worker's facts about the clip, finished or not."""
@@ -121,7 +121,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
             self.marks.started = self.marks.started or now
         if self.percents.get(stage) != percent:
             self.percents[stage] = percent
-            event = Progress(self._next_number, stage, percent)
+            event = StageProgress(self._next_number, stage, percent)
             self._next_number += 1
             self.events.append(event)
             for listener in self.listeners:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 
-class Stage(StrEnum):
+class ClipStage(StrEnum):
     """The stages of a clip, in order; the first two run at the same time."""
 
     SPEECH = "audio"
@@ -29,11 +29,11 @@ class StageBudget:
     retries: int = 0
 
 
-BUDGETS: Mapping[Stage, StageBudget] = {
-    Stage.SPEECH: StageBudget(2.0, 3.0, retries=1),
-    Stage.PORTRAIT: StageBudget(12.0, 15.0),
-    Stage.VIDEO: StageBudget(8.0, 10.0),
-    Stage.CHECK: StageBudget(1.0, 2.0),
+BUDGETS: Mapping[ClipStage, StageBudget] = {
+    ClipStage.SPEECH: StageBudget(2.0, 3.0, retries=1),
+    ClipStage.PORTRAIT: StageBudget(12.0, 15.0),
+    ClipStage.VIDEO: StageBudget(8.0, 10.0),
+    ClipStage.CHECK: StageBudget(1.0, 2.0),
 }
 BACKOFF_S = 0.5
 """Seconds to wait before the first retry; doubled before each further one."""

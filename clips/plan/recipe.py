@@ -64,7 +64,7 @@ class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Annotated[float, Meta(ge=0.5, le=45)] = 45.0
 
 
-class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether keyframes are compared with the portrait's prompt."""
 
     enabled: bool = True
@@ -87,7 +87,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     voice: Voice = Voice()
     portrait: Portrait = Portrait()
     video: Video = Video()
-    check: Check = Check()
+    check: CheckWanted = CheckWanted()
     providers: Chosen = Chosen()
 
 

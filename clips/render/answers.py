@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.plan.plan import SAMPLE_RATE
 from clips.render import encode
 from clips.render.clip import Clip
@@ -28,9 +28,9 @@ class ProgressAnswers:
     def __init__(self, loop: asyncio.AbstractEventLoop, responder: Responder) -> None:
         self._loop = loop
         self._responder = responder
-        self._next: dict[Stage, float] = {}
+        self._next: dict[ClipStage, float] = {}
 
-    def __call__(self, stage: Stage, done: float) -> None:
+    def __call__(self, stage: ClipStage, done: float) -> None:
         now = time.monotonic()
         if done < 1.0 and now < self._next.get(stage, 0.0):
             return
@@ -38,7 +38,7 @@ class ProgressAnswers:
         self._loop.call_soon_threadsafe(say, self._responder, stage, done)
 
 
-def say(responder: Responder, stage: Stage, done: float) -> None:
+def say(responder: Responder, stage: ClipStage, done: float) -> None:
     """Tell the client how far a stage is."""
     event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
     with suppress(ResponderLost):  # its watcher ends the clip
@@ -56,13 +56,13 @@ def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
         "given_up": clip.given_up,
         "check": clip.check,
         "deadline_met": is_met,
-        **{f"{stage}_ms": round(clip.stage_ms.get(stage, 0.0), 1) for stage in Stage},
+        **{f"{stage}_ms": round(clip.stage_ms.get(stage, 0.0), 1) for stage in ClipStage},
         "total_ms": round(clip.total_ms, 1),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
+class ClipOutputs:
     """Output tensors by name. ``copied_bytes``: bytes copied from the clip's buffers into encoders
     and off the device, and of all outputs into Triton's shared memory."""
 
@@ -70,7 +70,7 @@ class Outputs:
     copied_bytes: int = 0
 
 
-def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) -> Outputs:
+def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) -> ClipOutputs:
     """Make those outputs in ``names`` that the clip has. ``go_on`` is called often, may raise."""
     go_on()
     made: dict[str, NDArray[Any]] = {}
@@ -99,4 +99,4 @@ def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) ->
         encode_into("png", clip.portrait, data=encode.png(clip.portrait))
     if clip.portrait_size and "actor" in names:
         give("actor", clip.portrait)
-    return Outputs(made, copied + sum(each.nbytes for each in made.values()))
+    return ClipOutputs(made, copied + sum(each.nbytes for each in made.values()))

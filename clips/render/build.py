@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.plan.plan import SAMPLE_RATE
 from clips.plan.recipe import Chosen, Portrait, Recipe, Video
 from clips.render import encode
@@ -111,7 +111,10 @@ def _recipes(pipeline: ClipPipeline) -> list[Recipe]:
     def chosen(at: int) -> Chosen:
         each = {stage: of_stage[min(at, len(of_stage) - 1)] for stage, of_stage in names.items()}
         return Chosen(
-            each[Stage.SPEECH], each[Stage.PORTRAIT], each[Stage.VIDEO], each[Stage.CHECK]
+            each[ClipStage.SPEECH],
+            each[ClipStage.PORTRAIT],
+            each[ClipStage.VIDEO],
+            each[ClipStage.CHECK],
         )
 
     return [
@@ -140,5 +143,5 @@ async def _render(
         lease.close()
 
 
-def _unsaid(stage: Stage, done: float) -> None:
+def _unsaid(stage: ClipStage, done: float) -> None:
     """A callback that ignores progress."""

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import torch
 
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.plan.plan import ClipPlan
 from clips.render.buffers import Lease
 from clips.render.stages.base import ModelScore
@@ -67,7 +67,7 @@ class Clip:
     has_failed_check: bool = False
     spared: bool = False
     """Whether the clip was once certain to be late and continued."""
-    stage_ms: dict[Stage, float] = field(default_factory=dict)
+    stage_ms: dict[ClipStage, float] = field(default_factory=dict)
     total_ms: float = 0.0
 
     @property

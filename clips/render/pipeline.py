@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from clips.plan.budgets import BUDGETS, Activity, Stage, StageTimes
+from clips.plan.budgets import BUDGETS, Activity, ClipStage, StageTimes
 from clips.plan.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, least
 from clips.plan.recipe import Recipe
 from clips.render.buffers import Lease
 from clips.render.clip import Clip, Unfinished
 from clips.render.errors import ClipError
-from clips.render.prediction import Pace, Prediction
-from clips.render.rendering import Order, Progress, Rendering
+from clips.render.prediction import ClipPrediction, Pace
+from clips.render.rendering import ClipOrder, Progress, Rendering
 from clips.render.stage_runner import StageRunner
 from clips.render.stages.providers import Providers
 from worker.errors import MemoryLimitExceeded
@@ -31,16 +31,16 @@ class PipelineConfig:
     nice: int = 0
 
 
-def nominal_times() -> dict[Stage, StageTimes]:
+def nominal_times() -> dict[ClipStage, StageTimes]:
     """Times of all stages, before anything was observed."""
     units = {
-        Stage.SPEECH: NOMINAL.seconds,
-        Stage.PORTRAIT: NOMINAL.image_units,
-        Stage.VIDEO: NOMINAL.video_units,
-        Stage.CHECK: 1.0,
+        ClipStage.SPEECH: NOMINAL.seconds,
+        ClipStage.PORTRAIT: NOMINAL.image_units,
+        ClipStage.VIDEO: NOMINAL.video_units,
+        ClipStage.CHECK: 1.0,
     }
     activity = Activity()
-    return {stage: StageTimes(BUDGETS[stage], units[stage], activity) for stage in Stage}
+    return {stage: StageTimes(BUDGETS[stage], units[stage], activity) for stage in ClipStage}
 
 
 class ClipPipeline:
@@ -50,7 +50,7 @@ class ClipPipeline:
     def __init__(
         self,
         providers: Providers,
-        times: Mapping[Stage, StageTimes],
+        times: Mapping[ClipStage, StageTimes],
         memory: MemoryGuard,
         device: torch.device,
         config: PipelineConfig,
@@ -60,7 +60,7 @@ class ClipPipeline:
         ``check_device``: see ``StageRunner``."""
         self.providers = providers
         self._config = config
-        self.times: Mapping[Stage, Mapping[str, StageTimes]] = {
+        self.times: Mapping[ClipStage, Mapping[str, StageTimes]] = {
             stage: {
                 name: times[stage] if number == 0 else times[stage].unseen()
                 for number, name in enumerate(names)
@@ -68,7 +68,8 @@ class ClipPipeline:
             for stage, names in providers.names.items()
         }
         self._runners = {
-            stage: StageRunner(stage, memory, device, config.nice, check_device) for stage in Stage
+            stage: StageRunner(stage, memory, device, config.nice, check_device)
+            for stage in ClipStage
         }
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class ClipPipeline:
         """
         begun = time.monotonic()
         clip = Clip(lease, plan)
-        order = Order(
+        order = ClipOrder(
             recipe, self.whole(recipe), deadline_at, self._config.max_seconds, degrade, keep_on
         )
         stages = self.providers.chosen(recipe.providers)
@@ -137,12 +138,12 @@ class ClipPipeline:
             clip.total_ms = 1000 * (time.monotonic() - begun)
         return clip
 
-    def _prediction(self, recipe: Recipe) -> Prediction:
+    def _prediction(self, recipe: Recipe) -> ClipPrediction:
         stages, times = self.providers.chosen(recipe.providers), self.times
-        return Prediction(
-            times[Stage.SPEECH][stages.speech.name],
-            times[Stage.PORTRAIT][stages.portrait.name],
-            times[Stage.VIDEO][stages.video.name],
-            times[Stage.CHECK][stages.check.name],
+        return ClipPrediction(
+            times[ClipStage.SPEECH][stages.speech.name],
+            times[ClipStage.PORTRAIT][stages.portrait.name],
+            times[ClipStage.VIDEO][stages.video.name],
+            times[ClipStage.CHECK][stages.check.name],
             self._config.buffer_s,
         )

@@ -16,7 +16,7 @@ LEAST: Final[Pace] = StageTimes.least_s
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class ClipPrediction:
     """Predicts times for the providers that one recipe chose; ``buffer_s`` seconds of every
     deadline are kept back."""
 

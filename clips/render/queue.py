@@ -12,7 +12,7 @@ from clips.render.buffers import BufferPool, Lease
 from clips.render.errors import OutOfTime
 
 
-class QueueFull(Exception):
+class ClipQueueFull(Exception):
     """The most clips that may wait are waiting already."""
 
 
@@ -67,13 +67,13 @@ class ClipQueue:
         """Buffers, once it is this clip's turn; ``takes_s`` is how long it will have them.
 
         ``start_by`` orders the clips; ``give_up_at`` (by default ``start_by``) is when to stop
-        waiting, later where less than all of it is still worth starting. Raises ``QueueFull``, and
-        ``OutOfTime`` when the clip's turn has not come by then.
+        waiting, later where less than all of it is still worth starting. Raises ``ClipQueueFull``,
+        and ``OutOfTime`` when the clip's turn has not come by then.
         """
         lease = self._pool.lease() if not self._waiting else None
         if lease is None:
             if len(self._waiting) >= self._max_waiting:
-                raise QueueFull(f"{self._max_waiting} slots wait already")
+                raise ClipQueueFull(f"{self._max_waiting} slots wait already")
             lease = await self._wait(start_by, start_by if give_up_at is None else give_up_at)
         self._running[lease] = self._now() + takes_s
         return lease

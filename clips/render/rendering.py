@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from clips.plan.budgets import Stage, StageTimes
+from clips.plan.budgets import ClipStage, StageTimes
 from clips.plan.plan import SAMPLE_RATE, ClipPlan, fit, least
 from clips.plan.recipe import Recipe
 from clips.render.clip import Clip, judge, keyframes_of
 from clips.render.errors import BehindPace, ClipError, OutOfTime
 from clips.render.memory import media_log
-from clips.render.prediction import HOPED, LIKELY, Pace, Prediction
+from clips.render.prediction import HOPED, LIKELY, ClipPrediction, Pace
 from clips.render.stage_runner import StageJob, StageRunner
-from clips.render.stages.base import Stages, Step
+from clips.render.stages.base import StageProviders, Step
 from worker.errors import MemoryLimitExceeded, RequestError
 
 T = TypeVar("T")
-Progress = Callable[[Stage, float], None]
+Progress = Callable[[ClipStage, float], None]
 """Called on a stage's thread with the stage and the share of it that is done."""
 
 _WATCHED = 0.1
@@ -34,7 +34,7 @@ _WATCHED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ClipOrder:
     """A request for a clip. ``plan`` is all of it; ``deadline_at`` is on ``time.monotonic``;
     ``degrade``: less is better than late; ``keep_on``: only the deadline stops it."""
 
@@ -51,11 +51,11 @@ class Rendering:
 
     def __init__(
         self,
-        order: Order,
+        order: ClipOrder,
         clip: Clip,
-        stages: Stages,
-        prediction: Prediction,
-        runners: Mapping[Stage, StageRunner],
+        stages: StageProviders,
+        prediction: ClipPrediction,
+        runners: Mapping[ClipStage, StageRunner],
         said: Progress,
     ) -> None:
         self._order = order
@@ -70,7 +70,7 @@ class Rendering:
         clip, order = self._clip, self._order
         whole = await self._begin()
         clip.plan = self._fit_video(whole)
-        async with self._runners[Stage.VIDEO].turn(
+        async with self._runners[ClipStage.VIDEO].turn(
             order.deadline_at - (0.0 if order.keep_on else self._prediction.buffer_s)
         ):
             # Another clip's video may have taken until now.
@@ -101,7 +101,7 @@ class Rendering:
 
         try:
             return prediction.fitted(
-                whole, Stage.VIDEO, self._left_s, takes_s, degrade=order.degrade
+                whole, ClipStage.VIDEO, self._left_s, takes_s, degrade=order.degrade
             )
         except OutOfTime:
             if not order.keep_on:
@@ -141,12 +141,12 @@ class Rendering:
             stages.portrait.render(recipe, actor, step)
 
         until = self._order.deadline_at
-        speech_job = self._job(Stage.SPEECH, speak, plan.seconds, prediction.speech)
-        portrait_job = self._job(Stage.PORTRAIT, draw, plan.image_units, prediction.portrait)
+        speech_job = self._job(ClipStage.SPEECH, speak, plan.seconds, prediction.speech)
+        portrait_job = self._job(ClipStage.PORTRAIT, draw, plan.image_units, prediction.portrait)
         try:
             async with asyncio.TaskGroup() as group:
-                speech = group.create_task(self._timed(Stage.SPEECH, speech_job, until))
-                group.create_task(self._timed(Stage.PORTRAIT, portrait_job, until))
+                speech = group.create_task(self._timed(ClipStage.SPEECH, speech_job, until))
+                group.create_task(self._timed(ClipStage.PORTRAIT, portrait_job, until))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         clip.samples = speech.result()
@@ -187,8 +187,8 @@ class Rendering:
         def render(step: Step) -> None:
             self._stages.video.render(plan, actor, audio, video, step)
 
-        job = self._job(Stage.VIDEO, render, units, times, watch)
-        await self._timed(Stage.VIDEO, job, self._order.deadline_at, in_turn=True)
+        job = self._job(ClipStage.VIDEO, render, units, times, watch)
+        await self._timed(ClipStage.VIDEO, job, self._order.deadline_at, in_turn=True)
         clip.samples = samples
         clip.frames = plan.frames
 
@@ -204,11 +204,11 @@ class Rendering:
         frames = clip.video[keyframes_of(clip.frames)]
         prompt = self._order.recipe.portrait.prompt
         job = self._job(
-            Stage.CHECK, lambda step: self._stages.check.score(prompt, frames, step), 1.0, times
+            ClipStage.CHECK, lambda step: self._stages.check.score(prompt, frames, step), 1.0, times
         )
         try:
             # The encoder follows; its time is kept back.
-            scores = await self._timed(Stage.CHECK, job, self._until)
+            scores = await self._timed(ClipStage.CHECK, job, self._until)
         except (ClipError, MemoryLimitExceeded, RequestError) as error:
             media_log.warning("a clip is not checked: %s", error)
             clip.has_failed_check = True
@@ -217,7 +217,7 @@ class Rendering:
 
     def _job(
         self,
-        stage: Stage,
+        stage: ClipStage,
         work: Callable[[Step], T],
         units: float,
         times: StageTimes,
@@ -233,7 +233,7 @@ class Rendering:
         return StageJob(work, units, times, progress)
 
     async def _timed(
-        self, stage: Stage, job: StageJob[T], until: float, *, in_turn: bool = False
+        self, stage: ClipStage, job: StageJob[T], until: float, *, in_turn: bool = False
     ) -> T:
         begun = time.monotonic()
         runner = self._runners[stage]
@@ -258,6 +258,6 @@ def _pace_watch(until: float, units: float) -> Callable[[float], None]:
             return
         judged_at = math.inf
         if begun + (now - begun) / done > until:
-            raise BehindPace(Stage.VIDEO, (now - begun) / (done * units))
+            raise BehindPace(ClipStage.VIDEO, (now - begun) / (done * units))
 
     return watch

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from clips.plan.budgets import Stage, StageTimes, quantile
+from clips.plan.budgets import ClipStage, StageTimes, quantile
 from clips.render.buffers import BufferPool
 from clips.render.queue import MOST_WAITING, ClipQueue
 from clips.render.settings import RenderSettings
@@ -47,7 +47,7 @@ class ClipReporter:
     def __init__(
         self,
         settings: RenderSettings,
-        times: Mapping[Stage, Mapping[str, StageTimes]],
+        times: Mapping[ClipStage, Mapping[str, StageTimes]],
         memory: MemoryGuard,
     ) -> None:
         self._settings = settings
@@ -66,7 +66,7 @@ class ClipReporter:
             waiting=queue.waiting,
             max_waiting=MOST_WAITING,
             free_in_s=queue.free_in_s(),
-            stages={stage: self._stage(stage) for stage in Stage},
+            stages={stage: self._stage(stage) for stage in ClipStage},
             providers={stage.value: tuple(names) for stage, names in self._times.items()},
             memory_used_bytes=self._memory.meter.used_bytes(),
             abort_to_free_p50_ms=aborts.quantile_ms(0.50),
@@ -74,7 +74,7 @@ class ClipReporter:
             aborts=aborts.by_cause(),
         )
 
-    def _stage(self, stage: Stage) -> StageState:
+    def _stage(self, stage: ClipStage) -> StageState:
         (provider, times), *others = self._times[stage].items()
         return StageState(
             provider=provider,

@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 import torch
 
-from clips.plan.budgets import Stage, StageTimes, backoffs
+from clips.plan.budgets import ClipStage, StageTimes, backoffs
 from clips.render.errors import (
     BehindPace,
     ClipCancelled,
@@ -46,7 +46,12 @@ class _Steps:
     """The check that a provider calls in each step; raises what ends the stage."""
 
     def __init__(
-        self, stage: Stage, limit_s: float, deadline_at: float, memory: MemoryGuard, said: Progress
+        self,
+        stage: ClipStage,
+        limit_s: float,
+        deadline_at: float,
+        memory: MemoryGuard,
+        said: Progress,
     ) -> None:
         self.stage = stage
         self.halted = False
@@ -81,7 +86,7 @@ class StageRunner:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: ClipStage,
         memory: MemoryGuard,
         device: torch.device,
         nice: int = 0,
@@ -156,7 +161,7 @@ class StageRunner:
             # How much of a text was spoken is unknown: a speech's share is of its buffer.
             if (
                 isinstance(error, OutOfTime | BehindPace | StageTimeout)
-                and self.stage is not Stage.SPEECH
+                and self.stage is not ClipStage.SPEECH
             ):
                 job.times.observe_part(time.monotonic() - begun, steps.done * job.units)
             await self._settle(is_critical=False)

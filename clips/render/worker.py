@@ -13,27 +13,85 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from clips.plan.plan import ClipPlan
-from clips.render.answers import Outputs, ProgressAnswers, facts_of, outputs_of
+from clips.plan.recipe import Recipe, read_recipe
+from clips.render.answers import ClipOutputs, ProgressAnswers, facts_of, outputs_of
 from clips.render.buffers import BufferPool, Lease
 from clips.render.clip import Clip, Unfinished
 from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
 from clips.render.pipeline import ClipPipeline
 from clips.render.prediction import HOPED, LEAST
-from clips.render.queue import MOST_WAITING, ClipQueue, QueueFull
+from clips.render.queue import MOST_WAITING, ClipQueue, ClipQueueFull
 from clips.render.reporter import AbortTimes, ClipReporter
-from clips.render.request import RenderRequest, parse_clip
 from clips.render.settings import RenderSettings
 from clips.render.stage_runner import NICE
 from clips.state import STATE_EVERY_S
 from protocol import Code
-from worker.errors import DeviceLost, MemoryLimitExceeded, RequestError, ResponderLost
+from worker.errors import DeviceLost, InvalidCall, MemoryLimitExceeded, RequestError, ResponderLost
 from worker.priority import lower_priority
 from worker.service.call import Call, Responder, Tensors, strings
+
+RECIPE: Final = "recipe"
+OUTPUTS: Final = ("mp4", "wav", "png", "video", "audio", "actor")
+"""Outputs of a result: files, and the tensors behind them."""
+DEFAULT_OUTPUTS: Final = ("mp4",)
+DEFAULT_DEADLINE_S: Final = 45.0
+"""Default deadline in seconds from receipt (SL-1)."""
+
+
+class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
+    deadline_ms: float | None = None
+    on_deadline: Literal["error", "degrade"] = "error"
+    outputs: str = ",".join(DEFAULT_OUTPUTS)
+    """Names of ``OUTPUTS``, separated by commas."""
+    keep_on: bool = False
+    """Whether only its deadline stops it, even if it is certain to be late; its result then says
+    ``spared``. Used for a sample, to see how often an early end is wrong (DL-17)."""
+    watch: bool = False
+    """Whether to send the model's state regularly instead of a clip (``clips.state``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderRequest:
+    """A parsed request for a clip. ``deadline_s`` is relative to its receipt."""
+
+    recipe: Recipe
+    deadline_s: float
+    degrade: bool
+    outputs: tuple[str, ...]
+    keep_on: bool = False
+
+
+def parse_clip(call: Call) -> RenderRequest | None:
+    """Parse a request; None if it only watches. Raises ``InvalidCall`` and ``RecipeError``."""
+    data = call.data(RECIPE)
+    if data is None:
+        raise InvalidCall(f"input {RECIPE} is missing")
+    try:
+        stated = msgspec.convert(dict(call.parameters), _Parameters, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidCall(f"parameters: {error}") from None
+    if stated.watch:
+        return None
+    deadline_s = DEFAULT_DEADLINE_S if stated.deadline_ms is None else stated.deadline_ms / 1000
+    if not 0 < deadline_s < float("inf"):
+        raise InvalidCall("deadline_ms must be a positive number of milliseconds")
+    outputs = tuple(filter(None, (name.strip() for name in stated.outputs.split(","))))
+    for name in outputs:
+        if name not in OUTPUTS:
+            raise InvalidCall(f"outputs: there is no {name!r}; there is {', '.join(OUTPUTS)}")
+    return RenderRequest(
+        read_recipe(data),
+        deadline_s,
+        stated.on_deadline == "degrade",
+        outputs,
+        stated.keep_on,
+    )
+
 
 _POLL_S = 0.05
 """Seconds between checks whether a clip's client is gone."""
@@ -146,7 +204,7 @@ class ClipWorker:
             return
         except (RequestError, ClipError) as error:
             code, message = error.code, str(error)
-        except QueueFull as error:
+        except ClipQueueFull as error:
             code, message = Code.NO_CAPACITY, str(error)
         except MemoryLimitExceeded as error:
             code, message = Code.NO_CAPACITY, str(error)
@@ -257,7 +315,7 @@ class ClipWorker:
         reason: Exception | None,
     ) -> None:
         """Send the last answer: the clip, or what there is of it and then raise ``reason``."""
-        made = Outputs()
+        made = ClipOutputs()
         if reason is None or isinstance(reason, OutOfTime):
             halted = threading.Event()
 

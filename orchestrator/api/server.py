@@ -25,7 +25,7 @@ from orchestrator.api.http.body import (
     LargeBodies,
 )
 from orchestrator.api.http.browsers import Browsers
-from orchestrator.api.http.connection import Runner
+from orchestrator.api.http.connection import ConnectionRunner
 from orchestrator.api.http.context import (
     AUTH,
     CONTEXT,
@@ -146,7 +146,7 @@ def build_runner(
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)
     app.on_cleanup.append(_close)
-    return Runner(
+    return ConnectionRunner(
         app,
         keepalive_timeout=config.http.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).

@@ -54,7 +54,7 @@ _HEAD_BYTES = _HEAD.size + _SUMMED.size
 _BUFFER_BYTES = 2**18
 
 
-class Frame(NamedTuple):
+class FileFrame(NamedTuple):
     """One frame. ``number`` and ``kind`` have the meaning that the file's writer gives them."""
 
     number: int
@@ -103,7 +103,7 @@ class FrameWriter:
             os.close(file)
 
 
-def read_frames(path: Path) -> Iterator[Frame]:
+def read_frames(path: Path) -> Iterator[FileFrame]:
     """Yield all frames up to the first that is not whole. Blocks. Raises ``OSError``."""
     with open(path, "rb", buffering=_BUFFER_BYTES) as file:
         size, at = os.fstat(file.fileno()).st_size, 0
@@ -117,7 +117,7 @@ def read_frames(path: Path) -> Iterator[Frame]:
             if len(payload) < length or zlib.crc32(payload, zlib.crc32(summed)) != checksum:
                 return
             number, kind = _SUMMED.unpack(summed)
-            yield Frame(number, kind, payload, end)
+            yield FileFrame(number, kind, payload, end)
             at = end
 
 

@@ -29,7 +29,7 @@ from orchestrator.batches.records import (
     StoredBatch,
     StoredFile,
 )
-from orchestrator.batches.shop import Server, Shop
+from orchestrator.batches.shop import LineServer, Shop
 from orchestrator.batches.window import WindowPlace
 from orchestrator.telemetry.log import fields, service_log
 
@@ -202,7 +202,7 @@ class Run:
         entry = server.entry(self.batch, line, answer.kind, answer)
         await self._insist(lambda: ledger.put(line.number, answer.kind, entry))
 
-    async def _answer(self, server: Server, line: BatchLine, place: WindowPlace) -> LineResult:
+    async def _answer(self, server: LineServer, line: BatchLine, place: WindowPlace) -> LineResult:
         """Get a final answer, with as many tries as fit before the batch's deadline."""
         losses, pause = 0, _FIRST_PAUSE_S
         while True:

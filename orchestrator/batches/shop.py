@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Server(Protocol):
+class LineServer(Protocol):
     """Serves lines and words their outcomes: an API."""
 
     async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
@@ -49,7 +49,7 @@ class Shop:
     """The one thread for everything that blocks."""
     window: Window
     files: dict[str, StoredFile]
-    server: Server | None = None
+    server: LineServer | None = None
 
     async def block(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()

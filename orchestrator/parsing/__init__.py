@@ -15,7 +15,7 @@ Text that may begin a marker is held back; a malformed call becomes content.
 """
 
 from orchestrator.parsing.formats import CallFormat, FormatConfig, OutputFormat, format_of
-from orchestrator.parsing.parser import Call, Output, OutputParser, ToolUse, collect
+from orchestrator.parsing.parser import Output, OutputParser, ParsedCall, ToolUse, collect
 from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
@@ -27,7 +27,6 @@ from orchestrator.parsing.pieces import (
 )
 
 __all__ = [
-    "Call",
     "CallArguments",
     "CallBegins",
     "CallEnds",
@@ -38,6 +37,7 @@ __all__ = [
     "Output",
     "OutputFormat",
     "OutputParser",
+    "ParsedCall",
     "Piece",
     "Reasoning",
     "ToolUse",

@@ -31,7 +31,7 @@ from orchestrator.parsing.tagged_call import (
     types_of,
 )
 from orchestrator.parsing.thinking import AnswerGrammars, beginnings
-from orchestrator.tasks.tools import JsonObject, Tool
+from orchestrator.tasks.job import JsonObject, Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
 from protocol.grammar_source import schema_with_options
 

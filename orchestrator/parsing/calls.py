@@ -30,7 +30,7 @@ from orchestrator.parsing.tagged_call import (
     TaggedCall,
     TagSyntax,
 )
-from orchestrator.tasks.tools import JsonObject
+from orchestrator.tasks.job import JsonObject
 
 Schemas = Mapping[str, JsonObject | None]
 """Schemas of the arguments of the tools that may be called, by the tools' names."""

@@ -15,7 +15,7 @@ from orchestrator.parsing.pieces import (
     Reasoning,
 )
 from orchestrator.parsing.reasoning import ReasoningReader
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.job import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class OutputParser:
 
 
 @dataclass(slots=True)
-class Call:
+class ParsedCall:
     name: str
     arguments: str = ""
     """Arguments as a JSON object, as the model wrote it."""
@@ -121,13 +121,13 @@ class Output:
 
     reasoning: str = ""
     content: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
 
 
 def collect(pieces: Iterable[Piece]) -> Output:
     """Join the pieces. A call that failed is content, unless it was cut."""
     output = Output()
-    calls: dict[int, Call] = {}
+    calls: dict[int, ParsedCall] = {}
     for piece in pieces:
         match piece:
             case Content(text):
@@ -135,7 +135,7 @@ def collect(pieces: Iterable[Piece]) -> Output:
             case Reasoning(text):
                 output.reasoning += text
             case CallBegins(index, name):
-                calls[index] = Call(name)
+                calls[index] = ParsedCall(name)
             case CallArguments(index, json):
                 calls[index].arguments += json
             case CallFails(index, _, is_cut=True):

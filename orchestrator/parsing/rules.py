@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from orchestrator.tasks.tools import JsonObject, Tool
+from orchestrator.tasks.job import JsonObject, Tool
 from protocol.closed_schema import closed
 from protocol.grammar_source import without_look_around
 from protocol.string_forms import with_forms

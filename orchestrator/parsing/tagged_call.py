@@ -20,7 +20,7 @@ import msgspec
 
 from orchestrator.parsing.json_call import MAX_SHORT, WHITESPACE, MarkedCall
 from orchestrator.parsing.markers import begun
-from orchestrator.tasks.tools import JsonObject
+from orchestrator.tasks.job import JsonObject
 from protocol.closed_schema import resolved
 
 _decode = msgspec.json.Decoder().decode

@@ -20,7 +20,7 @@ from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts.cuts import Lookalikes, Slicer, unicode_normalizer
 from orchestrator.prompts.kinds import INLINE_CHARS, chat_of, is_ids
 from orchestrator.prompts.stage import Steps
-from orchestrator.prompts.tokens import TokenTexts
+from orchestrator.prompts.tokens import VocabularyTexts
 from orchestrator.prompts.turns import (
     MESSAGE_CHARS,
     OWN_IDS,
@@ -39,8 +39,7 @@ from orchestrator.prompts.turns import (
     without_later_systems,
 )
 from orchestrator.tasks.image import Image
-from orchestrator.tasks.job import Chat, Message, Prompt
-from orchestrator.tasks.tools import Tool, ToolCall
+from orchestrator.tasks.job import Chat, Message, Prompt, Tool, ToolCall
 from protocol import (
     Adapter,
     ImageTokens,
@@ -109,7 +108,7 @@ class PromptEncoder:
             raise BadCard(f"the tokenizer of {card.model} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.tokens = TokenTexts(self._tokenizer, card.eos_token_ids)
+        self.tokens = VocabularyTexts(self._tokenizer, card.eos_token_ids)
         spellings = self.tokens.all_bytes()
         self._slicer = Slicer(self._tokenizer, spellings, STEP_CHARS)
         self._around = _added_around(self._tokenizer)

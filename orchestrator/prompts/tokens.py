@@ -12,7 +12,7 @@ _LOOKED_AT = 16
 """Tokens at the end of a prompt that are examined for a tag: no tag has more."""
 
 
-class Token(NamedTuple):
+class SpelledToken(NamedTuple):
     """The text of one token. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
 
     ``data`` is None if its bytes depend on the adjacent tokens.
@@ -27,7 +27,7 @@ class Token(NamedTuple):
         return self.data is not None and self.text.encode() == self.data
 
 
-class TokenTexts:
+class VocabularyTexts:
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._to_bytes = token_bytes_of(tokenizer)
@@ -76,12 +76,12 @@ class TokenTexts:
         """Tokens as the vocabulary spells them, which need not be text."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
-    def _look_up(self, token_id: int) -> Token:
+    def _look_up(self, token_id: int) -> SpelledToken:
         data = b"" if self._pieces is None else self._pieces[token_id]
         if data:
-            return Token(data.decode(errors="backslashreplace"), data)
+            return SpelledToken(data.decode(errors="backslashreplace"), data)
         text = self.token_text(token_id)  # a special token's text, which pieces leave out
-        return Token(text, None if "\ufffd" in text else text.encode())
+        return SpelledToken(text, None if "\ufffd" in text else text.encode())
 
     def _decode_one(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.tasks.image import Image, Part
-from orchestrator.tasks.job import Chat, Message, Prompt, said_by
-from orchestrator.tasks.tools import JsonObject, ToolCall
+from orchestrator.tasks.job import Chat, JsonObject, Message, Prompt, ToolCall, said_by
 
 MESSAGE_CHARS = 256
 """Characters that a message counts more than its own, where a rendered text is bounded."""

@@ -42,7 +42,7 @@ class Member(msgspec.Struct, frozen=True):
     it does not."""
 
 
-class Seen(NamedTuple):
+class SeenMember(NamedTuple):
     """Another member, as of the last renewal."""
 
     member: Member
@@ -74,7 +74,7 @@ class Members:
         """Why the store cannot be used; empty while all is well."""
         self.strangers: tuple[str, ...] = ()
         """Addresses of members that seem to belong to another service."""
-        self.others: dict[str, Seen] = {}
+        self.others: dict[str, SeenMember] = {}
         """The other members by tag, as last read."""
         self.renewals = 0
         """How many renewals have begun."""
@@ -227,9 +227,9 @@ class Members:
             if tag == self._tasks.tag:
                 continue
             if body:
-                self.others[tag] = Seen(_read_member(body), is_alive)
+                self.others[tag] = SeenMember(_read_member(body), is_alive)
             elif tag in known:
-                self.others[tag] = Seen(known[tag].member, is_alive)
+                self.others[tag] = SeenMember(known[tag].member, is_alive)
             else:
                 self._change = b""
         self.cordons = {
@@ -247,7 +247,7 @@ class Members:
             seen.is_alive and seen.member.keys == keys for seen in self.others.values()
         )
 
-    async def find(self, tag: str) -> Seen | None:
+    async def find(self, tag: str) -> SeenMember | None:
         """Another member as it was last seen; one that was not seen yet, because it has just
         joined, as the store has it. None if no other has that tag, or the store does not answer."""
         if tag in self.others or tag == self._tasks.tag:
@@ -259,7 +259,7 @@ class Members:
                 member, is_alive = await pipe.execute()
         except connection.FAILURES:
             return None
-        return None if member is None else Seen(_read_member(member), bool(is_alive))
+        return None if member is None else SeenMember(_read_member(member), bool(is_alive))
 
     @contextmanager
     def watched(self, url: str, on_gone: Callable[[], None]) -> Iterator[None]:

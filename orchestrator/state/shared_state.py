@@ -1,11 +1,7 @@
 """One orchestrator's part in what several share: it joins at the start and leaves at the end."""
 
-import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
-
-import msgspec
 
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
@@ -13,131 +9,21 @@ from orchestrator.ids import digits_of, tag_of
 from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sharing import Sharing, Shelf, Sums
-from orchestrator.state import connection, scripts
-from orchestrator.state.connection import Names, StateConfig
+from orchestrator.state import connection
+from orchestrator.state.connection import StateConfig
+from orchestrator.state.exchange import Cordons, SharedRuns, SharedSums
 from orchestrator.state.items import SharedItems
 from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Holder, Members, Siblings
 from orchestrator.state.shares import SlotShares
-from orchestrator.state.sums import SharedSums
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.journal.file import JournalFile
 from orchestrator.tasks.journal.records import UnfinishedTask
 from orchestrator.tasks.journal.store import JournalStore
-from orchestrator.tasks.runs import RunNews, Runs
+from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics, Row
-
-
-class Cordons:
-    """Tells the other orchestrators of instances that operators have taken out of use here, and
-    takes out those that were taken out there."""
-
-    def __init__(self, members: Members, name: str, registry: Registry) -> None:
-        """``name``: the store's key."""
-        self._members = members
-        self._name = name
-        self._registry = registry
-        self._known: dict[str, int] = {}
-        """Addresses with a cordon in the store, by the first renewal that reports it."""
-        members.on_seen.append(self._apply)
-
-    async def cordoned(self, address: str, grace_s: float) -> None:
-        """Tell the others that an instance drains, within ``grace_s`` seconds."""
-        ends = None if math.isinf(grace_s) else self._members.store_time() + grace_s
-        body = msgspec.json.encode(ends)
-        await self._say(address, self._members.client.hset(self._name, address, body))
-        self._known[address] = self._members.renewals + 1
-
-    async def uncordoned(self, address: str) -> None:
-        await self._say(address, self._members.client.hdel(self._name, address))
-
-    async def _say(self, address: str, said: Awaitable[int]) -> None:
-        try:
-            await said
-        except connection.FAILURES as error:
-            service_log.warning(
-                "the other orchestrators do not know of an instance's drain: drain it at each",
-                extra=fields(instance=address, error=connection.describe_error(error)),
-            )
-
-    def _apply(self) -> None:
-        stored = self._members.cordons
-        for instance in self._registry:
-            ends = stored.get(instance.address)
-            if instance.address in stored and not instance.cordoned:
-                left_s = math.inf if ends is None else ends - self._members.store_time()
-                self._registry.cordon(instance.address, max(0.0, left_s))
-            elif instance.address not in stored and instance.cordoned:
-                told = self._known.get(instance.address, math.inf)
-                if told <= self._members.renewals:
-                    self._registry.uncordon(instance.address)
-        later = {at: first for at, first in self._known.items() if first > self._members.renewals}
-        self._known = later | dict.fromkeys(stored, 0)
-
-
-KEEP_RUNS_S = 3600.0
-"""Seconds that the store keeps a run; no deadline is later by default."""
-MAX_UNTOLD, RUNS_AT_A_TIME = 4096, 256
-
-
-class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
-    news: RunNews
-    ends: float
-    """When the run is due, in seconds of the store's clock; 0 for a call that has ended."""
-
-
-class SharedRuns:
-    """Exchanges runs that have calls at several orchestrators, as a part of each renewal; no
-    request waits for that. A call is known everywhere after two renewals, half a second, as a rule
-    before its client can make the next one. One that comes sooner has the deadline that it states
-    itself.
-    """
-
-    def __init__(self, members: Members, names: Names, tag: str, runs: Runs) -> None:
-        self._members = members
-        self._name = names.runs
-        self._tag = tag
-        self._runs = runs
-        self._untold: list[bytes] = []
-        self._asked = 0
-        """How many of these the running renewal has."""
-        self._last = b"0"
-        """Id of the last entry that was heard."""
-        runs.on_news = self._note
-        members.parts.append(self)
-
-    def _note(self, news: RunNews) -> None:
-        ends = 0.0 if news.calls is None else self._members.store_time() + news.left_s
-        self._untold.append(msgspec.msgpack.encode(_RunUpdate(news, ends)))
-        if len(self._untold) > MAX_UNTOLD:  # the store is away
-            del self._untold[0]
-
-    def ask(self, pipe: Any) -> int:
-        told = self._untold[:RUNS_AT_A_TIME]
-        self._asked = len(told)
-        keep_ms = round(1000 * KEEP_RUNS_S)
-        pipe.eval(scripts.RUNS, 1, self._name, self._tag, self._last, MAX_UNTOLD, keep_ms, *told)
-        return 1
-
-    def receive(self, answers: Sequence[Any]) -> None:
-        (entries,) = answers
-        if isinstance(entries, Exception):  # the others go without, as long as it is refused
-            return
-        del self._untold[: self._asked]
-        for entry_id, (_, tag, _, body) in entries:
-            self._last = entry_id
-            if tag.decode() == self._tag:
-                continue
-            try:
-                heard = msgspec.msgpack.decode(body, type=_RunUpdate)
-            except msgspec.DecodeError:
-                service_log.exception("another orchestrator's run cannot be read")
-                continue
-            left_s = heard.ends - self._members.store_time() if heard.ends else 0.0
-            self._runs.hear(msgspec.structs.replace(heard.news, left_s=left_s))
 
 
 class SharedState(Sharing):

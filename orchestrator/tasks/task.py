@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from sys import getsizeof
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from orchestrator.clock import Clock
+from orchestrator.retention import KeptStore, Retention
 from orchestrator.tasks.deadline import NO_PARTS, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.image import Image
-from orchestrator.tasks.job import Job, Priority
+from orchestrator.tasks.job import Job, OnDisconnect, Priority
 from orchestrator.tasks.prompt_kind import ANY_KIND
 from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
@@ -22,6 +24,7 @@ from protocol import Adapter, Delta, Feature, PromptLogprobs
 if TYPE_CHECKING:
     from orchestrator.tasks.journal.durable import Entry
     from orchestrator.tasks.spans import TaskSpans
+
 
 _BIAS_BYTES = 128
 _NO_FEATURES: frozenset[Feature] = frozenset()
@@ -370,3 +373,19 @@ class Task(WorkItem[Job, Listener]):
         for attempt in attempts:
             if attempt is not None:
                 attempt.abandon(ending)
+
+
+class TaskStore(KeptStore[Task]):
+    """Tasks by id, with all that they produced (``Task.kept_bytes``)."""
+
+    def __init__(self, clock: Clock, retention: Retention) -> None:
+        super().__init__(clock, retention, "task")
+
+    def add(self, task: Task) -> None:
+        """Keep a task, with all that it will produce."""
+        task.record()
+        super().add(task)
+
+    def is_awaited(self, task: Task) -> bool:
+        """Whether its client may come back for it. The next process has a durable one."""
+        return task.entry is None and task.job.on_disconnect is OnDisconnect.CONTINUE

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import Console
 
 from perf.chaos import checks, soak
-from perf.chaos.clients import KINDS, Ledger, SteadyClients
+from perf.chaos.clients import KINDS, ChaosLedger, SteadyClients
 from perf.chaos.faults import (
     ROLLING_RESTART,
     Fault,
@@ -87,7 +87,7 @@ async def settled(world: World) -> None:
 async def play(
     world: World,
     faults: Sequence[Fault],
-    ledger: Ledger,
+    ledger: ChaosLedger,
     *,
     seed: int,
     per_kind: int,
@@ -132,7 +132,7 @@ async def play(
     return [_filled(row, ledger) for row in rows]
 
 
-def _filled(row: FaultRow, ledger: Ledger) -> FaultRow:
+def _filled(row: FaultRow, ledger: ChaosLedger) -> FaultRow:
     counts = ledger.outcomes.get(row.fault, Counter())
     met = {kind: counts[kind, "met"] for kind in KINDS}
     others = {f"{kind} {what}": n for (kind, what), n in counts.items() if what != "met"}
@@ -157,7 +157,7 @@ def merged(rows: list[FaultRow]) -> list[FaultRow]:
     return list(found.values())
 
 
-def shown(rows: list[FaultRow], ledger: Ledger, console: Console) -> dict[str, object]:
+def shown(rows: list[FaultRow], ledger: ChaosLedger, console: Console) -> dict[str, object]:
     """Print requests met by kind and other outcomes of any kind, with faults below; returns what a
     bundle has of it."""
     table = new_table("fault", "times", "s", "out of service after, s", *KINDS, "others")
@@ -227,7 +227,7 @@ async def _main() -> int:
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="nothing happens to any")
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos", *sys.argv[1:])
-    console, ledger = new_console(160), Ledger()
+    console, ledger = new_console(160), ChaosLedger()
     if args.soak:
         return await _soak(args.soak, args.seed, recording, console)
     pids, rng = set[int](), random.Random(args.seed)

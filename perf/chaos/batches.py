@@ -25,7 +25,7 @@ import aiohttp
 from catalog.errors import StartFailed
 from perf.chaos.batch_checks import BatchClient, BatchOrder, Sent
 from perf.chaos.world import READY_S, alive, orchestrating
-from perf.load.usage import Usage
+from perf.load.usage import ServerUsage
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.stack.stack import StackSpec, tritons
 from pool.units.orchestrator import OrchestratorProcess
@@ -179,7 +179,7 @@ class BatchRun:
         while not sent.is_over and (lines is None or sent.done < lines):
             await self._client.look(sent)
             if memory is not None:
-                usage = await asyncio.to_thread(Usage.of_each, [alive(self._process.pid)])
+                usage = await asyncio.to_thread(ServerUsage.of_each, [alive(self._process.pid)])
                 memory.looks.append((sent.done, usage.rss_mib))
             await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf.chaos.clients import Ledger
+from perf.chaos.clients import ChaosLedger
 from perf.chaos.world import World
 from perf.load.connection import HOST
 from perf.stack.scrape import scrape
@@ -26,7 +26,7 @@ class JournalFacts:
     outcomes: dict[str, int]
 
 
-def judge_rounds(ledger: Ledger, costs: Sequence[tuple[str, frozenset[str]]]) -> None:
+def judge_rounds(ledger: ChaosLedger, costs: Sequence[tuple[str, frozenset[str]]]) -> None:
     """Check each round: every request is met or ends in a way that the fault may cost. What a death
     has broken may come to light one round later."""
     before = frozenset[str]()
@@ -37,7 +37,7 @@ def judge_rounds(ledger: Ledger, costs: Sequence[tuple[str, frozenset[str]]]) ->
         before = cost
 
 
-async def close(world: World, ledger: Ledger) -> None:
+async def close(world: World, ledger: ChaosLedger) -> None:
     """Wait until nothing runs, and record what does not balance."""
     ends_at = asyncio.get_running_loop().time() + _QUIET_S
     while True:
@@ -54,7 +54,7 @@ async def close(world: World, ledger: Ledger) -> None:
         await asyncio.sleep(0.2)
 
 
-def read_journals(paths: Sequence[Path], ledger: Ledger) -> JournalFacts:
+def read_journals(paths: Sequence[Path], ledger: ChaosLedger) -> JournalFacts:
     """Check that each durable task that was promised has exactly one terminal record."""
     records: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
@@ -80,7 +80,7 @@ def read_journals(paths: Sequence[Path], ledger: Ledger) -> JournalFacts:
     return JournalFacts(records.total(), ended, dict(outcomes))
 
 
-def judge_leaks(pids: set[int], ledger: Ledger) -> None:
+def judge_leaks(pids: set[int], ledger: ChaosLedger) -> None:
     """Check that no process and no shared memory is left; call it when everything was stopped."""
     if alive := [pid for pid in pids if _is_alive(pid)]:
         ledger.faults.append(f"afterwards: processes are left: {alive}")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from perf.chaos.clients import Ledger
+from perf.chaos.clients import ChaosLedger
 
 _FORM: Final = {
     "type": "object",
@@ -101,7 +101,7 @@ class EveryKind:
 
     http: aiohttp.ClientSession
     url: str
-    ledger: Ledger
+    ledger: ChaosLedger
     rng: random.Random
     _number: "itertools.count[int]" = field(default_factory=itertools.count)
     _known: dict[str, str] = field(default_factory=dict)

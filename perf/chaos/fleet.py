@@ -19,7 +19,7 @@ from pathlib import Path
 
 from perf.chaos import checks
 from perf.chaos.__main__ import merged, play, shown
-from perf.chaos.clients import KINDS, Ledger
+from perf.chaos.clients import KINDS, ChaosLedger
 from perf.chaos.faults import (
     DIES,
     Fault,
@@ -132,7 +132,7 @@ async def settled(world: World) -> None:
     await until_whole(world)
 
 
-async def judge_store(store: StoreServer, ledger: Ledger) -> dict[str, int]:
+async def judge_store(store: StoreServer, ledger: ChaosLedger) -> dict[str, int]:
     """Check that each durable task that was promised has an end in the store."""
     promised = Counter(ledger.durable_ids)
     if doubled := [one for one in promised if promised[one] > 1]:
@@ -160,7 +160,7 @@ async def _main() -> int:
     parser.add_argument("--clients", type=int, default=2, help="of each kind")
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos.fleet", *sys.argv[1:])
-    console, ledger, pids = new_console(160), Ledger(), set[int]()
+    console, ledger, pids = new_console(160), ChaosLedger(), set[int]()
     stops = args.kills if args.stops is None else args.stops
     program = store_program()
     if program is None:

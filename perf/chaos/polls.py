@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from perf.chaos.clients import Ledger
+from perf.chaos.clients import ChaosLedger
 from perf.chaos.world import World, stood_still
 
 EVERY_S = 0.05
@@ -41,7 +41,7 @@ class Polled:
 class Polls:
     """Polls of all orchestrators, until they are stopped."""
 
-    def __init__(self, world: World, ledger: Ledger, *, task_within_s: float = 0.0) -> None:
+    def __init__(self, world: World, ledger: ChaosLedger, *, task_within_s: float = 0.0) -> None:
         """``task_within_s``: longest wait for what is said of a durable task, whichever is asked;
         0: nobody asks."""
         self.polled = Polled()

@@ -17,10 +17,10 @@ from typing import Any, Final
 import aiohttp
 
 from perf.chaos import checks
-from perf.chaos.clients import Ledger, SteadyClients
+from perf.chaos.clients import ChaosLedger, SteadyClients
 from perf.chaos.every_kind import EveryKind
 from perf.chaos.world import World, orchestrating
-from perf.load.usage import PARTS, Looks, Usage
+from perf.load.usage import PARTS, Looks, ServerUsage
 from perf.report.stats import median
 from perf.stack.stack import StackSpec, tritons
 
@@ -37,7 +37,7 @@ class BadClient:
 
     http: aiohttp.ClientSession
     url: str
-    ledger: Ledger
+    ledger: ChaosLedger
     rng: random.Random
 
     async def visit(self) -> None:
@@ -139,7 +139,7 @@ is a fault."""
 class Soak:
     """Findings of a soak; the parts of ``looks`` are orchestrator, Triton and worker."""
 
-    ledger: Ledger
+    ledger: ChaosLedger
     looks: Looks = field(default_factory=Looks)
     journal: checks.JournalFacts | None = None
 
@@ -147,7 +147,7 @@ class Soak:
 async def run(seconds: float, seed: int) -> Soak:
     """Soak a Triton and an orchestrator of its own. Raises ``ProvisionError`` when one of them
     cannot be started."""
-    ledger = Ledger(round="soak")
+    ledger = ChaosLedger(round="soak")
     found = Soak(ledger)
     async with (
         tritons(SPEC, 1) as instances,
@@ -162,8 +162,8 @@ async def run(seconds: float, seed: int) -> Soak:
         load = SteadyClients(world, ledger, seed, pause_s=0.0, silent_s=SILENT_S)
         await load.start(1)
 
-        def look() -> dict[str, Usage]:
-            return {part: Usage.of_each(pids) for part, pids in world.parts().items()}
+        def look() -> dict[str, ServerUsage]:
+            return {part: ServerUsage.of_each(pids) for part, pids in world.parts().items()}
 
         begun, rng = time.monotonic(), random.Random(f"bad clients {seed}")
         async with found.looks.looking(look):
@@ -185,7 +185,7 @@ async def run(seconds: float, seed: int) -> Soak:
 
 
 async def _more(
-    world: World, ledger: Ledger, rng: random.Random, every_s: float, until: float
+    world: World, ledger: ChaosLedger, rng: random.Random, every_s: float, until: float
 ) -> None:
     """Send what is wrong every so many seconds, and each kind in turn eight times as often."""
     url, timeout = world.orchestrators[0].url, aiohttp.ClientTimeout(total=60.0)
@@ -200,7 +200,7 @@ async def _more(
         group.create_task(visit_on(EveryKind(http, url, ledger, rng), every_s / 8))
 
 
-def judge_answers(ledger: Ledger) -> None:
+def judge_answers(ledger: ChaosLedger) -> None:
     """Check that every request is met and none sent elsewhere: nothing was done to any process."""
     for counts in ledger.outcomes.values():
         for (kind, outcome), count in counts.items():

@@ -1,20 +1,111 @@
-"""Two orchestrators, each with a journal, in front of Tritons, to which faults can happen."""
+"""Two orchestrators, each with a journal, in front of Tritons, to which faults can happen, and the
+gates between them."""
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 from catalog.paths import state_dir
-from perf.chaos.gates import Gate
 from perf.load.connection import HOST
 from perf.stack.constants import with_constants
 from perf.stack.stack import StackSpec, tritons
-from pool.process.ports import free_ports
+from pool.process.ports import free_ports, host_port
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
+
+_PIECE = 64 * 1024
+
+
+class LaneGate:
+    """A gate between one orchestrator and its Tritons, open at first: lanes go through a port of
+    this process for each of ``targets``, at ``addresses`` in the same order.
+
+    While it is shut open lanes break, and new ones get nowhere: what a restarted orchestrator has
+    taken on waits for its model, with whoever follows it. Nobody else's lanes notice.
+    """
+
+    def __init__(self, targets: Sequence[str]) -> None:
+        self.addresses: list[str] = []
+        self._targets = targets
+        self._is_shut = False
+        self._passing: set[asyncio.WriteTransport] = set()
+        self._forwarding: set[asyncio.Task[None]] = set()
+        self._servers = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for target in self._targets:
+            server = await asyncio.start_server(partial(self._accept, target), HOST, 0)
+            await self._servers.enter_async_context(server)
+            host, port = server.sockets[0].getsockname()[:2]
+            self.addresses.append(host_port(host, port))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.shut()
+        await self._servers.aclose()
+        await asyncio.gather(*self._forwarding, return_exceptions=True)
+
+    def shut(self) -> None:
+        """Break open connections, and let nobody through."""
+        self._is_shut = True
+        for transport in tuple(self._passing):
+            transport.abort()
+
+    def open(self) -> None:
+        """Let through whoever comes from now on."""
+        self._is_shut = False
+
+    def _accept(
+        self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        forwarding = asyncio.create_task(self._forward(target, reader, writer))
+        self._forwarding.add(forwarding)
+        forwarding.add_done_callback(self._forwarding.discard)
+
+    async def _forward(
+        self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        host, _, port = target.rpartition(":")
+        transports = {writer.transport}
+        self._passing |= transports
+        try:
+            if self._is_shut:
+                return
+            there_reader, there = await asyncio.open_connection(host, int(port))
+            transports.add(there.transport)
+            self._passing |= transports
+            if self._is_shut:
+                return
+            ways = [_carry(reader, there), _carry(there_reader, writer)]
+            carrying = [asyncio.ensure_future(way) for way in ways]
+            try:
+                await asyncio.wait(carrying, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in carrying:
+                    way.cancel()
+                await asyncio.gather(*carrying, return_exceptions=True)
+        except OSError:  # no Triton is there
+            pass
+        finally:
+            for transport in transports:
+                transport.abort() if self._is_shut else transport.close()
+            self._passing -= transports
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes from ``reader`` to ``writer`` until either end is gone."""
+    try:
+        while piece := await reader.read(_PIECE):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        pass
+
 
 READY_S = 60.0
 GRACE_S = 5.0
@@ -33,7 +124,7 @@ class World:
     tritons: Sequence[TritonInstance]
     orchestrators: Sequence[OrchestratorProcess]
     journals: Sequence[Path]
-    gates: Sequence[Gate] = ()
+    gates: Sequence[LaneGate] = ()
     """Gate of each orchestrator, which its lanes go through; none where they go straight to the
     Tritons."""
     still: dict[int, float] = field(default_factory=dict)
@@ -113,8 +204,8 @@ async def running(spec: StackSpec) -> AsyncIterator[World]:
         async with tritons(spec, 2) as instances:
             targets = [one.grpc_address for one in instances]
             async with (
-                Gate(targets) as first,
-                Gate(targets) as second,
+                LaneGate(targets) as first,
+                LaneGate(targets) as second,
                 orchestrating([first.addresses, second.addresses]) as (
                     orchestrators,
                     journals,

@@ -14,9 +14,9 @@ import time
 from typing import Any, Final, NamedTuple
 
 from perf.clips import soak
-from perf.clips.client import ClipRequest, Reply, SlotClient
+from perf.clips.client import ClipReply, ClipRequest, SlotClient
 from perf.clips.stack import SlotServer, SlotSpec, serving
-from perf.load.usage import Usage, cpu_s
+from perf.load.usage import ServerUsage, cpu_s
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import begin, new_console, new_parser, result, status_of, within
 from perf.report.recording import Recording
@@ -41,7 +41,7 @@ _STAGES: Final = {"audio": "speech", "image": "portrait", "video": "video", "cli
 class ClipTurn(NamedTuple):
     """Clips that were rendered for some clients in a turn."""
 
-    replies: list[Reply]
+    replies: list[ClipReply]
     per_minute: float
     cpu_per_clip_s: float
 
@@ -52,7 +52,7 @@ def recipe_of(text: str = _TEXT, *, size: int = 0, fps: int = 24) -> dict[str, A
 
 async def closed_loop(client: SlotClient, pid: int, clients: int, clips: int) -> ClipTurn:
     """Have ``clips`` rendered by ``clients`` in all. Raises ``RuntimeError`` when one fails."""
-    left, replies = itertools.count(), list[Reply]()
+    left, replies = itertools.count(), list[ClipReply]()
 
     async def one() -> None:
         while next(left) < clips:
@@ -74,11 +74,11 @@ async def run(server: SlotServer, *, quick: bool) -> list[Figure]:
     turns: dict[int, list[ClipTurn]] = {clients: [] for clients in LEVELS}
     async with SlotClient(server.grpc_address) as client:
         await closed_loop(client, server.pid, 1, _WARM_UP)
-        before = Usage.of(server.pid).rss_mib
+        before = ServerUsage.of(server.pid).rss_mib
         for _ in range(rounds):
             for clients, into in turns.items():
                 into.append(await closed_loop(client, server.pid, clients, clips))
-        after = Usage.of(server.pid).rss_mib
+        after = ServerUsage.of(server.pid).rss_mib
     figures, of = [], Figure.of
     for clients, its in turns.items():
         label = f"{clients} at once" if clients > 1 else "one at a time"
@@ -101,7 +101,7 @@ async def run(server: SlotServer, *, quick: bool) -> list[Figure]:
     ]
 
 
-def _stages(replies: list[Reply]) -> list[Figure]:
+def _stages(replies: list[ClipReply]) -> list[Figure]:
     figures = []
     for stage, label in _STAGES.items():
         values = [float(reply.facts[f"{stage}_ms"]) for reply in replies]

@@ -43,7 +43,7 @@ class ClipRequest:
 
 
 @dataclass(slots=True)
-class Reply:
+class ClipReply:
     """Answer to a request. ``facts`` is the result's event; times are on ``time.monotonic``."""
 
     asked_at: float
@@ -84,7 +84,7 @@ class SlotClient:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def render(self, ask: ClipRequest) -> Reply:
+    async def render(self, ask: ClipRequest) -> ClipReply:
         """Have a clip rendered; never raises for what the server answers."""
         given = triton.InferInput("recipe", [1], "BYTES")
         given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
@@ -92,7 +92,7 @@ class SlotClient:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield {"model_name": MODEL, "inputs": [given], "parameters": ask.parameters}
 
-        reply = Reply(time.monotonic())
+        reply = ClipReply(time.monotonic())
         # The stream's own end is not waited for: the last answer says that it is the last.
         responses = self._client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
         try:
@@ -128,13 +128,13 @@ def _words(error: InferenceServerException) -> str:
     return str(error.message())
 
 
-async def render(address: str, ask: ClipRequest) -> Reply:
+async def render(address: str, ask: ClipRequest) -> ClipReply:
     """Have ``ask`` rendered on a connection of its own."""
     async with SlotClient(address) as client:
         return await client.render(ask)
 
 
-async def render_all(address: str, asks: list[ClipRequest]) -> list[Reply]:
+async def render_all(address: str, asks: list[ClipRequest]) -> list[ClipReply]:
     """Have all of ``asks`` rendered at once, on one connection."""
     async with SlotClient(address) as client:
         return await asyncio.gather(*(client.render(ask) for ask in asks))

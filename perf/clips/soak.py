@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from perf.clips.client import ClipRequest, Reply, render, render_all
+from perf.clips.client import ClipReply, ClipRequest, render, render_all
 from perf.clips.stack import SlotServer, SlotSpec, serving
-from perf.load.usage import Looks, Usage
+from perf.load.usage import Looks, ServerUsage
 from perf.report.bundle import Figure
 
 SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
@@ -65,7 +65,7 @@ class Visit:
 class SlotSoak:
     """Findings of a soak."""
 
-    replies: list[tuple[float, Visit, Reply]] = field(default_factory=list)
+    replies: list[tuple[float, Visit, ClipReply]] = field(default_factory=list)
     looks: Looks = field(default_factory=Looks)
     faults: list[str] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ async def soak(server: SlotServer, seconds: float, seed: int = 1) -> SlotSoak:
     for _ in range(_WARM_UP):  # in all of the buffers
         await render_all(server.grpc_address, [largest] * SPEC.slots)
     begun = time.monotonic()
-    looking = found.looks.looking(lambda: {_SERVER: Usage.of(server.pid)})
+    looking = found.looks.looking(lambda: {_SERVER: ServerUsage.of(server.pid)})
     async with looking, asyncio.TaskGroup() as group:
         while time.monotonic() - begun < seconds:
             group.create_task(_visit(server, begun, next(source), found))

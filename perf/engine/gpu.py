@@ -49,7 +49,7 @@ class EngineRun:
     finished: JobFinished | None = None
 
 
-class Runs:
+class GpuRuns:
     """Jobs of an engine, which this starts, with the time of every event. No two of their prompts
     begin alike."""
 
@@ -99,7 +99,7 @@ class Runs:
 
 
 @dataclass(slots=True)
-class Place:
+class GpuPlace:
     """Where a run measures: a checkpoint, and a device. ``card`` is that of the last engine."""
 
     path: Path
@@ -108,18 +108,18 @@ class Place:
     card: ModelCard | None = None
 
     @contextmanager
-    def running(self, **settings: object) -> Iterator[Runs]:
+    def running(self, **settings: object) -> Iterator[GpuRuns]:
         """An engine of these settings, as a worker builds it."""
         given = {"model_path": self.path, "engine": "torch", "device": self.device} | settings
         built = build_engine(WorkerSettings(**given))  # type: ignore[arg-type]
         self.card = built.card
         try:
-            yield Runs(built.engine, built.card.vocab_size)
+            yield GpuRuns(built.engine, built.card.vocab_size)
         finally:
             built.engine.stop()
 
 
-def loader(place: Place) -> Iterator[Figure]:
+def loader(place: GpuPlace) -> Iterator[Figure]:
     """Load as a worker does by default, and run a full batch; what is left of the memory then."""
     torch.zeros(1, device=place.device)  # starts CUDA
     started = time.monotonic()
@@ -138,11 +138,11 @@ def loader(place: Place) -> Iterator[Figure]:
             yield Figure.of(f"loader.{when}_gib", label, "GiB", [gib], better="higher")
 
 
-def _free_gib(place: Place) -> float:
+def _free_gib(place: GpuPlace) -> float:
     return torch.cuda.mem_get_info()[0] / 2**30 if place.device == "cuda" else 0.0
 
 
-def engine(place: Place) -> Iterator[Figure]:
+def engine(place: GpuPlace) -> Iterator[Figure]:
     """Measure the model: decodes, prompts, cancels."""
     tiny = place.shape == "tiny"
     batches, keys, answer = ((1, 2, 4), 40, 10) if tiny else ((1, 8, 32, 64), 1024, 96)
@@ -169,7 +169,7 @@ def _rate(key: str, label: str, rate: float) -> Figure:
     return Figure.of(f"{key}.tokens_per_s", label, "tokens/s", [rate], better="higher")
 
 
-def _decodes_per_s(runs: Runs, batch: int, keys: int, answer: int) -> float:
+def _decodes_per_s(runs: GpuRuns, batch: int, keys: int, answer: int) -> float:
     """Tokens per second once each row of a batch has its first."""
     rows = [runs.submit(runs.prompt(keys - 1), answer) for _ in range(batch)]
     runs.wait_ended(rows)
@@ -178,7 +178,7 @@ def _decodes_per_s(runs: Runs, batch: int, keys: int, answer: int) -> float:
     return len(times) / (max(times) - begun)
 
 
-def _cancels_ms(runs: Runs, beside: int, keys: int, count: int) -> list[float]:
+def _cancels_ms(runs: GpuRuns, beside: int, keys: int, count: int) -> list[float]:
     """Time of each cancel until slot and blocks are free, with the device quiescent."""
     draw, freed = random.Random(SEED), list[float]()
     others = [runs.submit(runs.prompt(8), keys) for _ in range(beside)]
@@ -197,7 +197,7 @@ def _cancels_ms(runs: Runs, beside: int, keys: int, count: int) -> list[float]:
     return freed
 
 
-def resume(place: Place) -> Iterator[Figure]:
+def resume(place: GpuPlace) -> Iterator[Figure]:
     """First token of a conversation after a restart: from disk, and computed again (WK-6)."""
     tokens = min(8192, read_config(place.path).context_tokens - 16)
     disk = KvSettings(disk_path=place.path.parent / "kv")
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"torch {torch.__version__} sees no usable GPU; --device cpu --shape 0.5b")
     recording = begin(parser, options, "perf.engine.gpu", *given, seed=SEED)
     scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-", dir=roomy_folder()))
-    place = Place(scratch / "model", options.device, options.shape)
+    place = GpuPlace(scratch / "model", options.device, options.shape)
     results: list[BenchResult] = []
     try:
         if not (place.path / "config.json").exists():

@@ -50,7 +50,7 @@ from perf.engine.checkpoints import SHAPES, make_checkpoint, roomy_folder, set_e
 from perf.goodput.front import Front, fronts
 from perf.goodput.load import (
     DrawnLoad,
-    Source,
+    LoadSource,
     at_once,
     drawn_load,
     log_normal,
@@ -61,7 +61,7 @@ from perf.load.connection import HOST
 from perf.load.drive import PATH
 from perf.load.lane import open_lane
 from perf.load.open_loop import NEVER_MS, StreamRequest
-from perf.load.outcomes import Cell, Turn
+from perf.load.outcomes import Cell, OfferedTurn
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.report.bundle import BenchResult, Figure
@@ -114,7 +114,9 @@ class Scene(NamedTuple):
     def __str__(self) -> str:
         return f"{self.trace}, deadlines: {self.manner}"
 
-    def cell(self, policy: Policy, load: float, turns: Sequence[Turn], counted: Scrape) -> Cell:
+    def cell(
+        self, policy: Policy, load: float, turns: Sequence[OfferedTurn], counted: Scrape
+    ) -> Cell:
         """Cell of the requests of some windows; ``counted`` is what the service counted meanwhile.
         Would-be refusals that were let in to learn from and were met are false refusals."""
         key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
@@ -128,10 +130,10 @@ class Scene(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class GoodputOptions:
     """Policies to compare, and the loads to compare them on."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[LoadSource, ...]
     manners: tuple[Manner, ...]
     is_poisson: bool
     policies: tuple[Policy, ...]
@@ -159,7 +161,7 @@ class Choices:
             return SPEC
         return StackSpec("torch", self.device, model=self.model, model_name=self.model.name)
 
-    def load(self, source: Source, manner: Manner, card: ModelCard) -> DrawnLoad:
+    def load(self, source: LoadSource, manner: Manner, card: ModelCard) -> DrawnLoad:
         return drawn_load(
             source,
             SPEED,
@@ -190,7 +192,7 @@ SPEC = StackSpec(
 )
 
 
-async def run(choices: Choices, console: Console) -> Measured:
+async def run(choices: GoodputOptions, console: Console) -> Measured:
     """Run all cells: policies in turns within a load, loads within a scene."""
     cells: list[Cell] = []
     capacities: dict[str, float] = {}
@@ -224,7 +226,7 @@ class _Contest:
 
     scene: Scene
     load: DrawnLoad
-    choices: Choices
+    choices: GoodputOptions
     fronts: Mapping[str, Front]
 
     async def capacity(self) -> float:
@@ -255,7 +257,9 @@ class _Contest:
     async def cells(self, factor: float, capacity: float) -> list[Cell]:
         """Windows of all policies at one load, another policy first in each turn."""
         size, policies = self.choices.size, self.choices.policies
-        found: dict[str, list[tuple[Turn, Scrape]]] = {policy.name: [] for policy in policies}
+        found: dict[str, list[tuple[OfferedTurn, Scrape]]] = {
+            policy.name: [] for policy in policies
+        }
         for number in range(size.turns):
             first = number % len(policies)
             for policy in policies[first:] + policies[:first]:
@@ -276,12 +280,14 @@ class _Contest:
             for policy in policies
         ]
 
-    async def _window(self, front: Front, asks: list[StreamRequest]) -> tuple[Turn, Scrape]:
+    async def _window(self, front: Front, asks: list[StreamRequest]) -> tuple[OfferedTurn, Scrape]:
         """Requests of one policy, and what the service counted meanwhile."""
         before = await scrape(HOST, front.service.port)
         results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
         counted = Scrape.between(before, await scrape(HOST, front.service.port))
-        return Turn.of(asks, results, self.choices.size.warm_s, self.choices.size.window_s), counted
+        return OfferedTurn.of(
+            asks, results, self.choices.size.warm_s, self.choices.size.window_s
+        ), counted
 
 
 def _patience_s(ask: StreamRequest) -> float:
@@ -320,7 +326,7 @@ async def _main() -> int:
 
 
 @contextmanager
-def _written(choices: Choices, answers: float | None) -> Iterator[Choices]:
+def _written(choices: GoodputOptions, answers: float | None) -> Iterator[GoodputOptions]:
     """``choices`` whose model is there: one that is a shape is written, and removed afterwards."""
     shape = choices.model.name if choices.model and not choices.model.exists() else ""
     if not shape:
@@ -351,7 +357,7 @@ def new_arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def choices_of(args: argparse.Namespace) -> Choices:
+def choices_of(args: argparse.Namespace) -> GoodputOptions:
     """Choices that the options state. Raises ``ValueError`` for options that do not fit each
     other."""
     size = FULL
@@ -363,7 +369,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
     if args.arrivals == "trace" and not args.trace:
         raise ValueError("--arrivals trace needs a --trace")
     default = Manner.CONSTANT if args.model else Manner.PROPORTIONAL
-    choices = Choices(
+    choices = GoodputOptions(
         sources=tuple(source_of(file) for file in args.trace) or (log_normal(SEED),),
         manners=tuple(map(Manner, args.deadlines)) or (default,),
         is_poisson=args.arrivals == "poisson" or not args.trace,
@@ -375,7 +381,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
     return _of_a_model(choices, has_trace=bool(args.trace)) if choices.model else choices
 
 
-def _of_a_model(choices: Choices, *, has_trace: bool) -> Choices:
+def _of_a_model(choices: GoodputOptions, *, has_trace: bool) -> GoodputOptions:
     """``choices`` without what only a synthetic engine has. Raises ``ValueError``."""
     assert choices.model is not None
     if not choices.model.exists() and str(choices.model) not in SHAPES:

@@ -13,7 +13,7 @@ from perf.load.trace import (
     PROMPT_SCALE,
     Application,
     Manner,
-    Request,
+    TracedRequest,
     TraceLoad,
     TraceRow,
     read_trace,
@@ -30,7 +30,7 @@ _FRESH = random.Random()
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LoadSource:
     """Source of sizes and arrivals, in a trace's units."""
 
     name: str
@@ -38,20 +38,20 @@ class Source:
     applications: tuple[Application, ...]
 
 
-def source_of(file: Path) -> Source:
+def source_of(file: Path) -> LoadSource:
     """Source of a trace. Its clients write code where the file's name says so, else they chat."""
     name = "code" if "code" in file.stem else file.stem.rpartition("-")[2]
-    return Source(name, read_trace(file), CODE if name == "code" else CHAT)
+    return LoadSource(name, read_trace(file), CODE if name == "code" else CHAT)
 
 
-def log_normal(seed: int) -> Source:
+def log_normal(seed: int) -> LoadSource:
     """Source of mixed requests, drawn: most are short, some are long."""
     rng = random.Random(seed)
     rows = [
         TraceRow(float(i), PROMPT_SCALE * _PROMPTS.draw(rng), ANSWER_SCALE * _ANSWERS.draw(rng))
         for i in range(_ROWS)
     ]
-    return Source(LOG_NORMAL, rows, CHAT)
+    return LoadSource(LOG_NORMAL, rows, CHAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class DrawnLoad:
             for request in self.trace.requests(per_s, seconds, seed)
         ]
 
-    def _body(self, request: Request, knows_lengths: bool) -> dict[str, object]:
+    def _body(self, request: TracedRequest, knows_lengths: bool) -> dict[str, object]:
         # New ids each time, whatever the seed: no policy may find in a worker's cache what was
         # computed for the one before it.
         length = request.answer_tokens
@@ -105,7 +105,7 @@ def at_once(
 
 
 def drawn_load(
-    source: Source,
+    source: LoadSource,
     speed: Speed,
     manner: Manner,
     model: str,
@@ -128,7 +128,7 @@ def drawn_load(
     return DrawnLoad(trace, model, vocab_size, has_own_ends)
 
 
-def _ask(request: Request, body: dict[str, object]) -> StreamRequest:
+def _ask(request: TracedRequest, body: dict[str, object]) -> StreamRequest:
     return StreamRequest(
         request.at_s,
         _ms(request.deadline_ms),

@@ -9,7 +9,6 @@
 - ``trace``        requests as a real service got them
 - ``chats``        stories for the demo model, which ends them itself
 - ``cells``        mixed requests on which the best number of rows depends
-- ``askers``       clients that are refused here and go there, and hear every part of a text
 - ``outcomes``     what became of requests, as clients judge it: turns and cells
-- ``cpu``          CPU time of another process
+- ``usage``        CPU time and memory of other processes
 """

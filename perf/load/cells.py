@@ -34,7 +34,7 @@ class CellRequest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class CellStream:
     """Requests of one kind. They come by chance, ``per_s`` on average, within the first ``on_s`` of
     every ``every_s``. Each has one of the deadlines."""
 
@@ -69,7 +69,7 @@ class Mix:
     """Several kinds side by side. ``focus`` is the kind that a table tells apart, if any."""
 
     name: str
-    streams: tuple[Stream, ...]
+    streams: tuple[CellStream, ...]
     focus: str = ""
 
     @property
@@ -91,20 +91,20 @@ _FACTS = Sizes(median=18, sigma=0.4, least=4, most=49)
 _STORIES = Sizes(median=170, sigma=0.22, least=60, most=320)
 _ANY = Sizes(median=60, sigma=0.6, least=10, most=200)
 _PAGES = Sizes(median=1500, sigma=0.01, least=1400, most=1600)
-_FACT = Stream("facts", 1.0, _PROMPTS, _FACTS, (2000.0,))
-_STORY = Stream("stories", 1.0, _PROMPTS, _STORIES, (2000.0,))
+_FACT = CellStream("facts", 1.0, _PROMPTS, _FACTS, (2000.0,))
+_STORY = CellStream("stories", 1.0, _PROMPTS, _STORIES, (2000.0,))
 
 
 def mixes(capacity: float) -> list[Mix]:
     """All cells, for an engine with this ``capacity`` in requests per second."""
     twice, share = 2 * capacity, capacity / 25
 
-    def both(per_s: float, deadlines_ms: tuple[float, ...] = (2000.0,)) -> tuple[Stream, ...]:
+    def both(per_s: float, deadlines_ms: tuple[float, ...] = (2000.0,)) -> tuple[CellStream, ...]:
         return tuple(
             replace(each, per_s=per_s / 2, deadlines_ms=deadlines_ms) for each in (_FACT, _STORY)
         )
 
-    small = Stream("small", 4 * share, _PROMPTS, _ANY, (2000.0,), tenant="small")
+    small = CellStream("small", 4 * share, _PROMPTS, _ANY, (2000.0,), tenant="small")
     batch = replace(
         _STORY,
         kind="batch",
@@ -113,7 +113,7 @@ def mixes(capacity: float) -> list[Mix]:
         deadlines_ms=(10_000.0,),
     )
     asked = replace(_STORY, kind="interactive", per_s=8 * share, deadlines_ms=(1500.0,))
-    long = Stream("long", 1.0, _PAGES, _FACTS, (4000.0,))
+    long = CellStream("long", 1.0, _PAGES, _FACTS, (4000.0,))
     short = replace(_STORY, kind="short", per_s=8 * share, deadlines_ms=(1000.0,))
     flood = tuple(replace(each, tenant="big") for each in both(2.5 * capacity))
     bursts = tuple(replace(each, on_s=4.0, every_s=8.0) for each in both(3 * capacity))

@@ -26,7 +26,7 @@ from perf.report.stats import percentile
 _DRAIN_S = 30.0
 
 
-class LoadError(RuntimeError):
+class LoadFailed(RuntimeError):
     """The server answered with an error, hung up, or lost a token."""
 
 
@@ -93,13 +93,13 @@ class SseClient:
         self.socket.sendall(self._request)
 
     def receive(self, now: float, gaps: list[float] | None) -> int:
-        """Read what is there; returns how many events it held. Raises ``LoadError``."""
+        """Read what is there; returns how many events it held. Raises ``LoadFailed``."""
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
             return 0
         if not data:
-            raise LoadError(f"the server hung up after {self._events} events")
+            raise LoadFailed(f"the server hung up after {self._events} events")
         if not self._events:
             self._check_status(data)
         joined = self._tail + data if len(data) < TAIL else data
@@ -118,15 +118,15 @@ class SseClient:
     def _check_status(self, data: bytes) -> None:
         head = self._tail + data
         if len(head) >= 12 and head[9:12] != b"200":
-            raise LoadError(f"the server answered {head[:600].decode(errors='replace')!r}")
+            raise LoadFailed(f"the server answered {head[:600].decode(errors='replace')!r}")
 
     def _finish(self) -> None:
-        """Account for every token of the response that just ended. Raises ``LoadError``."""
+        """Account for every token of the response that just ended. Raises ``LoadFailed``."""
         usage = USAGE.findall(self._tail)
         generated = int(usage[-1]) if usage else None
         expected = self._max_tokens + self._plan.overhead_events
         if generated != self._max_tokens or self._events != expected:
-            raise LoadError(
+            raise LoadFailed(
                 f"a stream of {self._max_tokens} tokens reported {generated} and had "
                 f"{self._events} events instead of {expected}: {self._tail[-300:]!r}"
             )
@@ -134,7 +134,7 @@ class SseClient:
 
 
 def run(plan: ClosedLoopPlan) -> LoadResult:
-    """Run the whole load in this thread. Raises ``LoadError`` when anything at all is missing."""
+    """Run the whole load in this thread. Raises ``LoadFailed`` when anything at all is missing."""
     max_tokens = plan.body["max_tokens"]
     if not isinstance(max_tokens, int):
         raise ValueError("body.max_tokens must be a number")
@@ -201,11 +201,11 @@ class _Reader:
             self._round(end - now, gaps, again=True)
 
     def drain(self, end: float) -> None:
-        """Read what runs to its end. Raises ``LoadError`` when it does not come in time."""
+        """Read what runs to its end. Raises ``LoadFailed`` when it does not come in time."""
         while any(client.busy for client in self._clients):
             now = time.perf_counter()
             if now > end:
-                raise LoadError("streams did not end after the last window")
+                raise LoadFailed("streams did not end after the last window")
             self._round(end - now, None, again=False)
 
     def _round(self, left_s: float, gaps: list[float] | None, *, again: bool) -> None:
@@ -229,7 +229,7 @@ def main() -> int:
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ClosedLoopPlan)
     try:
         result = run(plan)
-    except (LoadError, OSError) as error:
+    except (LoadFailed, OSError) as error:
         print(f"load generator: {error}", file=sys.stderr)
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(result))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from perf.load import open_loop
-from perf.load.closed_loop import ClosedLoopPlan, LoadError, LoadResult
+from perf.load.closed_loop import ClosedLoopPlan, LoadFailed, LoadResult
 from perf.load.connection import EVENT, FIRST_TEXT, HOST, HttpConnection
 
 _MARGIN_S = 45.0
@@ -35,7 +35,7 @@ class FloodTarget:
     model: str = "demo"
 
 
-class Windows(NamedTuple):
+class MeasuredWindows(NamedTuple):
     """Measured stretches of time, one behind the other: ``number`` of ``window_s``, after
     ``warm_s``."""
 
@@ -80,7 +80,7 @@ def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
 
 
 async def apply(plan: ClosedLoopPlan) -> LoadResult:
-    """Generate the load. Raises ``LoadError`` when a token was lost or the time is up."""
+    """Generate the load. Raises ``LoadFailed`` when a token was lost or the time is up."""
     budget_s = plan.warm_s + plan.windows * plan.window_s + _MARGIN_S
     return msgspec.json.decode(
         await _generate("perf.load.closed_loop", plan, budget_s), type=LoadResult
@@ -88,7 +88,7 @@ async def apply(plan: ClosedLoopPlan) -> LoadResult:
 
 
 async def apply_open_loop(plan: open_loop.OpenLoopPlan) -> list[open_loop.Result]:
-    """Offer the requests of an open loop. Raises ``LoadError`` when the time is up."""
+    """Offer the requests of an open loop. Raises ``LoadFailed`` when the time is up."""
     last_s = plan.asks[-1].at_s if plan.asks else 0.0
     budget_s = last_s + plan.linger_s + _MARGIN_S
     return msgspec.json.decode(
@@ -99,7 +99,7 @@ async def apply_open_loop(plan: open_loop.OpenLoopPlan) -> list[open_loop.Result
 async def _generate(
     module: str, plan: ClosedLoopPlan | open_loop.OpenLoopPlan, budget_s: float
 ) -> bytes:
-    """Run ``module`` with ``plan`` as a file; returns what it prints. Raises ``LoadError``."""
+    """Run ``module`` with ``plan`` as a file; returns what it prints. Raises ``LoadFailed``."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         await asyncio.to_thread(Path(file.name).write_bytes, msgspec.json.encode(plan))
         process = await asyncio.create_subprocess_exec(
@@ -114,12 +114,12 @@ async def _generate(
             async with asyncio.timeout(budget_s):
                 output, errors = await process.communicate()
         except TimeoutError as error:
-            raise LoadError(f"the load generator did not end within {budget_s:.0f} s") from error
+            raise LoadFailed(f"the load generator did not end within {budget_s:.0f} s") from error
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
     if process.returncode != 0:
-        raise LoadError(errors.decode(errors="replace").strip())
+        raise LoadFailed(errors.decode(errors="replace").strip())
     return output
 
 
@@ -127,14 +127,14 @@ async def stream(
     port: int,
     body: Mapping[str, object],
     clients: int,
-    windows: Windows,
+    windows: MeasuredWindows,
     *,
     watch: Mapping[str, int] | None = None,
     poll_ms: float = 0.0,
 ) -> LoadResult:
     """Load a server with ``clients`` that stream ``body`` again and again; see ``ClosedLoopPlan``.
 
-    Raises ``LoadError`` as ``apply`` does.
+    Raises ``LoadFailed`` as ``apply`` does.
     """
     warm_s, window_s, number = windows
     return await apply(
@@ -154,7 +154,7 @@ async def stream(
     )
 
 
-async def flood(target: FloodTarget, windows: Windows) -> LoadResult:
+async def flood(target: FloodTarget, windows: MeasuredWindows) -> LoadResult:
     """Load ``target`` with 32 streaming clients, each taking tokens as fast as they come."""
     body = completion(target.model, MAX_TOKENS)
     return await stream(target.port, body, CLIENTS, windows, watch=target.watch, poll_ms=POLL_MS)
@@ -168,7 +168,7 @@ async def in_turns(
     results: tuple[list[LoadResult], list[LoadResult]] = ([], [])
     for _ in range(rounds):
         for target, into in zip((first, second), results, strict=True):
-            into.append(await flood(target, Windows(0.3, window_s, 2)))
+            into.append(await flood(target, MeasuredWindows(0.3, window_s, 2)))
     return _joined(results[0]), _joined(results[1])
 
 
@@ -184,12 +184,12 @@ def _joined(results: list[LoadResult]) -> LoadResult:
 async def overhead_events(port: int, body: dict[str, object]) -> int:
     """Events of a stream that carry no token, counted on one stream by its JSON.
 
-    Raises ``LoadError`` when there is not exactly one event per token.
+    Raises ``LoadFailed`` when there is not exactly one event per token.
     """
     async with HttpConnection(HOST, port) as connection:
         connection.send("POST", PATH, body)
         response = await connection.finish()
     with_text = len(FIRST_TEXT.findall(response))
     if with_text != body["max_tokens"]:
-        raise LoadError(f"{body['max_tokens']} tokens came as {with_text} events with text")
+        raise LoadFailed(f"{body['max_tokens']} tokens came as {with_text} events with text")
     return response.count(EVENT) - with_text

@@ -28,7 +28,7 @@ _BUDGET_MS = 300_000.0
 """Budget of every job: longer than the slowest of them would take to its end."""
 
 
-class LaneJob:
+class SentJob:
     """One job as its frames arrive. Times are ``perf_counter`` seconds."""
 
     def __init__(self, handle: int) -> None:
@@ -46,14 +46,14 @@ class BenchLane:
         self.stats: WorkerStats | None = None
         self._name = name
         self._outbox = outbox
-        self._jobs: dict[int, LaneJob] = {}
+        self._jobs: dict[int, SentJob] = {}
         self._handles = 0
         self._news = asyncio.Event()
 
-    def submit(self, max_tokens: int) -> LaneJob:
+    def submit(self, max_tokens: int) -> SentJob:
         """Start a greedy job of exactly ``max_tokens`` on a short prompt."""
         self._handles += 1
-        job = self._jobs[self._handles] = LaneJob(self._handles)
+        job = self._jobs[self._handles] = SentJob(self._handles)
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         prompt = [self.card.bos_token_id or 1, 5, 6, 7]
         self._outbox.put_nowait(

@@ -42,7 +42,7 @@ def _end_of(ask: StreamRequest, result: Result) -> str:
 
 
 @dataclass(frozen=True)
-class Turn:
+class OfferedTurn:
     """Requests that were due within ``window_s`` seconds; ``kinds`` tells apart what they are, one
     for each of ``outcomes``, if at all."""
 
@@ -115,7 +115,7 @@ class Cell:
     key: str
     load: str
     label: str
-    turns: Sequence[Turn]
+    turns: Sequence[OfferedTurn]
     kinds: Sequence[str] = ()
     rate_key: str = "met_per_s"
     more: Sequence[Figure] = field(default_factory=tuple)

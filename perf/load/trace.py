@@ -62,7 +62,7 @@ CHAT = (
 CODE = (Application("code", 1.0, 2_000.0, 1_000.0, 100.0),)
 
 
-class Request(NamedTuple):
+class TracedRequest(NamedTuple):
     """One request of a load; deadlines that are not stated are infinite."""
 
     at_s: float
@@ -126,7 +126,7 @@ class TraceLoad:
     def scaled_answer(self, tokens: int) -> int:
         return max(1, round(tokens / self.answer_scale))
 
-    def requests(self, per_s: float, seconds: float, seed: int) -> Iterator[Request]:
+    def requests(self, per_s: float, seconds: float, seed: int) -> Iterator[TracedRequest]:
         """``per_s`` · ``seconds`` requests from a random place of the trace on, in order of time.
 
         Seeds differ in the place, the gaps (when Poisson) and the clients' patience.
@@ -148,7 +148,9 @@ class TraceLoad:
         for at_s, row in zip(times, rows, strict=False):
             yield self._one(at_s, row, rng, rng.choices(self.applications, weights)[0])
 
-    def _one(self, at_s: float, row: TraceRow, rng: random.Random, app: Application) -> Request:
+    def _one(
+        self, at_s: float, row: TraceRow, rng: random.Random, app: Application
+    ) -> TracedRequest:
         prompt = max(1, round(row.prompt_tokens / self.prompt_scale))
         answer = self.scaled_answer(row.answer_tokens)
         never = float("inf")
@@ -162,4 +164,4 @@ class TraceLoad:
             case Manner.PARTS:
                 first = app.first_token_ms / self.answer_scale
                 gap = app.token_gap_ms / self.answer_scale
-        return Request(at_s, prompt, answer, whole, first, gap, app)
+        return TracedRequest(at_s, prompt, answer, whole, first, gap, app)

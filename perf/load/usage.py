@@ -37,7 +37,7 @@ _GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ServerUsage:
     """Usage of some processes, added up. Pages that they share count for each."""
 
     rss_mib: float
@@ -116,12 +116,12 @@ def _mapped(proc: Path) -> dict[tuple[int, int], int]:
 class Looks:
     """Looks at processes during a long run of ``seconds``, told by tenths of it."""
 
-    taken: list[tuple[float, Mapping[str, Usage]]] = field(default_factory=list)
+    taken: list[tuple[float, Mapping[str, ServerUsage]]] = field(default_factory=list)
     """Seconds into the run, and the usage of each part then."""
     seconds: float = 0.0
 
     @asynccontextmanager
-    async def looking(self, look: Callable[[], Mapping[str, Usage]]) -> AsyncIterator[None]:
+    async def looking(self, look: Callable[[], Mapping[str, ServerUsage]]) -> AsyncIterator[None]:
         """Take a ``look``, on a thread, every few seconds of the body, which is the run."""
         begun = time.monotonic()
 
@@ -138,7 +138,7 @@ class Looks:
             looking.cancel()
             self.seconds = time.monotonic() - begun
 
-    def tenth(self, part: str, number: int) -> Sequence[Usage]:
+    def tenth(self, part: str, number: int) -> Sequence[ServerUsage]:
         """Looks at ``part`` in one tenth, numbered from 0; the last one of all where it has
         none."""
         length = self.seconds / PARTS
@@ -148,7 +148,7 @@ class Looks:
         return found or [self.taken[-1][1][part]]
 
     def growth(self, part: str, name: str) -> tuple[float, float]:
-        """Medians of a field of ``Usage`` in the second tenth and in the last."""
+        """Medians of a field of ``ServerUsage`` in the second tenth and in the last."""
         second, last = (
             median([getattr(usage, name) for usage in self.tenth(part, number)])
             for number in (1, PARTS - 1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from perf.load.chats import PATH, PATIENCE_S, stories
-from perf.load.outcomes import Cell, Turn
+from perf.load.outcomes import Cell, OfferedTurn
 from perf.peers.servers import MODEL, Served
 from perf.report.bundle import Figure
 
@@ -38,7 +38,7 @@ async def measure(
         await server.offer(PATH, asks, _LINGER_S, hang_up=True)
     cells = []
     for rate in load.rates:
-        turns: dict[str, list[Turn]] = {server.name: [] for server in servers}
+        turns: dict[str, list[OfferedTurn]] = {server.name: [] for server in servers}
         idle_s: dict[str, list[float]] = {server.name: [] for server in servers}
         for number in range(load.rounds):
             for server in servers:
@@ -52,7 +52,7 @@ async def measure(
     return cells
 
 
-def cell_of(server: Served, rate: float, turns: Sequence[Turn], idle_s: list[float]) -> Cell:
+def cell_of(server: Served, rate: float, turns: Sequence[OfferedTurn], idle_s: list[float]) -> Cell:
     """Cell of a server at one offered rate. ``idle_s`` is the CPU time of the other server in each
     turn, in seconds."""
     key, load = f"goodput.{server.name}.{rate:g}", f"{rate:g}/s"
@@ -67,7 +67,7 @@ def _kind(patience_s: float) -> str:
 
 async def _turn(
     server: Served, servers: Sequence[Served], load: GoodputLoad, rate: float, seed: int
-) -> tuple[Turn, float]:
+) -> tuple[OfferedTurn, float]:
     """A server's turn, and the seconds of CPU that the others took meanwhile."""
     asks = stories(rate, load.warm_s + load.window_s, seed, MODEL)
     idle = [other for other in servers if other is not server]
@@ -75,4 +75,4 @@ async def _turn(
     results = await server.offer(PATH, asks, _LINGER_S, hang_up=True)
     others = sum(other.cpu_s() - was for other, was in zip(idle, before, strict=True))
     kinds = [_kind(ask.deadline_ms / 1000) for ask in asks]
-    return Turn.of(asks, results, load.warm_s, load.window_s, kinds), others
+    return OfferedTurn.of(asks, results, load.warm_s, load.window_s, kinds), others

@@ -107,7 +107,7 @@ class BenchResult(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
-class Machine(msgspec.Struct, frozen=True):
+class MachineFacts(msgspec.Struct, frozen=True):
     """Machine that a run ran on."""
 
     cpu: str
@@ -135,7 +135,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     dirty: bool = False
     quick: bool
-    machine: Machine
+    machine: MachineFacts
     versions: dict[str, str]
     engine: str
     engine_digest: str

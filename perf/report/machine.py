@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple, Self, cast, get_args
 
-from perf.report.bundle import Machine, Tier
+from perf.report.bundle import MachineFacts, Tier
 
 _PACKAGES = (
     "tidegate",
@@ -47,9 +47,9 @@ class CpuTimes(NamedTuple):
         return round(100 * stolen / wanted, 1) if wanted > 0 else 0.0
 
 
-def describe_machine() -> Machine:
+def describe_machine() -> MachineFacts:
     """The machine as it is now."""
-    return Machine(
+    return MachineFacts(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import msgspec
 
-from perf.report.bundle import BenchResult, Bundle, Machine, save
+from perf.report.bundle import BenchResult, Bundle, MachineFacts, save
 from perf.report.machine import CpuTimes, describe_machine, output_of, versions
 from protocol import ModelCard
 
@@ -76,7 +76,7 @@ class Recording:
     """State when a run begins: its command, its machine, its checkout."""
 
     command: str
-    machine: Machine
+    machine: MachineFacts
     checkout: Checkout
     path: Path | None = None
     allow_dirty: bool = False
@@ -139,7 +139,7 @@ class Recording:
             self._now().check(self.path, allow_dirty=self.allow_dirty)
             save(bundle, self.path)
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> MachineFacts:
         before, now = self.cpu_before, CpuTimes.now()
         if before is None or now is None:
             return self.machine

@@ -1,18 +1,24 @@
 """Benchmarks in the order in which they run: those that share a stack stand together."""
 
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from perf.report.bundle import BenchResult, Bundle
+from perf.report.command import result, within
+from perf.report.recording import Recording
 from perf.service import (
     admission,
     cancel,
     deadline,
     emitter,
     health,
-    paced,
     promises,
     relay,
     starts,
     ttft,
 )
-from perf.stack.context import Bench
+from perf.stack.context import Bench, BenchContext
 
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
@@ -21,10 +27,24 @@ BENCHES: tuple[Bench, ...] = (
     relay.BENCH,
     health.BENCH,
     relay.SINGLE,
-    paced.BENCH,
+    relay.PACED,
     promises.OVERTAKING,
     promises.FLOOD,
     cancel.BENCH,
     admission.BENCH,
     starts.BENCH,
 )
+
+
+async def run_all(
+    benches: Sequence[Bench], recording: Recording, *, quick: bool, device: str, console: Console
+) -> Bundle:
+    """Run ``benches`` into a bundle; a failure is a result too."""
+    results: list[BenchResult] = []
+    async with BenchContext(quick=quick, device=device) as context:
+        for bench in benches:
+            console.print(f"{bench.name}: {bench.what} …", style="dim")
+            with result(results, bench.name, bench.what) as figures:
+                figures += await within(bench.limit_s, bench.run(context))
+        triton = {"triton": context.triton_version} if context.triton_version else {}
+        return recording.bundle(results, context.card, quick=quick, more_versions=triton)

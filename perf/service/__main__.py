@@ -11,8 +11,7 @@ import sys
 from perf import SEED
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.table import show
-from perf.service import BENCHES
-from perf.service.run import run_all
+from perf.service import BENCHES, run_all
 
 
 async def _main() -> int:

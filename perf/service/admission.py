@@ -15,7 +15,7 @@ from perf.load.open_loop import OpenLoopPlan, StreamRequest
 from perf.load.workload import Sizes
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import StackSpec
 from protocol import ModelCard
@@ -27,7 +27,7 @@ _PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
 _ANSWERS = Sizes(median=6, sigma=0.4, least=2, most=16)
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     stack = await context.stack(
         StackSpec("synthetic-paced", device=context.device, step_ms=STEP_MS)
     )

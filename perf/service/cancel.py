@@ -28,7 +28,7 @@ from perf.load.drive import PATH, completion
 from perf.load.lane import BenchLane, open_lane
 from perf.report.bundle import Figure
 from perf.report.stats import median
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.stack import Stack, StackSpec
 
 Act = Callable[[], Awaitable[None]]
@@ -39,7 +39,7 @@ _WAIT_S = 20.0
 _WARM_UP = 3
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     figures, device = [], context.device
     # As on the CPU: a step that is launched ahead would have to be read as well.
     plain = {"TIDEGATE_WORKER__OVERLAP": "false"}
@@ -55,7 +55,9 @@ async def run(context: Context) -> list[Figure]:
     return figures
 
 
-async def _on_engine(context: Context, stack: Stack, lane: BenchLane, label: str) -> list[Figure]:
+async def _on_engine(
+    context: BenchContext, stack: Stack, lane: BenchLane, label: str
+) -> list[Figure]:
     samples = 12 if context.quick else 60
     draw = random.Random(SEED)
     model = lane.card.model

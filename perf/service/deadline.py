@@ -10,7 +10,7 @@ import math
 import time
 
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from protocol import Sampling
 from worker.core import Job
 from worker.engine.engine import Engine, EngineConfig
@@ -25,7 +25,7 @@ _BLOCK_TOKENS = 16
 _STEPS_PER_SAMPLE = 256
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     return await asyncio.to_thread(_measure, 10 if context.quick else 60)
 
 

@@ -10,11 +10,11 @@ The ratio depends on the CPU, not on the commit alone: 0.50 on the Intel Xeon of
 
 from perf.load.drive import CLIENTS, FloodTarget, in_turns, ratios, us_per_token
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.stack import server
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     async with server("perf.stack.emitter") as emitter, server("perf.stack.baseline") as baseline:
         assert emitter.pid is not None
         assert baseline.pid is not None

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from perf import SEED
 from perf.load.connection import HOST, HttpError, request_bytes
-from perf.load.drive import CLIENTS, FloodTarget, Windows, flood
+from perf.load.drive import CLIENTS, FloodTarget, MeasuredWindows, flood
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.stack import StackSpec
 
 _PATHS = ("/health/live", "/health/ready", "/health")
@@ -32,7 +32,7 @@ _TURNS = 4
 _TIMEOUT_S = 10.0
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     spec = StackSpec("synthetic-free", device=context.device, with_health_port=True)
     stack = await context.stack(spec)
     target = FloodTarget(stack.port, {})
@@ -41,7 +41,7 @@ async def run(context: Context) -> list[Figure]:
     times: dict[str, list[float]] = {name: [] for name in ports}
     at_once: dict[str, list[float]] = {name: [] for name in ports}
     async with asyncio.TaskGroup() as group:
-        load = group.create_task(flood(target, Windows(_WARM_S, _LONGEST_S, 1)))
+        load = group.create_task(flood(target, MeasuredWindows(_WARM_S, _LONGEST_S, 1)))
         await asyncio.sleep(_WARM_S)
         for turn in range(_TURNS):
             for name, port in ports.items():

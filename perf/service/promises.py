@@ -15,7 +15,7 @@ import aiohttp
 from perf.load.connection import HOST
 from perf.load.drive import PATH
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.scrape import scrape, until_running
 from perf.stack.stack import StackSpec
 
@@ -82,7 +82,7 @@ class _Client:
 
 
 @asynccontextmanager
-async def _client(context: Context) -> AsyncIterator[_Client]:
+async def _client(context: BenchContext) -> AsyncIterator[_Client]:
     """A client of a service that is idle now; what it leaves there is cancelled."""
     spec = StackSpec("synthetic-paced", device=context.device, step_ms=STEP_MS, max_running=SLOTS)
     stack = await context.stack(spec)
@@ -95,7 +95,7 @@ async def _client(context: Context) -> AsyncIterator[_Client]:
             await client.cancel_all()
 
 
-async def overtaking(context: Context) -> list[Figure]:
+async def overtaking(context: BenchContext) -> list[Figure]:
     """Urgent requests beside batch work in every slot, and then in the queue too (DL-19)."""
     async with _client(context) as client:
         await client.submit(SLOTS, priority="batch")
@@ -109,7 +109,7 @@ async def overtaking(context: Context) -> list[Figure]:
     )
 
 
-async def flood(context: Context) -> list[Figure]:
+async def flood(context: BenchContext) -> list[Figure]:
     """One tenant asks for more than slots and queue hold, another one for little (OR-24, OR-13)."""
     async with _client(context) as client:
         await client.submit(167, priority="batch", tenant="loud")

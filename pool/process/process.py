@@ -70,7 +70,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRun:
     """A run whose guardian is known."""
 
     guardian: ProcessId
@@ -94,7 +94,7 @@ class Found:
         return environment_of(self.guardian.pid).get(name, "")
 
 
-def find_detached(home: Path) -> list[Found]:
+def find_detached(home: Path) -> list[FoundRun]:
     """Every running process of ``home``, however it came to be forgotten. Reads all of ``/proc``.
 
     Anybody may give a process any command line, so only processes of our own user count.
@@ -108,11 +108,11 @@ def find_detached(home: Path) -> list[Found]:
         if label is None or label.home != str(home) or identity is None:
             continue
         if identity.is_running:
-            found.append(Found(identity, label))
+            found.append(FoundRun(identity, label))
     return found
 
 
-def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
+def clear_remains(home: Path, running: Sequence[FoundRun]) -> list[str]:
     """End the remains of runs whose guardian was killed; returns their names."""
     live = {one.label.mark for one in running}
     with contextlib.suppress(FileNotFoundError):
@@ -130,7 +130,7 @@ class GuardedProcess:
     ``end`` and ``kill`` return once no process and no shared memory of it is left.
     """
 
-    def __init__(self, name: str, found: Found, pid: int, log: Path | None) -> None:
+    def __init__(self, name: str, found: FoundRun, pid: int, log: Path | None) -> None:
         self.name = name
         self.found = found
         self.pid = pid
@@ -196,10 +196,10 @@ class GuardedProcess:
             raise StartFailed(
                 f"{name}: its guardian cannot be seen in /proc, which must be mounted"
             )
-        return cls(name, Found(identity, label), int(told), log)
+        return cls(name, FoundRun(identity, label), int(told), log)
 
     @classmethod
-    async def adopt(cls, name: str, found: Found, log: Path | None) -> "GuardedProcess":
+    async def adopt(cls, name: str, found: FoundRun, log: Path | None) -> "GuardedProcess":
         """Take over a process started before. Raises ``StartFailed`` if it has ended."""
         label = found.label
         async with asyncio.timeout(_UP_S):

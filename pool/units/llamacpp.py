@@ -18,8 +18,8 @@ from pool.engines.environments import environment_if_made
 from pool.engines.recipes import LLAMACPP_SERVER
 from pool.process.http_get import get, http_status
 from pool.process.ports import host_port
-from pool.process.process import Found, command_environment
-from pool.supervise import Kept, ProcessUnit
+from pool.process.process import FoundRun, command_environment
+from pool.supervise import ProcessUnit, UnitOptions
 from protocol.gguf import find_gguf, gguf_name, is_gguf, parts_of, read_gguf
 from worker.environment import with_variables
 from worker.settings import WorkerSettings, variable
@@ -76,7 +76,7 @@ class LlamaCppServer(ProcessUnit):
         name: str,
         spec: LlamaCppSpec,
         port: int,
-        **kept: Unpack[Kept],
+        **kept: Unpack[UnitOptions],
     ) -> None:
         super().__init__(name, **kept)
         self.port = port
@@ -115,7 +115,7 @@ class LlamaCppServer(ProcessUnit):
             writing.cancel()
         await self.resume()
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         self.port = found.ports[0]
         await super().attach(found)
 

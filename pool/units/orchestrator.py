@@ -16,8 +16,8 @@ from catalog.paths import OWN_ADDRESS
 from orchestrator.api.health_port.responder import STALLED_AFTER_S
 from pool.process.http_get import get, http_status
 from pool.process.ports import host_port
-from pool.process.process import Found, command_environment
-from pool.supervise import Kept, ProcessUnit
+from pool.process.process import FoundRun, command_environment
+from pool.supervise import ProcessUnit, UnitOptions
 
 ASK_EVERY_S = 0.5
 """Seconds between two heartbeats of one that shares its port: the health port's, too."""
@@ -47,7 +47,7 @@ class OrchestratorProcess(ProcessUnit):
         port: int,
         env: Mapping[str, str],
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
-        **kept: Unpack[Kept],
+        **kept: Unpack[UnitOptions],
     ) -> None:
         super().__init__("orchestrator", **kept)
         self.host = host
@@ -97,7 +97,7 @@ class OrchestratorProcess(ProcessUnit):
             for warning in await self.wait_ready(within_s):
                 self._warn(f"{warning}; plain prompts are served, chats are refused")
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         self.listen_at(found.ports[0])
         await super().attach(found)
 

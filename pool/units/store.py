@@ -14,7 +14,7 @@ from typing import Unpack
 from catalog.errors import MachineUnfit, StartFailed
 from pool.process.guardian import SHARED_MEMORY
 from pool.process.process import command_environment
-from pool.supervise import Kept, ProcessUnit
+from pool.supervise import ProcessUnit, UnitOptions
 
 PROGRAMS = ("redis-server", "valkey-server")
 _ANSWER_S = 2.0
@@ -38,7 +38,7 @@ class StoreProcess(ProcessUnit):
     start_s = 60.0
     """Seconds that it may take to load its data."""
 
-    def __init__(self, program: str, folder: Path, **kept: Unpack[Kept]) -> None:
+    def __init__(self, program: str, folder: Path, **kept: Unpack[UnitOptions]) -> None:
         """``folder`` keeps the data; it is made for this user alone."""
         super().__init__("store", **kept)
         self._program = program

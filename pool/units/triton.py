@@ -35,8 +35,8 @@ from pool.process.http_get import get
 from pool.process.logs import why_triton_ended
 from pool.process.ports import host_port
 from pool.process.proc import children_of, has_ended_child, is_running
-from pool.process.process import Found, GuardedProcess
-from pool.supervise import TERM_S, Kept, ProcessUnit, first_of
+from pool.process.process import FoundRun, GuardedProcess
+from pool.supervise import TERM_S, ProcessUnit, UnitOptions, first_of
 
 if TYPE_CHECKING:
     from pool.units.triton_control import TritonControl
@@ -85,7 +85,7 @@ class TritonInstance(ProcessUnit):
         install: TritonInstall,
         spec: TritonSpec,
         ports: TritonPorts,
-        **kept: Unpack[Kept],
+        **kept: Unpack[UnitOptions],
     ) -> None:
         super().__init__(name, **kept)
         self.ports = ports
@@ -171,7 +171,7 @@ class TritonInstance(ProcessUnit):
         except ValueError as error:
             raise StartFailed(f"{self.name} cannot serve with {SETTING}: {error}") from None
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         self.ports, self._server_id = TritonPorts(*found.ports), found.label.mark
         await super().attach(found)
 

@@ -30,7 +30,7 @@ async def converse(
     output = io.StringIO()
     console = Console(file=output, highlight=False, markup=False, emoji=False, soft_wrap=True)
     async with fake.serve(), Client(fake.base_url) as client:
-        session = chat.Chat(client, console, read, TaskOptions(**options))  # type: ignore[typeddict-item]
+        session = chat.ChatView(client, console, read, TaskOptions(**options))  # type: ignore[typeddict-item]
         assert await session.run() == status
     return output.getvalue()
 
@@ -95,7 +95,7 @@ async def test_a_model_cannot_drive_the_terminal() -> None:
     assert "a[2Jbc" in shown
 
 
-class InterruptingChat(chat.Chat):
+class InterruptingChat(chat.ChatView):
     """Presses Ctrl-C when the first token is on the screen."""
 
     presses = 1

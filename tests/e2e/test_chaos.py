@@ -5,10 +5,9 @@ import pytest
 
 from perf.chaos import checks, fleet
 from perf.chaos.__main__ import play
-from perf.chaos.clients import KINDS, Ledger
+from perf.chaos.clients import KINDS, ChaosLedger
 from perf.chaos.faults import ROLLING_RESTART, kills, triton_kills
-from perf.chaos.gates import Gate
-from perf.chaos.world import World, orchestrating, running
+from perf.chaos.world import LaneGate, World, orchestrating, running
 from perf.stack.stack import StackSpec
 from perf.stack.store import store_program
 from tests.e2e.conftest import Stack
@@ -19,10 +18,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 @pytest.mark.usefixtures("idle_afterwards")
 async def test_every_request_is_accounted_for_though_an_orchestrator_dies(paced: Stack) -> None:
     """Every durable task is met, to the letter and once; so is everything that a restart finds."""
-    ledger = Ledger()
+    ledger = ChaosLedger()
     (kill,) = (fault for fault in kills(0) if fault.name.endswith("0, its lanes shut"))
     async with (
-        Gate([paced.triton.grpc]) as gate,
+        LaneGate([paced.triton.grpc]) as gate,
         orchestrating([gate.addresses]) as (orchestrators, journals),
     ):
         world = World([paced.triton.instance], orchestrators, journals, [gate])
@@ -44,7 +43,7 @@ async def test_or17_a_fleet_ends_each_durable_task_once_whoever_is_killed() -> N
     program = store_program()
     if program is None:
         pytest.skip("needs redis-server or valkey-server (Debian: apt install redis-server)")
-    ledger = Ledger()
+    ledger = ChaosLedger()
     async with fleet.running(StackSpec("synthetic-paced", step_ms=10.0), program) as running:
         plan = [fleet.faults_of(running, 0)[0], triton_kills(1)[0], fleet.store_faults(running)[0]]
         rows = await play(
@@ -58,7 +57,7 @@ async def test_or17_a_fleet_ends_each_durable_task_once_whoever_is_killed() -> N
 
 async def test_or14_an_upgrade_of_everything_under_load_is_noticed_by_nobody() -> None:
     """Both orchestrators, then both Tritons, are drained and started again one by one."""
-    ledger = Ledger()
+    ledger = ChaosLedger()
     async with running(StackSpec("synthetic-paced", deterministic=True)) as world:
         (row,) = await play(world, [ROLLING_RESTART], ledger, seed=1, per_kind=1)
         pids = world.pids()

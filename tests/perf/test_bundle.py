@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from perf import gate
-from perf.report.bundle import SCHEMA_VERSION, BenchResult, Bundle, Figure, Machine, read, save
+from perf.report.bundle import SCHEMA_VERSION, BenchResult, Bundle, Figure, MachineFacts, read, save
 from perf.report.machine import CpuTimes
 from perf.report.recording import Recording
 from perf.report.table import show
@@ -21,7 +21,7 @@ def bundle(*figures: Figure, **changes: object) -> Bundle:
         "command": "python -m perf.service",
         "commit": "0" * 40,
         "quick": True,
-        "machine": Machine("a cpu", 2, 4.0, [], "Linux", 0.5),
+        "machine": MachineFacts("a cpu", 2, 4.0, [], "Linux", 0.5),
         "versions": {"python": "3.11"},
         "engine": "torch 0.1.0",
         "engine_digest": "aa" * 32,

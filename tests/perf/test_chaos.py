@@ -13,10 +13,9 @@ from aiohttp import web
 from perf.chaos import polls
 from perf.chaos.__main__ import plan_of, plan_of_kills
 from perf.chaos.checks import judge_rounds
-from perf.chaos.clients import Ledger
-from perf.chaos.gates import Gate
+from perf.chaos.clients import ChaosLedger
 from perf.chaos.polls import Polls
-from perf.chaos.world import World
+from perf.chaos.world import LaneGate, World
 from worker.runner.simulated_device import DeviceFault
 
 
@@ -36,7 +35,7 @@ async def test_a_gate_breaks_what_is_open_and_lets_nobody_through_until_it_opens
         return await reader.readline()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    async with server, Gate([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"]) as gate:
+    async with server, LaneGate([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"]) as gate:
         passing = await come()
         assert await say(*passing) == b"hello\n"
         gate.shut()
@@ -51,7 +50,7 @@ async def test_a_gate_breaks_what_is_open_and_lets_nobody_through_until_it_opens
 
 
 async def test_a_gate_to_nobody_closes() -> None:
-    async with Gate(["127.0.0.1:9"]) as gate:
+    async with LaneGate(["127.0.0.1:9"]) as gate:
         host, _, port = gate.addresses[0].rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read() == b""
@@ -59,7 +58,7 @@ async def test_a_gate_to_nobody_closes() -> None:
 
 
 def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more() -> None:
-    ledger = Ledger(
+    ledger = ChaosLedger(
         outcomes={
             "1 kill": Counter({("plain", "broken"): 2, ("durable", "met"): 3}),
             "2 pause": Counter({("plain", "broken"): 1, ("plain", "instance_lost"): 1}),
@@ -108,7 +107,7 @@ async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_i
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     process: Any = SimpleNamespace(url=url, pid=1, name="one")
     world = World([], [process], (), still={1: float("inf")} if is_still else {})
-    ledger = Ledger(durable_ids=["a-task"])
+    ledger = ChaosLedger(durable_ids=["a-task"])
     polling = Polls(world, ledger, task_within_s=0.5)
     polling.start(1)
     while min(asked["health"], asked["v2"]) < 2:  # noqa: ASYNC110

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from perf.load.closed_loop import ClosedLoopPlan, LoadError, run
+from perf.load.closed_loop import ClosedLoopPlan, LoadFailed, run
 
 TOKENS = 40
 
@@ -89,12 +89,12 @@ def test_every_token_is_counted_however_the_stream_is_cut(cut: int, poll_ms: flo
 def test_a_missing_or_extra_token_is_an_error(tokens: int, reported: int) -> None:
     with (
         server(chunked(events(tokens, reported)), 1000) as port,
-        pytest.raises(LoadError, match=f"{TOKENS} tokens"),
+        pytest.raises(LoadFailed, match=f"{TOKENS} tokens"),
     ):
         run(plan(port))
 
 
 def test_an_error_answer_is_shown() -> None:
     answer = b"HTTP/1.1 503 No\r\nContent-Length: 5\r\n\r\nsorry"
-    with server(answer, 1000) as port, pytest.raises(LoadError, match="sorry"):
+    with server(answer, 1000) as port, pytest.raises(LoadFailed, match="sorry"):
         run(plan(port))

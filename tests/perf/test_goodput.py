@@ -18,7 +18,7 @@ from perf.goodput.policies import COMPARED, OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
-from perf.load.outcomes import Turn
+from perf.load.outcomes import OfferedTurn
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.stack.scrape import Scrape
@@ -43,7 +43,7 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         ("tidegate_infeasible_samples_total", frozenset({("result", result)})): count
         for result, count in (("met", 1.0), ("lost", 3.0))
     }
-    turn = Turn(measured, 0.5)
+    turn = OfferedTurn(measured, 0.5)
     assert turn.ends == {
         "met": 1,
         "late": 1,
@@ -71,7 +71,7 @@ def test_dl14_met_with_deadlines_for_parts_is_every_part_by_its_own() -> None:
     whole = Result(status=200, first_s=0.04, end_s=9.0, tokens=4, complete=True, finish="stop")
     late = Result(status=200, first_s=0.06, end_s=9.0, tokens=4, complete=True, finish="stop")
     late.missed = open_loop.FIRST_TOKEN
-    turn = Turn([(ask, whole), (ask, late)], 1.0)
+    turn = OfferedTurn([(ask, whole), (ask, late)], 1.0)
     assert turn.ends == {"met": 1, "first_token": 1} and turn.waste == 0.5
     assert [ask.due_ms(n, 40.0) for n in (1, 2, 5)] == [50.0, 60.0, 90.0]
     gaps = StreamRequest(0.0, NEVER_MS, {}, token_gap_ms=10.0)

@@ -28,7 +28,7 @@ def test_every_section_runs_without_a_gpu(tmp_path: Path) -> None:
 def test_a_section_that_fails_costs_its_own_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(place: gpu.Place) -> None:
+    def broken(place: gpu.GpuPlace) -> None:
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(gpu, "SECTIONS", {"engine": broken, "resume": lambda place: []})

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from perf import record
 from perf.figures import DOCUMENTS
-from perf.record import TABLE, Entry, record_all
+from perf.record import TABLE, Recordable, record_all
 from perf.report.bundle import BenchResult, read, save
 from perf.report.recording import RESULTS, ROOT
 from tests.perf.test_bundle import bundle
@@ -61,7 +61,7 @@ def test_a_failed_one_is_told_and_the_others_are_recorded(
     save(bundle(commit="2" * 40), tmp_path / "moved")
     for name in ("fails", "skips", "moved"):
         save(bundle(), results / f"{name}.json")
-    entries = [Entry(name, f"bench {name}") for name in ("fails", "skips", "moved", "whole")]
+    entries = [Recordable(name, f"bench {name}") for name in ("fails", "skips", "moved", "whole")]
     output = io.StringIO()
     console = Console(file=output, width=300)
     assert record_all(entries, COMMIT, tmp_path, console) == 1

@@ -11,23 +11,23 @@ from rich.console import Console
 from perf.report.bundle import Figure, read
 from perf.report.command import Skip
 from perf.report.recording import Recording
-from perf.service.run import run_all
-from perf.stack.context import Bench, Context
+from perf.service import run_all
+from perf.stack.context import Bench, BenchContext
 
 
-async def _fine(_: Context) -> list[Figure]:
+async def _fine(_: BenchContext) -> list[Figure]:
     return [Figure.of("k", "label", "ms", [1.0])]
 
 
-async def _skips(_: Context) -> list[Figure]:
+async def _skips(_: BenchContext) -> list[Figure]:
     raise Skip("no such thing here")
 
 
-async def _breaks(_: Context) -> list[Figure]:
+async def _breaks(_: BenchContext) -> list[Figure]:
     raise ValueError("oh")
 
 
-async def _hangs(_: Context) -> list[Figure]:
+async def _hangs(_: BenchContext) -> list[Figure]:
     await asyncio.Event().wait()
     raise AssertionError
 

@@ -1,26 +1,28 @@
 """What the long run of clips calls growth, and what it calls a wrong answer."""
 
-from perf.clips.client import ClipRequest, Reply
+from perf.clips.client import ClipReply, ClipRequest
 from perf.clips.soak import SlotSoak, Visit, figures, judge_answers, judge_growth
-from perf.load.usage import Looks, Usage
+from perf.load.usage import Looks, ServerUsage
 
 CLIP = {"event": "result", "seconds": 1.0, "frames": 6, "fps": 6, "size": 64, "given_up": []}
 
 
 def run_of(*rss_mib: float, fds: int = 40) -> SlotSoak:
     """A look each second."""
-    looks = [(float(at), {"server": Usage(rss, 4.0, fds, 80, 2)}) for at, rss in enumerate(rss_mib)]
+    looks = [
+        (float(at), {"server": ServerUsage(rss, 4.0, fds, 80, 2)}) for at, rss in enumerate(rss_mib)
+    ]
     return SlotSoak(looks=Looks(looks, seconds=float(len(looks))))
 
 
 def answered(
-    kind: str, reply: Reply, *right: str, outputs: str = "mp4"
-) -> tuple[float, Visit, Reply]:
+    kind: str, reply: ClipReply, *right: str, outputs: str = "mp4"
+) -> tuple[float, Visit, ClipReply]:
     return 1.0, Visit(kind, ClipRequest({"text": "Hi."}, outputs=outputs), frozenset(right)), reply
 
 
-def clip(**facts: object) -> Reply:
-    return Reply(0.0, ended_at=1.0, facts=CLIP | facts, bytes={"mp4": 900})
+def clip(**facts: object) -> ClipReply:
+    return ClipReply(0.0, ended_at=1.0, facts=CLIP | facts, bytes={"mp4": 900})
 
 
 def test_memory_that_fills_at_first_has_not_grown_and_what_goes_on_has() -> None:
@@ -41,14 +43,14 @@ def test_a_wrong_answer_is_a_fault() -> None:
     found.replies = [
         answered("clip", clip(), "result"),
         answered("clip", clip(seconds=0.99), "result"),
-        answered("cancelled", Reply(0.0, is_cancelled=True), "result", "cancelled"),
+        answered("cancelled", ClipReply(0.0, is_cancelled=True), "result", "cancelled"),
     ]
     judge_answers(found)
     assert found.faults == []
     assert {figure.key for figure in figures(found)} >= {"soak.clip.result", "soak.rss_mib.growth"}
     found.replies += [
         answered("clip", clip(frames=9), "result"),
-        answered("clip", Reply(0.0, error="internal: it failed"), "result"),
+        answered("clip", ClipReply(0.0, error="internal: it failed"), "result"),
         answered("clip", clip(), "result", outputs="mp4,wav"),
     ]
     judge_answers(found)

@@ -2,18 +2,19 @@
 
 from collections import Counter
 
-from perf.chaos.clients import Ledger
+from perf.chaos.clients import ChaosLedger
 from perf.chaos.soak import Soak, judge_answers, judge_growth, rows_of
-from perf.load.usage import Looks, Usage
+from perf.load.usage import Looks, ServerUsage
 
 
 def run_of(*rss_mib: float, fds: tuple[int, ...] = ()) -> Soak:
     """A look each second."""
     counts = fds or (20,) * len(rss_mib)
     looks = [
-        (float(at), {"worker": Usage(rss, 0.0, counts[at], 7, 1)}) for at, rss in enumerate(rss_mib)
+        (float(at), {"worker": ServerUsage(rss, 0.0, counts[at], 7, 1)})
+        for at, rss in enumerate(rss_mib)
     ]
-    return Soak(Ledger(), Looks(looks, seconds=float(len(looks))))
+    return Soak(ChaosLedger(), Looks(looks, seconds=float(len(looks))))
 
 
 def test_memory_that_fills_at_first_has_not_grown_and_a_hundredth_more_has() -> None:
@@ -37,7 +38,7 @@ def test_files_that_stay_open_are_growth_and_a_moments_more_are_not() -> None:
 
 
 def test_whatever_is_not_met_is_a_fault_and_so_is_a_refusal() -> None:
-    ledger = Ledger(outcomes={"soak": Counter({("plain", "met"): 9})})
+    ledger = ChaosLedger(outcomes={"soak": Counter({("plain", "met"): 9})})
     judge_answers(ledger)
     assert ledger.faults == []
     ledger.outcomes["soak"]["plain", "broken"] = 2

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from perf.load.closed_loop import ClosedLoopPlan, LoadError
+from perf.load.closed_loop import ClosedLoopPlan, LoadFailed
 from perf.load.connection import HOST
-from perf.load.drive import Windows, apply, completion, overhead_events, stream
+from perf.load.drive import MeasuredWindows, apply, completion, overhead_events, stream
 from perf.stack.stack import server
 
 
@@ -24,9 +24,9 @@ async def test_both_servers_send_one_event_per_token(module: str) -> None:
         assert process.pid is not None
         overhead = await overhead_events(process.port, body)
         assert overhead == 3  # finish reason, usage, [DONE]
-        windows, watch = Windows(0.05, 0.1, 2), {"server": process.pid}
+        windows, watch = MeasuredWindows(0.05, 0.1, 2), {"server": process.pid}
         result = await stream(process.port, body, 4, windows, watch=watch, poll_ms=1.0)
-        with pytest.raises(LoadError, match=r"hung up|answered"):
+        with pytest.raises(LoadFailed, match=r"hung up|answered"):
             await apply(
                 ClosedLoopPlan(
                     host=HOST,

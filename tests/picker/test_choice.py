@@ -5,7 +5,7 @@ import pytest
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.prediction import Due, Load, StepModel
-from picker.choice import Needs, Prospect, rank, require_feasible
+from picker.choice import Needs, Outlook, rank, require_feasible
 
 
 def prospect(
@@ -16,7 +16,7 @@ def prospect(
     waiting: int = 0,
     is_known: bool = True,
     is_reachable: bool = True,
-) -> Prospect:
+) -> Outlook:
     """A pod of ten slots whose steps take ``step_ms``; None: nothing is known of it."""
     load = Load(running, waiting, decode_tokens=100 * (running + waiting))
     pace = None
@@ -31,14 +31,14 @@ def prospect(
         load=running + waiting,
         step=None if pace is None else pace.under(load),
     )
-    return Prospect(candidate, pace, load, step_ms or 0.0, is_known, is_reachable)
+    return Outlook(candidate, pace, load, step_ms or 0.0, is_known, is_reachable)
 
 
 def needs(left_ms: float = 5000.0, tokens: float = 100.0, least: int = 1, home: str = "") -> Needs:
     return Needs(10, [tokens] * 16, least, Due(left_ms), home)
 
 
-def names(asked: Needs, *prospects: Prospect) -> list[str]:
+def names(asked: Needs, *prospects: Outlook) -> list[str]:
     return [one.name for one in rank(asked, prospects)]
 
 

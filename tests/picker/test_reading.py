@@ -12,7 +12,7 @@ from orchestrator.api.http.context import context_of
 from orchestrator.clock import Instant
 from orchestrator.tasks.deadline import DeadlineConfig
 from picker.answer import MAX_BYTES, AnswerReader
-from picker.asked import Asked, read_asked
+from picker.asked import Asking, read_asked
 from picker.pod import AnswerEnd
 from picker.section import PickerSection
 from picker.vllm_page import NotAPage, VllmPage, read_page
@@ -21,7 +21,7 @@ from tests.support.pods import DIALECTS, events
 CHAT = "/v1/chat/completions"
 
 
-def asked(body: Any, path: str = CHAT, **headers: str) -> Asked:
+def asked(body: Any, path: str = CHAT, **headers: str) -> Asking:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     sent = CIMultiDict({":path": path} | {k.replace("_", "-"): v for k, v in headers.items()})
     context = context_of(path, sent, Instant(100.0, 1000.0), DIALECTS)

@@ -7,14 +7,14 @@ import pytest
 
 from catalog.errors import PortsUnguarded
 from pool.events import PoolEvent
-from pool.launcher import Launcher
+from pool.launcher import PoolLaunch
 from pool.spec import LaunchSpec
 
 PLAIN = {"TIDEGATE_WORKER__PLAIN__TOKEN": "p"}
 
 
-def launcher(**changes: Any) -> Launcher:
-    return Launcher(LaunchSpec(**changes), lambda event: None)
+def launcher(**changes: Any) -> PoolLaunch:
+    return PoolLaunch(LaunchSpec(**changes), lambda event: None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.1.2.3", "triton.example"])
@@ -32,7 +32,7 @@ async def test_what_is_open_to_others_is_refused_with_what_to_do(
     host: str, given: dict[str, Any], lacks_lane: bool, lacks_plain: bool
 ) -> None:
     events: list[PoolEvent] = []
-    launched = Launcher(LaunchSpec(triton_host=host, **given), events.append)
+    launched = PoolLaunch(LaunchSpec(triton_host=host, **given), events.append)
     with pytest.raises(PortsUnguarded) as raised:
         await launched.run(asyncio.Event())
     said = str(raised.value)

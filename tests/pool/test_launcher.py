@@ -19,7 +19,7 @@ from pool import launcher as launcher_module
 from pool.engines import ensure
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.events import EventKind, PoolEvent
-from pool.launcher import Launcher
+from pool.launcher import PoolLaunch
 from pool.process import ports
 from pool.process.ports import free_ports
 from pool.spec import LaunchSpec
@@ -36,7 +36,7 @@ class Launched:
     def __init__(self, spec: LaunchSpec) -> None:
         self.events: asyncio.Queue[PoolEvent] = asyncio.Queue()
         self.stop = asyncio.Event()
-        self.launcher = Launcher(spec, self.events.put_nowait)
+        self.launcher = PoolLaunch(spec, self.events.put_nowait)
         self.task = asyncio.create_task(self.launcher.run(self.stop))
 
     async def until(self, kind: EventKind) -> PoolEvent:
@@ -190,7 +190,7 @@ def test_a_port_that_was_asked_for_is_no_other_servers(monkeypatch: pytest.Monke
     asked, grpc, *free = free_ports(7)
     monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [grpc, asked, *free])
     spec = LaunchSpec(port=asked, triton_ports=TritonPorts(0, grpc, 0))
-    (placed,) = Launcher(spec, print)._with_ports(spec.instance_specs, {asked})
+    (placed,) = PoolLaunch(spec, print)._with_ports(spec.instance_specs, {asked})
     assert placed.ports == TritonPorts(free[0], grpc, free[1])
 
 

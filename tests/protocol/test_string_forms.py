@@ -7,7 +7,7 @@ import re
 import pytest
 
 from orchestrator.parsing.rules import Rules
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind
 from protocol.grammar_source import parser_limits, source_of
 from protocol.string_forms import PATTERNS, with_forms

@@ -13,7 +13,7 @@ from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
 from pool.manager import POLICY, Manager
 from pool.process.proc import ProcessId
-from pool.process.process import Found, Label
+from pool.process.process import FoundRun, Label
 from pool.supervise import OnStep, RestartPolicy
 
 LOAD_S = 2.0
@@ -44,9 +44,9 @@ class Server:
     drained_s: float | None = None
 
     @property
-    def found(self) -> Found:
+    def found(self) -> FoundRun:
         facts = {"digest": self.digest, "ports": f"0,{self.port},0"}
-        return Found(ProcessId(1, 1), Label("home", self.name, self.mark, facts))
+        return FoundRun(ProcessId(1, 1), Label("home", self.name, self.mark, facts))
 
 
 class FakeMachine:
@@ -89,14 +89,14 @@ class FakeMachine:
 
     # ── Machine ──────────────────────────────────────────────────────────────────────────────
 
-    def found(self) -> Sequence[Found]:
+    def found(self) -> Sequence[FoundRun]:
         return [server.found for server in self.servers if not server.ended.is_set()]
 
     def make(self, spec: FakeSpec, kept: InstanceRecord | None, on_step: OnStep) -> "FakeUnit":
         port = 0 if kept is None else kept.ports[1]
         return FakeUnit(self, spec.name, spec.digest, port, on_step)
 
-    def make_former(self, found: Found, on_step: OnStep) -> "FakeUnit":
+    def make_former(self, found: FoundRun, on_step: OnStep) -> "FakeUnit":
         return FakeUnit(self, found.label.unit, "former", 0, on_step)
 
     async def fits_beside(self, spec: FakeSpec) -> bool:
@@ -156,7 +156,7 @@ class FakeUnit:
             machine.failing[self._digest] -= 1
             raise StartFailed(f"{self._digest} does not load")
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         self._server = next(s for s in self._machine.servers if s.mark == found.label.mark)
         self.port = self._server.port
         if self._server.ended.is_set():

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from clips.dispatch.service import Clips
 from clips.extension import ClipsRoom
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.state import ClipsState, StageState
 from orchestrator.service import Orchestrator
 
@@ -37,8 +37,8 @@ def make_state(**changes: Any) -> ClipsState:
         waiting=0,
         max_waiting=64,
         free_in_s=(),
-        stages={stage.value: StageState("fake", 0.01) for stage in Stage},
-        providers={stage.value: ("fake",) for stage in Stage},
+        stages={stage.value: StageState("fake", 0.01) for stage in ClipStage},
+        providers={stage.value: ("fake",) for stage in ClipStage},
         memory_used_bytes=1000,
         abort_to_free_p50_ms=12.5,
         abort_to_free_p99_ms=50.0,
@@ -129,7 +129,7 @@ class FakeClips:
         if plan.error and not plan.error_at:
             await write(failure(plan.error, call.request_id))
             return
-        for stage in Stage:
+        for stage in ClipStage:
             for percent in plan.steps:
                 event = {"event": "stage", "stage": stage.value, "percent": percent}
                 await write(answer(event))
@@ -151,7 +151,7 @@ class FakeClips:
 
 
 def facts(given_up: tuple[str, ...]) -> dict[str, Any]:
-    times = {f"{stage.value}_ms": 10.0 for stage in Stage}
+    times = {f"{stage.value}_ms": 10.0 for stage in ClipStage}
     return {
         "seconds": 2.0,
         "frames": 24,

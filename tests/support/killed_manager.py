@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
 from pool.manager import Manager
-from pool.process.process import Found, OnStep, clear_remains, find_detached
+from pool.process.process import FoundRun, OnStep, clear_remains, find_detached
 from pool.supervise import Keeping, ProcessUnit
 from tests.support.fake_pool import FakeSpec
 
@@ -60,7 +60,7 @@ class Sleeper(ProcessUnit):
     async def start(self) -> None:
         await self._spawn(SLEEP, os.environ)
 
-    async def attach(self, found: Found) -> None:
+    async def attach(self, found: FoundRun) -> None:
         self.port = found.ports[1]
         await super().attach(found)
 
@@ -75,7 +75,7 @@ class SleeperMachine:
         self.home = home
         self._step = step
 
-    def found(self) -> Sequence[Found]:
+    def found(self) -> Sequence[FoundRun]:
         found = find_detached(self.home)
         clear_remains(self.home, found)
         return found
@@ -88,7 +88,7 @@ class SleeperMachine:
         port = 0 if kept is None else kept.ports[1]
         return Sleeper(self.home, spec.name, spec.digest, port, stepped)
 
-    def make_former(self, found: Found, on_step: OnStep) -> Sleeper:
+    def make_former(self, found: FoundRun, on_step: OnStep) -> Sleeper:
         return Sleeper(self.home, found.label.unit, "", 0, on_step)
 
     async def fits_beside(self, spec: FakeSpec) -> bool:

@@ -18,7 +18,7 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.folder import model_name
 from worker.models.gguf import vocabulary
 from worker.models.model import rotary_frequencies, tied_as_stored
-from worker.models.parameters import Part
+from worker.models.parameters import StoredPart
 from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling, yarn_mscale
 from worker.text import Tokenizer
 
@@ -217,7 +217,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[_Tensor]:
         theirs = _name_of(name)
         if theirs is None:
             continue
-        values = checkpoint.mapped(Part(name, ())).float().numpy()
+        values = checkpoint.mapped(StoredPart(name, ())).float().numpy()
         if _ARCHITECTURES[config.architecture] == "llama":
             if ".attn_q." in theirs:
                 values = _interleaved(values, config.num_heads)

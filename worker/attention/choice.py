@@ -23,7 +23,7 @@ from worker.attention.numba_backend import NumbaAttention
 from worker.attention.paged import AttentionBackend, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.attention.triton_backend import TritonAttention
-from worker.choices import TURNS, Choices, cpu_seconds, in_turns, one_thread
+from worker.choices import TURNS, KeptChoices, cpu_seconds, in_turns, one_thread
 from worker.log import model_log
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -143,7 +143,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AttentionChoice:
     """The backend in use and what led to it; ``tried`` is empty when nothing was measured."""
 
     name: AttentionName
@@ -163,8 +163,8 @@ def choose_attention(
     windows: Sequence[int] = (),
     deterministic: bool = False,
     timer: Timer | None = None,
-    choices: Choices | None = None,
-) -> Choice:
+    choices: KeptChoices | None = None,
+) -> AttentionChoice:
     """The backend that ``setting`` names, or with ``auto`` the fastest sound one; on the CPU that
     of ``choices``, where one was kept.
 
@@ -177,19 +177,19 @@ def choose_attention(
     build = _Builder(pool, num_heads, tuple(windows), deterministic)
     if fixed is not None and (deterministic or fixed == "reference"):
         try:
-            return Choice(fixed, build(fixed))
+            return AttentionChoice(fixed, build(fixed))
         except Exception as error:  # any error of a compiler or driver
             raise ValueError(_refusal(fixed, _sentence(error))) from error
 
     on_cpu = pool.device.type == "cpu"
     names = (fixed,) if fixed is not None else _ON_CPU if on_cpu else _ON_CUDA
-    choices = choices if choices is not None and fixed is None and on_cpu else Choices()
+    choices = choices if choices is not None and fixed is None and on_cpu else KeptChoices()
     for name in names:
         if choices.kept(_ATTENTION, (name,)) is not None:
             with suppress(Exception):  # whatever a compiler raises: it is measured again
                 backend = build(name)
                 model_log.info("attention runs on %s", name)
-                return Choice(name, backend)
+                return AttentionChoice(name, backend)
     trial, expected = _trial(pool, num_heads, windows)
     with one_thread():
         found = [_try(name, build, trial, expected) for name in names]
@@ -206,7 +206,7 @@ def choose_attention(
     best = min(sound, key=lambda one: one.step_us)
     model_log.info("attention runs on %s", best.name)
     choices.keep(_ATTENTION, best.name)
-    return Choice(best.name, build(best.name), tried)
+    return AttentionChoice(best.name, build(best.name), tried)
 
 
 def _fixed(

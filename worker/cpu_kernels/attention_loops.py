@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import Function, compiled
 from worker.cpu_kernels.native import as_pointer, carray, float32, int64, take, uint16
-from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, TeamTask, compiled_task
 
 SPAN_TOKENS: Final = 256
 
@@ -98,7 +98,7 @@ def spans() -> Function:
 
 
 @cache
-def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> Task:
+def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> TeamTask:
     """Compile attention of a job: results [rows, heads, dim], in the pool's type, go to its
     ``out``, those of cut rows to ``partial``. For one shape: its loops are then vector code.
 
@@ -248,7 +248,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
 
 
 @cache
-def merge(heads: int, dim: int, is_bfloat16: bool) -> Task:
+def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
     """Compile the merging of a job's ``partial`` results into those of the rows that were cut."""
     stored = uint16 if is_bfloat16 else float32
     item = 2 if is_bfloat16 else 4

@@ -32,7 +32,7 @@ from worker.cpu_kernels.native import (
     pause,
     take,
 )
-from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, TeamTask, compiled_task
 
 _SOURCE: Final = Path(__file__).read_bytes()
 _AHEAD_BYTES: Final = 4096
@@ -123,7 +123,7 @@ def _finish_block(
         sums += _SUM_BYTES
 
 
-def multiply(form: int, is_gated: bool) -> Task:
+def multiply(form: int, is_gated: bool) -> TeamTask:
     """Compile the product of a job (``Arguments``) with weights of ``Form(form)``."""
     code = amx_code if form == Form.TILES else block_code
     most_rows, turn_bytes = code.MAX_ROWS, code.TURN_BYTES

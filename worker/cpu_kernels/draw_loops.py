@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import compiled
 from worker.cpu_kernels.native import LANES, as_pointer, carray, float32, int64, largest, take
-from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, TeamTask, compiled_task
 
 _BLOCK: Final = 64
 _BUCKET_BITS: Final = 18
@@ -117,7 +117,7 @@ def edge(
 
 
 @cache
-def draw() -> Task:
+def draw() -> TeamTask:
     """Compile the draw of one token per row of a job (``loops.Arguments``).
 
     The exponential is that of ``attention_loops``, but 0 below 2^-126.

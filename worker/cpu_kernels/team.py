@@ -34,7 +34,7 @@ Job = NDArray[np.int64]
 _Counts = ctypes.c_int64 * FIRST_ARGUMENT
 
 
-class Task:
+class TeamTask:
     """A compiled function of a job."""
 
     def __init__(self, function: Function, made: Any) -> None:
@@ -64,19 +64,19 @@ class Task:
             raise MemoryError(f"{self.function.__name__}: no memory for a compiled loop")
 
 
-def compiled_task(*constants: object) -> Callable[[Function], Task]:
-    """Make a ``Task`` of a function of one pointer to int64, which is the job.
+def compiled_task(*constants: object) -> Callable[[Function], TeamTask]:
+    """Make a ``TeamTask`` of a function of one pointer to int64, which is the job.
 
     Otherwise like ``compiled.compiled``: ``constants`` are all that the code depends on and does
     not contain, such as the layout of its arguments.
     """
 
-    def compile_it(function: Function) -> Task:
+    def compile_it(function: Function) -> TeamTask:
         from worker.cpu_kernels.native import cfunc, types
 
         layout = TAKEN, PARTS, DONE, FIRST_ARGUMENT
         signature = types.void(types.CPointer(types.int64))
-        return Task(function, compiled_once(cfunc, signature, function, (*constants, layout)))
+        return TeamTask(function, compiled_once(cfunc, signature, function, (*constants, layout)))
 
     return compile_it
 

@@ -13,7 +13,7 @@ from worker.engine.engine import Engine, EngineConfig
 from worker.engine.step_costs import fitting, largest, measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
-from worker.kv_disk.base import Tier
+from worker.kv_disk.base import BlockTier
 from worker.kv_disk.disk_tier import open_disk_tier
 from worker.loaded import LoadedEngine, LoadTiming
 from worker.log import model_log
@@ -184,7 +184,7 @@ def _open_tier(
     built: BuiltRunner,
     scheduler: Scheduler,
     digests: tuple[str, str],
-) -> Tier | None:
+) -> BlockTier | None:
     if settings.kv.disk_path is None or built.memory is None:
         return None
     origin, engine = digests

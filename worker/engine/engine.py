@@ -12,7 +12,7 @@ from worker.engine.backend import Backend, Executed
 from worker.engine.executor import Executor
 from worker.engine.kv_events import ReportQueue
 from worker.engine.loop import EngineLoop
-from worker.kv_disk.base import Tier
+from worker.kv_disk.base import BlockTier
 from worker.runner.base import Runner
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.config import most_pauses
@@ -40,7 +40,7 @@ class Engine(EngineLoop):
         runner: Runner,
         config: EngineConfig,
         *,
-        tier: Tier | None = None,
+        tier: BlockTier | None = None,
         memory: StepMemory | None = None,
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
@@ -49,7 +49,7 @@ class Engine(EngineLoop):
         self.executor = Executor(
             scheduler, runner, memory or StepMemory(), clock, overlap=config.overlap
         )
-        backend = OwnBackend(scheduler, self.executor, tier or Tier(), config.hash_salt)
+        backend = OwnBackend(scheduler, self.executor, tier or BlockTier(), config.hash_salt)
         super().__init__(backend, config.eos_token_ids, clock=clock, draw_seed=draw_seed)
 
 
@@ -57,7 +57,7 @@ class OwnBackend(Backend):
     """Our scheduler and executor, with the disk tier, kept sessions and KV events."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, tier: Tier, hash_salt: bytes
+        self, scheduler: Scheduler, executor: Executor, tier: BlockTier, hash_salt: bytes
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor

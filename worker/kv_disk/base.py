@@ -78,7 +78,7 @@ class TierStats:
     skipped_blocks: int = 0
 
 
-class Tier:
+class BlockTier:
     """A tier below the KV pool; this one does nothing. All methods are called on the engine's
     thread and never wait."""
 

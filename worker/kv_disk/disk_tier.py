@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from worker.kv_disk.base import KVMemory, Tier, TierStats
+from worker.kv_disk.base import BlockTier, KVMemory, TierStats
 from worker.kv_disk.block_store import BlockStore, fingerprint
 from worker.kv_disk.transfers import (
     Background,
     BackgroundThread,
-    Load,
+    BlockLoad,
     Loader,
     PinnedBlock,
     Save,
@@ -49,7 +49,7 @@ class _Restore:
     """A load and the requests that wait for it. ``held``: the pool's blocks before the loaded ones,
     kept during the load."""
 
-    load: Load
+    load: BlockLoad
     held: list[int]
     waiting: list[Request]
     expected_at: float
@@ -73,8 +73,8 @@ class _Wanted:
     is_spill: bool = False
 
 
-class DiskTier(Tier):
-    """A ``Tier`` that keeps blocks in files."""
+class DiskTier(BlockTier):
+    """A ``BlockTier`` that keeps blocks in files."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class DiskTier(Tier):
         self._loader = Loader(store, memory, loading, self._put)
         self._saver = Saver(store, memory, saving, self._put)
         self._wake: Callable[[], None] = lambda: None
-        self._results: deque[Load | Sequence[PinnedBlock]] = deque()
-        self._restores: dict[Load, _Restore] = {}
+        self._results: deque[BlockLoad | Sequence[PinnedBlock]] = deque()
+        self._restores: dict[BlockLoad, _Restore] = {}
         self._by_first_hash: dict[bytes, _Restore] = {}
         self._wanted: deque[_Wanted] = deque()
         self._saving: dict[bytes, PinnedBlock] = {}
@@ -145,7 +145,7 @@ class DiskTier(Tier):
         if len(wanted) < _FEWEST_BLOCKS or not self._pays(request, len(wanted), now):
             return
         self._scheduler.pin(held)
-        load = Load(wanted, self._scheduler.reserve_blocks(len(wanted)))
+        load = BlockLoad(wanted, self._scheduler.reserve_blocks(len(wanted)))
         # Waiting as long as computing takes costs at most twice the better of the two.
         patience_s = max(_LEAST_PATIENCE_S, self._compute_s(len(wanted)) or _PATIENCE_S)
         expected_at = now + self._loader.block_s() * len(wanted)
@@ -247,7 +247,7 @@ class DiskTier(Tier):
 
     # ── back again ───────────────────────────────────────────────────────────────────────────
 
-    def _put(self, result: Load | Sequence[PinnedBlock]) -> None:
+    def _put(self, result: BlockLoad | Sequence[PinnedBlock]) -> None:
         """Queue a result, on the threads of loader and saver."""
         self._results.append(result)
         self._wake()
@@ -255,7 +255,7 @@ class DiskTier(Tier):
     def collect(self, now: float) -> None:
         while self._results:
             result = self._results.popleft()
-            if isinstance(result, Load):
+            if isinstance(result, BlockLoad):
                 restore = self._restores.pop(result, None)
                 if restore is not None:
                     self._restored(restore)

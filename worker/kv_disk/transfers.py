@@ -77,7 +77,7 @@ class Counts:
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class BlockLoad:
     """Blocks to load: ``hashes[i]`` into ``blocks[i]``. The first ``loaded`` are there already."""
 
     hashes: list[bytes]
@@ -93,7 +93,7 @@ class Loader:
         store: BlockStore,
         memory: KVMemory,
         background: Background,
-        done: Callable[[Load], None],
+        done: Callable[[BlockLoad], None],
     ) -> None:
         self.counts = Counts()
         self._store = store
@@ -110,7 +110,7 @@ class Loader:
         counts = self.counts
         return counts.seconds / counts.blocks if counts.blocks else 0.0
 
-    def submit(self, load: Load) -> None:
+    def submit(self, load: BlockLoad) -> None:
         self._background.submit(lambda: self._run(load))
 
     def close(self, grace_s: float) -> None:
@@ -118,7 +118,7 @@ class Loader:
         if self._readers is not None:
             self._readers.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, load: Load) -> None:
+    def _run(self, load: BlockLoad) -> None:
         started = time.perf_counter()
         try:
             while load.loaded < len(load.hashes):
@@ -134,7 +134,7 @@ class Loader:
         finally:
             self._done(load)
 
-    def _read_batch(self, load: Load) -> int:
+    def _read_batch(self, load: BlockLoad) -> int:
         """Read the next blocks into the staging rows; returns the number before the first miss."""
         hashes = load.hashes[load.loaded : load.loaded + len(self._staging)]
         rows = zip(hashes, self._staging, strict=False)

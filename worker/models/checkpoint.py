@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from worker.encoding import openable
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.folder import why_unservable
-from worker.models.parameters import Parameter, Part
+from worker.models.parameters import Parameter, StoredPart
 
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
@@ -28,7 +28,7 @@ _IGNORED: Final = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """Position, type and shape of a tensor in its file."""
 
     file: Path
@@ -50,7 +50,7 @@ class Checkpoint:
         self._stack = ExitStack()
         self._mapped: dict[Path, Any] = {}
         self._descriptors: dict[Path, int] = {}
-        self._tensors: dict[str, Stored] = {}
+        self._tensors: dict[str, StoredTensor] = {}
         with ExitStack() as undo:
             undo.callback(self._stack.close)
             for file in files:
@@ -63,7 +63,7 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def __getitem__(self, part: Part) -> Stored:
+    def __getitem__(self, part: StoredPart) -> StoredTensor:
         return self._tensors[part.name]
 
     @property
@@ -71,12 +71,12 @@ class Checkpoint:
         """Names of all tensors in the files."""
         return self._tensors.keys()
 
-    def mapped(self, part: Part) -> torch.Tensor:
+    def mapped(self, part: StoredPart) -> torch.Tensor:
         """A tensor as a view of its file; it outlives the ``with`` block."""
         tensor: torch.Tensor = self._mapped[self[part].file].get_tensor(part.name)
         return tensor
 
-    def read_into(self, part: Part, out: torch.Tensor) -> None:
+    def read_into(self, part: StoredPart, out: torch.Tensor) -> None:
         """Read a whole tensor into ``out``, a contiguous CPU tensor of its type and shape."""
         stored = self[part]
         self.read_bytes(stored.file, stored.offset, out.view(-1).view(torch.uint8))
@@ -158,7 +158,7 @@ def differ(path: Path, one: str, other: str) -> bool:
     with Checkpoint(path) as checkpoint:
         if not {one, other} <= checkpoint.names:
             return False
-        parts = [Part(name, ()) for name in (one, other)]
+        parts = [StoredPart(name, ()) for name in (one, other)]
         if len({(checkpoint[part].dtype, checkpoint[part].shape) for part in parts}) > 1:
             return True
         tensors = [checkpoint.mapped(part) for part in parts]
@@ -181,7 +181,7 @@ def prefetch(path: Path) -> None:
             os.close(descriptor)
 
 
-def _stored(file: Path, name: str, entry: Mapping[str, Any], data_start: int) -> Stored:
+def _stored(file: Path, name: str, entry: Mapping[str, Any], data_start: int) -> StoredTensor:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None and not _IGNORED.search(name):
         raise UnsupportedModel(
@@ -190,7 +190,7 @@ def _stored(file: Path, name: str, entry: Mapping[str, Any], data_start: int) ->
         )
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    return Stored(file, dtype or torch.float32, shape, data_start + begin, end - begin)
+    return StoredTensor(file, dtype or torch.float32, shape, data_start + begin, end - begin)
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from worker.models.checkpoint import Checkpoint
-from worker.models.parameters import Parameter, Part, stacked_shape
+from worker.models.parameters import Parameter, StoredPart, stacked_shape
 
 _BUFFER_BYTES: Final = 32 * 2**20
 _READERS: Final = 4
@@ -43,7 +43,7 @@ def load_on_cuda(
     parameters: Mapping[str, Parameter],
     dtype: torch.dtype,
     device: torch.device,
-) -> dict[tuple[Part, ...], Tensor]:
+) -> dict[tuple[StoredPart, ...], Tensor]:
     """Load every stack of parts as one tensor on ``device``; shared stacks only once."""
     stacks = {parts for p in parameters.values() for parts in (p.parts, p.bias) if parts}
     fused = {
@@ -63,7 +63,9 @@ def load_on_cuda(
     return fused
 
 
-def cut(checkpoint: Checkpoint, parts: tuple[Part, ...], out: Tensor, most: int) -> Iterator[Chunk]:
+def cut(
+    checkpoint: Checkpoint, parts: tuple[StoredPart, ...], out: Tensor, most: int
+) -> Iterator[Chunk]:
     """Reads of at most ``most`` bytes that fill ``out``, the stack of ``parts``."""
     flat, first = out.view(-1), 0
     for part in parts:
@@ -76,7 +78,7 @@ def cut(checkpoint: Checkpoint, parts: tuple[Part, ...], out: Tensor, most: int)
 
 
 def _in_file_order(
-    checkpoint: Checkpoint, fused: Mapping[tuple[Part, ...], Tensor]
+    checkpoint: Checkpoint, fused: Mapping[tuple[StoredPart, ...], Tensor]
 ) -> Iterable[Chunk]:
     chunks = [c for parts, out in fused.items() for c in cut(checkpoint, parts, out, _BUFFER_BYTES)]
     return sorted(chunks, key=lambda chunk: (chunk.file, chunk.offset))

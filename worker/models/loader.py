@@ -25,7 +25,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from worker.choices import Choices, cpu_seconds, in_turns, one_thread
+from worker.choices import KeptChoices, cpu_seconds, in_turns, one_thread
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.block_products import fastest_form
 from worker.cpu_kernels.compiled import has_dots
@@ -42,7 +42,7 @@ from worker.models.linear import (
     packs,
 )
 from worker.models.malloc import returning_large_blocks
-from worker.models.parameters import Kind, Parameter, Part, stacked_shape
+from worker.models.parameters import Kind, Parameter, StoredPart, stacked_shape
 
 _PRODUCTS: Final = "matrix products"
 TRIAL_ROWS: Final = (1, 8, 32, 256)
@@ -67,7 +67,7 @@ def fastest_format(
     dtype: torch.dtype,
     model_bytes: int = _BEYOND_CACHE_BYTES,
     timer: Timer | None = None,
-    choices: Choices | None = None,
+    choices: KeptChoices | None = None,
 ) -> Format:
     """The fastest of ``formats``, by name, for weights [outputs, inputs] like those of ``shape`` in
     a model of ``model_bytes``.
@@ -79,7 +79,7 @@ def fastest_format(
     first = next(iter(formats))
     if len(formats) == 1:
         return formats[first]
-    choices = choices or Choices()
+    choices = choices or KeptChoices()
     if (kept := choices.kept(_PRODUCTS, formats)) is not None:
         return formats[kept]
     with one_thread():
@@ -154,7 +154,7 @@ class Layout:
 
     small: bool = False
     measured: bool = False
-    choices: Choices = field(default_factory=Choices)
+    choices: KeptChoices = field(default_factory=KeptChoices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class _CPULoader:
                 weight = self._read(parameter.parts, self._weights.dtype)
                 self._weights.linears[name] = self._form.gated(weight)
 
-    def _read(self, parts: tuple[Part, ...], dtype: torch.dtype) -> Tensor:
+    def _read(self, parts: tuple[StoredPart, ...], dtype: torch.dtype) -> Tensor:
         """Read ``parts`` stacked and converted to ``dtype``, in fresh memory."""
         stacked = torch.empty(stacked_shape(parts), dtype=dtype)
         first = 0
@@ -291,7 +291,7 @@ class _CPULoader:
 
 def _assembled(
     parameters: Mapping[str, Parameter],
-    tensors: Mapping[tuple[Part, ...], Tensor],
+    tensors: Mapping[tuple[StoredPart, ...], Tensor],
     dtype: torch.dtype,
 ) -> Weights:
     """Weights over ``tensors`` that are in place already, by their parts."""

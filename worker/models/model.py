@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from worker.models.families import FAMILIES
 from worker.models.fused import add_normed_, rotate_
 from worker.models.linear import Linear
 from worker.models.loader import Layout, Weights, load_weights
-from worker.models.parameters import Kind, Parameter, Part
+from worker.models.parameters import Kind, Parameter, StoredPart
 from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
@@ -101,13 +101,15 @@ HEAD: Final = "lm_head.weight"
 
 
 class Decoder:
-    """The decoder model; how its weights are laid out in memory is left to ``linear``."""
+    """The decoder model over a packed batch: the tokens of all rows of a step, one after the other.
+    How its weights are laid out in memory is left to ``linear``."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
         self._embedding = weights.tensors["embedding"]
         self._dtype = weights.rows_dtype
-        self._kv_dtype = weights.dtype
+        self.dtype = weights.dtype
+        """Type of its weights and of the KV pool."""
         self._norm = weights.tensors["norm"]
         self._head = weights.linears["head"]
         self._layers = [
@@ -117,12 +119,9 @@ class Decoder:
         self._least_rows = weights.least_rows
         self.tile_rows = weights.tile_rows
         self.step_bytes = weights.step_bytes
+        """Bytes of weights that a step reads at least."""
         self.products = type(self._head).__name__
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of its weights and of the KV pool."""
-        return self._kv_dtype
+        """Name of the kind of linear layers: each rounds in its own way."""
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
         """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
@@ -166,7 +165,7 @@ class Decoder:
             queries.copy_(self._normed(queries, layer.query_norm))
             keys.copy_(self._normed(keys, layer.key_norm))
         rotation.apply_(heads, c.num_heads + c.num_kv_heads)
-        heads = heads.to(self._kv_dtype)
+        heads = heads.to(self.dtype)
         return heads[:, : c.num_heads], heads[:, c.num_heads :]
 
     def _add_normed_(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -183,17 +182,17 @@ class Decoder:
         hidden, inner = c.hidden_size, c.intermediate_size
 
         def tensor(name: str, *shape: int) -> Parameter:
-            return Parameter(Kind.TENSOR, (Part(name, shape),))
+            return Parameter(Kind.TENSOR, (StoredPart(name, shape),))
 
         def linear(*names: str, out: tuple[int, ...], into: int, bias: bool = False) -> Parameter:
             sized = list(zip(names, out, strict=True))
             return Parameter(
                 Kind.LINEAR,
-                tuple(Part(name + ".weight", (rows, into)) for name, rows in sized),
-                tuple(Part(name + ".bias", (rows,)) for name, rows in sized) if bias else (),
+                tuple(StoredPart(name + ".weight", (rows, into)) for name, rows in sized),
+                tuple(StoredPart(name + ".bias", (rows,)) for name, rows in sized) if bias else (),
             )
 
-        table = (Part(EMBEDDING, (c.vocab_size, hidden)),)
+        table = (StoredPart(EMBEDDING, (c.vocab_size, hidden)),)
         found = {"embedding": Parameter(Kind.EMBEDDING, table)}
         for i in range(c.num_layers):
             ours, theirs = f"layers.{i}.", f"model.layers.{i}."
@@ -211,8 +210,8 @@ class Decoder:
                 ours + "gate_up": Parameter(
                     Kind.GATED,
                     (
-                        Part(mlp + "gate_proj.weight", (inner, hidden)),
-                        Part(mlp + "up_proj.weight", (inner, hidden)),
+                        StoredPart(mlp + "gate_proj.weight", (inner, hidden)),
+                        StoredPart(mlp + "up_proj.weight", (inner, hidden)),
                     ),
                 ),
                 ours + "down": linear(mlp + "down_proj", out=(hidden,), into=inner),
@@ -267,41 +266,13 @@ DECODER: Final = Decoder
 """The class that ``families`` means by this module."""
 
 
-class Model(Protocol):
-    """A decoder over a packed batch: the tokens of all rows of a step, one after the other."""
-
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep
-    ) -> torch.Tensor:
-        """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [rows, hidden] to float32 logits [rows, vocabulary]."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of its weights and of the KV pool."""
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that a step reads at least."""
-
-    @property
-    def tile_rows(self) -> int:
-        """See ``linear.Format``."""
-
-    @property
-    def products(self) -> str:
-        """Name of the kind of linear layers: each rounds in its own way."""
-
-
 def load_model(
     path: Path,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     layout: Layout | None = None,
-) -> Model:
+) -> Decoder:
     """Load the model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
     config = tied_as_stored(path, config)
     decoder = decoder_of(config)

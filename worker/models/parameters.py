@@ -18,7 +18,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """A tensor of the checkpoint and the shape that the configuration gives it."""
 
     name: str
@@ -30,8 +30,8 @@ class Parameter:
     """Parts of the checkpoint, stacked along dimension 0; ``bias`` likewise, for a linear one."""
 
     kind: Kind
-    parts: tuple[Part, ...]
-    bias: tuple[Part, ...] = ()
+    parts: tuple[StoredPart, ...]
+    bias: tuple[StoredPart, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Parameter:
         return sum(_product(part.shape) for part in (*self.parts, *self.bias))
 
 
-def stacked_shape(parts: tuple[Part, ...]) -> tuple[int, ...]:
+def stacked_shape(parts: tuple[StoredPart, ...]) -> tuple[int, ...]:
     """Shape of ``parts`` stacked along dimension 0."""
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 

@@ -8,7 +8,7 @@ import torch
 from worker.attention import AttentionBackend, KVPool, PackedBatch
 from worker.attention.choice import AttentionSetting, choose_attention
 from worker.attention.reference import ReferenceAttention
-from worker.choices import Choices, machine_facts
+from worker.choices import KeptChoices, machine_facts
 from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.block_products import may_use_amx
 from worker.cpu_kernels.compiled import compiler_problem, give_up, toolchain
@@ -21,7 +21,7 @@ from worker.models import fused
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
 from worker.models.loader import Layout
-from worker.models.model import Model, load_model
+from worker.models.model import Decoder, load_model
 from worker.pinned import upload
 from worker.runner.base import BuiltRunner
 from worker.runner.cuda_runner import build_cuda_runner
@@ -65,7 +65,7 @@ def build_torch_runner(
             _compile_loops()
         dtype = choose_dtype(settings, config, device)
     facts = {"dtype": dtype, "numba": toolchain(), "model": config}
-    choices = Choices(settings.choices_path, machine_facts() | facts)
+    choices = KeptChoices(settings.choices_path, machine_facts() | facts)
     layout = Layout(
         # Packed layers sum in one order for any number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
@@ -158,10 +158,10 @@ def _compile_loops() -> None:
 def _forward(
     settings: WorkerSettings,
     config: ModelConfig,
-    model: Model,
+    model: Decoder,
     pool: KVPool,
     max_tokens: int,
-    choices: Choices,
+    choices: KeptChoices,
 ) -> tuple[Forward, str]:
     """The forward pass, and the name of its attention."""
     attention = choose_attention(
@@ -248,7 +248,7 @@ _PAGE: Final = 16
 
 @torch.inference_mode()
 def largest_step_bytes(
-    model: Model, config: ModelConfig, device: torch.device, *, tokens: int, rows: int
+    model: Decoder, config: ModelConfig, device: torch.device, *, tokens: int, rows: int
 ) -> int:
     """Bytes in addition to weights and pool that a step of ``tokens`` tokens takes, ``rows`` of
     them sampled: the peak allocation during one, on a separate pool.

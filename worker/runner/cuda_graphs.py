@@ -24,7 +24,7 @@ from torch import Tensor
 
 from worker.attention import AttentionBackend, AttentionStep
 from worker.log import model_log
-from worker.models.model import Model
+from worker.models.model import Decoder
 from worker.pinned import upload, upload_to
 from worker.sampling.sampler import draw_plain, likeliest
 
@@ -47,17 +47,17 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class GraphRecording:
     """A recorded call: ``replay`` does it again, writing its results to ``results`` again."""
 
     replay: Callable[[], object]
     results: tuple[Tensor, ...]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Makes recordings of calls, which may read only tensors that stay in place."""
 
-    def record(self, call: Step) -> Recording: ...
+    def record(self, call: Step) -> GraphRecording: ...
 
 
 class CudaRecorder:
@@ -68,7 +68,7 @@ class CudaRecorder:
         # One for all: cuBLAS keeps a workspace for each stream that it has ever worked on.
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def record(self, call: Step) -> Recording:
+    def record(self, call: Step) -> GraphRecording:
         # Call once outside: nothing may compile, tune or allocate for good in a capture.
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
@@ -81,7 +81,7 @@ class CudaRecorder:
             graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
         ):
             results = call()
-        return Recording(graph.replay, results)
+        return GraphRecording(graph.replay, results)
 
 
 class DeviceSlots:
@@ -113,9 +113,9 @@ class _Recorded:
 
     size: int
     step: AttentionStep
-    decode: Recording
+    decode: GraphRecording
     """Gives logits, the token ids computed, and the likeliest next ones."""
-    draw: Recording
+    draw: GraphRecording
     """Gives the drawn token ids."""
 
 
@@ -142,10 +142,10 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         attention: FixedDecodes,
         state: DeviceSlots,
-        recorder: Recorder,
+        recorder: GraphRecorder,
         *,
         sizes: Sequence[int],
         block_tokens: int,
@@ -206,7 +206,7 @@ class DecodeGraphs:
             (chosen,) = recorded.draw.results
         return Replayed(logits[:rows], token_ids[:rows], self._inputs[:rows, 2], chosen[:rows])
 
-    def _record(self, size: int, attention: FixedDecodes, recorder: Recorder) -> _Recorded:
+    def _record(self, size: int, attention: FixedDecodes, recorder: GraphRecorder) -> _Recorded:
         places, table, contexts = self._places[:size], self._table[:size], self._contexts[:size]
         step = attention.decode_step(places, table, contexts, self._most_keys)
 

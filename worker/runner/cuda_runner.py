@@ -23,19 +23,19 @@ from worker.attention import PackedBatch
 from worker.errors import DeviceLost
 from worker.grammar.masks import Masks
 from worker.log import model_log
-from worker.models.model import Model
+from worker.models.model import Decoder
 from worker.pinned import reserve, upload
 from worker.runner.cuda_graphs import (
     CudaRecorder,
     DecodeGraphs,
     DeviceSlots,
     FixedDecodes,
-    Recorder,
+    GraphRecorder,
     batch_sizes,
 )
 from worker.runner.device_probe import probe_of
 from worker.runner.forward import BatchForward, Forward
-from worker.runner.torch_runner import Outputs, SlotLimits, TorchRunner, constrained_rows
+from worker.runner.torch_runner import SlotLimits, StepOutputs, TorchRunner, constrained_rows
 from worker.sampling.prompt_results import pools_any
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.plan import DeviceTime, Plan, Row, StepResult
@@ -119,7 +119,7 @@ class CudaRunner(TorchRunner):
         all_decode = plan.decodes == len(plan.rows) and not pools
         if self._graphs is not None and all_decode and len(plan.rows) <= self._graphs.largest:
             sampled = self._decode(self._graphs, state, plan, slots)
-            outputs = Outputs(len(plan.rows), range(len(plan.rows)), sampled)
+            outputs = StepOutputs(len(plan.rows), range(len(plan.rows)), sampled)
         else:
             outputs = self._compute(forward, plan, slots, self._masks_of(plan))
             if outputs.sampled is not None:
@@ -207,7 +207,7 @@ def build_cuda_runner(
     *,
     device: torch.device,
     dummy_block: int,
-    recorder: Recorder | None = None,
+    recorder: GraphRecorder | None = None,
 ) -> CudaRunner:
     """Build the runner, with its decodes recorded where the attention backend allows that.
 
@@ -286,7 +286,7 @@ class LaunchedOnDevice:
     """A ``LaunchedStep`` with results on the host when its last mark has passed."""
 
     def __init__(
-        self, runner: CudaRunner, rows: Sequence[Row], outputs: Outputs, marks: StepMarks | None
+        self, runner: CudaRunner, rows: Sequence[Row], outputs: StepOutputs, marks: StepMarks | None
     ) -> None:
         self._runner = runner
         self._rows = rows
@@ -319,7 +319,7 @@ class LaunchedOnDevice:
             self.marks.done.synchronize()
 
 
-def _with_fixed_decodes(forward: Forward) -> tuple[Model, FixedDecodes] | None:
+def _with_fixed_decodes(forward: Forward) -> tuple[Decoder, FixedDecodes] | None:
     """The model and attention of ``forward`` where its decodes can be recorded."""
     if isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes):
         return forward.model, forward.attention

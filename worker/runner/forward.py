@@ -22,7 +22,7 @@ from torch import Tensor
 from worker.attention import AttentionBackend, PackedBatch
 from worker.attention.fixed import SPAN_TOKENS
 from worker.errors import NotDeterministic
-from worker.models.model import Model
+from worker.models.model import Decoder
 from worker.pinned import upload
 
 TILE_TOKENS: Final = 16
@@ -43,7 +43,7 @@ class Forward(Protocol):
 class BatchForward:
     """A ``Forward`` that computes all tokens of a step in one pass."""
 
-    def __init__(self, model: Model, attention: AttentionBackend) -> None:
+    def __init__(self, model: Decoder, attention: AttentionBackend) -> None:
         self.model = model
         self.attention = attention
 
@@ -57,7 +57,7 @@ class BatchForward:
 class TiledForward:
     """A ``Forward`` in passes of one shape; ``attention`` must be such (``FixedAttention``)."""
 
-    def __init__(self, model: Model, attention: AttentionBackend) -> None:
+    def __init__(self, model: Decoder, attention: AttentionBackend) -> None:
         self._model = model
         self._attention = attention
 

@@ -7,10 +7,9 @@ that. The limits hold at load, pool included, and are checked between steps.
 import ctypes
 import gc
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from worker.log import engine_log
 from worker.memory import LimitedMemory, MemoryGuard, MemoryLimits
@@ -141,56 +140,28 @@ _MOUNT: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
 
 
-class _Files(NamedTuple):
-    limit: str
-    usage: str
-    reclaimable: str
-    """Key in ``memory.stat`` for cached files that were not used recently."""
-
-
-_V1: Final = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2: Final = _Files("memory.max", "memory.current", "inactive_file")
-
-
 def free_of_groups(own: Path = _OWN, mount: Path = _MOUNT) -> int | None:
-    """The fewest bytes that this process's control groups leave; None without any limit.
+    """The fewest bytes that this process's control groups (version 2) leave; None without a limit.
 
-    Version 2 has one hierarchy, version 1 one for memory; the tightest group on the way to the root
-    counts. Inside a container the path may be that of the host, where the mount shows the
-    container's own group as its root.
+    The tightest group on the way to the root counts. Inside a container the path may be that of the
+    host, where the mount shows the container's own group as its root.
     """
-    left = [
-        found
-        for folder, files in _groups(own, mount)
-        if (found := _left_in(folder, files)) is not None
-    ]
-    return max(0, min(left)) if left else None
-
-
-def _groups(own: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:
     try:
         lines = own.read_text("utf-8").splitlines()
     except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, files = mount, _V2
-        elif "memory" in controllers.split(","):
-            root, files = mount / "memory", _V1
-        else:
-            continue
-        relative = Path(path.lstrip("/"))
-        for folder in (relative, *relative.parents):
-            yield root / folder, files
+        return None
+    own_groups = (Path(line[4:]) for line in lines if line.startswith("0::/"))
+    folders = (mount / folder for group in own_groups for folder in (group, *group.parents))
+    left = [found for folder in folders if (found := _left_in(folder)) is not None]
+    return max(0, min(left)) if left else None
 
 
-def _left_in(folder: Path, files: _Files) -> int | None:
+def _left_in(folder: Path) -> int | None:
     try:
-        limit = int((folder / files.limit).read_text("ascii"))  # "max" is none
-        used = int((folder / files.usage).read_text("ascii"))
+        limit = int((folder / "memory.max").read_text("ascii"))  # "max" is none
+        used = int((folder / "memory.current").read_text("ascii"))
         stat = (folder / "memory.stat").read_text("ascii").split()
     except (OSError, ValueError):
         return None
     figures = dict(zip(stat[::2], stat[1::2], strict=False))
-    return limit - used + int(figures.get(files.reclaimable, 0))
+    return limit - used + int(figures.get("inactive_file", 0))  # cached, not used recently

@@ -76,7 +76,7 @@ class TorchRunner:
         plan: Plan,
         slots: NDArray[np.int64],
         masks: Callable[[], Masks] | None,
-    ) -> "Outputs":
+    ) -> "StepOutputs":
         """Compute any step. Waits for nothing but ``masks``."""
         batch, token_ids, positions = self._pack(plan, slots)
         hidden = forward.hidden(batch, token_ids, positions)
@@ -90,13 +90,13 @@ class TorchRunner:
         if plan.decodes < len(plan.rows):  # else each token is the last of its row
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
             if not sampling:
-                return Outputs(len(plan.rows), sampling, None, scores, pooled, checked)
+                return StepOutputs(len(plan.rows), sampling, None, scores, pooled, checked)
             last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
             hidden, token_ids = hidden[last_tokens], token_ids[last_tokens]
             slots, contexts = slots[sampling], contexts[sampling]
         logits = forward.logits(hidden)
         sampled = self._sampler.sample(logits, slots, contexts, token_ids, masks)
-        return Outputs(len(plan.rows), sampling, sampled, scores, pooled, checked)
+        return StepOutputs(len(plan.rows), sampling, sampled, scores, pooled, checked)
 
     def close(self) -> None:
         """Drop model and pool."""
@@ -155,7 +155,7 @@ class TorchRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
+class StepOutputs:
     """What a step of ``rows`` computes, on the device. Rows in ``sampling`` got the tokens
     ``sampled``; each of the others is None where no row asks for it."""
 
@@ -166,9 +166,9 @@ class Outputs:
     pooled: PooledStates | None = None
     checked: CheckedRows | None = None
 
-    def on_its_way(self) -> "Outputs":
+    def on_its_way(self) -> "StepOutputs":
         """A copy that the device is going to write to host memory; to be read after an event."""
-        return Outputs(
+        return StepOutputs(
             self.rows,
             self.sampling,
             self.sampled and self.sampled.on_its_way(),

@@ -127,7 +127,7 @@ def _closings(loaded: LoadedEngine) -> ClosingTables | None:
     return ClosingTables(pieces.__getitem__, loaded.card.vocab_size)
 
 
-class NoEngine:
+class EngineAbsent:
     """An ``EngineService`` for the time while the next one loads: hands every job back, and does
     nothing else."""
 

@@ -34,7 +34,7 @@ from worker.priority import lower_priority
 from worker.service.call import Responder, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
-from worker.service.serving import Constraints, NoEngine, Serving
+from worker.service.serving import Constraints, EngineAbsent, Serving
 from worker.service.swap_checks import check, loadable, meter_of, name_of, target_settings
 from worker.settings import WorkerSettings
 
@@ -54,7 +54,7 @@ class SwapBusy(RequestError):
     code = Code.NOT_READY
 
 
-class SwapFailed(Exception):
+class NoSwap(Exception):
     """A swap failed; the message says why."""
 
 
@@ -156,7 +156,7 @@ class Swapper:
             self._swap(target, grace_s)
         except Exception as failed:  # any error of a load: only this model is unavailable
             error = excerpt(f"{failed}" or type(failed).__name__, 1000)
-            if not isinstance(failed, SwapFailed | RequestError | OSError | ValueError):
+            if not isinstance(failed, NoSwap | RequestError | OSError | ValueError):
                 service_log.exception("the swap to %s failed", name_of(target))
         phase = SwapPhase.FAILED if error else SwapPhase.DONE
         report = msgspec.structs.replace(self._report, phase=phase, error=error)
@@ -184,7 +184,7 @@ class Swapper:
             loaded = self._load(target, nicely=is_alike)
             try:
                 self._drain(grace_s)
-            except SwapFailed:
+            except NoSwap:
                 loaded.engine.stop()
                 raise
             self._place(loaded, target)
@@ -218,8 +218,8 @@ class Swapper:
             return
         self._emitter.post(self._drainer.release)
         if self._is_closing:
-            raise SwapFailed("the worker is being stopped")
-        raise SwapFailed(
+            raise NoSwap("the worker is being stopped")
+        raise NoSwap(
             f"jobs were still there {DRAIN_SLACK_S:.0f} s after their {grace_s:.0f} s of grace;"
             " nothing was changed"
         )
@@ -235,9 +235,9 @@ class Swapper:
             )
             self._say_last(f"{why}; and {name_of(settings)} cannot be loaded again: {error}")
             self._die()
-            raise SwapFailed(why) from None
+            raise NoSwap(why) from None
         self._place(loaded, settings)
-        raise SwapFailed(f"{why}; {name_of(settings)} is served again")
+        raise NoSwap(f"{why}; {name_of(settings)} is served again")
 
     def _say_last(self, error: str) -> None:
         report = msgspec.structs.replace(
@@ -282,7 +282,7 @@ class Swapper:
         """Serve no model for now; lanes and requests are still answered."""
         empty = replace(
             self.serving,
-            engine=NoEngine(self._emitter.sink),
+            engine=EngineAbsent(self._emitter.sink),
             constraints=Constraints(None),
             load_ms={},
         )
@@ -290,7 +290,7 @@ class Swapper:
 
     def _replace(self, serving: Serving) -> None:
         """Put ``serving`` in place of the current one. On the emitter's thread."""
-        if not isinstance(self.serving.engine, NoEngine):
+        if not isinstance(self.serving.engine, EngineAbsent):
             self._old = self.serving
         self.serving = serving
         self._drainer.engine = serving.engine
@@ -309,7 +309,7 @@ class Swapper:
 
         self._emitter.post(act)
         if not done.wait(PLACE_S):
-            raise SwapFailed("the worker is being stopped")
+            raise NoSwap("the worker is being stopped")
         if failed:
             raise failed[0]
 

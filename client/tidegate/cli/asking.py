@@ -22,7 +22,7 @@ from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFoun
 from tidegate.transport import (
     CONNECT_S,
     NO_RETRIES,
-    Call,
+    HttpCall,
     Retries,
     Transport,
     api_error,
@@ -82,7 +82,7 @@ def advice(error: TidegateError) -> str:
 class QuickTransport(Transport):
     """A connection for each call; streams are read as ``Transport`` reads them."""
 
-    async def exchange(self, call: Call) -> bytes:
+    async def exchange(self, call: HttpCall) -> bytes:
         url = urlsplit(self.base_url + call.path)
         headers, patience_s = with_deadline(call)
         headers |= self.credentials
@@ -130,7 +130,7 @@ class _Socket(io.BytesIO):
         return self
 
 
-def _request(call: Call, url: SplitResult, headers: dict[str, str]) -> bytes:
+def _request(call: HttpCall, url: SplitResult, headers: dict[str, str]) -> bytes:
     body = b"" if call.body is None else msgspec.json.encode(call.body)
     if call.body is not None:
         headers["Content-Type"] = "application/json"

@@ -107,7 +107,7 @@ async def run(
             return _failed(f"no model {chosen!r} at {base_url}; served: {', '.join(models)}")
         if read is None:
             console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
-        return await Chat(client, console, read or _line_reader(), options).run()
+        return await ChatView(client, console, read or _line_reader(), options).run()
 
 
 def _failed(why: str) -> int:
@@ -205,7 +205,7 @@ class Answer:
         return " · ".join(parts)
 
 
-class Chat:
+class ChatView:
     """A conversation: its turns so far, and how the next one is asked and answered."""
 
     def __init__(

@@ -14,7 +14,7 @@ from tidegate.cli.terminal import console, print_json
 from tidegate.cli.top import Samples
 
 if TYPE_CHECKING:
-    from pool.preflight.checkup import Finding
+    from pool.preflight.checkup import CheckupFinding
 
 DESCRIPTION = """\
 Look at this machine: what is missing, what makes it slow, and what to do about each.
@@ -48,9 +48,9 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 def doctor(device: str | None, triton: Path | None, host: str, port: int, as_json: bool) -> int:
     with importing(serving=True):
         from catalog.paths import state_dir
-        from pool.preflight.checkup import Verdict, WantedService, examine
+        from pool.preflight.checkup import CheckupVerdict, WantedService, examine
 
-    def findings() -> "Iterator[Finding]":
+    def findings() -> "Iterator[CheckupFinding]":
         yield from examine(WantedService(state_dir(), device, triton, host, port))
         about_load = look(host, port) if port else None
         if about_load is not None:
@@ -61,8 +61,8 @@ def doctor(device: str | None, triton: Path | None, host: str, port: int, as_jso
         found.append(finding)
         if not as_json:
             _print(finding)
-    fails = sum(finding.verdict is Verdict.FAIL for finding in found)
-    warns = sum(finding.verdict is Verdict.WARN for finding in found)
+    fails = sum(finding.verdict is CheckupVerdict.FAIL for finding in found)
+    warns = sum(finding.verdict is CheckupVerdict.WARN for finding in found)
     if as_json:
         print_json({"can_serve": not fails, "findings": [asdict(finding) for finding in found]})
     elif fails:
@@ -72,7 +72,7 @@ def doctor(device: str | None, triton: Path | None, host: str, port: int, as_jso
     return 1 if fails else 0
 
 
-def _print(finding: "Finding") -> None:
+def _print(finding: "CheckupFinding") -> None:
     from rich.text import Text
 
     mark = f"{finding.verdict:<4}" if finding.verdict != "fail" else "FAIL"
@@ -82,11 +82,11 @@ def _print(finding: "Finding") -> None:
     console().print(text, soft_wrap=True)
 
 
-def look(host: str, port: int) -> "Finding | None":
+def look(host: str, port: int) -> "CheckupFinding | None":
     """Judge the service that listens there; None if there is none, or not ours."""
     import urllib.request
 
-    from pool.preflight.checkup import Finding, Verdict
+    from pool.preflight.checkup import CheckupFinding, CheckupVerdict
     from pool.process.ports import host_port
 
     try:
@@ -106,5 +106,5 @@ def look(host: str, port: int) -> "Finding | None":
     needed = sum(max(1, round(value)) for value in most.values())
     found = f"the present load needs {needed} of {instances}"
     if needed > instances:
-        return Finding("instances", Verdict.WARN, found, f"add {needed - instances}")
-    return Finding("instances", Verdict.OK, found)
+        return CheckupFinding("instances", CheckupVerdict.WARN, found, f"add {needed - instances}")
+    return CheckupFinding("instances", CheckupVerdict.OK, found)

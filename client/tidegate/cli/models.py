@@ -103,12 +103,6 @@ def models(**given: Any) -> int:
 @option("--file", default="", metavar="GLOB", help="which GGUF file, where there are several")
 @option("--load", is_flag=True, help="into memory, too, so that the next start is quick")
 @option("--copy", is_flag=True, help="never by links to what lies on this machine")
-@option(
-    "--allow-pickles",
-    "pickles",
-    is_flag=True,
-    help="weights that can run code, where no others are",
-)
 @option("--keep-free", type=SHARE, default=20, metavar="PERCENT", help="of the disk stays free")
 @option("--connections", type=POSITIVE, default=8, help="files that are fetched at once")
 @on_catalog("models")
@@ -137,12 +131,12 @@ def bring(catalog: "ModelCatalog", request: "AddRequest") -> "ModelEntry":
 
     with importing():
         from pool.artifacts import staging
-        from pool.artifacts.source import Choice, Listing
+        from pool.artifacts.source import FileChoice, Listing
 
-    class Shown(staging.Progress):
+    class Shown(staging.StagingProgress):
         """Shows what will be fetched as a line, and how far it is as a bar."""
 
-        def chosen(self, listing: Listing, choice: Choice) -> None:
+        def chosen(self, listing: Listing, choice: FileChoice) -> None:
             source, licence = listing.source.removeprefix("hub:"), listing.licence or "–"
             files = f"{choice.format.value}, {len(choice.files)} files, {size(choice.bytes)}"
             print(f"{source}: {files}, licence {licence}", file=sys.stderr)

@@ -78,7 +78,7 @@ class CheckProvider(Provider, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class StageProviders:
     """One provider for each stage."""
 
     speech: SpeechProvider

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.plan.recipe import Chosen, RecipeError
 from clips.render.settings import RenderSettings
 from clips.render.stages.base import (
@@ -14,7 +14,7 @@ from clips.render.stages.base import (
     PortraitProvider,
     Provider,
     SpeechProvider,
-    Stages,
+    StageProviders,
     VideoProvider,
 )
 from clips.render.stages.clip import ClipCheck
@@ -61,7 +61,7 @@ class Providers:
     check: Mapping[str, CheckProvider]
 
     @classmethod
-    def single(cls, stages: Stages) -> "Providers":
+    def single(cls, stages: StageProviders) -> "Providers":
         """``Providers`` with one for each stage."""
         return cls(
             {stages.speech.name: stages.speech},
@@ -71,13 +71,13 @@ class Providers:
         )
 
     @property
-    def names(self) -> Mapping[Stage, tuple[str, ...]]:
+    def names(self) -> Mapping[ClipStage, tuple[str, ...]]:
         """Names of the loaded providers by stage, which recipes may choose."""
         return {
-            Stage.SPEECH: tuple(self.speech),
-            Stage.PORTRAIT: tuple(self.portrait),
-            Stage.VIDEO: tuple(self.video),
-            Stage.CHECK: tuple(self.check),
+            ClipStage.SPEECH: tuple(self.speech),
+            ClipStage.PORTRAIT: tuple(self.portrait),
+            ClipStage.VIDEO: tuple(self.video),
+            ClipStage.CHECK: tuple(self.check),
         }
 
     def all(self) -> Sequence[Provider]:
@@ -88,9 +88,9 @@ class Providers:
             for provider in loaded.values()
         ]
 
-    def chosen(self, by: Chosen) -> Stages:
+    def chosen(self, by: Chosen) -> StageProviders:
         """The providers that a recipe chose. Raises ``RecipeError`` for one that is not loaded."""
-        return Stages(
+        return StageProviders(
             _choose(self.speech, "speech", by.speech),
             _choose(self.portrait, "portrait", by.portrait),
             _choose(self.video, "video", by.video),

@@ -9,7 +9,7 @@ import pydantic_core
 from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.finding import answer_id
 from orchestrator.errors import InvalidRequest, RateLimited, TidegateError, Unavailable
-from orchestrator.parsing import Call, Output
+from orchestrator.parsing import Output, ParsedCall
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from protocol import Code, FinishReason
@@ -37,7 +37,7 @@ def blocks_of(output: Output) -> list[object]:
     return blocks
 
 
-def _input(call: Call) -> object:
+def _input(call: ParsedCall) -> object:
     """The arguments of a call; of a call that was cut, as far as they go."""
     if not call.is_cut:
         return msgspec.Raw(call.arguments.encode())

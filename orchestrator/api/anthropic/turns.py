@@ -11,8 +11,7 @@ from orchestrator.api.http.images import image_of_base64, image_of_url, refuse_f
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image, Part
-from orchestrator.tasks.job import Message, said_by
-from orchestrator.tasks.tools import ToolCall
+from orchestrator.tasks.job import Message, ToolCall, said_by
 
 _BETWEEN_TURNS = "\n\n"
 

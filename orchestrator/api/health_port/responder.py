@@ -136,7 +136,7 @@ class _Connection:
         self.heard_at = now
 
 
-class Responder:
+class HealthResponder:
     """Serves all connections with one thread and one selector: no socket ever blocks another."""
 
     def __init__(self, listener: socket.socket, pipe: int, answers: Answers) -> None:
@@ -247,7 +247,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
     answers = Answers(time.monotonic())
-    Responder(listener, sys.stdin.fileno(), answers).run()
+    HealthResponder(listener, sys.stdin.fileno(), answers).run()
 
 
 if __name__ == "__main__":

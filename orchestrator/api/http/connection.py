@@ -284,7 +284,7 @@ class Connection(RequestHandler):
             self._head_timer = None
 
 
-class Runner(web.AppRunner):
+class ConnectionRunner(web.AppRunner):
     """An application's runner whose connections are ``Connection`` objects."""
 
     async def _make_server(self) -> web.Server:

@@ -11,8 +11,7 @@ from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.ignored import passed_over
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
-from orchestrator.tasks.job import TemplateArgument
-from orchestrator.tasks.tools import JsonObject, Tool, ToolCall
+from orchestrator.tasks.job import JsonObject, TemplateArgument, Tool, ToolCall
 
 MAX_TOOLS = 512
 MAX_TOOL_BYTES = 512 * 1024

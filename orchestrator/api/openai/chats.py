@@ -11,8 +11,7 @@ from orchestrator.api.http.tools import read_call, template_arguments
 from orchestrator.api.openai.tools import INPUT
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image, Part
-from orchestrator.tasks.job import Chat, Message, said_by
-from orchestrator.tasks.tools import Tool, ToolCall
+from orchestrator.tasks.job import Chat, Message, Tool, ToolCall, said_by
 from protocol import excerpt
 
 if TYPE_CHECKING:

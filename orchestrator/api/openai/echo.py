@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.api.openai.shapes import COMPLETION, named
 from orchestrator.errors import InvalidRequest, TidegateError
-from orchestrator.prompts.tokens import TokenTexts
+from orchestrator.prompts.tokens import VocabularyTexts
 from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Task
 from protocol import PromptLogprobs, TokenLogprob
@@ -49,11 +49,11 @@ def require_few(tokens: int, top: int | None, *, is_streamed: bool) -> None:
         )
 
 
-def text_of(prompt: Prompt, ids: Sequence[int], tokens: TokenTexts) -> str:
+def text_of(prompt: Prompt, ids: Sequence[int], tokens: VocabularyTexts) -> str:
     return at_once(_text_of(prompt, ids, tokens))
 
 
-def _text_of(prompt: Prompt, ids: Sequence[int], tokens: TokenTexts) -> "_Turns[str]":
+def _text_of(prompt: Prompt, ids: Sequence[int], tokens: VocabularyTexts) -> "_Turns[str]":
     if isinstance(prompt, str):
         return prompt
     return "".join((yield from _texts(ids, tokens)))
@@ -64,7 +64,7 @@ async def add_echo(
     prompt: Prompt,
     ids: Sequence[int],
     task: Task,
-    tokens: TokenTexts,
+    tokens: VocabularyTexts,
 ) -> None:
     """Put the prompt before a choice's text, and its log-probabilities before the text's."""
     choice["text"] = f"{await _in_turns(_text_of(prompt, ids, tokens))}{choice['text']}"
@@ -100,7 +100,7 @@ def echoed_logprobs(
     ids: Sequence[int],
     read: Sequence[PromptLogprobs],
     top: int,
-    tokens: TokenTexts,
+    tokens: VocabularyTexts,
     rest: Mapping[str, Sequence[object]],
 ) -> "_Turns[msgspec.Raw]":
     """OpenAI's ``logprobs`` of prompt and text; ``rest`` are those of the text alone."""
@@ -143,7 +143,7 @@ def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> Non
             lists[name].append(_encode(values)[1:-1])
 
 
-def _texts(ids: Sequence[int], tokens: TokenTexts) -> "_Turns[list[str]]":
+def _texts(ids: Sequence[int], tokens: VocabularyTexts) -> "_Turns[list[str]]":
     """The text that each token adds: empty while a character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []

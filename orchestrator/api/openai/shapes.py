@@ -26,7 +26,7 @@ from orchestrator.parsing import (
     Piece,
     Reasoning,
 )
-from orchestrator.prompts.tokens import Token, TokenTexts
+from orchestrator.prompts.tokens import SpelledToken, VocabularyTexts
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
@@ -38,7 +38,7 @@ _LARGE = ("content", "top_logprobs")
 
 _encode = msgspec.json.Encoder().encode
 
-TokenOf = Callable[[int], Token]
+TokenOf = Callable[[int], SpelledToken]
 """Finds the text of a single token id."""
 
 
@@ -230,7 +230,7 @@ def stop_reason(ending: Ending) -> str | int | None:
     return ending.stop or ending.stop_token_id
 
 
-def stop_text(ending: Ending, tokens: TokenTexts) -> str:
+def stop_text(ending: Ending, tokens: VocabularyTexts) -> str:
     """Text of the stop string or token, for clients that want it in the answer."""
     if ending.stop_token_id is None:
         return ending.stop
@@ -255,12 +255,12 @@ def token_counts(prompt: int, completion: int) -> dict[str, int]:
     }
 
 
-def _described(token: Token, logprob: float) -> dict[str, object]:
+def _described(token: SpelledToken, logprob: float) -> dict[str, object]:
     data = None if token.data is None else list(token.data)
     return {"token": token.text, "logprob": logprob, "bytes": data}
 
 
-def named(token: Token) -> str:
+def named(token: SpelledToken) -> str:
     """A token's name in OpenAI's older shape, which has no field for bytes."""
     return token.text if token.is_text or token.data is None else f"bytes:{token.text}"
 

@@ -9,7 +9,7 @@ from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.job import Tool
 from protocol import excerpt
 
 INPUT: Final = "input"

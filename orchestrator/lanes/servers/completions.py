@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from orchestrator.lanes.servers.cards import BadFolder, ModelFolder, ServerFacts
-from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, ServerLost
+from orchestrator.lanes.servers.job import Finish, JobFailed, ServerJob, ServerLost
 from orchestrator.lanes.servers.polled import PolledLane
 from orchestrator.lanes.sse import EventReader, EventTooLong
 from protocol import Code, excerpt
@@ -66,11 +66,11 @@ class HttpLane(PolledLane):
         """The server's facts. Raises ``ServerLost``."""
 
     @abstractmethod
-    def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
+    def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
         """The body that asks for a job."""
 
     @abstractmethod
-    def _take(self, job: LaneJob, event: Any) -> bool:
+    def _take(self, job: ServerJob, event: Any) -> bool:
         """Deliver an event's tokens, and set the job's ``finish`` at its end; returns whether
         nothing about the job will follow."""
 
@@ -162,7 +162,7 @@ class HttpLane(PolledLane):
         except ServerLost:
             return otherwise
 
-    async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
+    async def _generate(self, job: ServerJob, prompt: str | list[int]) -> Finish:
         body = msgspec.json.encode(self._request(job, prompt))
         with suppress(TimeoutError):  # of the wait for the final facts
             async with asyncio.timeout(None) as limit:
@@ -176,7 +176,7 @@ class HttpLane(PolledLane):
             raise ServerLost("its answer ended early")
         return job.finish
 
-    async def _read_answer(self, job: LaneJob, body: bytes, limit: asyncio.Timeout) -> None:
+    async def _read_answer(self, job: ServerJob, body: bytes, limit: asyncio.Timeout) -> None:
         """Read a job's event stream. Leaving early closes the connection, which tells the server
         that the rest is not wanted."""
         assert self._http is not None

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class LaneJob:
+class ServerJob:
     """A job's request and its progress. Times are seconds of the lane's clock."""
 
     handle: int

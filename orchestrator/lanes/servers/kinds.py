@@ -11,7 +11,7 @@ import msgspec
 from orchestrator.lanes.endpoint import ServerKind
 from orchestrator.lanes.servers.cards import ModelFolder, ServerFacts, count_of
 from orchestrator.lanes.servers.completions import HttpLane, ServerEvent
-from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.servers.job import Finish, JobFailed, Piece, ServerJob, ServerLost
 from orchestrator.lanes.servers.text import PromptText, TokenCounter
 from protocol import Code, Feature, FinishReason, Sampling, TokenLogprob
 
@@ -135,7 +135,7 @@ class VllmLane(HttpLane):
             context_tokens=count_of(served.get("max_model_len")),
         )
 
-    def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
+    def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
         counts = {"include_usage": True, "continuous_usage_stats": not self.names_ids}
         body: dict[str, Any] = {"model": self._model, "prompt": prompt, "stream": True}
         body |= _stated(job.sampling) | {"stream_options": counts}
@@ -147,7 +147,7 @@ class VllmLane(HttpLane):
             body |= {"logprobs": job.sampling.logprobs, "return_tokens_as_token_ids": True}
         return body
 
-    def _take(self, job: LaneJob, event: _Chunk) -> bool:
+    def _take(self, job: ServerJob, event: _Chunk) -> bool:
         usage = event.usage
         if event.choices and job.finish is None:
             choice = event.choices[0]
@@ -242,7 +242,7 @@ class OpenAiLane(VllmLane):
             context_tokens=count_of(served.get("max_model_len")),
         )
 
-    def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
+    def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
         sampling = job.sampling
         body: dict[str, Any] = {
             "model": self._model,
@@ -260,7 +260,7 @@ class OpenAiLane(VllmLane):
             body["seed"] = sampling.seed % 2**63
         return body
 
-    def _take(self, job: LaneJob, event: _Chunk) -> bool:
+    def _take(self, job: ServerJob, event: _Chunk) -> bool:
         if event.choices and job.finish is None:
             choice = event.choices[0]
             if job.counter is None:
@@ -349,7 +349,7 @@ class LlamaCppLane(HttpLane):
             return None
         return sum(slot.is_processing for slot in slots) if slots else None
 
-    def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
+    def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
         sampling = job.sampling
         body: dict[str, Any] = {
             "prompt": prompt,
@@ -379,7 +379,7 @@ class LlamaCppLane(HttpLane):
             body |= penalties | {"repeat_last_n": self._card.context_tokens}
         return body
 
-    def _take(self, job: LaneJob, event: _LlamaEvent) -> bool:
+    def _take(self, job: ServerJob, event: _LlamaEvent) -> bool:
         # The tokens that the server keeps to itself are counted, not named.
         silent = event.tokens_predicted - job.completion_tokens - len(event.tokens)
         self._deliver(job, Piece(job.unnamed(silent) + event.tokens, event.content))
@@ -443,7 +443,7 @@ class TgiLane(HttpLane):
             quantization=str(info.get("quantize") or ""),
         )
 
-    def _request(self, job: LaneJob, prompt: str | list[int]) -> dict[str, Any]:
+    def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
         sampling = job.sampling
         parameters: dict[str, Any] = {
             "max_new_tokens": sampling.max_tokens,
@@ -463,7 +463,7 @@ class TgiLane(HttpLane):
             parameters["top_n_tokens"] = sampling.logprobs
         return {"inputs": prompt, "parameters": parameters}
 
-    def _take(self, job: LaneJob, event: _TgiEvent) -> bool:
+    def _take(self, job: ServerJob, event: _TgiEvent) -> bool:
         token, wanted = event.token, job.sampling.logprobs
         if token is not None:
             is_silent = token.special and job.sampling.skip_special_tokens

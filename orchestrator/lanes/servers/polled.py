@@ -29,7 +29,7 @@ from orchestrator.lanes.servers.cards import (
     make_card,
     read_folder,
 )
-from orchestrator.lanes.servers.job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.servers.job import Finish, JobFailed, Piece, ServerJob, ServerLost
 from orchestrator.lanes.servers.meter import LaneMeter
 from orchestrator.lanes.servers.text import PromptText, StopCutter, UnsendablePrompt
 from orchestrator.telemetry.log import fields, lane_log
@@ -82,7 +82,7 @@ class PolledLane(Lane):
         self._text: PromptText | None = None
         self._card: ModelCard | None = None
         self._meter = LaneMeter()
-        self._jobs: dict[int, LaneJob] = {}
+        self._jobs: dict[int, ServerJob] = {}
         self._lingering = 0
         self._seq = 0
         self._sessions = Reconnector(
@@ -110,7 +110,7 @@ class PolledLane(Lane):
         """
 
     @abstractmethod
-    async def _generate(self, job: LaneJob, prompt: str | list[int]) -> Finish:
+    async def _generate(self, job: ServerJob, prompt: str | list[int]) -> Finish:
         """Run a job, and pass each piece to ``_deliver``, without catching its exceptions. When
         cancelled, close the request, so that the server stops. Raises ``JobFailed`` and
         ``ServerLost``.
@@ -132,7 +132,7 @@ class PolledLane(Lane):
         handle = self.submitted_total
         self.submitted_total += 1
         sampling = asked["sampling"]
-        job = LaneJob(
+        job = ServerJob(
             handle,
             sink,
             asked["token_ids"],
@@ -228,7 +228,7 @@ class PolledLane(Lane):
 
     # ── one job ──────────────────────────────────────────────────────────────────────────────
 
-    async def _run_job(self, job: LaneJob) -> None:
+    async def _run_job(self, job: ServerJob) -> None:
         try:
             prompt: str | list[int] = job.token_ids
             if self._text is not None:
@@ -255,7 +255,7 @@ class PolledLane(Lane):
             self._stop_timing(job)
             self._report_end(job, end)
 
-    def _deliver(self, job: LaneJob, piece: Piece) -> None:
+    def _deliver(self, job: ServerJob, piece: Piece) -> None:
         """Pass a part of an answer on, unless the job is over."""
         if job.is_over:
             return
@@ -281,7 +281,7 @@ class PolledLane(Lane):
 
     def _pass_on(
         self,
-        job: LaneJob,
+        job: ServerJob,
         ids: list[int],
         text: str,
         logprobs: list[TokenLogprob] | None,
@@ -299,7 +299,7 @@ class PolledLane(Lane):
         job.sink.on_tokens(Delta(job.handle, ids, [""] * (count - 1) + [text], logprobs), now)
         self._sample_emission(now, count)
 
-    def _deadline_passed(self, job: LaneJob) -> None:
+    def _deadline_passed(self, job: ServerJob) -> None:
         if job.is_over:
             return
         if self._clock.now() < job.ends_at:
@@ -316,7 +316,7 @@ class PolledLane(Lane):
             end = self._end_of(job, Finish(FinishReason.DEADLINE))
         self._report_end(job, end)
 
-    def _give_up(self, job: LaneJob) -> None:
+    def _give_up(self, job: ServerJob) -> None:
         """Close a job's request. From here on nothing of it is passed on."""
         self._stop_timing(job)
         if job.task is not None and job.task is not asyncio.current_task():
@@ -330,33 +330,33 @@ class PolledLane(Lane):
         self._lingering -= 1
         self._report()
 
-    def _stop_timing(self, job: LaneJob) -> None:
+    def _stop_timing(self, job: ServerJob) -> None:
         job.is_over = True
         if job.timer is not None:
             job.timer.cancel()
             job.timer = None
         self._meter.end(job.handle, self._clock.now())
 
-    def _report_end(self, job: LaneJob, end: End) -> None:
+    def _report_end(self, job: ServerJob, end: End) -> None:
         if self._jobs.pop(job.handle, None) is not None:
             job.sink.on_ended(end)
 
-    def _lose(self, job: LaneJob, reason: str) -> None:
+    def _lose(self, job: ServerJob, reason: str) -> None:
         """Lose one job whose server went away; the next poll tells if for good."""
         if not job.is_over:
             self._stop_timing(job)
             if self._jobs.pop(job.handle, None) is not None:
                 job.sink.on_lost(lost(reason))
 
-    def _whole(self, job: LaneJob, finish: Finish) -> End:
+    def _whole(self, job: ServerJob, finish: Finish) -> End:
         tail = job.held + ("" if job.cutter is None else job.cutter.held)
         return self._end_of(job, finish._replace(tail=tail))
 
-    def _failed(self, job: LaneJob, code: Code, message: str) -> End:
+    def _failed(self, job: ServerJob, code: Code, message: str) -> End:
         return self._end_of(job, Finish(FinishReason.ERROR), code, message)
 
     def _end_of(
-        self, job: LaneJob, finish: Finish, code: Code | None = None, message: str = ""
+        self, job: ServerJob, finish: Finish, code: Code | None = None, message: str = ""
     ) -> End:
         now = self._clock.now()
         first = job.first_token_at or now

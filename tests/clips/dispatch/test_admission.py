@@ -4,7 +4,7 @@ sample of the others (DL-17)."""
 import asyncio
 from typing import Any
 
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.state import StageState
 from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.clips.dispatch.test_service import fake_of
@@ -19,7 +19,7 @@ SEEN = {"seconds_per_unit": 20.0, "least": 10.0}
 
 def stages(*, seconds_per_unit: float, least: float) -> dict[str, StageState]:
     """A check takes so long, and everything else next to nothing."""
-    known = {stage.value: StageState("fake", 0.001, least={"fake": 0.0008}) for stage in Stage}
+    known = {stage.value: StageState("fake", 0.001, least={"fake": 0.0008}) for stage in ClipStage}
     return known | {"clip": StageState("fake", seconds_per_unit, least={"fake": least})}
 
 

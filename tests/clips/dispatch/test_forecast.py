@@ -15,7 +15,7 @@ from clips.dispatch.forecast import (
     forecast,
     place,
 )
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.plan.recipe import read_recipe
 from clips.state import StageState
 from tests.support.fake_slots import make_state
@@ -29,10 +29,10 @@ def ability(
     """Of an instance that takes so long for all of a stage of ``needs``'s."""
     plan = needs(1e9).whole(NOMINAL_ABILITY)
     rates = {
-        Stage.SPEECH: audio / plan.seconds,
-        Stage.PORTRAIT: image / plan.image_units,
-        Stage.VIDEO: video / plan.video_units,
-        Stage.CHECK: clip,
+        ClipStage.SPEECH: audio / plan.seconds,
+        ClipStage.PORTRAIT: image / plan.image_units,
+        ClipStage.VIDEO: video / plan.video_units,
+        ClipStage.CHECK: clip,
     }
     return Ability(rates, buffer_s=1.0, **more)
 
@@ -75,8 +75,8 @@ def test_providers_are_asked_for_by_name() -> None:
     plain, fine = needs(50), needs(50, providers={"video": "fine"})
     plan = plain.whole(can)
     work, dear = can.work(plan, plain.chosen), can.work(plan, fine.chosen)
-    assert dear[Stage.VIDEO] == pytest.approx(3 * work[Stage.VIDEO])
-    assert can.missing(needs(1, providers={"video": "other"}).chosen) is Stage.VIDEO
+    assert dear[ClipStage.VIDEO] == pytest.approx(3 * work[ClipStage.VIDEO])
+    assert can.missing(needs(1, providers={"video": "other"}).chosen) is ClipStage.VIDEO
     assert (
         place(needs(1, providers={"video": "other"}), {"a": InstanceTimeline(can, NOW, ())}) is None
     )
@@ -95,6 +95,6 @@ def test_nothing_that_is_said_to_be_in_time_is_late(
         assert found is not None
         assert found.is_in_time == (found.finish_at <= want.due_at(can))
         if found.is_in_time:
-            busy[found.address] += can.work(found.plan, want.chosen)[Stage.VIDEO]
+            busy[found.address] += can.work(found.plan, want.chosen)[ClipStage.VIDEO]
             # A stage serves one clip at a time: what it did by then fits before it.
             assert busy[found.address] <= found.finish_at - NOW + 1e-6

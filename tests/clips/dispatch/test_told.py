@@ -13,7 +13,7 @@ from clips.dispatch.forecast import Ability, Begun, forecast, units_of
 from clips.dispatch.job import ClipJob
 from clips.dispatch.task import ClipTask
 from clips.dispatch.waiting import WaitingClips
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.plan.plan import NOMINAL
 from clips.plan.recipe import read_recipe
 from orchestrator.errors import DeadlineInfeasible
@@ -50,13 +50,13 @@ class Scene:
 
     def _instance(self, address: str) -> ClipInstance:
         rng, units = self.rng, units_of(NOMINAL)
-        rates = {stage: rng.uniform(0.2, 8.0) / units[stage] for stage in Stage}
+        rates = {stage: rng.uniform(0.2, 8.0) / units[stage] for stage in ClipStage}
         instance = ClipInstance(address)
         instance.health, instance.heard_at = ClipHealth.UP, NOW
         instance.ability = Ability(rates, slots=rng.choice((1, 2)))
         for _ in range(instance.ability.slots):
             needs = self.clip(1000.0, rng.choice(TEXTS), degrade=False).needs
-            done = {stage.value: 100 for stage in list(Stage)[: rng.randrange(3)]}
+            done = {stage.value: 100 for stage in list(ClipStage)[: rng.randrange(3)]}
             begun = Begun(needs.whole(instance.ability), needs.chosen, done)
             attempt: Any = SimpleNamespace(begun=begun)
             instance.attempts.append(attempt)

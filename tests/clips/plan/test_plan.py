@@ -2,7 +2,7 @@
 
 import pytest
 
-from clips.plan.budgets import BUDGETS, Stage, StageTimes, backoffs
+from clips.plan.budgets import BUDGETS, ClipStage, StageTimes, backoffs
 from clips.plan.plan import ClipPlan, asked_for, fit
 from clips.plan.recipe import read_recipe
 from clips.render.clip import judge, keyframes_of
@@ -43,7 +43,7 @@ def test_a_size_that_buffers_do_not_hold_is_said() -> None:
 
 
 def test_timeouts_follow_what_is_seen_within_bounds() -> None:
-    times = StageTimes(BUDGETS[Stage.VIDEO], units=100.0)
+    times = StageTimes(BUDGETS[ClipStage.VIDEO], units=100.0)
     assert times.timeout_s(100) == 10 and times.likely_s(50) == 4
     assert times.timeout_s(200) == 20, "twice the work may take twice as long"
     for _ in range(20):
@@ -57,7 +57,7 @@ def test_timeouts_follow_what_is_seen_within_bounds() -> None:
 
 
 def test_a_warm_up_says_how_fast_a_stage_is_until_enough_was_seen() -> None:
-    times = StageTimes(BUDGETS[Stage.VIDEO], units=4.0)
+    times = StageTimes(BUDGETS[ClipStage.VIDEO], units=4.0)
     assert times.likely_s(2.0) == 4.0
     times.observe(9.0, 1.0)
     times.observe(0.1, 1.0)
@@ -124,7 +124,7 @@ def test_the_residency_plan_adds_up() -> None:
 
 def test_hardly_any_work_says_little_of_how_fast_a_stage_is() -> None:
     """One recipe of no length had all that came after it refused, until a restart."""
-    times = StageTimes(BUDGETS[Stage.SPEECH], units=45.0)
+    times = StageTimes(BUDGETS[ClipStage.SPEECH], units=45.0)
     times.observe(0.02, 1e-9)
     assert times.likely_s(45.0) <= 45 * 0.02 / 0.045 + 1e-9
     times.observe(0.02, 1.0)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from clips.render.stages.liveportrait.networks import Sizes
+from clips.render.stages.liveportrait.networks import NetworkSizes
 from clips.render.stages.liveportrait.provider import FILES, make_networks
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-TINY_FACE = Sizes(
+TINY_FACE = NetworkSizes(
     keypoints=5,
     picture=64,
     expansion=4,
@@ -94,14 +94,14 @@ def save_clip(folder: Path, seed: int, image_size: int = 32) -> Path:
     return folder
 
 
-def tiny_portrait_sizes() -> Sizes:
+def tiny_portrait_sizes() -> NetworkSizes:
     """LivePortrait at a quarter of its pixels and a fraction of its channels."""
     return replace(
         TINY_FACE, flow_compressed=2, stitching_hidden=(8,), lips_hidden=(8,), eyes_hidden=(8,)
     )
 
 
-def save_portrait_networks(folder: Path, sizes: Sizes, *, safetensors: bool = False) -> Path:
+def save_portrait_networks(folder: Path, sizes: NetworkSizes, *, safetensors: bool = False) -> Path:
     """As they are published: spectral norms in three parts, the small networks wrapped."""
     torch.manual_seed(4)
     networks = make_networks(sizes, torch.device("cpu"), torch.float32)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from clips.plan.budgets import BUDGETS, Stage, StageBudget, StageTimes
+from clips.plan.budgets import BUDGETS, ClipStage, StageBudget, StageTimes
 from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.plan.recipe import Recipe, read_recipe
 from clips.render.buffers import BufferPool, BufferSizes, Lease
 from clips.render.clip import Clip, Unfinished
 from clips.render.memory import CountedMemory, Resident, clip_guard
 from clips.render.pipeline import ClipPipeline, PipelineConfig
-from clips.render.stages.base import ModelScore, Stages, Step
+from clips.render.stages.base import ModelScore, StageProviders, Step
 from clips.render.stages.providers import Providers
 from worker.memory import MemoryLimits
 
@@ -99,22 +99,22 @@ class Rig:
         fakes = (FakeSpeech, FakePortrait, FakeVideo, FakeCheck)
         self.fakes = {
             stage: fake(stage.value, order=self.order)
-            for stage, fake in zip(Stage, fakes, strict=True)
+            for stage, fake in zip(ClipStage, fakes, strict=True)
         }
         self.used = 0
         self.times = {
             stage: StageTimes(StageBudget(0.01, 30.0, BUDGETS[stage].retries), 1.0)
-            for stage in Stage
+            for stage in ClipStage
         }
         guard = clip_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
-        stages = Stages(*self.fakes.values())  # type: ignore[arg-type]
+        stages = StageProviders(*self.fakes.values())  # type: ignore[arg-type]
         config = PipelineConfig(64, 5.0, buffer_s=1.0)
         loaded = Providers.single(stages)
         portrait = {**loaded.portrait, **{each.name: each for each in portraits}}
         loaded = replace(loaded, portrait=portrait)
         self.pipeline = ClipPipeline(loaded, self.times, guard, CPU, config)
         self.pool = BufferPool(SIZES, 1, CPU)
-        self.said: list[tuple[Stage, float]] = []
+        self.said: list[tuple[ClipStage, float]] = []
 
     async def run(self, deadline_s: float = 600.0, *, degrade: bool = False) -> Clip:
         lease = self.pool.lease()

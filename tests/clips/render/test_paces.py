@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clips.plan.budgets import BUDGETS, FRESH_S, Activity, Stage, StageTimes
+from clips.plan.budgets import BUDGETS, FRESH_S, Activity, ClipStage, StageTimes
 from clips.plan.plan import SAMPLE_RATE
 from clips.plan.recipe import Recipe, read_recipe
 from clips.render.buffers import BufferPool, BufferSizes
@@ -37,15 +37,15 @@ class Machine(Rig):
         self.video_s = CALM
         self.portrait_s = 0.0
         activity = Activity(self.now)
-        self.times = {stage: StageTimes(BUDGETS[stage], 1.0, activity) for stage in Stage}
-        guarded = self.pipeline._runners[Stage.VIDEO]._memory
+        self.times = {stage: StageTimes(BUDGETS[stage], 1.0, activity) for stage in ClipStage}
+        guarded = self.pipeline._runners[ClipStage.VIDEO]._memory
         providers = self.pipeline.providers
         self.pipeline.close()
         config = PipelineConfig(128, 5.0, buffer_s=1.0)
         self.pipeline = ClipPipeline(providers, self.times, guarded, CPU, config)
         self.pool = BufferPool(SIZES, 1, CPU)
-        self.fakes[Stage.PORTRAIT].hook = self._draw
-        video = self.fakes[Stage.VIDEO]
+        self.fakes[ClipStage.PORTRAIT].hook = self._draw
+        video = self.fakes[ClipStage.VIDEO]
         assert isinstance(video, FakeVideo)
         video.each = self._show
 
@@ -113,11 +113,11 @@ async def test_sl2_a_video_behind_its_pace_is_begun_anew_with_less(machine: Mach
     assert clip.plan.given_up == ("12 frames a second instead of 24",)
     assert clip.frames == 18 and clip.check is not None, "which nothing had to be given up for"
     assert machine.now_s < 4.0, "in time, with a second for what comes behind"
-    assert clip.stage_ms[Stage.VIDEO] == pytest.approx(1000 * machine.now_s, rel=0.01)
+    assert clip.stage_ms[ClipStage.VIDEO] == pytest.approx(1000 * machine.now_s, rel=0.01)
     # The next one begins with what the first came to.
-    machine.fakes[Stage.VIDEO].runs = 0
+    machine.fakes[ClipStage.VIDEO].runs = 0
     clip = await machine.clip(deadline_s=5.0, degrade=True)
-    assert clip.frames == 18 and machine.fakes[Stage.VIDEO].runs == 1
+    assert clip.frames == 18 and machine.fakes[ClipStage.VIDEO].runs == 1
 
 
 async def test_dl15_what_may_be_met_is_tried_and_what_is_certain_to_be_late_is_not(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from clips.plan.budgets import Stage, StageBudget, StageTimes
+from clips.plan.budgets import ClipStage, StageBudget, StageTimes
 from clips.plan.recipe import RecipeError
 from clips.render.buffers import BufferPool
 from clips.render.build import warm_up
@@ -29,14 +29,14 @@ async def test_a_clip_is_rendered_in_order(rig: Rig) -> None:
     clip = await rig.run()
     assert set(rig.order[:2]) == {"audio", "image"} and rig.order[2:] == ["video", "clip"]
     assert clip.check is not None and clip.check.passed
-    assert clip.plan.given_up == () and set(clip.stage_ms) == set(Stage)
-    assert {stage for stage, _ in rig.said} == set(Stage)
+    assert clip.plan.given_up == () and set(clip.stage_ms) == set(ClipStage)
+    assert {stage for stage, _ in rig.said} == set(ClipStage)
     await rig.is_sound()
 
 
 async def test_speech_and_portrait_run_at_the_same_time(rig: Rig) -> None:
     both = threading.Barrier(2, timeout=60)
-    for stage in (Stage.SPEECH, Stage.PORTRAIT):
+    for stage in (ClipStage.SPEECH, ClipStage.PORTRAIT):
         rig.fakes[stage].hook = lambda step: both.wait() and None
     await rig.run()
 
@@ -56,8 +56,8 @@ async def test_a_failed_sibling_is_stopped_and_waited_for(rig: Rig) -> None:
         stepping.wait(60)
         raise RuntimeError("gone")
 
-    rig.fakes[Stage.SPEECH].hook = step_on
-    rig.fakes[Stage.PORTRAIT].hook = fail
+    rig.fakes[ClipStage.SPEECH].hook = step_on
+    rig.fakes[ClipStage.PORTRAIT].hook = fail
     unfinished = await rig.fails()
     assert stopped.is_set() and "image" in str(unfinished)
     await rig.is_sound()
@@ -67,17 +67,17 @@ async def test_speech_is_tried_again_once(rig: Rig, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("clips.plan.budgets.BACKOFF_S", 0.0)
 
     def fail_first(step: Step) -> None:
-        if rig.fakes[Stage.SPEECH].runs == 1:
+        if rig.fakes[ClipStage.SPEECH].runs == 1:
             raise OSError("a hiccup")
 
-    rig.fakes[Stage.SPEECH].hook = fail_first
+    rig.fakes[ClipStage.SPEECH].hook = fail_first
     clip = await rig.run()
-    assert rig.fakes[Stage.SPEECH].runs == 2 and clip.frames
+    assert rig.fakes[ClipStage.SPEECH].runs == 2 and clip.frames
     await rig.is_sound()
 
 
-@pytest.mark.parametrize("stage", list(Stage))
-async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: Stage) -> None:
+@pytest.mark.parametrize("stage", list(ClipStage))
+async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: ClipStage) -> None:
     rig.times[stage]._budget = StageBudget(0.001, 0.05)
 
     def step_on(step: Step) -> None:
@@ -85,7 +85,7 @@ async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: Stage) ->
             step(0.5)
 
     rig.fakes[stage].hook = step_on
-    if stage is Stage.CHECK:
+    if stage is ClipStage.CHECK:
         clip = await rig.run()
         assert clip.check is None and clip.given_up == ("the check failed",)
     else:
@@ -95,8 +95,8 @@ async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: Stage) ->
     await rig.is_sound()
 
 
-@pytest.mark.parametrize("stage", list(Stage))
-async def test_a_cancelled_clip_has_stopped_when_it_says_so(rig: Rig, stage: Stage) -> None:
+@pytest.mark.parametrize("stage", list(ClipStage))
+async def test_a_cancelled_clip_has_stopped_when_it_says_so(rig: Rig, stage: ClipStage) -> None:
     loop = asyncio.get_running_loop()
     begun, ended = asyncio.Event(), threading.Event()
 
@@ -119,12 +119,12 @@ async def test_a_cancelled_clip_has_stopped_when_it_says_so(rig: Rig, stage: Sta
 
 
 async def test_no_video_is_begun_that_cannot_be_in_time(rig: Rig) -> None:
-    rig.fakes[Stage.SPEECH].hook = lambda step: _slow(rig.times[Stage.VIDEO])
+    rig.fakes[ClipStage.SPEECH].hook = lambda step: _slow(rig.times[ClipStage.VIDEO])
     unfinished = await rig.fails(deadline_s=20.0)
     assert isinstance(unfinished.reason, OutOfTime) and unfinished.reason.stage == "video"
-    assert rig.fakes[Stage.VIDEO].runs == 0
+    assert rig.fakes[ClipStage.VIDEO].runs == 0
     assert unfinished.clip.samples and unfinished.clip.portrait_size, "what there is, is kept"
-    rig.times[Stage.VIDEO]._seen.clear()
+    rig.times[ClipStage.VIDEO]._seen.clear()
     await rig.is_sound()
 
 
@@ -136,13 +136,13 @@ async def test_a_clip_does_not_wait_for_anothers_video_beyond_its_deadline(rig: 
         loop.call_soon_threadsafe(begun.set)
         go_on.wait(60)
 
-    rig.fakes[Stage.VIDEO].hook = hold
+    rig.fakes[ClipStage.VIDEO].hook = hold
     first = asyncio.create_task(rig.run())
     try:
         await begun.wait()
         rig.pool = BufferPool(SIZES, 1, CPU)
         unfinished = await asyncio.wait_for(rig.fails(deadline_s=3.0), 60)
-        assert not first.done() and rig.fakes[Stage.VIDEO].runs == 1
+        assert not first.done() and rig.fakes[ClipStage.VIDEO].runs == 1
     finally:
         go_on.set()
     assert isinstance(unfinished.reason, OutOfTime) and unfinished.reason.stage == "video"
@@ -152,7 +152,7 @@ async def test_a_clip_does_not_wait_for_anothers_video_beyond_its_deadline(rig: 
 
 async def test_less_is_rendered_where_the_client_allows_that(rig: Rig) -> None:
     for _ in range(10):  # 36 seconds for all that it asks for
-        rig.times[Stage.VIDEO].observe(30.0, 0.07)
+        rig.times[ClipStage.VIDEO].observe(30.0, 0.07)
     plan = rig.pipeline.plan(RECIPE, 20.0, degrade=True)
     assert plan.given_up == ("6 frames a second instead of 12",), "a check takes next to nothing"
     with pytest.raises(OutOfTime, match=r"plan: 20\.0 s are left, 1 of them kept back"):
@@ -162,7 +162,7 @@ async def test_less_is_rendered_where_the_client_allows_that(rig: Rig) -> None:
 
 
 async def test_a_check_that_there_is_no_time_for_is_left_out(rig: Rig) -> None:
-    rig.fakes[Stage.VIDEO].hook = lambda step: _slow(rig.times[Stage.CHECK])
+    rig.fakes[ClipStage.VIDEO].hook = lambda step: _slow(rig.times[ClipStage.CHECK])
     clip = await rig.run(deadline_s=20.0)
     assert clip.frames and clip.check is None and clip.plan.given_up == ("no check",)
 
@@ -179,7 +179,7 @@ async def test_whatever_a_check_ends_with_costs_nobody_the_clip(rig: Rig, error:
     def fail(step: Step) -> None:
         raise error
 
-    rig.fakes[Stage.CHECK].hook = fail
+    rig.fakes[ClipStage.CHECK].hook = fail
     clip = await rig.run()
     assert clip.frames and clip.check is None and clip.given_up == ("the check failed",)
     await rig.is_sound()
@@ -189,7 +189,7 @@ async def test_memory_beyond_the_limit_ends_a_clip_in_its_step(rig: Rig) -> None
     def grow(step: Step) -> None:
         rig.used = 101
 
-    rig.fakes[Stage.VIDEO].hook = grow
+    rig.fakes[ClipStage.VIDEO].hook = grow
     unfinished = await rig.fails()
     assert isinstance(unfinished.reason, MemoryLimitExceeded)
     rig.used = 0
@@ -214,7 +214,7 @@ async def test_a_warm_up_renders_by_every_provider_and_leaves_no_trace(
     def fail(step: Step) -> None:
         raise RuntimeError("no such layer")
 
-    rig.fakes[Stage.VIDEO].hook = fail
+    rig.fakes[ClipStage.VIDEO].hook = fail
     await warm_up(rig.pipeline, rig.pool)
     assert "the warm-up did not finish: video" in caplog.text
     assert rig.pool.free == 1
@@ -222,7 +222,7 @@ async def test_a_warm_up_renders_by_every_provider_and_leaves_no_trace(
     def refuse(step: Step) -> None:
         raise RecipeError("voice.name", "there is no voice of that name")
 
-    rig.fakes[Stage.SPEECH].hook = refuse
+    rig.fakes[ClipStage.SPEECH].hook = refuse
     await warm_up(rig.pipeline, rig.pool)
     assert "the warm-up did not finish: recipe.voice.name" in caplog.text
     assert rig.pool.free == 1

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from clips.plan.budgets import Stage
+from clips.plan.budgets import ClipStage
 from clips.plan.recipe import RecipeError, read_recipe
 from clips.render.buffers import BufferPool
 from clips.render.prediction import LIKELY
@@ -20,16 +20,16 @@ async def test_a_recipe_chooses_among_what_is_loaded() -> None:
     other = FakePortrait("other")
     rig = Rig(portraits=[other])
     pipeline = rig.pipeline
-    assert pipeline.providers.names[Stage.PORTRAIT] == ("image", "other")
+    assert pipeline.providers.names[ClipStage.PORTRAIT] == ("image", "other")
     recipe = read_recipe({**RECIPE, "providers": {"portrait": "other"}})
     with BufferPool(SIZES, 1, CPU).lease() or pytest.fail() as lease:
         plan = pipeline.plan(recipe, 600, degrade=False)
         until = time.monotonic() + 600
         await pipeline.run(recipe, plan, lease, until, lambda *said: None, degrade=False)
-    assert (other.runs, rig.fakes[Stage.PORTRAIT].runs) == (1, 0)
+    assert (other.runs, rig.fakes[ClipStage.PORTRAIT].runs) == (1, 0)
     # What the other takes is learnt apart.
     for _ in range(8):
-        pipeline.times[Stage.PORTRAIT]["other"].observe(500.0, 0.004)
+        pipeline.times[ClipStage.PORTRAIT]["other"].observe(500.0, 0.004)
     assert (
         pipeline.takes_s(recipe, plan, LIKELY)
         > 500

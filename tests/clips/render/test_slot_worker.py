@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clips.plan.budgets import Stage, StageBudget
+from clips.plan.budgets import ClipStage, StageBudget
 from clips.render import worker as clip
-from clips.render.answers import Outputs
+from clips.render.answers import ClipOutputs
 from clips.render.buffers import BufferPool
 from clips.render.memory import CountedMemory, clip_guard
 from clips.render.reporter import ClipReporter
@@ -98,7 +98,7 @@ def _stepping_on(step: Step) -> None:
 def test_how_long_buffers_take_to_be_free_is_told_by_cause(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    video, times = served.rig.fakes[Stage.VIDEO], served.rig.times[Stage.VIDEO]
+    video, times = served.rig.fakes[ClipStage.VIDEO], served.rig.times[ClipStage.VIDEO]
     assert _aborts(served) == {}
     video.hook = _stepping_on
     cancelled = served.ask()
@@ -139,7 +139,7 @@ def test_what_a_broken_stage_left_is_not_there_for_the_next_clip(served: Served)
     def break_down(step: Step) -> None:
         raise RuntimeError("device-side assert")
 
-    served.rig.fakes[Stage.VIDEO].hook = break_down
+    served.rig.fakes[ClipStage.VIDEO].hook = break_down
     broken = served.ask()
     broken.wait_final()
     assert broken.error is not None and "video: RuntimeError" in broken.error[1]
@@ -147,7 +147,7 @@ def test_what_a_broken_stage_left_is_not_there_for_the_next_clip(served: Served)
     assert lease is not None
     with lease:
         assert not lease.audio(SIZES.samples).any() and not lease.actor(64).any()
-    served.rig.fakes[Stage.VIDEO].hook = lambda step: None
+    served.rig.fakes[ClipStage.VIDEO].hook = lambda step: None
     after = served.ask()
     after.wait_final()
     assert events(after)[-1]["event"] == "result"
@@ -170,7 +170,7 @@ def test_a_lost_device_ends_the_process_once_every_clip_was_answered(
         assert waiting.wait(60)
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    served.rig.fakes[Stage.VIDEO].hook = break_down
+    served.rig.fakes[ClipStage.VIDEO].hook = break_down
     broken, other = served.ask(), served.ask()
     waiting.set()
     for responder, code in ((broken, Code.INSTANCE_LOST), (other, Code.CANCELLED)):
@@ -188,7 +188,7 @@ def test_a_cancelled_clip_is_encoded_no_further(
     """Seconds, of a long clip, in which its buffers were nobody's."""
     encoding = threading.Event()
 
-    def encode(names: object, clip: object, go_on: Callable[[], None]) -> Outputs:
+    def encode(names: object, clip: object, go_on: Callable[[], None]) -> ClipOutputs:
         encoding.set()
         while True:
             go_on()
@@ -205,7 +205,7 @@ def test_a_cancelled_clip_is_encoded_no_further(
 
 def test_dl17_a_clip_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(served: Served) -> None:
     for _ in range(2):  # an hour for next to no work
-        served.rig.times[Stage.VIDEO].observe(3600.0, 1e-3)
+        served.rig.times[ClipStage.VIDEO].observe(3600.0, 1e-3)
     stopped = served.ask(deadline_ms=60_000)
     stopped.wait_final()
     assert stopped.error is not None and stopped.error[0] == Code.DEADLINE_EXCEEDED

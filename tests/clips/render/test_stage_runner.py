@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clips.plan.budgets import BUDGETS, Stage, StageBudget, StageTimes
+from clips.plan.budgets import BUDGETS, ClipStage, StageBudget, StageTimes
 from clips.render.build import cap_memory
 from clips.render.errors import StageFailed
 from clips.render.memory import CountedMemory, clip_guard
@@ -40,7 +40,7 @@ async def test_the_device_is_waited_for_and_after_a_failure_its_cache_is_emptied
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    runner = StageRunner(Stage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU)
+    runner = StageRunner(ClipStage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU)
     runner._stream = _Stream(done)  # type: ignore[assignment]
 
     def work(step: Step) -> None:
@@ -60,7 +60,7 @@ def _priority() -> int:
 async def test_stages_on_the_cpu_stand_back_and_nobody_else_does() -> None:
     before = _priority()
     lower = min(19, before + 3)
-    runner = StageRunner(Stage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU, nice=3)
+    runner = StageRunner(ClipStage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU, nice=3)
 
     def work(step: Step) -> tuple[int, int]:
         started: list[int] = []
@@ -69,7 +69,7 @@ async def test_stages_on_the_cpu_stand_back_and_nobody_else_does() -> None:
         thread.join()
         return _priority(), started[0]
 
-    times = StageTimes(BUDGETS[Stage.VIDEO], 1.0)
+    times = StageTimes(BUDGETS[ClipStage.VIDEO], 1.0)
     job = StageJob(work, 1.0, times, lambda done: None)
     assert await runner.run(job, 1e12) == (lower, lower)
     runner.close()

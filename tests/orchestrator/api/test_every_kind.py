@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 
 from orchestrator.api.openapi.document import operations_of
-from perf.chaos.clients import Ledger
+from perf.chaos.clients import ChaosLedger
 from perf.chaos.every_kind import KINDS, EveryKind
 from tests.orchestrator.api.tools import CARD
 from tests.orchestrator.conftest import MakeService, MakeWorker
@@ -36,7 +36,7 @@ async def test_every_kind_is_answered(
 ) -> None:
     worker = await make_worker(**CARD, model="demo", grammars="llguidance")
     service = await make_service(worker, journal__path=str(tmp_path / "journal.sqlite"))
-    ledger = Ledger()
+    ledger = ChaosLedger()
     async with aiohttp.ClientSession() as http:
         client = EveryKind(http, service.url, ledger, random.Random(1))
         for _ in range(2 * len(KINDS)):

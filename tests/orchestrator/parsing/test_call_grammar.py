@@ -9,7 +9,7 @@ from orchestrator.parsing import CallFormat, Output, OutputFormat, OutputParser,
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
 from tests.support.fake_worker import tokenizer_json
 

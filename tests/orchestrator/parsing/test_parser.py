@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.parsing import (
-    Call,
     CallArguments,
     CallBegins,
     CallEnds,
@@ -20,6 +19,7 @@ from orchestrator.parsing import (
     Output,
     OutputFormat,
     OutputParser,
+    ParsedCall,
     Piece,
     Reasoning,
     collect,
@@ -40,8 +40,8 @@ TOOLS = {
     },
     "add": None,
 }
-WEATHER = Call("get_weather", '{"city": "Köln"}')
-ADD = Call("add", '{"a": 1, "b": [2, "}"]}')
+WEATHER = ParsedCall("get_weather", '{"city": "Köln"}')
+ADD = ParsedCall("add", '{"a": 1, "b": [2, "}"]}')
 
 
 def parse(
@@ -106,7 +106,7 @@ a "b" <c>\n\\
 </parameter>
 </function>
 </tool_call>"""
-ALL = Call(
+ALL = ParsedCall(
     "get_weather",
     '{"city": "\\na \\"b\\" <c>\\n\\\\", "days": 3, "tags": ["x", {"y": null}], '
     '"unit": "1", "other": "1"}',
@@ -180,12 +180,12 @@ AGAIN = "<|start|>assistant"
         (HERMES, f"Let me see.\n\n{H}\n{H_ADD}\n", "Let me see.", [WEATHER, ADD]),
         (HERMES, f"{H}\n\nThat is all.", "\n\nThat is all.", [WEATHER]),
         (HERMES, H.removesuffix("\n</tool_call>"), "", [WEATHER]),
-        (HERMES, '<tool_call>{"name": "x"}</tool_call>', "", [Call("x", "{}")]),
+        (HERMES, '<tool_call>{"name": "x"}</tool_call>', "", [ParsedCall("x", "{}")]),
         (
             HERMES,
             '<tool_call>{"name": "x", "arguments": "{\\"a\\": 1}"}</tool_call>',
             "",
-            [Call("x", '{"a": 1}')],
+            [ParsedCall("x", '{"a": 1}')],
         ),
         (LLAMA3, L, "", [WEATHER]),
         (LLAMA3, f"<|python_tag|>{L}; {L_ADD}", "", [WEATHER, ADD]),
@@ -207,25 +207,30 @@ AGAIN = "<|start|>assistant"
         (QWEN3_CODER, f"So:\n{Q}\n{Q_ALL}\n", "So:", [WEATHER, ALL]),
         (QWEN3_CODER, f"{Q.partition(chr(10))[2]} and", " and", [WEATHER]),
         (GLM45, f"So:\n{G}\n{G}", "So:", [WEATHER, WEATHER]),
-        (GLM45, G_ALL, "", [Call("get_weather", '{"tags": null, "days": "three", "city": "\\n"}')]),
+        (
+            GLM45,
+            G_ALL,
+            "",
+            [ParsedCall("get_weather", '{"tags": null, "days": "three", "city": "\\n"}')],
+        ),
         (MINIMAX_M2, f"So:\n{X}\n{X}", "So:", [WEATHER, WEATHER]),
         (
             MINIMAX_M2,
             X_ALL,
             "!",
-            [Call("get_weather", '{"days": 3, "city": " a "}'), Call("add", "{}")],
+            [ParsedCall("get_weather", '{"days": 3, "city": " a "}'), ParsedCall("add", "{}")],
         ),
         (KIMI_K2, f"So: {K}", "So:", [WEATHER, ADD]),
         (KIMI_K2, K.replace("functions.", "").replace(":0", "")[:130], "", [WEATHER]),
         (SEED_OSS, f"So:\n{S}\n{S}", "So:", [WEATHER, WEATHER]),
-        (SEED_OSS, S_LINES, "", [Call("get_weather", '{"city": "\\na\\n", "days": 3}')]),
+        (SEED_OSS, S_LINES, "", [ParsedCall("get_weather", '{"city": "\\na\\n", "days": 3}')]),
         (GEMMA4, f"So: {E}{E}!", "So:!", [WEATHER, WEATHER]),
         (
             GEMMA4,
             E_ALL,
             "",
             [
-                Call(
+                ParsedCall(
                     "add",
                     '{"a": "\\"{,}:\\\\ \\n", "b": [1, -2.5e3, true, null, ""], "c": {"d": {}, '
                     '"e f": false}, "g": "two words"}',
@@ -238,10 +243,10 @@ AGAIN = "<|start|>assistant"
             f"So:\n{N_ALL}",
             "So:",
             [
-                Call(
+                ParsedCall(
                     "get_weather", '{"city": "a <b>", "days": 3, "tags": ["x", {"y": 1, "y2": ""}]}'
                 ),
-                Call("add", "{}"),
+                ParsedCall("add", "{}"),
             ],
         ),
         (GRANITE, f"<|tool_call|>[{M}, {M_ADD}]", "", [WEATHER, ADD]),
@@ -252,7 +257,7 @@ AGAIN = "<|start|>assistant"
         (DEEPSEEK, D31.removeprefix("<｜tool▁calls▁begin｜>")[:-30], "", [WEATHER, ADD]),
         (HARMONY, MESSAGE, "", [WEATHER]),
         (HARMONY, MESSAGE_ADD, "", [ADD]),
-        (HARMONY, f"{MESSAGE.partition('{')[0]}<|call|>", "", [Call("get_weather", "{}")]),
+        (HARMONY, f"{MESSAGE.partition('{')[0]}<|call|>", "", [ParsedCall("get_weather", "{}")]),
         (
             HARMONY,
             f"<|channel|>commentary<|message|>So:<|end|>{AGAIN}{MESSAGE}{AGAIN}<|channel|>final<|message|>Yes.",
@@ -261,7 +266,7 @@ AGAIN = "<|start|>assistant"
         ),
     ],
 )
-def test_calls(format: CallFormat, text: str, content: str, calls: list[Call]) -> None:
+def test_calls(format: CallFormat, text: str, content: str, calls: list[ParsedCall]) -> None:
     assert both_ways(text, format) == Output("", content, calls)
 
 
@@ -370,12 +375,12 @@ def test_calls_are_told_as_they_are_written(format: CallFormat, text: str) -> No
         (
             QWEN3_CODER,
             "<function=get_weather><parameter=city>Köln\n\n",
-            Call("get_weather", '{"city": "Köln\\n', True),
+            ParsedCall("get_weather", '{"city": "Köln\\n', True),
         ),
     ],
 )
 def test_a_limit_cuts_the_same_in_whatever_pieces(
-    format: CallFormat, text: str, expected: Call | None
+    format: CallFormat, text: str, expected: ParsedCall | None
 ) -> None:
     output = both_ways(text, format, forced="add", is_cut=True)
     assert output == (Output(content=text) if expected is None else Output("", "", [expected]))

@@ -11,8 +11,7 @@ from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder
 from orchestrator.prompts.kinds import is_short
 from orchestrator.tasks.image import Image
-from orchestrator.tasks.job import Chat, Message, said_by
-from orchestrator.tasks.tools import ToolCall
+from orchestrator.tasks.job import Chat, Message, ToolCall, said_by
 from tests.support.fake_worker import TEMPLATE, eyes, make_card
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from orchestrator.prompts.cuts import Lookalikes, Slicer
-from orchestrator.prompts.tokens import TokenTexts
+from orchestrator.prompts.tokens import VocabularyTexts
 from tests.support.tokenizers_of_all_kinds import byte_level, demo, metaspace
 
 KINDS = (byte_level, metaspace, demo)
@@ -45,7 +45,7 @@ def slicer_of(kind: Callable[[], Tokenizer]) -> Slicer:
 
 
 def spellings(tokenizer: Tokenizer) -> list[bytes]:
-    known = [*TokenTexts(tokenizer, ()).all_bytes()]
+    known = [*VocabularyTexts(tokenizer, ()).all_bytes()]
     assert known
     return known
 

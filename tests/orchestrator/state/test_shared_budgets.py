@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.budgets.extension import BudgetRoom
-from orchestrator.state import sums
+from orchestrator.state import exchange
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.state.conftest import Sharing
 from tests.support.fake_worker import FakeWorker
@@ -28,7 +28,7 @@ async def test_a_key_and_a_run_have_one_budget_at_all_members(
     sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that joins late hears of it, and an amount that is told again and again counts once."""
-    monkeypatch.setattr(sums, "EVERY_S", 0.0)
+    monkeypatch.setattr(exchange, "EVERY_S", 0.0)
     month = {"budgets": {"each_key": {"tokens": 5 * COST}}}
     run = {"session_id": "a-trip", "max_run_tokens": 2 * COST + 3}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.instances.instance import Instance
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.state.connection import Names
-from orchestrator.state.members import Member, Members, Seen
+from orchestrator.state.members import Member, Members, SeenMember
 from orchestrator.state.shares import (
     INSTANCES_EACH,
     MEMBERS_EACH,
@@ -126,7 +126,7 @@ class Fleet:
 
     def renew(self) -> None:
         """Renew the lease of one member after the other."""
-        seen = {tag: Seen(Member("", ""), True) for tag in self.members}
+        seen = {tag: SeenMember(Member("", ""), True) for tag in self.members}
         for tag, one in self.members.items():
             one.others = {other: seen[other] for other in seen if other != tag}
             self.store.answers.clear()

@@ -2,9 +2,8 @@
 
 import pytest
 
-from orchestrator.tasks.job import Chat, Message, Prompt
+from orchestrator.tasks.job import Chat, Message, Prompt, Tool
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
-from orchestrator.tasks.tools import Tool
 from protocol import Grammar, GrammarKind
 
 

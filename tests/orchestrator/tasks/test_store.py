@@ -11,8 +11,7 @@ from orchestrator.errors import NotFound
 from orchestrator.retention import Retention
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import OnDisconnect, PlacementConstraint, PlacementMode
-from orchestrator.tasks.store import TaskStore
-from orchestrator.tasks.task import Task
+from orchestrator.tasks.task import Task, TaskStore
 from orchestrator.tasks.transcript import TASK_BYTES, TOKEN_BYTES
 from protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
 from tests.support.clock import ManualClock

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog.errors import CatalogUnusable, ModelNotFound
+from catalog.errors import CatalogUnusable, NoSuchModel
 from catalog.models import ModelCatalog, ModelEntry, ModelFile, ModelFormat, ModelState
 from pool.artifacts.resolve import resolve_model
 
@@ -35,7 +35,7 @@ def test_a_registered_model_is_found_by_name_and_by_id_and_counts_as_used(tmp_pa
 
 def test_a_model_on_its_way_is_refused_with_what_completes_it(tmp_path: Path) -> None:
     _register(tmp_path, "small", "config.json", ModelFormat.SAFETENSORS)
-    with pytest.raises(ModelNotFound, match="is staging: tidegate models add org/some completes"):
+    with pytest.raises(NoSuchModel, match="is staging: tidegate models add org/some completes"):
         resolve_model("small", tmp_path)
 
 
@@ -46,17 +46,17 @@ def test_folders_and_gguf_files_are_taken_as_they_are_and_no_other(tmp_path: Pat
     other.touch()
     assert resolve_model(str(folder), tmp_path) == folder
     assert resolve_model(str(file), tmp_path) == file
-    with pytest.raises(ModelNotFound, match=r"not a GGUF model: give a \.gguf file"):
+    with pytest.raises(NoSuchModel, match=r"not a GGUF model: give a \.gguf file"):
         resolve_model(str(other), tmp_path)
 
 
 def test_an_unknown_name_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="none has been added: tidegate models add"):
+    with pytest.raises(NoSuchModel, match="none has been added: tidegate models add"):
         resolve_model("none", tmp_path)
     ModelCatalog(tmp_path).activate(
         _register(tmp_path, "small", "config.json", ModelFormat.SAFETENSORS)
     )
-    with pytest.raises(ModelNotFound, match=r"available: small; .*\(demo is always there\)"):
+    with pytest.raises(NoSuchModel, match=r"available: small; .*\(demo is always there\)"):
         resolve_model("none", tmp_path)
 
 

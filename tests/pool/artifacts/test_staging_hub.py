@@ -7,8 +7,8 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from catalog.errors import StagingFailed
-from catalog.models import ModelCatalog, ModelEntry, ModelFormat, ModelState
-from pool.artifacts.staging import AddRequest, Progress, add_model
+from catalog.models import ModelCatalog, ModelEntry, ModelState
+from pool.artifacts.staging import AddRequest, StagingProgress, add_model
 from tests.support.hub import COMMIT, Faults, Hub
 from tests.support.model_files import checkpoint, gguf, safetensors
 
@@ -16,7 +16,7 @@ StartHub = Callable[[Hub], Awaitable[str]]
 PIECE = 500
 
 
-class Counted(Progress):
+class Counted(StagingProgress):
     def __init__(self) -> None:
         self.bytes = 0
 
@@ -159,15 +159,6 @@ async def test_what_is_no_model_is_refused_with_the_reason(
     with pytest.raises(StagingFailed, match=said):
         await add(catalog, **request_)
     assert nothing_is_active(catalog)
-
-
-async def test_pickles_come_only_where_they_are_allowed(
-    catalog: ModelCatalog, start_hub: StartHub
-) -> None:
-    await start_hub(Hub(PICKLES))
-    entry = await add(catalog, pickles=True)
-    assert entry.format is ModelFormat.PICKLE
-    assert [file.path for file in entry.files] == ["config.json", "pytorch_model.bin"]
 
 
 async def test_of_safetensors_and_pickles_only_the_safetensors_come(

@@ -18,10 +18,10 @@ from pool.engines.environments import (
     environment_if_made,
     prepared,
 )
-from pool.engines.recipes import PINS, Recipe, recipe_of
+from pool.engines.recipes import PINS, EngineRecipe, recipe_of
 from tests.support.fake_vllm import checkpoint, install
 
-TINY = Recipe(
+TINY = EngineRecipe(
     "tiny",
     "cpu",
     package="tiny-engine",

@@ -19,7 +19,7 @@ from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
 from pool.fleet.home import ControlSocket, PoolHome, ask
 from pool.fleet.registrar import AddressList
-from pool.fleet.service import Ending, PoolService
+from pool.fleet.service import ManagerEnd, PoolService
 from pool.pool_file import parse_pool_file
 from pool.process.ports import free_ports
 from tests.support.fake_gpus import FakeGpus
@@ -82,7 +82,7 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     running.ask_for(ONE)
     yield running
     if running.service is not None and running.task is not None:
-        running.service.end(Ending(0.0))
+        running.service.end(ManagerEnd(0.0))
         await asyncio.gather(running.task, return_exceptions=True)
 
 
@@ -166,7 +166,7 @@ async def test_a_lane_token_is_made_up_once_for_both_sides(running: Running) -> 
     assert service.manager is not None
     token = service.manager.state.lane_token
     assert len(token) > 30
-    service.end(Ending(None))
+    service.end(ManagerEnd(None))
     assert running.task is not None
     await running.task
     second = await running.start()

@@ -11,10 +11,10 @@ from catalog.errors import PortInUse
 from pool.engines.triton import TritonInstall, TritonPorts
 from pool.fleet.gpus import Gpus
 from pool.fleet.specs import CHOSEN, InstanceSpec
-from pool.fleet.units import Host, PoolLlamaCpp, PoolMachine, PoolTriton, Tenancy
+from pool.fleet.units import PoolHost, PoolLlamaCpp, PoolMachine, PoolTriton, Tenancy
 from pool.process.ports import free_ports
 from pool.process.proc import ProcessId
-from pool.process.process import Found, Label
+from pool.process.process import FoundRun, Label
 from tests.support.fake_gpus import FakeGpus
 
 ENGINE, DEVICE = "TIDEGATE_WORKER__ENGINE", "TIDEGATE_WORKER__DEVICE"
@@ -26,9 +26,9 @@ def on_step(step: str) -> None:
     pass
 
 
-def host(tmp_path: Path, advertise: str = "") -> Host:
+def host(tmp_path: Path, advertise: str = "") -> PoolHost:
     now = asyncio.get_running_loop().time
-    return Host(
+    return PoolHost(
         install=TritonInstall(Path("/none"), Path("/none"), (), "0", "path"),
         state_dir=tmp_path,
         logs=tmp_path,
@@ -104,8 +104,8 @@ async def test_orchestrators_are_told_the_name_by_which_they_reach_it(tmp_path: 
 async def test_one_that_is_not_asked_for_any_more_is_known_by_its_label(tmp_path: Path) -> None:
     machine = PoolMachine(host(tmp_path))
 
-    def found(facts: dict[str, str]) -> Found:
-        return Found(ProcessId(1, 1), Label(str(tmp_path), "old", "mark", facts))
+    def found(facts: dict[str, str]) -> FoundRun:
+        return FoundRun(ProcessId(1, 1), Label(str(tmp_path), "old", "mark", facts))
 
     facts = triton(tmp_path, InstanceSpec("a", "demo", host="10.1.2.3"), TritonPorts(1, 2, 3))
     old = machine.make_former(found(facts._facts()), on_step)

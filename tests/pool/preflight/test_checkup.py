@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from pool.preflight import checkup, cpu, gpu, host
-from pool.preflight.checkup import Finding, Verdict, WantedService, examine
+from pool.preflight.checkup import CheckupFinding, CheckupVerdict, WantedService, examine
 from tidegate.cli.main import main
 from worker.extras import pip_install
 
 Usage = namedtuple("Usage", "total used free")
 
 
-def found(check: str, **wanted: Any) -> Finding:
+def found(check: str, **wanted: Any) -> CheckupFinding:
     here = WantedService(**({"home": Path("/"), "device": "cpu", "port": 0} | wanted))
     return next(finding for finding in examine(here) if finding.check == check)
 
@@ -32,26 +32,27 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_lack_has_an_advice(tmp_path: Path) -> None:
     findings = list(examine(WantedService(tmp_path, port=0)))
     assert len({finding.check for finding in findings}) == len(findings) == 13
-    assert all(finding.advice for finding in findings if finding.verdict is not Verdict.OK)
+    assert all(finding.advice for finding in findings if finding.verdict is not CheckupVerdict.OK)
 
 
 @pytest.mark.parametrize(
-    ("device", "verdict"), [("cuda", Verdict.FAIL), (None, Verdict.WARN), ("cpu", Verdict.OK)]
+    ("device", "verdict"),
+    [("cuda", CheckupVerdict.FAIL), (None, CheckupVerdict.WARN), ("cpu", CheckupVerdict.OK)],
 )
-def test_a_gpu_is_missed_where_it_is_wanted(device: str | None, verdict: Verdict) -> None:
+def test_a_gpu_is_missed_where_it_is_wanted(device: str | None, verdict: CheckupVerdict) -> None:
     assert found("gpu", device=device).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("built_for", "verdict", "said"),
     [
-        ("12.4", Verdict.OK, "for CUDA 12.4"),
-        ("13.0", Verdict.FAIL, "needs CUDA 13.0, and the driver can do 12.6"),
-        (None, Verdict.WARN, "built without CUDA, and there is a GPU"),
+        ("12.4", CheckupVerdict.OK, "for CUDA 12.4"),
+        ("13.0", CheckupVerdict.FAIL, "needs CUDA 13.0, and the driver can do 12.6"),
+        (None, CheckupVerdict.WARN, "built without CUDA, and there is a GPU"),
     ],
 )
 def test_torch_must_fit_the_driver(
-    monkeypatch: pytest.MonkeyPatch, built_for: str | None, verdict: Verdict, said: str
+    monkeypatch: pytest.MonkeyPatch, built_for: str | None, verdict: CheckupVerdict, said: str
 ) -> None:
     monkeypatch.setattr(gpu, "look", lambda: gpu.UsableGpus(("H100", "H100"), "12.6"))
     monkeypatch.setattr(gpu, "torch_cuda", lambda: built_for)
@@ -63,7 +64,7 @@ def test_torch_must_fit_the_driver(
 def test_no_libpython(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup, "libpython_places", lambda: ["/nowhere"])
     finding = found("libpython")
-    assert finding.verdict is Verdict.FAIL
+    assert finding.verdict is CheckupVerdict.FAIL
     assert finding.advice.startswith(f"sudo apt-get install libpython{host.python_version()}")
 
 
@@ -72,29 +73,32 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    assert found("torch").verdict is Verdict.FAIL
+    assert found("torch").verdict is CheckupVerdict.FAIL
     assert found("numba").advice == pip_install("cpu")
-    assert found("numba").verdict is Verdict.WARN
-    assert found("numba", device="cuda").verdict is Verdict.OK
+    assert found("numba").verdict is CheckupVerdict.WARN
+    assert found("numba", device="cuda").verdict is CheckupVerdict.OK
 
 
 def test_a_server_that_is_not_there_can_be_fetched_but_not_a_wrong_one(tmp_path: Path) -> None:
-    assert found("triton", home=tmp_path).verdict is Verdict.WARN
+    assert found("triton", home=tmp_path).verdict is CheckupVerdict.WARN
     finding = found("triton", home=tmp_path, triton=tmp_path / "none")
-    assert finding.verdict is Verdict.FAIL and "expected the tritonserver binary" in finding.advice
+    assert (
+        finding.verdict is CheckupVerdict.FAIL
+        and "expected the tritonserver binary" in finding.advice
+    )
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         finding = found("port", port=taken.getsockname()[1])
-    assert finding.verdict is Verdict.WARN and "--port 0" in finding.advice
+    assert finding.verdict is CheckupVerdict.WARN and "--port 0" in finding.advice
 
 
 def test_what_the_cpu_can_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(cpu, "CPUINFO", cpuinfo)
     monkeypatch.setattr(cpu, "CGROUP", tmp_path)
-    assert found("cpu").verdict is Verdict.WARN  # nobody tells
+    assert found("cpu").verdict is CheckupVerdict.WARN  # nobody tells
     cpuinfo.write_text(
         "processor\t: 0\nflags\t\t: fpu avx2 avx512f amx_tile amx_bf16 avx512_bf16\n"
     )

@@ -11,7 +11,7 @@ from tests.support.attention_cases import random_case
 from worker.attention import AttentionStep, KVPool, PackedBatch, choice
 from worker.attention.choice import AttentionName, choose_attention
 from worker.attention.reference import ReferenceAttention
-from worker.choices import Choices
+from worker.choices import KeptChoices
 from worker.runner.memory import ProcessMemory
 
 
@@ -45,7 +45,7 @@ def choose_among(
     pool: KVPool,
     kinds: dict[AttentionName, Callable[[KVPool, int], object]],
     times_us: dict[str, float],
-) -> choice.Choice:
+) -> choice.AttentionChoice:
     """As on CUDA, with other builders and a timer that knows the backend by its step."""
 
     def build(self: object, name: AttentionName) -> object:
@@ -107,7 +107,7 @@ def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.Monke
         device=torch.device("cpu"),
     )
 
-    def chosen() -> choice.Choice:
+    def chosen() -> choice.AttentionChoice:
         return choose_attention("auto", pool, 10, timer=lambda call, device: 5.0)
 
     assert [one.problem for one in chosen().tried] == [None, None]
@@ -122,8 +122,8 @@ def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.Monke
 def test_on_the_cpu_a_choice_is_kept(
     pool: KVPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def choose() -> choice.Choice:
-        return choose_attention("auto", pool, pool.kv_heads, choices=Choices(tmp_path))
+    def choose() -> choice.AttentionChoice:
+        return choose_attention("auto", pool, pool.kv_heads, choices=KeptChoices(tmp_path))
 
     first = choose()
     monkeypatch.setattr(choice, "_try", lambda *args: pytest.fail("measured"))

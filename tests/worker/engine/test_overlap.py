@@ -12,7 +12,7 @@ from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
 from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted, JobTokens
 from worker.engine.engine import Engine, EngineConfig
-from worker.kv_disk.base import Tier
+from worker.kv_disk.base import BlockTier
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan
 from worker.scheduler.scheduler import Scheduler
@@ -49,8 +49,8 @@ class Bench:
             draw_seed=lambda: 5,
         )
 
-    def make_tier(self) -> Tier:
-        return Tier()
+    def make_tier(self) -> BlockTier:
+        return BlockTier()
 
     def submit(
         self,

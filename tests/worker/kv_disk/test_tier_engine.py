@@ -15,7 +15,7 @@ from tests.support.disk_tier import SMALL, ByHand, make_store
 from tests.support.fake_device import FakeDevice, continuation
 from tests.worker.engine.test_overlap import BLOCK_TOKENS, Bench, OverlapMachine
 from worker.core import Event
-from worker.kv_disk.base import Tier
+from worker.kv_disk.base import BlockTier
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.disk_tier import DiskTier
 
@@ -57,7 +57,7 @@ class DiskBench(Bench):
         self.root, self.known = root, known
         super().__init__(**options)
 
-    def make_tier(self) -> Tier:
+    def make_tier(self) -> BlockTier:
         self.loading, self.saving = ByHand(), ByHand()
         store = make_store(self.root, DISK_BLOCKS)
         memory = DeviceMemory(self.device, self.known)

@@ -9,7 +9,7 @@ from tests.support.disk_tier import ByHand, content, make_store, name
 from worker.kv_disk.base import HostMemory
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.block_store import BlockStore
-from worker.kv_disk.transfers import Load, Loader
+from worker.kv_disk.transfers import BlockLoad, Loader
 
 SMALL = BlockFormat("U8", (2, 8), 16)
 LARGE = BlockFormat("U8", (2, 2**17), 2**18)
@@ -27,11 +27,11 @@ def test_a_load_ends_at_the_first_miss(
     if missing is not None:
         store._path(name(missing)).write_bytes(b"broken")
     pool = np.zeros((2, 9, of.block_bytes // 2), np.uint8)
-    done: list[Load] = []
+    done: list[BlockLoad] = []
     background = ByHand()
     loader = Loader(store, HostMemory(pool, of), background, done.append)
     blocks: Sequence[int] = [8, 2, 3, 7, 1, 0]
-    loader.submit(Load([name(i) for i in range(6)], list(blocks)))
+    loader.submit(BlockLoad([name(i) for i in range(6)], list(blocks)))
     background.run()
     loader.close(0.0)
     (load,) = done
@@ -65,7 +65,7 @@ def test_a_load_is_done_only_when_its_readers_are(
     done = threading.Event()
     background = ByHand()
     loader = Loader(store, HostMemory(pool, LARGE), background, lambda load: done.set())
-    loader.submit(Load([name(0), name(1), name(2)], [0, 1, 2]))
+    loader.submit(BlockLoad([name(0), name(1), name(2)], [0, 1, 2]))
     thread = threading.Thread(target=background.run)
     thread.start()
     assert at_it.wait(60)

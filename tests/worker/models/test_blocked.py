@@ -15,7 +15,7 @@ from worker.models import blocked, loader
 from worker.models.blocked import BlockedFormat, DottedLinear, blocks_fit
 from worker.models.linear import DenseFormat, PackedFormat, packs
 from worker.models.loader import Layout
-from worker.models.parameters import Kind, Parameter, Part
+from worker.models.parameters import Kind, Parameter, StoredPart
 
 SHAPES = ((64, 96), (33, 70), (15, 6), (500, 129), (500, 130))
 
@@ -169,7 +169,7 @@ def test_dot_products_are_tried_where_the_cpu_has_them(
     monkeypatch.setattr(loader, "has_dots", lambda: has_it)
     monkeypatch.setattr(loader, "fastest_format", first)
     monkeypatch.setattr(block_products, "tiles_problem", lambda: "not now")
-    parameters = {"layers.0.up": Parameter(Kind.LINEAR, (Part("up", (64, 32)),))}
+    parameters = {"layers.0.up": Parameter(Kind.LINEAR, (StoredPart("up", (64, 32)),))}
     loader._format(Layout(measured=True), torch.bfloat16, parameters)
     assert ("blocks by vdpbf16ps" in tried) is has_it
 

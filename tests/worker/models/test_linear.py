@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.choices import Choices, in_turns
+from worker.choices import KeptChoices, in_turns
 from worker.models.linear import DenseFormat, Format, PackedFormat, TurnedFormat, packs
 from worker.models.loader import CLEARLY, TRIAL_ROWS, fastest_format
 
@@ -88,7 +88,7 @@ def test_a_choice_is_kept_for_the_machine_and_the_model(tmp_path: Path) -> None:
     formats = {"dense": DenseFormat(), "turned": TurnedFormat()}
 
     def chosen(facts: dict[str, object], *seconds: float) -> object:
-        choices = Choices(tmp_path, facts)
+        choices = KeptChoices(tmp_path, facts)
         return fastest_format(formats, SHAPE, torch.float32, timer=timer(*seconds), choices=choices)
 
     assert chosen({"cpu": "a"}, 1.0, 0.5) is formats["turned"]
@@ -98,7 +98,7 @@ def test_a_choice_is_kept_for_the_machine_and_the_model(tmp_path: Path) -> None:
     for file in tmp_path.glob("*.json"):
         file.write_text("{")
     assert chosen({"cpu": "a"}, 1.0, 2.0) is formats["dense"]
-    unusable = Choices(tmp_path / "file", {})
+    unusable = KeptChoices(tmp_path / "file", {})
     unusable.keep("matrix products", "dense")
     assert unusable.kept("matrix products", formats) is None
 

@@ -10,13 +10,11 @@ from worker.runner.memory import ProcessMemory, free_of_groups
 GIB = 2**30
 
 
-def group(folder: Path, *, limit: str, used: int, cached: int, v1: bool = False) -> None:
+def group(folder: Path, *, limit: str, used: int, cached: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("limit_in_bytes", "usage_in_bytes") if v1 else ("max", "current")
-    (folder / f"memory.{names[0]}").write_text(f"{limit}\n")
-    (folder / f"memory.{names[1]}").write_text(f"{used}\n")
-    key = "total_inactive_file" if v1 else "inactive_file"
-    (folder / "memory.stat").write_text(f"anon 5\n{key} {cached}\nactive_file 9\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 9\n")
 
 
 def own(tmp_path: Path, text: str) -> Path:
@@ -39,14 +37,6 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     group(mount, limit=str(2 * GIB), used=GIB, cached=0)
     for path in ("/", "/../..", "/docker/4d5e"):
         assert free_of_groups(own(tmp_path, f"0::{path}\n"), mount) == GIB
-
-
-def test_the_first_version_has_a_hierarchy_for_memory(tmp_path: Path) -> None:
-    mount = tmp_path / "mount"
-    group(mount / "memory" / "job", limit=str(3 * GIB), used=GIB, cached=7, v1=True)
-    group(mount / "cpu" / "job", limit=str(GIB), used=0, cached=0, v1=True)
-    text = "9:name=systemd:/\n5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n"
-    assert free_of_groups(own(tmp_path, text), mount) == 2 * GIB + 7
 
 
 @pytest.mark.parametrize("text", ["0::/\n", "4:memory:/x\n", ""])

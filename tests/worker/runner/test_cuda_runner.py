@@ -27,7 +27,7 @@ from worker.kv_disk.cuda_copies import memory_of
 from worker.models.config import read_config
 from worker.models.model import load_model
 from worker.runner.base import Runner
-from worker.runner.cuda_graphs import Recording, Step
+from worker.runner.cuda_graphs import GraphRecording, Step
 from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.forward import BatchForward
@@ -45,14 +45,14 @@ BLOCKS, BLOCK_TOKENS, MAX_RUNNING = 60, 4, 6
 class CallAgain:
     """A ``Recorder`` whose recordings write where the first call did."""
 
-    def record(self, call: Step) -> Recording:
+    def record(self, call: Step) -> GraphRecording:
         results = call()
 
         def replay() -> None:
             for there, value in zip(results, call(), strict=True):
                 there.copy_(value)
 
-        return Recording(replay, results)
+        return GraphRecording(replay, results)
 
 
 class RefilledReference(ReferenceAttention):

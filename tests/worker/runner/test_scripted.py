@@ -9,7 +9,7 @@ from catalog.paths import DEMO_CHECKPOINT
 from orchestrator.parsing import CallFormat, OutputFormat, ToolUse
 from orchestrator.parsing.call_grammar import forced_calls
 from orchestrator.parsing.rules import Rules
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind, Sampling
 from worker.core import Event, Job
 from worker.engine.build import build_engine

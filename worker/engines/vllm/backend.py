@@ -17,7 +17,7 @@ from protocol import Code, FinishReason
 from protocol.outcomes import RequestError
 from worker.core import Job
 from worker.engines.stepped import CoreLoad, Produced
-from worker.engines.vllm.images import Seen, VisionReader
+from worker.engines.vllm.images import Pictures, VisionReader
 from worker.engines.vllm.prefix_cache import BlockHasher, PrefixReports
 from worker.engines.vllm.requests import EndMask, GrammarMasks, make_request, produced
 from worker.errors import InvalidCall
@@ -100,7 +100,7 @@ class _Looking:
 
     job: Job
     max_tokens: int
-    seen: Future[Seen]
+    seen: Future[Pictures]
 
 
 class VllmCore:
@@ -138,7 +138,7 @@ class VllmCore:
             self._looking[str(handle)] = _Looking(job, max_tokens, seen)
             seen.add_done_callback(lambda done: self._wake.set())
 
-    def _start(self, handle: int, job: Job, max_tokens: int, seen: Seen | None = None) -> None:
+    def _start(self, handle: int, job: Job, max_tokens: int, seen: Pictures | None = None) -> None:
         """Hand a job to vLLM. Raises ``InvalidCall``."""
         parts = self._parts
         request = make_request(

@@ -124,7 +124,7 @@ def check_count(tokens: int, places: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Pictures:
     """A prompt's images for vLLM: a ``MultiModalFeatureSpec`` for each, and the prompt's tokens as
     the hashes of its KV blocks have them."""
 
@@ -139,7 +139,7 @@ class VisionReader:
         self._processor = processor
         self.vision = vision
 
-    def read(self, job: Job) -> Seen:
+    def read(self, job: Job) -> Pictures:
         """Prepare the images of a job's prompt. Any thread.
 
         Raises ``InvalidCall`` for what is not an image, and if the prompt's number of image tokens
@@ -167,7 +167,7 @@ class VisionReader:
             images.append(ImageTokens(digest, count))
             done += count
         check_count(done, len(places))
-        return Seen(features, keyed_by_images(prompt, self.vision.token_id, images))
+        return Pictures(features, keyed_by_images(prompt, self.vision.token_id, images))
 
 
 def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> VisionReader | None:

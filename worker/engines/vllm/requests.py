@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.core import Job
 from worker.engines.stepped import Produced
-from worker.engines.vllm.images import Seen
+from worker.engines.vllm.images import Pictures
 from worker.engines.vllm.prefix_cache import BlockHasher
 from worker.errors import InvalidCall
 from worker.grammar.constraint import Constraint
@@ -153,7 +153,7 @@ def make_request(
     *,
     continues: bool,
     adapter: Any = None,
-    seen: Seen | None = None,
+    seen: Pictures | None = None,
 ) -> Any:
     """A ``Request`` for vLLM's scheduler. Raises ``InvalidCall`` for what this vLLM refuses.
 

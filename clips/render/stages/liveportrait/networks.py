@@ -39,7 +39,7 @@ _VARIANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class NetworkSizes:
     """Sizes of the networks; the defaults are the published ones."""
 
     keypoints: int = 21
@@ -72,13 +72,13 @@ class Sizes:
         return 4 * self.expansion
 
 
-PUBLISHED = Sizes()
+PUBLISHED = NetworkSizes()
 
 
 class Appearance(Module):
     """Maps a picture ``[1, 3, 256, 256]``, 0 to 1, to a volume ``[1, 32, 16, 64, 64]``."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NetworkSizes) -> None:
         super().__init__()
         self._shape = sizes.volume, sizes.depth
         width = sizes.expansion
@@ -118,7 +118,7 @@ class Pose:
 
 
 class _ConvNext(Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NetworkSizes) -> None:
         super().__init__()
         widths = sizes.motion_widths
         self.downsample_layers = ModuleList(
@@ -155,7 +155,7 @@ class _ConvNext(Module):
 class Motion(Module):
     """Maps a picture ``[1, 3, 256, 256]``, 0 to 1, to its ``Pose``."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NetworkSizes) -> None:
         super().__init__()
         self.detector = _ConvNext(sizes)
 
@@ -185,7 +185,7 @@ def _degrees(bins: torch.Tensor) -> torch.Tensor:
 class _DenseMotion(Module):
     """Predicts where in the source's volume each voxel of a frame comes from."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NetworkSizes) -> None:
         super().__init__()
         fields = sizes.keypoints + 1
         self.hourglass = Hourglass(
@@ -242,7 +242,7 @@ def _gaussians(keypoints: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
 class Warping(Module):
     """Warps a volume by keypoints to features ``[n, 256, 64, 64]``."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NetworkSizes) -> None:
         super().__init__()
         self.dense_motion_network = _DenseMotion(sizes)
         self.third = SameBlock2d(sizes.channels, sizes.warped, slope=0.01)
@@ -264,7 +264,7 @@ class Warping(Module):
 class Generator(Module):
     """Maps features to frames ``[n, 3, 512, 512]``, 0 to 1."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NetworkSizes) -> None:
         super().__init__()
         feature = sizes.warped
         self.fc = Conv2d(feature, 2 * feature, 3, padding=1)
@@ -308,7 +308,7 @@ class Retargeting(Module):
     """Stitching keeps the shoulders where they are when the head moves; retargeting opens lips and
     eyes as far as asked for."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: NetworkSizes) -> None:
         super().__init__()
         flat = 3 * sizes.keypoints
         self.retarget_shoulder = Offsets(2 * flat, sizes.stitching_hidden, flat + 2)

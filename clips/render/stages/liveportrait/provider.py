@@ -22,9 +22,9 @@ from clips.render.stages.liveportrait.networks import (
     Appearance,
     Generator,
     Motion,
+    NetworkSizes,
     Pose,
     Retargeting,
-    Sizes,
     Warping,
 )
 from clips.render.stages.pace import Pace
@@ -66,7 +66,7 @@ class Networks:
         return {name: getattr(self, name) for name in FILES}
 
 
-def make_networks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Networks:
+def make_networks(sizes: NetworkSizes, device: torch.device, dtype: torch.dtype) -> Networks:
     """Make networks with random weights."""
     with device:
         networks = Networks(
@@ -79,7 +79,9 @@ def make_networks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Net
     return networks
 
 
-def load_networks(folder: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Networks:
+def load_networks(
+    folder: str, sizes: NetworkSizes, device: torch.device, dtype: torch.dtype
+) -> Networks:
     """Load the weights in ``folder``. Raises ``LoadError``."""
     path = open_folder(folder, SETTING, "LivePortrait's weights", ())
     files = {name: _find(path, stem) for name, stem in FILES.items()}
@@ -148,7 +150,9 @@ class LivePortraitVideo:
 
     name = "liveportrait"
 
-    def __init__(self, networks: Networks, sizes: Sizes = PUBLISHED, precision: str = "") -> None:
+    def __init__(
+        self, networks: Networks, sizes: NetworkSizes = PUBLISHED, precision: str = ""
+    ) -> None:
         self._networks = networks
         self._sizes = sizes
         self._precision = precision
@@ -159,7 +163,7 @@ class LivePortraitVideo:
         device: torch.device,
         folder: str,
         precision: Precision = "fp16",
-        sizes: Sizes = PUBLISHED,
+        sizes: NetworkSizes = PUBLISHED,
     ) -> "LivePortraitVideo":
         """Load the weights in ``folder``. Raises ``LoadError``."""
         return cls(load_networks(folder, sizes, device, DTYPES[precision]), sizes, precision)

@@ -23,9 +23,8 @@ from orchestrator.api.openai.responses.output import ItemKind, OutputItems, resp
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Content, Reasoning
-from orchestrator.tasks.job import Message
+from orchestrator.tasks.job import Message, ToolCall
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.tools import ToolCall
 from protocol import Delta
 
 

@@ -18,8 +18,7 @@ from orchestrator.api.openai.chats import Content, said_in, thoughts_in
 from orchestrator.api.openai.responses.tools import known_as
 from orchestrator.api.openai.tools import INPUT
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Message
-from orchestrator.tasks.tools import ToolCall
+from orchestrator.tasks.job import Message, ToolCall
 from protocol import excerpt
 
 _BETWEEN_INSTRUCTIONS = "\n\n"

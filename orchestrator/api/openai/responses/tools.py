@@ -21,7 +21,7 @@ from orchestrator.api.http.tools import read_tool, require_bounds
 from orchestrator.api.openai.tools import FreeTextFormat, free_text_tool, unserved_choice, use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
-from orchestrator.tasks.tools import Tool
+from orchestrator.tasks.job import Tool
 from protocol import excerpt
 
 _CALLED: Final = ("function", "custom")

@@ -4,8 +4,7 @@ import pytest
 
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.retention import Retention
-from orchestrator.tasks.job import Message
-from orchestrator.tasks.tools import ToolCall
+from orchestrator.tasks.job import Message, ToolCall
 from tests.support.clock import ManualClock
 
 SAID = (Message("user", "hello"),)

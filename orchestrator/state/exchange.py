@@ -1,0 +1,166 @@
+"""What members tell each other: of runs of calls and of what was spent, with each renewal of their
+lease, and of instances that operators take out of use."""
+
+import math
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.instances.registry import Registry
+from orchestrator.sharing import Sums
+from orchestrator.state import connection, scripts
+from orchestrator.state.connection import Names
+from orchestrator.state.members import Members
+from orchestrator.tasks.runs import RunNews, Runs
+from orchestrator.telemetry.log import fields, service_log
+
+
+class Cordons:
+    """Tells the other orchestrators of instances that operators have taken out of use here, and
+    takes out those that were taken out there."""
+
+    def __init__(self, members: Members, name: str, registry: Registry) -> None:
+        """``name``: the store's key."""
+        self._members = members
+        self._name = name
+        self._registry = registry
+        self._known: dict[str, int] = {}
+        """Addresses with a cordon in the store, by the first renewal that reports it."""
+        members.on_seen.append(self._apply)
+
+    async def cordoned(self, address: str, grace_s: float) -> None:
+        """Tell the others that an instance drains, within ``grace_s`` seconds."""
+        ends = None if math.isinf(grace_s) else self._members.store_time() + grace_s
+        body = msgspec.json.encode(ends)
+        await self._say(address, self._members.client.hset(self._name, address, body))
+        self._known[address] = self._members.renewals + 1
+
+    async def uncordoned(self, address: str) -> None:
+        await self._say(address, self._members.client.hdel(self._name, address))
+
+    async def _say(self, address: str, said: Awaitable[int]) -> None:
+        try:
+            await said
+        except connection.FAILURES as error:
+            service_log.warning(
+                "the other orchestrators do not know of an instance's drain: drain it at each",
+                extra=fields(instance=address, error=connection.describe_error(error)),
+            )
+
+    def _apply(self) -> None:
+        stored = self._members.cordons
+        for instance in self._registry:
+            ends = stored.get(instance.address)
+            if instance.address in stored and not instance.cordoned:
+                left_s = math.inf if ends is None else ends - self._members.store_time()
+                self._registry.cordon(instance.address, max(0.0, left_s))
+            elif instance.address not in stored and instance.cordoned:
+                told = self._known.get(instance.address, math.inf)
+                if told <= self._members.renewals:
+                    self._registry.uncordon(instance.address)
+        later = {at: first for at, first in self._known.items() if first > self._members.renewals}
+        self._known = later | dict.fromkeys(stored, 0)
+
+
+KEEP_RUNS_S = 3600.0
+"""Seconds that the store keeps a run; no deadline is later by default."""
+MAX_UNTOLD, RUNS_AT_A_TIME = 4096, 256
+
+
+class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
+    news: RunNews
+    ends: float
+    """When the run is due, in seconds of the store's clock; 0 for a call that has ended."""
+
+
+class SharedRuns:
+    """Exchanges runs that have calls at several orchestrators, as a part of each renewal; no
+    request waits for that. A call is known everywhere after two renewals, half a second, as a rule
+    before its client can make the next one. One that comes sooner has the deadline that it states
+    itself.
+    """
+
+    def __init__(self, members: Members, names: Names, tag: str, runs: Runs) -> None:
+        self._members = members
+        self._name = names.runs
+        self._tag = tag
+        self._runs = runs
+        self._untold: list[bytes] = []
+        self._asked = 0
+        """How many of these the running renewal has."""
+        self._last = b"0"
+        """Id of the last entry that was heard."""
+        runs.on_news = self._note
+        members.parts.append(self)
+
+    def _note(self, news: RunNews) -> None:
+        ends = 0.0 if news.calls is None else self._members.store_time() + news.left_s
+        self._untold.append(msgspec.msgpack.encode(_RunUpdate(news, ends)))
+        if len(self._untold) > MAX_UNTOLD:  # the store is away
+            del self._untold[0]
+
+    def ask(self, pipe: Any) -> int:
+        told = self._untold[:RUNS_AT_A_TIME]
+        self._asked = len(told)
+        keep_ms = round(1000 * KEEP_RUNS_S)
+        pipe.eval(scripts.RUNS, 1, self._name, self._tag, self._last, MAX_UNTOLD, keep_ms, *told)
+        return 1
+
+    def receive(self, answers: Sequence[Any]) -> None:
+        (entries,) = answers
+        if isinstance(entries, Exception):  # the others go without, as long as it is refused
+            return
+        del self._untold[: self._asked]
+        for entry_id, (_, tag, _, body) in entries:
+            self._last = entry_id
+            if tag.decode() == self._tag:
+                continue
+            try:
+                heard = msgspec.msgpack.decode(body, type=_RunUpdate)
+            except msgspec.DecodeError:
+                service_log.exception("another orchestrator's run cannot be read")
+                continue
+            left_s = heard.ends - self._members.store_time() if heard.ends else 0.0
+            self._runs.hear(msgspec.structs.replace(heard.news, left_s=left_s))
+
+
+EVERY_S = 1.0
+"""Seconds between two exchanges."""
+KEEP_S: Final = 62 * 86_400.0
+"""Seconds that the store keeps a sum without changes: this month's and the last one's."""
+
+
+class SharedSums:
+    """Exchanges sums of what keys and runs have spent. Each member writes its part under its own
+    tag: one that is written twice counts once, and that of a process that has ended stays."""
+
+    def __init__(self, members: Members, names: Names, tag: str, sums: Sums) -> None:
+        self._names = names
+        self._tag = tag
+        self._sums = sums
+        self._next_at = -math.inf
+        self._asked: list[str] = []
+        members.parts.append(self)
+
+    def ask(self, pipe: Any) -> int:
+        self._asked.clear()
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + EVERY_S
+            for name, (tokens, cost) in self._sums.own().items():
+                sum_name = self._names.sum(name)
+                pipe.hset(sum_name, self._tag, f"{tokens} {cost}")
+                pipe.pexpire(sum_name, round(1000 * KEEP_S))
+                pipe.hgetall(sum_name)
+                self._asked.append(name)
+        return 3 * len(self._asked)
+
+    def receive(self, answers: Sequence[Any]) -> None:
+        for name, parts in zip(self._asked, answers[2::3], strict=True):
+            if isinstance(parts, Exception):  # it is asked again with the next exchange
+                continue
+            others = [part.split() for tag, part in parts.items() if tag.decode() != self._tag]
+            tokens, cost = sum(int(part[0]) for part in others), sum(float(p[1]) for p in others)
+            self._sums.hear(name, (tokens, cost))
