@@ -77,6 +77,8 @@ _INSTEAD = {
     "/v1/conversations": "continue with previous_response_id of /v1/responses",
     "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
     "/input_items": "what a response was made from is what was sent; keep it",
+    "/v1/responses/input_tokens": "/v1/tokenize counts the tokens of messages",
+    "/v1/responses/compact": "send a shorter conversation as input",
     **dict.fromkeys(("/api/chat", "/api/generate"), "send it to /v1/chat/completions"),
     "/api/tags": "models are at /v1/models",
 }
@@ -227,16 +229,16 @@ def _identify(request: web.Request, context: Context) -> None:
 
 
 def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateError:
+    instead = (f"; {use}" for part, use in _INSTEAD.items() if part in request.path)
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return MethodNotAllowed(
-            f"{excerpt(request.method)} is not served at {excerpt(request.path, 256)}; "
-            f"allowed: {allowed}",
+            f"{excerpt(request.method)} is not served at {excerpt(request.path, 256)}"
+            f"{next(instead, f'; allowed: {allowed}')}",
             allowed=allowed,
         )
     if isinstance(error, web.HTTPNotFound):
         meant = (f"; try {excerpt(path, 256)}" for path in _likely_paths(request))
-        instead = (f"; {use}" for part, use in _INSTEAD.items() if part in request.path)
         hint = next(itertools.chain(instead, meant), "")
         return NotFound(f"there is nothing at {excerpt(request.path, 256)}{hint}")
     return InvalidRequest(f"the request cannot be served: {error.reason}")

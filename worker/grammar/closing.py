@@ -64,20 +64,8 @@ follows."""
 _STRUCTURE: Final = re.compile(rb"[\"'`<>{}\[\]()|\\\n]")
 """Characters that may end free text within a structure."""
 _CLOSERS: Final = re.compile(rb"[\"'\]}>)\s]+")
-_SIMPLE: Final = (
-    b"0",
-    b"1",
-    b"null",
-    b"true",
-    b"false",
-    b"[]",
-    b"{}",
-    b'""',
-    b":",
-    b",",
-    b"a",
-    b"-",
-)
+_SIMPLE: Final = tuple(b': , 0 1 null true false [] {} "" a -'.split())
+"""A comma before all digits: a number may have another one for ever."""
 
 
 class ClosingTables:

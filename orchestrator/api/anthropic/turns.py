@@ -1,30 +1,33 @@
 """A conversation in Anthropic's form: turns of blocks, including tool calls and their results."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
-from orchestrator.api.http.images import image_of_base64, image_of_url, refuse_file
+from orchestrator.api.http.ignored import pass_over
+from orchestrator.api.http.images import image_of_base64, image_of_url, refuse_file, shown_by_users
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.image import Image, Part
+from orchestrator.tasks.image import Image, Part, text_in
 from orchestrator.tasks.job import Message, ToolCall, said_by
+from protocol import excerpt
 
 _BETWEEN_TURNS = "\n\n"
-
-
-class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
-    """Text of a turn. Prefixes are cached whether or not ``cache_control`` asks for it."""
-
-    text: str
-    cache_control: Unused = NULL
-    citations: Unused = NULL
-
-
-Content = str | tuple[TextBlock, ...]
+_OF_USERS: Final = ("text", "image", "tool_result")
+_OF_MODELS: Final = ("text", "thinking", "redacted_thinking", "tool_use")
+_WITHOUT_CONTENT: Final = (
+    "fallback",
+    "mcp_tool_listing",
+    "mcp_tool_use",
+    "server_tool_use",
+    "tool_reference",
+)
+"""Blocks for what another service's server did, as are all results but ``tool_result``: the text
+after them states what came of it. A reference is to a tool that the model sees anyway."""
 
 
 class ImageSource(msgspec.Struct, frozen=True, gc=False):
@@ -37,59 +40,39 @@ class ImageSource(msgspec.Struct, frozen=True, gc=False):
     file_id: Unused = NULL
 
 
-class ImageBlock(msgspec.Struct, frozen=True, tag="image", tag_field="type", gc=False):
-    """An image that the user shows."""
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """A block of any type: text, an image, thinking, a call of a tool, its result. Prefixes are
+    cached whether or not ``cache_control`` asks for it. Templates cannot mark a call as failed: its
+    content must say so."""
 
+    type: str
+    text: str = ""
     source: ImageSource | None = None
-    cache_control: Unused = NULL
-
-
-class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", gc=False):
-    """Thinking of the model in an earlier turn."""
-
     thinking: str = ""
-    signature: Unused = NULL
-    cache_control: Unused = NULL
-
-
-class RedactedThinkingBlock(
-    msgspec.Struct, frozen=True, tag="redacted_thinking", tag_field="type", gc=False
-):
-    """Thinking that is encrypted; nothing here can use it."""
-
-    data: Unused = NULL
-    cache_control: Unused = NULL
-
-
-class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type", gc=False):
-    """A tool call that the model made in an earlier turn."""
-
     id: str = ""
     name: str = ""
     input: msgspec.Raw = NULL
+    tool_use_id: str = ""
+    content: msgspec.Raw = NULL
+    """What a tool returned; of other types it is not read."""
     cache_control: Unused = NULL
     caller: Unused = NULL
+    citations: Unused = NULL
+    data: Unused = NULL
+    is_error: Unused = NULL
+    signature: Unused = NULL
+    tool_name: Unused = NULL
 
 
-class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type", gc=False):
-    """The result of a call. Templates cannot mark a call as failed: its content must say so."""
-
-    tool_use_id: str = ""
-    content: str | tuple[TextBlock | ImageBlock, ...] | None = ""
-    is_error: bool | None = None
-    cache_control: Unused = NULL
-
-
-Block = (
-    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
-)
+Content = str | tuple[Block, ...]
+_content_reader: Reader[Content | None] = Reader(Content | None)
 
 
 class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One turn. A body may have so many that garbage collection would dominate."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | tuple[Block, ...]
+    content: Content
 
 
 def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[Message, ...]:
@@ -99,8 +82,6 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
     Blocks of one turn are joined as they are, consecutive turns of one role with an empty line
     between them. Results of tools become turns of their own, before the user's text.
     """
-    if not messages:
-        raise InvalidRequest("messages is empty; it needs at least one", field="messages")
     names: dict[str, str] = {}
     turns: list[Message] = []
     for role, group in groupby(enumerate(messages), key=lambda numbered: numbered[1].role):
@@ -108,6 +89,8 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
             turns.append(_said(group, names))
         else:
             turns += _asked(role, group, names)
+    if not turns:
+        raise InvalidRequest("messages is empty; it needs at least one", field="messages")
     last = turns[-1]
     if last.role == "assistant":
         if last.calls:
@@ -122,8 +105,9 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
                 field="messages",
             )
         turns[-1] = msgspec.structs.replace(last, is_open=True)
-    instructions = _text_of(system)
-    return (Message("system", instructions), *turns) if instructions else tuple(turns)
+    instructions = text_in(list(_parts_of(system, "system", "text")))
+    shown = shown_by_users(turns)
+    return (Message("system", instructions), *shown) if instructions else shown
 
 
 def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> Message:
@@ -138,21 +122,20 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
         text = ""
         for n, block in enumerate(message.content):
             where = f"messages[{at}].content[{n}]"
-            match block:
-                case TextBlock():
+            match block.type:
+                case "text":
                     text += block.text
-                case ThinkingBlock():
+                case "thinking":
                     thoughts.append(block.thinking)
-                case RedactedThinkingBlock():
+                case "redacted_thinking":
                     pass
-                case ToolUseBlock():
+                case "tool_use":
                     if not (block.id and block.name):
                         raise InvalidRequest(f"{where}: a tool_use needs id and name", field=where)
                     names[block.id] = block.name
                     calls.append(read_call(block.id, block.name, block.input, f"{where}.input"))
                 case _:
-                    kind = block.__struct_config__.tag
-                    raise InvalidRequest(f"{where}: {kind} is the user's", field=where)
+                    _pass_over(block.type, where, _OF_MODELS)
         texts.append(text)
     content = _BETWEEN_TURNS.join(texts)
     if not calls:
@@ -174,27 +157,17 @@ def _asked(
         parts: list[Part] = []
         for n, block in enumerate(message.content):
             where = f"messages[{at}].content[{n}]"
-            if isinstance(block, TextBlock):
-                parts.append(block.text)
-            elif isinstance(block, ImageBlock):
-                if role != "user":
-                    raise InvalidRequest(f"{where}: image is the user's", field=where)
-                parts.append(_image_of(block.source, f"{where}.source"))
-            elif not isinstance(block, ToolResultBlock):
-                kind = block.__struct_config__.tag
-                raise InvalidRequest(f"{where}: {kind} is the assistant's", field=where)
-            elif not block.tool_use_id:
+            if block.type != "tool_result":
+                parts += _shown(block, where, _OF_USERS if role == "user" else ("text",))
+                continue
+            call_id = block.tool_use_id
+            if not call_id:
                 raise InvalidRequest(f"{where}: a tool_result needs tool_use_id", field=where)
-            else:
-                call_id = block.tool_use_id
-                results.append(
-                    Message(
-                        "tool",
-                        _result_of(block.content, f"{where}.content"),
-                        call_id=call_id,
-                        name=names.get(call_id, ""),
-                    )
-                )
+            where, place = f"{where}.content", "messages[].content[].content"
+            content = decode_part(block.content, _content_reader, where, place)
+            result = said_by("tool", list(_parts_of(content, where, "text", "image")))
+            name = names.get(call_id, "")
+            results.append(msgspec.structs.replace(result, call_id=call_id, name=name))
         if parts or not message.content:
             turns.append(parts)
     if not turns:
@@ -203,6 +176,25 @@ def _asked(
     for parts in turns[1:]:
         joined += [_BETWEEN_TURNS, *parts]
     return [*results, said_by(role, joined)]
+
+
+def _parts_of(content: Content | None, where: str, *expected: str) -> Iterator[Part]:
+    """What a text or blocks of the ``expected`` types show. Raises ``InvalidRequest``."""
+    if content is None or isinstance(content, str):
+        yield content or ""
+        return
+    for n, block in enumerate(content):
+        yield from _shown(block, f"{where}[{n}]", expected)
+
+
+def _shown(block: Block, where: str, expected: Sequence[str]) -> Iterator[Part]:
+    """What a block shows to the model, in text and images. Raises ``InvalidRequest``."""
+    if block.type == "text":
+        yield block.text
+    elif block.type in expected:
+        yield _image_of(block.source, f"{where}.source")
+    else:
+        _pass_over(block.type, where, expected)
 
 
 def _image_of(source: ImageSource | None, where: str) -> Image:
@@ -215,20 +207,15 @@ def _image_of(source: ImageSource | None, where: str) -> Image:
     return image_of_base64(source.data, f"{where}.data")
 
 
-def _result_of(content: str | Sequence[TextBlock | ImageBlock] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = [block.text for block in content if isinstance(block, TextBlock)]
-    if len(texts) < len(content):
-        raise InvalidRequest(
-            f"{where}: images in a tool's result are not served; send them as image blocks next to"
-            " the tool_result",
-            field=where,
-        )
-    return "".join(texts)
-
-
-def _text_of(content: Content | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join([block.text for block in content])
+def _pass_over(kind: str, where: str, expected: Sequence[str]) -> None:
+    """Ignore a block that nothing is lost with. Raises ``InvalidRequest`` for any other."""
+    if kind in (*_OF_USERS, *_OF_MODELS):
+        owner = "user's" if kind in _OF_USERS else "assistant's"
+        raise InvalidRequest(f"{where}: {kind} is the {owner}", field=where)
+    kind, where = excerpt(kind, 64), f"{where}.type"
+    refusal = InvalidRequest(
+        f"{where}: {kind} is not served here; expected one of: {', '.join(expected)}", field=where
+    )
+    if kind not in _WITHOUT_CONTENT and not kind.endswith("_tool_result"):
+        raise refusal
+    pass_over("messages[].content[]", f"type={kind}", refusal)

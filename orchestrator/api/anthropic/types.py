@@ -60,12 +60,6 @@ def stated_form(config: OutputConfig | None, form: FormatBody | None) -> StatedG
     return StatedGrammar(field, json_schema(field, form.schema, None))
 
 
-class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The client's own name for its user; nothing here depends on it."""
-
-    user_id: str | None = None
-
-
 class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages``."""
 
@@ -90,7 +84,7 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     speed: Unused = NULL
 
     # harmless
-    metadata: Metadata | None = None
+    metadata: Unused = NULL
     cache_control: Unused = NULL
     context_management: Unused = NULL
     inference_geo: Unused = NULL

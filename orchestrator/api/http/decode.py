@@ -92,10 +92,11 @@ def decode(body: bytes, reader: Reader[T]) -> T:
         raise InvalidRequest("the body is nested too deeply") from None
 
 
-def decode_part(part: msgspec.Raw, reader: Reader[T], field: str) -> T:
-    """Read a part of a body that was left raw, at ``field``. Raises ``InvalidRequest``."""
+def decode_part(part: msgspec.Raw, reader: Reader[T], field: str, place: str = "") -> T:
+    """Read a part of a body that was left raw, at ``field``; ``place`` is that place without
+    numbers. Raises ``InvalidRequest``."""
     try:
-        return reader.read(part, field)
+        return reader.read(part, place or field)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), reader.type, field) from None
     except msgspec.DecodeError as error:

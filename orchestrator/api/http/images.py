@@ -7,10 +7,14 @@ decoded. Of all formats only those are read that OpenAI's and Anthropic's APIs t
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.image import Image
+from orchestrator.tasks.image import Image, Part
+from orchestrator.tasks.job import Message, said_by
 from protocol import excerpt
 
 _EXAMPLE = "data:image/png;base64,iVBORw…"
@@ -55,6 +59,25 @@ def image_of_base64(data: str | None, where: str) -> Image:
             field=where,
         )
     return Image.of(file, size.width, size.height)
+
+
+def shown_by_users(turns: Sequence[Message]) -> tuple[Message, ...]:
+    """Turns with the images of tools' results moved to a user's turn behind these: chat templates
+    show images of users only."""
+    shown: list[Message] = []
+    images: list[Part] = []
+    for turn in turns:
+        if turn.role == "tool" and turn.parts:
+            images += turn.images
+            turn = msgspec.structs.replace(turn, parts=())
+        elif images and turn.role == "user":
+            said = said_by("user", [*images, *(turn.parts or (turn.content,))])
+            turn, images = msgspec.structs.replace(said, is_open=turn.is_open), []
+        elif images and turn.role != "tool":
+            shown.append(said_by("user", images))
+            images = []
+        shown.append(turn)
+    return (*shown, said_by("user", images)) if images else tuple(shown)
 
 
 def refuse_file(where: str) -> InvalidRequest:

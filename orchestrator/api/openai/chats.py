@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from orchestrator.api.http.fields import NULL, Unused
-from orchestrator.api.http.images import image_of_url, refuse_file
+from orchestrator.api.http.images import image_of_url, refuse_file, shown_by_users
 from orchestrator.api.http.tools import read_call, template_arguments
 from orchestrator.api.openai.tools import INPUT
 from orchestrator.errors import InvalidRequest
@@ -108,7 +108,7 @@ def chat_of(body: "ChatRequest | TokenizeRequest", tools: tuple[Tool, ...] = ())
         last = messages[-1]
         messages[-1] = msgspec.structs.replace(last, is_open=True)
     return Chat(
-        tuple(messages),
+        shown_by_users(messages),
         add_generation_prompt=body.add_generation_prompt is not False,
         template_arguments=template_arguments(body.chat_template_kwargs),
         tools=tools,
@@ -125,7 +125,7 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
         content = message.refusal or ""
     said = said_in(message.role, content, where)
     if message.role in ("tool", "function"):
-        return _result(message, said.content, f"messages[{at}].tool_call_id", called)
+        return _result(message, said, f"messages[{at}].tool_call_id", called)
     calls = message.tool_calls or ()
     if message.function_call is not None:
         calls = (*calls, MessageToolCall(message.function_call, id=f"call_{at}"))
@@ -150,7 +150,7 @@ def said_in(role: str, content: Content, where: str) -> Message:
     if isinstance(content, str):
         return Message(role, content)
     said = said_by(role, [_part_of(part, f"{where}[{n}]") for n, part in enumerate(content)])
-    if said.parts and role != "user":
+    if said.parts and role not in ("user", "tool", "function"):
         raise InvalidRequest(
             f"{where}: images are the user's; send them in a message of role user", field=where
         )
@@ -183,14 +183,15 @@ def _image_in(part: ContentPart, where: str) -> Image:
     return image_of_url(url, f"{where}.image_url")
 
 
-def _result(message: ChatMessage, content: str, where: str, called: Mapping[str, str]) -> Message:
+def _result(message: ChatMessage, said: Message, where: str, called: Mapping[str, str]) -> Message:
     """The result of a call: of the last call, if a function's result does not name one."""
     call_id = message.tool_call_id or ""
     if not call_id and message.role == "function":
         call_id = next(reversed(called), "call_0")  # type: ignore[arg-type]
     if not call_id:
         raise InvalidRequest(f"{where} is required: which call this came of", field=where)
-    return Message("tool", content, call_id=call_id, name=message.name or called.get(call_id, ""))
+    name = message.name or called.get(call_id, "")
+    return Message("tool", said.content, call_id=call_id, name=name, parts=said.parts)
 
 
 def _part_of(part: str | ContentPart, where: str) -> Part:

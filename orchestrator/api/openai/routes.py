@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 from aiohttp import web
@@ -62,9 +63,9 @@ async def models(request: web.Request) -> web.Response:
     """List every model that is served, or that would be loaded on request."""
     demand = request.app[ORCHESTRATOR].stages.demand
     states = demand.states()
-    data = [_model(request, name) for name in sorted(states)]
+    data = [_model(request, name, name) for name in sorted(states)]
     data += [
-        _model(request, name) | {"id": alias}
+        _model(request, name, alias)
         for alias, name in sorted(listed_aliases(request.app).items())
         if name in states and alias not in states
     ]
@@ -77,7 +78,7 @@ async def model(request: web.Request) -> web.Response:
     stated = request.match_info["model"]
     name = served_name(request, stated)
     orchestrator.require_known(name)
-    return json_response(_model(request, name) | {"id": stated})
+    return json_response(_model(request, name, stated))
 
 
 def routes() -> list[web.RouteDef]:
@@ -280,19 +281,23 @@ def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
     return output_of(request.app, encoder, job, choices.request.tools)
 
 
-def _model(request: web.Request, name: str) -> dict[str, object]:
-    """A model with vLLM's fields, such as the context's length, and ours: how it writes tool calls
-    and thinking, and whether it is loaded. Of one that is not, only name and size are known."""
+def _model(request: web.Request, name: str, asked: str) -> dict[str, object]:
+    """A model by the name that was asked for, with Anthropic's and vLLM's fields, and ours: how it
+    writes tool calls and thinking, and whether it is loaded. Of one that is not, only name and size
+    are known."""
     orchestrator = request.app[ORCHESTRATOR]
     demand = orchestrator.stages.demand
     state, loadable = demand.states().get(name, "loaded"), demand.loadable().get(name)
     encoder = None if state != "loaded" else orchestrator.model(name)
     format = None if encoder is None else format_of(request.app, encoder)
     return {
-        "id": name,
+        "id": asked,
         "object": "model",
         "created": orchestrator.started_unix,
         "owned_by": "tidegate",
+        "type": "model",
+        "display_name": asked,
+        "created_at": datetime.fromtimestamp(orchestrator.started_unix, UTC).isoformat(),
         "root": name,
         "parent": None if encoder is None or encoder.adapter is None else encoder.card.model,
         "max_model_len": None if encoder is None else encoder.card.context_tokens,

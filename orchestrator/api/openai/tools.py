@@ -1,17 +1,20 @@
 """Tools in OpenAI's chat bodies, and which of them may or must be called."""
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Tool
 from protocol import excerpt
 
+CALLED: Final = ("function", "custom")
+"""Types of tools that can be called."""
 INPUT: Final = "input"
 """The only argument of a tool of free text, as the model knows it."""
 _TEXT: Final = msgspec.Raw(
@@ -74,9 +77,9 @@ class CustomBody(msgspec.Struct, frozen=True):
 
 
 class ToolBody(msgspec.Struct, frozen=True):
-    """A function, or a tool of free text. No other types are served."""
+    """A function, or a tool of free text. Of types that are not served, nothing else is read."""
 
-    type: Literal["function", "custom"]
+    type: str = "function"
     function: FunctionBody | None = None
     custom: CustomBody | None = None
     cache_control: Unused = NULL
@@ -102,7 +105,24 @@ def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
     """A body's ``tools``. Raises ``InvalidRequest``."""
     require_bounds(stated)
     tools: list[ToolBody] | None = decode_part(stated, _tools_reader, "tools")
-    return tuple(_tool_of(tool, f"tools[{at}]") for at, tool in enumerate(tools or ()))
+    return tuple(
+        _tool_of(tool, f"tools[{at}]")
+        for at, tool in enumerate(tools or ())
+        if is_called(tool.type, f"tools[{at}].type")
+    )
+
+
+def is_called(kind: str, field: str) -> bool:
+    """Whether a tool of that type can be called. Others are hidden from the model, so that it
+    answers without them. Raises ``InvalidRequest`` where requests are read strictly."""
+    if kind in CALLED:
+        return True
+    kind = excerpt(kind, 64)
+    refusal = InvalidRequest(
+        f"{field}: {kind} is not served here, only {' and '.join(CALLED)}", field=field
+    )
+    pass_over("tools[]", f"type={kind}", refusal)
+    return False
 
 
 def _tool_of(tool: ToolBody, where: str) -> Tool:
@@ -123,7 +143,7 @@ def tool_use_of(
     tools = stated_tools(stated)
     if not isinstance(choice, ChosenTool):
         return use_of(tools, choice, "", is_parallel=is_parallel)
-    if choice.type not in ("function", "custom"):
+    if choice.type not in CALLED:
         raise unserved_choice(choice.type)
     named = choice.custom if choice.type == "custom" else choice.function
     if named is None:

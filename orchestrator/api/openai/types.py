@@ -50,8 +50,6 @@ _SERVED = {
     ),
     "bad_words": ServedValues(nothing, "send logit_bias, or look for them in the answer"),
     "detokenize": ServedValues(lambda value: value is True, "answers have text"),
-    "early_stopping": ServedValues(nothing, "it belongs to beam search, which is not served"),
-    "length_penalty": ServedValues(lambda value: value == 1, "it belongs to beam search"),
     "logits_processors": ServedValues(nothing, "send structured_outputs or logit_bias"),
     "prompt_logprobs": ServedValues(
         lambda value: False, "send a prompt with echo and logprobs to /v1/completions"
@@ -63,6 +61,10 @@ _SERVED = {
     "use_beam_search": ServedValues(nothing, "answers are sampled; send n"),
 }
 """Fields of which only some values are served. Ignoring them would change the answer."""
+_SERVED |= dict.fromkeys(
+    ("ebnf", "grammar", "json_schema", "regex"),
+    ServedValues(nothing, "send structured_outputs, or response_format"),
+)
 _SERVED_OF_DYNAMO = {
     name: ServedValues(nothing, "send it next to nvext, not in it")
     for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
@@ -92,7 +94,7 @@ _SERVED_OF_TEXTS = {
         bool, "a prompt gets the model's own; send token ids, which get none"
     ),
     "prompt_embeds": ServedValues(nothing, "send a prompt, or token ids"),
-    "suffix": ServedValues(nothing, "it must be empty"),
+    "suffix": ServedValues(nothing, "send a prompt with the marks that the model infills by"),
 }
 
 
@@ -180,12 +182,16 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     allowed_token_ids: Unused = NULL
     bad_words: Unused = NULL
     detokenize: Unused = NULL
-    early_stopping: Unused = NULL
-    length_penalty: Unused = NULL
     logits_processors: Unused = NULL
     return_tokens_as_token_ids: Unused = NULL
     truncate_prompt_tokens: Unused = NULL
     use_beam_search: Unused = NULL
+
+    # SGLang's and llama.cpp's
+    ebnf: Unused = NULL
+    grammar: Unused = NULL
+    json_schema: Unused = NULL
+    regex: Unused = NULL
 
     nvext: DynamosBody | None = None
 

@@ -10,12 +10,13 @@ from protocol import ImageTokens, block_hashes, keyed_by_images
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import IMAGE_ID, FakeWorker, Plan, eyes
-from tests.support.pictures import picture
+from tests.support.pictures import IMAGE_TEMPLATE, picture
 
 CAT, DOG = picture(1), picture(2, 16, 16, "JPEG")
 CAT_TOKENS, DOG_TOKENS = 15, 4
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TASKS = "/v2/tasks"
+SHOWS_TOOLS = "{% if tools or messages[0].tool_calls %}{% endif %}"
 
 
 @pytest.fixture
@@ -117,6 +118,57 @@ async def test_images_reach_the_worker_with_their_tokens(
     assert counted == len(submit.token_ids)
 
 
+USED = {"type": "tool_use", "id": "c1", "name": "f"}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [text("r"), base64_of(CAT)]}
+RESULTS: list[tuple[str, str, list[dict[str, Any]]]] = [
+    (
+        CHAT,
+        "messages",
+        [
+            {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": [text("r"), image_url(url(CAT))]},
+        ],
+    ),
+    (
+        RESPONSES,
+        "input",
+        [
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1"}
+            | {"output": [text("r"), input_image(url(CAT))]},
+        ],
+    ),
+    (
+        MESSAGES,
+        "messages",
+        [{"role": "assistant", "content": [USED]}, {"role": "user", "content": [RESULT]}],
+    ),
+]
+
+
+@for_each(("path", "field", "turns"), RESULTS)
+async def test_a_user_shows_the_images_of_tools_results(
+    make_worker: MakeWorker,
+    make_service: MakeService,
+    path: str,
+    field: str,
+    turns: list[dict[str, Any]],
+) -> None:
+    """An agent's screenshots, and the pictures that it reads: templates show none of tools."""
+    worker = await make_worker(**eyes(chat_template=IMAGE_TEMPLATE + SHOWS_TOOLS))
+    worker.plan = lambda submit: Plan(tokens=2)
+    service = await make_service(worker)
+    for more, words in (([], ""), ([{"role": "user", "content": "and"}], "and")):
+        body = {"model": "fake", "max_tokens": 4, field: [*turns, *more]}
+        status, answer = await post(service, (path, body))
+        assert status == 200, answer
+        assert worker.submits[-1].images == [CAT]
+        tokens = service.orchestrator.model("fake").tokens
+        shown = "".join(map(tokens.token_text, worker.submits[-1].token_ids))
+        cat = f"<|see|>{'<|image|>' * CAT_TOKENS}<|seen|>"
+        assert shown == f"assistant:;tool:r;user:{cat}{words};assistant:"
+
+
 async def test_a_task_has_its_images_before_its_text(service: Service, worker: FakeWorker) -> None:
     status, _ = await post(service, tasks([url(CAT)]))
     assert status == 202
@@ -145,7 +197,6 @@ REFUSED = [
     (responses({"type": "input_image", "file_id": "file-1"}), "uploaded files"),
     (messages(image({"type": "url", "url": FOREIGN})), "send the image itself as a data: URL"),
     (messages(image({"type": "base64", "data": "a*b"})), "not valid base64"),
-    (messages({"type": "tool_result", "tool_use_id": "t", "content": [base64_of(CAT)]}), "next to"),
     (tasks([FOREIGN]), "messages[0].images[0]: images are not fetched"),
     (tasks([url(CAT)], role="assistant"), "images are the user's"),
     (tasks([url(CAT)], durable=True), "durable"),

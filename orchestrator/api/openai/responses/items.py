@@ -11,8 +11,10 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import structs
 
+from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
+from orchestrator.api.http.images import shown_by_users
 from orchestrator.api.http.tools import read_call
 from orchestrator.api.openai.chats import Content, said_in, thoughts_in
 from orchestrator.api.openai.responses.tools import known_as
@@ -23,13 +25,21 @@ from protocol import excerpt
 
 _BETWEEN_INSTRUCTIONS = "\n\n"
 _WITHOUT_CONTENT = (
+    "code_interpreter_call",
     "file_search_call",
+    "image_generation_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
     "mcp_list_tools",
+    "program",
+    "program_output",
     "tool_search_call",
     "tool_search_output",
     "web_search_call",
 )
 """Items for what another service's server did; the message after it states the result."""
+_content_reader: Reader[Content] = Reader(Content)
 Role = Literal["system", "developer", "user", "assistant"]
 _OF_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 _SERVED = ", ".join(("message", *_OF_CALLS, "reasoning", "item_reference"))
@@ -43,12 +53,12 @@ class InputItem(msgspec.Struct, frozen=True, gc=False):
     id: str | None = None
     role: Role | None = None
     content: Content = None
-    call_id: str = ""
+    call_id: str | None = None
     name: str = ""
     namespace: str | None = None
-    arguments: str = ""
+    arguments: msgspec.Raw = NULL
     input: str = ""
-    output: Content = ""
+    output: msgspec.Raw = NULL
     status: Unused = NULL
     phase: Unused = NULL
     summary: Unused = NULL
@@ -104,45 +114,47 @@ class _Reader:
         self._thought = ""
 
     def read(self, item: InputItem, at: int) -> None:
-        if item.type in _OF_CALLS and not item.call_id:
-            where = f"{self._field}[{at}].call_id"
+        kind, call_id, where = item.type or "message", item.call_id or "", f"{self._field}[{at}]"
+        if kind in _OF_CALLS and not call_id:
             raise InvalidRequest(
-                f"{where} is required: a call and its result share it", field=where
+                f"{where}.call_id is required: a call and its result share it",
+                field=f"{where}.call_id",
             )
-        if item.type in ("function_call", "custom_tool_call"):
-            name = self._called[item.call_id] = known_as(item.name, item.namespace)
-            if item.type == "custom_tool_call":
+        if kind in ("function_call", "custom_tool_call"):
+            name = self._called[call_id] = known_as(item.name, item.namespace)
+            if kind == "custom_tool_call":
                 size = len(name) + len(item.input)
-                self._calls.append(ToolCall(item.call_id, name, {INPUT: item.input}, size))
+                self._calls.append(ToolCall(call_id, name, {INPUT: item.input}, size))
                 return
-            where = f"{self._field}[{at}].arguments"
-            self._calls.append(read_call(item.call_id, name, item.arguments, where))
+            self._calls.append(read_call(call_id, name, item.arguments, f"{where}.arguments"))
             return
         self.end_calls()
-        match item.type or "message":
-            case "message":
-                self.turns.append(_message(item, f"{self._field}[{at}]"))
+        match kind:
+            case "message" if item.type or item.role or not item.id:
+                self.turns.append(_message(item, where))
             case "function_call_output" | "custom_tool_call_output":
-                self._result(item, f"{self._field}[{at}].output")
+                self._result(item.output, call_id, f"{where}.output")
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.
                 self._thought = thoughts_in(item.content)
                 return
-            case "item_reference":
+            case "item_reference" | "message":  # its type may be left out
                 self.has_references = True
                 self.turns.append(Reference(item.id or ""))
             case _:
-                where = f"{self._field}[{at}].type"
-                refusal = InvalidRequest(
-                    f"{where}: {excerpt(item.type or '', 64)} is not served here; expected one of: "
-                    f"{_SERVED}",
-                    field=where,
-                )
-                if item.type not in _WITHOUT_CONTENT:
-                    raise refusal
-                pass_over(f"{self._field}[]", f"type={item.type}", refusal)
+                self._pass_over(excerpt(kind, 64), f"{where}.type")
         if item.role != "assistant":
             self._thought = ""
+
+    def _pass_over(self, kind: str, where: str) -> None:
+        refusal = InvalidRequest(
+            f"{where}: {kind} is not served here; send a call of a tool of yours as function_call, "
+            f"and its result as function_call_output; expected one of: {_SERVED}",
+            field=where,
+        )
+        if kind not in _WITHOUT_CONTENT:
+            raise refusal
+        pass_over(f"{self._field}[]", f"type={kind}", refusal)
 
     def end_calls(self) -> None:
         """Attach the calls so far to what the model said before them, if it said anything."""
@@ -156,11 +168,12 @@ class _Reader:
         else:
             self.turns.append(Message("assistant", "", calls=calls, reasoning=self._thought))
 
-    def _result(self, item: InputItem, where: str) -> None:
-        name = self._called.get(item.call_id, "")
+    def _result(self, output: msgspec.Raw, call_id: str, where: str) -> None:
+        name = self._called.get(call_id, "")
         self.has_orphans = self.has_orphans or not name
-        text = said_in("tool", item.output or "", where).content
-        self.turns.append(Message("tool", text, call_id=item.call_id, name=name))
+        content = decode_part(output, _content_reader, where, f"{self._field}[].output")
+        said = said_in("tool", content or "", where)
+        self.turns.append(structs.replace(said, call_id=call_id, name=name))
 
 
 def joined(
@@ -180,9 +193,8 @@ def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[
     texts = [message.content for message in history[:first]]
     if instructions:
         texts.insert(0, instructions)
-    if not texts:
-        return tuple(history)
-    return (Message("system", _BETWEEN_INSTRUCTIONS.join(texts)), *history[first:])
+    shown = shown_by_users(history[first:])
+    return (Message("system", _BETWEEN_INSTRUCTIONS.join(texts)), *shown) if texts else shown
 
 
 def _resolved(

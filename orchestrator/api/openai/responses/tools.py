@@ -10,21 +10,25 @@ client stated::
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
-from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds
-from orchestrator.api.openai.tools import FreeTextFormat, free_text_tool, unserved_choice, use_of
+from orchestrator.api.openai.tools import (
+    CALLED,
+    FreeTextFormat,
+    free_text_tool,
+    is_called,
+    unserved_choice,
+    use_of,
+)
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Tool
 from protocol import excerpt
-
-_CALLED: Final = ("function", "custom")
 
 
 class CallableTool(msgspec.Struct, frozen=True):
@@ -113,33 +117,20 @@ def _use_of(known: tuple[Tool, ...], tool_choice: msgspec.Raw, is_parallel: bool
     choice: str | ForcedTool | None = decode_part(tool_choice, _choice_reader, "tool_choice")
     if not isinstance(choice, ForcedTool):
         return use_of(known, choice, "", is_parallel=is_parallel)
-    if choice.type not in _CALLED:
+    if choice.type not in CALLED:
         raise unserved_choice(choice.type)
     only = known_as(choice.name, choice.namespace)
     return use_of(known, None, only, is_parallel=is_parallel)
 
 
 def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]]:
-    """Every tool that can be called, with where it stands. Others are hidden from the model, so
-    that it answers without them."""
+    """Every tool that can be called, with where it stands."""
     for at, tool in enumerate(stated):
         where = f"tools[{at}]"
         if tool.type != "namespace":
-            if _is_served(tool, f"{where}.type"):
+            if is_called(tool.type, f"{where}.type"):
                 yield tool, where
             continue
         for n, inner in enumerate(tool.tools):
-            if _is_served(inner, f"{where}.tools[{n}].type"):
+            if is_called(inner.type, f"{where}.tools[{n}].type"):
                 yield msgspec.structs.replace(inner, namespace=tool.name), f"{where}.tools[{n}]"
-
-
-def _is_served(tool: CallableTool, field: str) -> bool:
-    if tool.type in _CALLED:
-        return True
-    kind = excerpt(tool.type, 64)
-    refusal = InvalidRequest(
-        f"{field}: {kind} is not served here, only function, custom, and a namespace of them",
-        field=field,
-    )
-    pass_over("tools[]", f"type={kind}", refusal)
-    return False

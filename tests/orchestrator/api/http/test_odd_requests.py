@@ -44,6 +44,7 @@ class Refused(NamedTuple):
 ANY: dict[str, Any] = {"type": "ephemeral"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 OWN = {"name": "f", "input_schema": SCHEMA}
+CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 
 
 def said(*messages: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +85,8 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (RESPONSES, {"chat_template_kwargs": {"thinks": False}}, ""),
     (RESPONSES, {"text": {"verbosity": "low", "tone": "x"}}, "text.tone"),
     (MESSAGES, {"chat_template_kwargs": {"thinks": False}, "stop": ["x"]}, "stop"),
-    (MESSAGES, {"metadata": {"user_id": "u", "team": "t"}}, "metadata.team"),
+    (MESSAGES, {"metadata": {"user_id": 5, "team": "t"}}, ""),
+    (CHAT, {"length_penalty": 2, "early_stopping": True}, "length_penalty, early_stopping"),
     (
         GENERATE,
         {"parameters": {"max_tokens": 4, "new": 1}, "exclude": True},
@@ -135,7 +137,33 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": "{"}), ""),
     (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": {}}, content=None), ""),
     (RESPONSES, item({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}), ""),
-    (RESPONSES, item({"type": "web_search_call", "id": "ws_1"}), "input[].type=web_search_call"),
+    *(
+        (RESPONSES, item({"type": kind, "call_id": None, "arguments": {}}), f"input[].type={kind}")
+        for kind in ("mcp_call", "code_interpreter_call", "tool_search_call", "web_search_call")
+    ),
+    *(
+        (RESPONSES, item({"type": kind, "output": {"x": 1}}), Refused(f"{kind} is not served here"))
+        for kind in ("computer_call_output", "shell_call_output", "compaction")
+    ),
+    (RESPONSES, item({"id": "msg_1"}), Refused("'msg_1' is not kept here")),
+    *(
+        (MESSAGES, used({"type": kind, "content": {}}), f"messages[].content[].type={kind}")
+        for kind in ("server_tool_use", "web_search_tool_result", "mcp_tool_use")
+    ),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [CALL | {"type": "fallback"}]}]},
+        Refused("empty"),
+    ),
+    (MESSAGES, used({"type": "container_upload"}), Refused("content[0].type: container_upload")),
+    (
+        MESSAGES,
+        used(
+            CALL,
+            content=[{"type": "tool_reference", "tool_name": "f"}, {"type": "text", "text": ""}],
+        ),
+        "messages[].content[].type=tool_reference",
+    ),
     (RESPONSES, item({"type": "reasoning", "summary": [], "encrypted_content": None}), ""),
     (
         RESPONSES,
@@ -145,6 +173,8 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     # tools
     (CHAT, {"tools": [TOOL | {"cache_control": ANY}]}, ""),
     (CHAT, {"tools": [TOOL | {"x": 1}]}, "tools[].x"),
+    (CHAT, {"tools": [{"function": TOOL["function"]}]}, ""),
+    (CHAT, {"tools": [TOOL, {"type": "web_search"}]}, "tools[].type=web_search"),
     (MESSAGES, {"tools": [OWN | {"cache_control": ANY, "eager_input_streaming": True}]}, ""),
     (
         MESSAGES,
@@ -161,6 +191,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (CHAT, {"modalities": ["text", "audio"]}, Refused("modalities")),
     (CHAT, {"use_beam_search": True}, Refused("use_beam_search")),
     (CHAT, {"echo": True}, Refused("echo")),
+    *((TEXT, {name: "a+"}, Refused(name)) for name in ("regex", "ebnf", "grammar", "json_schema")),
     (CHAT, {"structured_outputs": {"jsonn": {}}}, Refused("exactly one of")),
     (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
     (RESPONSES, {"previous_response_id": "resp_1"}, Refused("Previous response with id 'resp_1'")),

@@ -199,6 +199,8 @@ async def test_what_is_not_served_says_what_is(service: Service, sdk: openai.Asy
     name = (await sdk.responses.create(**HI)).id
     with pytest.raises(openai.NotFoundError, match="keep it"):
         await sdk.responses.input_items.list(name)
+    with pytest.raises(openai.APIStatusError, match="/v1/tokenize counts"):
+        await sdk.responses.input_tokens.count(input="hi")
     for query in ("stream=true", "starting_after=1"):
         async with service.http.get(f"/v1/responses/{name}?{query}") as response:
             error = (await response.json())["error"]

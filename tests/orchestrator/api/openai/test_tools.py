@@ -128,7 +128,7 @@ async def test_markers_that_are_special_tokens(
     ("change", "param"),
     [
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice.custom"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
