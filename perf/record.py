@@ -70,6 +70,8 @@ TABLE: Final = (
     ),
     Entry("starts", "perf.service --only starts"),
     *(Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu) for cpu in CPUS),
+    Entry("conformance", "perf.peers.fleet"),
+    Entry("picker", "perf.peers.picker"),
     Entry("slot", "perf.clips"),
     Entry(
         "goodput-real",
@@ -86,6 +88,7 @@ TABLE: Final = (
     Entry("sim-crowds", "perf.sim crowds --seeds 1"),
     Entry("sim-reported", "perf.sim reported"),
     Entry("sim-chains", "perf.sim runs --loads 1.2"),
+    Entry("sim-scaling", f"perf.sim scaling --trace {_CONVERSATION}"),
     Entry("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
     Entry("chaos-torch", "perf.chaos --engine torch --clients 2 --seconds 120"),
     Entry("chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"),
