@@ -25,7 +25,7 @@ from rich.console import Console
 
 from catalog.paths import DEMO_CHECKPOINT
 from perf.load.connection import FIRST_TEXT, HOST, HttpConnection, HttpError
-from perf.peers.servers import CONTEXT_TOKENS, MODEL, SLOTS, serving, tidegate, vllm, vllm_version
+from perf.peers.servers import CONTEXT_TOKENS, MODEL, serving, tidegate, vllm, vllm_version
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.stack.stack import StackSpec, orchestrating, running
@@ -36,6 +36,8 @@ from tools.conformance.target import HANG_UP, Target, read_saying
 
 TOLD: Final = "X-Timeout-Ms: {ms}"
 PARTIAL: Final = {"on_deadline": "partial"}
+SLOTS: Final = 16
+"""Number of requests that run at once, in any server that can be told."""
 TIMES: Final = 10
 _BUDGET_MS: Final = 1000
 _LONG: Final = 1500
@@ -171,7 +173,7 @@ async def _dynamo() -> AsyncIterator[Peer]:
 
 async def _vllm(run: Run) -> None:
     vllm_entry = f"vllm+http://{HOST}:{{port}}?tokenizer={DEMO_CHECKPOINT}&slots={SLOTS}"
-    async with vllm(DEMO_CHECKPOINT) as peer:
+    async with vllm(DEMO_CHECKPOINT, slots=SLOTS) as peer:
         with result(run.results, "vllm", "rules by vLLM"):
             await run.examine("vllm", peer.port)
         with result(run.results, "vllm-router", "rules by vllm-router"):
@@ -214,7 +216,7 @@ async def _main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of each server's rules")
     args: argparse.Namespace = parser.parse_args()
     recording = begin(parser, args, "perf.peers.fleet", *sys.argv[1:])
-    run = Run(new_console(), Effort(seconds=args.seconds))
+    run = Run(new_console(), Effort(streams=SLOTS, seconds=args.seconds))
     for name in args.only:
         with result(run.results, name, PARTS[name].__name__) as figures:
             figures += []

@@ -126,7 +126,9 @@ async def serving(
 
 
 @asynccontextmanager
-async def vllm(checkpoint: Path, threads: str = "auto") -> AsyncIterator[Served]:
+async def vllm(
+    checkpoint: Path, threads: str = "auto", slots: int = SLOTS
+) -> AsyncIterator[Served]:
     """Start vLLM on a checkpoint; ``threads``: the cores that it takes. Raises ``Skip`` where it is
     not there, or does not start."""
     home, port = vllm_home(), free_ports(1)[0]
@@ -134,7 +136,7 @@ async def vllm(checkpoint: Path, threads: str = "auto") -> AsyncIterator[Served]
     command = [str(home / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
-    command += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)]
+    command += ["--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT_TOKENS)]
     command += ["--disable-uvicorn-access-log"]
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
