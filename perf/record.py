@@ -73,6 +73,9 @@ TABLE: Final = (
         Recordable(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu)
         for cpu in CPUS
     ),
+    Recordable("conformance", "perf.peers.fleet --only tidegate velocityllm vllm"),
+    Recordable("conformance-dynamo", "perf.peers.fleet --only dynamo"),
+    Recordable("picker", "perf.peers.picker"),
     Recordable("slot", "perf.clips"),
     Recordable(
         "goodput-real",
@@ -89,6 +92,7 @@ TABLE: Final = (
     Recordable("sim-crowds", "perf.sim crowds --seeds 1"),
     Recordable("sim-reported", "perf.sim reported"),
     Recordable("sim-chains", "perf.sim runs --loads 1.2"),
+    Recordable("sim-scaling", f"perf.sim scaling --trace {_CONVERSATION}"),
     Recordable("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
     Recordable("chaos-torch", "perf.chaos --engine torch --clients 2 --seconds 120"),
     Recordable(

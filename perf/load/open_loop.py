@@ -49,6 +49,8 @@ class StreamRequest(msgspec.Struct, frozen=True):
     body: dict[str, object]
     first_token_ms: float = NEVER_MS
     token_gap_ms: float = NEVER_MS
+    headers: str = ""
+    """More header lines, each with its end."""
 
     @property
     def patience_ms(self) -> float:
@@ -309,7 +311,7 @@ def _request(plan: OpenLoopPlan, ask: StreamRequest) -> bytes:
         )
         if plan.with_deadline and value < NEVER_MS
     )
-    return request_bytes(plan.host, plan.port, "POST", plan.path, ask.body, deadlines)
+    return request_bytes(plan.host, plan.port, "POST", plan.path, ask.body, deadlines + ask.headers)
 
 
 def _run_first() -> None:

@@ -7,7 +7,7 @@ nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,18 +96,51 @@ def vllm_version() -> str:
 
 
 @asynccontextmanager
-async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
-    """Start vLLM on a checkpoint. Raises ``Skip`` where it is not there, or does not start."""
+async def serving(
+    name: str,
+    command: Sequence[str],
+    port: int,
+    env: Mapping[str, str] | None = None,
+    path: str = "/health",
+) -> AsyncIterator[GuardedProcess]:
+    """Run a server until the end of the body, which begins when ``path`` is answered with 200.
+    Raises ``Skip`` where it does not start."""
+    log = state_dir() / "perf" / f"{name.lower()}.log"
+    fresh_log(log)
+    try:
+        process = await GuardedProcess.start(
+            name, command, env=command_environment(dict(env or {})), log=log
+        )
+    except StartFailed as error:
+        raise Skip(f"{name} does not start here: {error}") from error
+    try:
+        end = time.monotonic() + _READY_S
+        while await http_status(HOST, port, path) != 200:
+            if not process.running or time.monotonic() > end:
+                last = tail(log).strip().rpartition("\n")[2].strip() or "it said nothing"
+                raise Skip(f"{name} does not start here: {last}")
+            await asyncio.sleep(_POLL_S)
+        yield process
+    finally:
+        await process.end(5.0)
+
+
+@asynccontextmanager
+async def vllm(
+    checkpoint: Path, threads: str = "auto", slots: int = SLOTS
+) -> AsyncIterator[Served]:
+    """Start vLLM on a checkpoint; ``threads``: the cores that it takes. Raises ``Skip`` where it is
+    not there, or does not start."""
     home, port = vllm_home(), free_ports(1)[0]
     # Not by its ``vllm`` command: that looks for a package of that name, and the wheel has another.
     command = [str(home / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
-    command += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)]
+    command += ["--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT_TOKENS)]
     command += ["--disable-uvicorn-access-log"]
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "auto",
+        "VLLM_CPU_OMP_THREADS_BIND": threads,
         # Our connections are kept and used again; after its 5 s one might close as we send.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
         "VLLM_CACHE_ROOT": str(state_dir() / "perf" / "vllm-cache"),
@@ -116,21 +149,7 @@ async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
         # vLLM's manual asks for this on Intel's OpenMP.
         "LD_PRELOAD": str(home / "lib" / "libiomp5.so"),
     }
-    log = state_dir() / "perf" / "vllm.log"
-    fresh_log(log)
-    try:
-        process = await GuardedProcess.start(VLLM, command, env=command_environment(env), log=log)
-    except StartFailed as error:
-        raise Skip(f"{VLLM} does not start here: {error}") from error
-    try:
-        end = time.monotonic() + _READY_S
-        while await http_status(HOST, port, "/health") != 200:
-            if not process.running or time.monotonic() > end:
-                last = tail(log).strip().rpartition("\n")[2].strip() or "it said nothing"
-                raise Skip(f"{VLLM} does not start here: {last}")
-            await asyncio.sleep(_POLL_S)
+    async with serving(VLLM, command, port, env) as process:
         pids = {f"vllm-{pid}": pid for pid in tree(process.pid)}
         busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         yield Served("vllm", VLLM, port, False, busy, pids)
-    finally:
-        await process.end(5.0)

@@ -6,5 +6,6 @@
 - ``scrape``         counters of ``/metrics`` before and after
 - ``baseline``       a plain relay without lanes
 - ``emitter``        the orchestrator's own event streams without Triton
+- ``envoy``          an Envoy in front of pods
 - ``store``          a Redis or Valkey
 """

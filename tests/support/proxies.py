@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.paths import state_dir
 from perf.load.connection import HOST
+from perf.stack import envoy
 from pool.process.ports import free_ports
 
 RECIPES = Path(__file__).parents[2] / "docker" / "proxies"
@@ -74,12 +74,7 @@ CADDY = Kind(
     ("caddy", "run", "--adapter", "caddyfile", "--config", "{conf}"),
     {"https://llm.example {\n": "https://127.0.0.1:{port} {\n\tbind 127.0.0.1\n"},
 )
-_ENVOY = str(
-    next(
-        iter((state_dir() / "clients").glob("lib/python3.*/site-packages/envoy/_bin/envoy")),
-        "envoy",
-    )
-)
+_ENVOY = envoy.BINARY or "envoy"
 ENVOY = Kind(
     "envoy",
     "envoy.yaml",

@@ -1,5 +1,6 @@
 """``deadline-conformance``: rules, each beside a server that keeps it and one that breaks it."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -98,6 +99,25 @@ async def test_a_server_that_breaks_a_rule_fails_it_and_no_other(name: str) -> N
         report = await examine(target_of(server), replace(SMALL, patience=4.0), only)
     assert broken(report) == expected, report.text()
     assert report.status == FAILED
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_server_of_unstreamed_completions_alone_is_tested() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        assert isinstance(body["prompt"], str) and "messages" not in body
+        await asyncio.sleep(0.002 * body["max_tokens"])
+        choice = {"text": "tide " * body["max_tokens"], "finish_reason": "length"}
+        usage = {"completion_tokens": body["max_tokens"]}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    async with running_app(app) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        report = await examine(Target(url, MODEL, TOLD, is_chat=False), SMALL, ["expiry"])
+    broken_rules = {"expiry.stream", "expiry.whole", "expiry.past", "expiry.unreadable"}
+    assert broken(report) == broken_rules, report.text()
 
 
 def test_each_rule_has_a_breaker() -> None:

@@ -1,4 +1,4 @@
-"""Test what a deadline means at a server with OpenAI's chat API.
+"""Test what a deadline means at a server with OpenAI's chats or completions.
 
 Only HTTP is spoken; times adapt to the server's pace, and the run's time is bounded. The exit
 status is 0 when every rule that applies was kept, 1 when one was broken, 2 when the server or the
@@ -31,6 +31,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "model": {"help": "a model that it serves"},
     "deadline": {"default": HANG_UP, "help": f"{_SAID} the server knows none (the default)"},
     "partial": {"help": "field that asks for a partial answer, for instance on_deadline=partial"},
+    "completions": {"action": "store_true", "help": "ask for completions: it has no chats"},
     "only": {"action": "append", "default": [], "metavar": "RULE", "help": _ONLY},
     "patience": {"type": float, "help": "seconds after which a silent server hangs (30)"},
     "streams": {"type": int, "help": "most streams at once (64)"},
@@ -48,6 +49,7 @@ def target_of(given: Mapping[str, Any]) -> Target:
         read_saying(given.get("deadline") or HANG_UP),
         os.environ.get(KEY, ""),
         read_field(partial) if partial else {},
+        not given.get("completions"),
     )
 
 

@@ -15,8 +15,8 @@ import aiohttp
 
 from .target import Saying, Target
 
-CHAT: Final = "/chat/completions"
-_STORY: Final = {"role": "user", "content": "Tell me a long story about a fox and a lighthouse."}
+CHAT, TEXT = "/chat/completions", "/completions"
+_STORY: Final = "Tell me a long story about a fox and a lighthouse."
 _EVENTS: Final = "text/event-stream"
 _LONE, _FEWEST, _MOST = 32, 16, 128
 """Tokens of a lone answer, and bounds of a short one's."""
@@ -136,7 +136,8 @@ class Answer:
         match said:
             case {"choices": [{} as choice, *_]}:
                 self.finish = choice.get("finish_reason") or self.finish
-                part = choice.get("delta") or choice.get("message")
+                text = {"content": choice.get("text")}
+                part = choice.get("delta") or choice.get("message") or text
                 names = ("reasoning_content", "content")
                 if isinstance(part, dict) and any(part.get(name) for name in names):
                     gap_s = at_s - self.last_s if self.texts else 0.0
@@ -187,7 +188,11 @@ class Server:
         """Ask for an answer of ``tokens``, which fills as it comes in; ``told`` is how and which
         deadline is stated, ``more`` further fields."""
         headers: dict[str, str] = {}
-        body: dict[str, Any] = {"model": self.target.model, "messages": [_STORY], "stream": stream}
+        body: dict[str, Any] = {"model": self.target.model, "stream": stream}
+        is_chat = self.target.is_chat
+        body |= (
+            {"messages": [{"role": "user", "content": _STORY}]} if is_chat else {"prompt": _STORY}
+        )
         body |= {"max_tokens": tokens, "temperature": 1.0}
         body |= {"stream_options": {"include_usage": True}} if stream else {}
         body |= self.fields | dict(more or {})
@@ -195,7 +200,8 @@ class Server:
             told[0].put(told[1], headers, body)
         if self.target.key:
             headers["Authorization"] = f"Bearer {self.target.key}"
-        asked = {"url": self.target.url.rstrip("/") + CHAT, "json": body, "headers": headers}
+        url = self.target.url.rstrip("/") + (CHAT if is_chat else TEXT)
+        asked = {"url": url, "json": body, "headers": headers}
         self.used += 1
         answer = Answer()
         answer.task = asyncio.ensure_future(self._ask(answer, limit_s, asked))

@@ -96,13 +96,14 @@ def _plain(text: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Target:
     """``url`` is the API's base, with ``/v1``; ``partial`` what asks for a partial answer, where a
-    server knows that. Raises ``BadTarget``."""
+    server knows that; ``is_chat`` is false for one without chats. Raises ``BadTarget``."""
 
     url: str
     model: str
     deadline: Saying
     key: str = field(default="", repr=False)
     partial: Mapping[str, Any] = field(default_factory=dict)
+    is_chat: bool = True
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

@@ -39,6 +39,7 @@ class SimLane(StreamLane):
     ) -> None:
         super().__init__(address, config, owner, clock, rng)
         self._worker = worker
+        self._is_over = False
         self._arrives_at = 0.0
         self._sent_until = 0.0
 
@@ -48,6 +49,7 @@ class SimLane(StreamLane):
 
     async def close(self) -> None:
         self.is_open = False
+        self._is_over = True
         await asyncio.sleep(0)
 
     def _post(self, message: LaneMessage, request_id: str) -> None:
@@ -73,6 +75,8 @@ class SimLane(StreamLane):
 
     def take(self, frame: Frame) -> None:
         """Handle a frame as a lane's reader does."""
+        if self._is_over:
+            return
         self.last_frame_at = now = self._clock.now()
         self._dispatch(frame, now)
         if not self.sessions_total:

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from perf.stack import envoy
 from pool.process.ports import free_ports
-from tests.support import envoy
 from tests.support.pods import FakePod, ServedPicker, serve_picker
 
 pytestmark = [

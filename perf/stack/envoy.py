@@ -1,15 +1,19 @@
-"""A real Envoy in front of fake pods, with an endpoint picker at its side."""
+"""A real Envoy in front of pods, with an endpoint picker at its side or its own choice."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.proxies import ENVOY
+from catalog.paths import state_dir
 
-BINARY = ENVOY.run[0] if ENVOY.is_here else None
-"""The binary; None where it is not installed."""
+BINARY = next(
+    map(str, (state_dir() / "clients").glob("lib/python3.*/site-packages/envoy/_bin/envoy")),
+    shutil.which("envoy"),
+)
+"""The binary, as ``make test-clients`` installs it or on the path; None where it is not."""
 ROUTE_TIMEOUT_S = 30
 _TYPE = "type.googleapis.com/envoy."
 _HCM = "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -17,9 +21,14 @@ _HTTP2 = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def configuration(
-    listen: int, admin: int, picker: int, pods: Sequence[int], mode: str = "FULL_DUPLEX_STREAMED"
+    listen: int,
+    admin: int,
+    picker: int | None,
+    pods: Sequence[int],
+    mode: str = "FULL_DUPLEX_STREAMED",
 ) -> dict[str, Any]:
-    """Envoy's configuration: docs/gateways.md has the parts that matter, in YAML. All are ports."""
+    """Envoy's configuration: docs/gateways.md has the parts that matter, in YAML. All are ports;
+    without a ``picker`` Envoy chooses the pod with the least requests."""
     trailers = "SEND" if mode == "FULL_DUPLEX_STREAMED" else "SKIP"
     processing = {
         "request_header_mode": "SEND",
@@ -58,9 +67,13 @@ def configuration(
         "@type": f"{_TYPE}{_HCM}",
         "stat_prefix": "ingress",
         "http_filters": [
-            {"name": "envoy.filters.http.header_mutation", "typed_config": timeout},
-            {"name": "envoy.filters.http.ext_proc", "typed_config": ext_proc},
-            {"name": "envoy.filters.http.router", "typed_config": router},
+            _filter("header_mutation", timeout),
+            *(
+                [{"name": "envoy.filters.http.ext_proc", "typed_config": ext_proc}]
+                if picker
+                else []
+            ),
+            _filter("router", router),
         ],
         "route_config": {
             "virtual_hosts": [
@@ -104,7 +117,7 @@ def configuration(
             ]
         },
     }
-    pool = _cluster("pool", pods) | {
+    picked = {
         "load_balancing_policy": {
             "policies": [
                 {
@@ -140,22 +153,31 @@ def configuration(
                 }
             ],
             "clusters": [
-                pool,
-                _cluster("picker", [picker])
+                _cluster("pool", pods) | (picked if picker else {"lb_policy": "LEAST_REQUEST"}),
+                _cluster("picker", [picker or 1])
                 | {"typed_extension_protocol_options": {_HTTP2: http2}},
             ],
         },
     }
 
 
-def start(folder: Path, config: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start Envoy; its log is in ``folder``."""
+def command(folder: Path, config: dict[str, Any]) -> list[str]:
+    """Command of an Envoy whose configuration is in ``folder``."""
     assert BINARY is not None
     file = folder / "envoy.json"
     file.write_text(json.dumps(config))
-    command = [BINARY, "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning"]
+    options = ["--use-dynamic-base-id", "--concurrency", "1", "-l", "warning"]
+    return [BINARY, "-c", str(file), *options]
+
+
+def start(folder: Path, config: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start Envoy; its log is in ``folder``."""
     with (folder / "envoy.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+        return subprocess.Popen(command(folder, config), stdout=log, stderr=log)
+
+
+def _filter(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {"name": f"envoy.filters.http.{name}", "typed_config": config}
 
 
 def _address(port: int) -> dict[str, Any]:
