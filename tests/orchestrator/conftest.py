@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,10 @@ from pydantic import BaseModel
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import AUTH, build_runner
 from orchestrator.build import Components, build, keys_of
+from orchestrator.instances.provenance import provenance_of
+from orchestrator.instances.served_models import ServedModels, _origin
 from orchestrator.lanes import reconnector
+from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.rooms import modules_of_rooms
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_settings
@@ -31,7 +35,7 @@ from orchestrator.tasks.journal.file import JournalHeld, open_journal
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from perf.stack.constants import set_constants
-from protocol import Outcome
+from protocol import ModelCard, Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
 from tests.support.steady_loop import hurry
@@ -251,11 +255,25 @@ HOMES: Final = {
 }
 """Modules of the constants that tests set."""
 MakeService = Callable[..., Awaitable[Service]]
+_make_encoder = ServedModels._make
+_ENCODERS: deque[PromptEncoder] = deque(maxlen=8)
+"""Made for earlier services: to make one takes a quarter of what a service takes in all."""
+
+
+def encoder_made_before(models: ServedModels, card: ModelCard) -> PromptEncoder:
+    """As for a model that is swapped in again."""
+    for encoder in _ENCODERS:
+        if encoder.reads_as(card) and encoder._special_in_prompts == models._special_in_prompts:
+            models._provenance[_origin(card)] = provenance_of(card)
+            return encoder.with_card(card)
+    _ENCODERS.append(_make_encoder(models, card))
+    return _ENCODERS[-1]
 
 
 @pytest.fixture
-async def make_service() -> AsyncIterator[MakeService]:
+async def make_service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeService]:
     """Start orchestrators with any settings, and constants in capitals; all end with the test."""
+    monkeypatch.setattr(ServedModels, "_make", encoder_made_before)
     made: list[Service] = []
     undo: list[Callable[[], None]] = []
 
