@@ -15,7 +15,7 @@ import aiohttp
 import grpc
 import pytest
 from aiohttp import web
-from blockbuster import BlockBuster, blockbuster_ctx
+from blockbuster import blockbuster_ctx
 from pydantic import BaseModel
 
 from orchestrator.api.operator.admin import Control
@@ -46,19 +46,18 @@ for _name in ("sharing", "extension"):  # their first use reads folders
 
 
 @pytest.fixture(autouse=True)
-def no_blocking() -> Iterator[BlockBuster]:
-    """A test that blocks the event loop fails."""
-    with blockbuster_ctx() as blockbuster:
+def on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that blocks the event loop fails; lanes that are lost are opened again within some
+    hundredths of a second. Tests without a loop are spared what this takes."""
+    if request.node.get_closest_marker("asyncio") is None:
+        yield
+        return
+    with blockbuster_ctx() as blockbuster, pytest.MonkeyPatch.context() as patch:
         # Whoever drops the last gRPC channel waits for gRPC's own thread, wherever that happens.
         blockbuster.functions["threading.Lock.acquire"].can_block_in("threading.py", "join")
-        yield blockbuster
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes that are lost are opened again within some hundredths of a second."""
-    monkeypatch.setattr(reconnector, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(reconnector, "LONGEST_PAUSE_S", 0.05)
+        patch.setattr(reconnector, "FIRST_PAUSE_S", 0.01)
+        patch.setattr(reconnector, "LONGEST_PAUSE_S", 0.05)
+        yield
 
 
 OPERATORS_KEY = "the-operators-key"
