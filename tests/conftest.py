@@ -31,11 +31,19 @@ _SHARED = r"\b(demo|paced): Stack|\bslots: Triton"
 _BESIDE = "|".join(
     (
         r"^\s*(from|import) .*transformers",
-        r'importorskip\("transformers"',
+        r'(find_spec|importorskip|Lazy)\("transformers',
+        r"make_(vision_)?checkpoint\([^()]*(\(.*?\))?,",
         r"^from tests\.support\.engines import",
     )
 )
 """Files that have one of these import transformers, which takes four seconds of a processor."""
+_MAY_ASK = (
+    "tests/clips/",
+    "tests/orchestrator/prompts/",
+    "tests/perf/",
+    "tests/protocol/",
+    "tests/worker/",
+)
 _ASKS = r"^from tests\.support\.lazy import .*(anthropic|openai)"
 """Files that have this import the SDKs of others, which take as long."""
 FIRST = (
@@ -82,7 +90,7 @@ def unit_of(file: str) -> str:
     or imported once."""
     for folders, unit, sign in (
         (("tests/e2e/",), STACK, _SHARED),
-        (("tests/perf/", "tests/worker/"), ORACLE, _BESIDE),
+        (_MAY_ASK, ORACLE, _BESIDE),
         (("tests/orchestrator/api/",), SDKS, _ASKS),
     ):
         if file.startswith(folders) and re.search(sign, (_ROOT / file).read_text(), re.MULTILINE):
@@ -156,6 +164,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[LOADED] = loaded()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """What a file leaves behind stays, too: libraries above all. A test that collects garbage would
+    walk through all of it, which takes half a second by the end."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def cpu_s() -> float:

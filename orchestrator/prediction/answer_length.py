@@ -27,7 +27,6 @@ import sys
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +55,7 @@ was learnt is about other answers, and counts little from then on."""
 _KEPT_OF_OLD = 0.05
 _MAX_NODES = 4096
 _MAX_AT_HAND = 1024
-"""Keys and curves at hand, and quantiles of a curve. A plan asks for those of all that waits and
+"""Curves at hand, by key and by node, and quantiles of one. A plan asks for those of all that waits and
 runs: a queue of 100 by default, and what 16 instances of 16 rows run; any more are made anew."""
 _NEWS_SHARE = 16
 """A curve is made anew once answers have grown by one part in this many."""
@@ -83,7 +82,6 @@ class LengthKey(NamedTuple):
     prompt_tokens: int = 0
     kind: PromptKind = ANY_KIND
 
-    @lru_cache(maxsize=_MAX_AT_HAND)  # noqa: B019 - a key is no more than what it is cached by
     def chains(self) -> list[list[Link]]:
         """Names of the nodes, the widest first; always ``CHAINS`` chains, in the same order. A
         chain without data of its own is short."""

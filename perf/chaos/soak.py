@@ -125,6 +125,7 @@ _CONSTANTS: Final = {
     "orchestrator.api.openai.responses.store.KEPT_RESPONSES": {"keep_count": 20, "keep_s": 60.0},
     "orchestrator.recorder.MOST": 100,
     "orchestrator.prediction.answer_length._MAX_NODES": 64,
+    "orchestrator.prediction.answer_length._MAX_AT_HAND": 64,
     "orchestrator.lanes.config.RENEW_AFTER_BYTES": 2 * 2**20,
     # A soak may run beside other work; a process that waits for its turn is not dead.
     "orchestrator.lanes.config.SUSPECT_AFTER_S": 10.0,

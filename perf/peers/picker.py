@@ -25,7 +25,7 @@ from perf.load.chats import PATH, chat, stories, story
 from perf.load.connection import HOST
 from perf.load.drive import apply_open_loop
 from perf.load.open_loop import OpenLoopPlan, StreamRequest
-from perf.load.outcomes import Cell, Turn
+from perf.load.outcomes import Cell, OfferedTurn
 from perf.peers.servers import MODEL, serving, vllm, vllm_version
 from perf.report.bundle import BenchResult
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
@@ -103,7 +103,7 @@ async def _measure(rate: float, window_s: float, rounds: int, console: Console) 
             "picker": await stack.enter_async_context(_gateway(ports, picker)),
             "least-request": await stack.enter_async_context(_gateway(ports, None)),
         }
-        turns: dict[str, list[Turn]] = {name: [] for name in fronts}
+        turns: dict[str, list[OfferedTurn]] = {name: [] for name in fronts}
         for number in range(-1, rounds):  # the first one warms everything up
             for name, port in fronts.items():
                 asks = requests(rate, _WARM_S + window_s, SEED + number)
@@ -111,7 +111,9 @@ async def _measure(rate: float, window_s: float, rounds: int, console: Console) 
                 results = await apply_open_loop(plan)
                 for pod in pods:
                     await pod.offer(PATH, [], 0.0)  # nothing is left of it
-                turn = Turn.of(asks, results, _WARM_S, window_s, [kind_of(ask) for ask in asks])
+                turn = OfferedTurn.of(
+                    asks, results, _WARM_S, window_s, [kind_of(ask) for ask in asks]
+                )
                 console.print(f"{name}: {turn.line()}", style="dim")
                 turns[name] += [turn] * (number >= 0)
     return [

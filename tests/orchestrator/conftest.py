@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,13 +15,17 @@ import aiohttp
 import grpc
 import pytest
 from aiohttp import web
-from blockbuster import BlockBuster, blockbuster_ctx
+from blockbuster import blockbuster_ctx
 from pydantic import BaseModel
 
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import AUTH, build_runner
 from orchestrator.build import Components, build, keys_of
+from orchestrator.instances.provenance import provenance_of
+from orchestrator.instances.served_models import ServedModels, _origin
 from orchestrator.lanes import reconnector
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.rooms import modules_of_rooms
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_settings
 from orchestrator.settings.derived import journal_config
@@ -31,7 +36,7 @@ from orchestrator.tasks.journal.file import JournalHeld, open_journal
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from perf.stack.constants import set_constants
-from protocol import Outcome
+from protocol import ModelCard, Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
 from tests.support.steady_loop import hurry
@@ -42,19 +47,18 @@ for _name in ("sharing", "extension"):  # their first use reads folders
 
 
 @pytest.fixture(autouse=True)
-def no_blocking() -> Iterator[BlockBuster]:
-    """A test that blocks the event loop fails."""
-    with blockbuster_ctx() as blockbuster:
+def on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that blocks the event loop fails; lanes that are lost are opened again within some
+    hundredths of a second. Tests without a loop are spared what this takes."""
+    if request.node.get_closest_marker("asyncio") is None:
+        yield
+        return
+    with blockbuster_ctx() as blockbuster, pytest.MonkeyPatch.context() as patch:
         # Whoever drops the last gRPC channel waits for gRPC's own thread, wherever that happens.
         blockbuster.functions["threading.Lock.acquire"].can_block_in("threading.py", "join")
-        yield blockbuster
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes that are lost are opened again within some hundredths of a second."""
-    monkeypatch.setattr(reconnector, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(reconnector, "LONGEST_PAUSE_S", 0.05)
+        patch.setattr(reconnector, "FIRST_PAUSE_S", 0.01)
+        patch.setattr(reconnector, "LONGEST_PAUSE_S", 0.05)
+        yield
 
 
 OPERATORS_KEY = "the-operators-key"
@@ -251,11 +255,25 @@ HOMES: Final = {
 }
 """Modules of the constants that tests set."""
 MakeService = Callable[..., Awaitable[Service]]
+_make_encoder = ServedModels._make
+_ENCODERS: deque[PromptEncoder] = deque(maxlen=8)
+"""Made for earlier services: to make one takes a quarter of what a service takes in all."""
+
+
+def encoder_made_before(models: ServedModels, card: ModelCard) -> PromptEncoder:
+    """As for a model that is swapped in again."""
+    for encoder in _ENCODERS:
+        if encoder.reads_as(card) and encoder._special_in_prompts == models._special_in_prompts:
+            models._provenance[_origin(card)] = provenance_of(card)
+            return encoder.with_card(card)
+    _ENCODERS.append(_make_encoder(models, card))
+    return _ENCODERS[-1]
 
 
 @pytest.fixture
-async def make_service() -> AsyncIterator[MakeService]:
+async def make_service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeService]:
     """Start orchestrators with any settings, and constants in capitals; all end with the test."""
+    monkeypatch.setattr(ServedModels, "_make", encoder_made_before)
     made: list[Service] = []
     undo: list[Callable[[], None]] = []
 

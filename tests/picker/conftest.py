@@ -3,8 +3,7 @@
 from tests.orchestrator.conftest import (  # noqa: F401
     make_service,
     make_worker,
-    no_blocking,
+    on_the_loop,
     service,
-    short_pauses,
     worker,
 )
