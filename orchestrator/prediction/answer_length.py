@@ -55,8 +55,8 @@ was learnt is about other answers, and counts little from then on."""
 _KEPT_OF_OLD = 0.05
 _MAX_NODES = 4096
 _MAX_AT_HAND = 1024
-"""Curves at hand, by key and by node, and quantiles of one. A plan asks for those of all that waits and
-runs: a queue of 100 by default, and what 16 instances of 16 rows run; any more are made anew."""
+"""Curves at hand, by key and by node, and quantiles of one. A plan asks for those of all that waits
+and runs: a queue of 100 by default, and what 16 instances of 16 rows run."""
 _NEWS_SHARE = 16
 """A curve is made anew once answers have grown by one part in this many."""
 _NODE_BYTES = 1024
