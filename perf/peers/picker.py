@@ -111,9 +111,8 @@ async def _measure(rate: float, window_s: float, rounds: int, console: Console) 
                 results = await apply_open_loop(plan)
                 for pod in pods:
                     await pod.offer(PATH, [], 0.0)  # nothing is left of it
-                turn = OfferedTurn.of(
-                    asks, results, _WARM_S, window_s, [kind_of(ask) for ask in asks]
-                )
+                kinds = [kind_of(ask) for ask in asks]
+                turn = OfferedTurn.of(asks, results, _WARM_S, window_s, kinds)
                 console.print(f"{name}: {turn.line()}", style="dim")
                 turns[name] += [turn] * (number >= 0)
     return [

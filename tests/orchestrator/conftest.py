@@ -25,7 +25,6 @@ from orchestrator.instances.provenance import provenance_of
 from orchestrator.instances.served_models import ServedModels, _origin
 from orchestrator.lanes import reconnector
 from orchestrator.prompts.encoder import PromptEncoder
-from orchestrator.rooms import modules_of_rooms
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_settings
 from orchestrator.settings.derived import journal_config
