@@ -172,7 +172,7 @@ class Quotes:
         self._next_at = 0.0
 
     def bins(self) -> list[tuple[Pressure, int, ChanceBin]]:
-        """Outcomes of predicted chances, by pressure and number of the bin (``reliability``)."""
+        """Outcomes of predicted chances, by pressure and number of the bin."""
         return [
             (pressure, at, found)
             for pressure, of in self._reliability.items()

@@ -131,9 +131,7 @@ class Schedule:
         is better.
         """
         line = self._line(task.model, task.priority)
-        if line is None:
-            return UNKNOWN
-        if not self._knows(task.model):
+        if line is None or not self._knows(task.model):
             return UNKNOWN
         others, place = line, self._place(task, line)
         if self._waits_in(line, task):
@@ -161,7 +159,7 @@ class Schedule:
         """The prospect of ``task`` once it has a row, among twice as many others as run now."""
         machine = self._forecaster.machine(task.model, self._clock.now())
         if machine is None:
-            return UNKNOWN
+            return Prospect(1.0, 1.0, (0.0,), (_FIRST_GUESS_MS,), (_FIRST_GUESS_MS,))
         rows = 2 * self._forecaster.capacity_of(task.model).rows + 1
         crowded = machine._replace(fewest=min(float(rows), machine.rows / machine.instances))
         asked = self._forecaster.asked(task, self._clock.now())
