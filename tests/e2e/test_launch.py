@@ -171,7 +171,7 @@ def lay_out(checkout: Path) -> None:
         shutil.copytree(ROOT / part, checkout / part)
     (checkout / "worker").symlink_to(ROOT / "worker")  # with what was compiled of it
     (checkout / "tests" / "support").mkdir(parents=True)
-    needed = ("__init__", "conftest", "test_layers", "support/steady_loop")
+    needed = ("__init__", "conftest", "test_layers", "support/lazy", "support/steady_loop")
     tests = [f"tests/{name}.py" for name in (*needed, "support/__init__")]
     for name in ("Makefile", "constraints.txt", "pyproject.toml", *tests):
         shutil.copyfile(ROOT / name, checkout / name)
