@@ -70,7 +70,7 @@ TABLE: Final = (
     ),
     Entry("starts", "perf.service --only starts"),
     *(Entry(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu) for cpu in CPUS),
-    Entry("conformance", "perf.peers.fleet --only tidegate velocityllm vllm"),
+    Entry("conformance", "perf.peers.fleet --only vllm tidegate velocityllm"),
     Entry("conformance-dynamo", "perf.peers.fleet --only dynamo"),
     Entry("picker", "perf.peers.picker"),
     Entry("slot", "perf.clips"),
