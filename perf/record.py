@@ -73,7 +73,7 @@ TABLE: Final = (
         Recordable(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu)
         for cpu in CPUS
     ),
-    Recordable("conformance", "perf.peers.fleet --only tidegate velocityllm vllm"),
+    Recordable("conformance", "perf.peers.fleet --only vllm tidegate velocityllm"),
     Recordable("conformance-dynamo", "perf.peers.fleet --only dynamo"),
     Recordable("picker", "perf.peers.picker"),
     Recordable("slot", "perf.clips"),

