@@ -69,7 +69,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     LINES,
     st.sampled_from(["\n", "\r\n", "\r"]),
