@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 import hypothesis
 import pytest
@@ -71,8 +72,8 @@ hypothesis.settings.register_profile(
     "tidegate",
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    max_examples=40,
-    stateful_step_count=25,
+    max_examples=25,
+    stateful_step_count=20,
 )
 hypothesis.settings.load_profile("tidegate")
 
@@ -121,9 +122,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_configure() -> None:
-    """What a shell runs in the background ignores Ctrl-C, and so would all that tests start."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """What a shell runs in the background ignores Ctrl-C, and so would all that tests start. Where
+    the interpreter's own handler is in place, asyncio puts another one there with each run of a
+    loop, which spells out all that the fixture before it made."""
+    signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,6 +5,7 @@ import pytest
 from tests.support.cases import for_each
 
 SEEN: list[tuple[int, str]] = []
+CROSSED: list[str] = []
 
 
 @pytest.fixture
@@ -26,3 +27,10 @@ async def test_a_failure_names_its_case() -> None:
     with pytest.raises(AssertionError) as caught:
         await are_equal()
     assert caught.value.__notes__ == ["in the case (1, 2)"]
+
+
+@for_each("letter", "ab")
+@for_each("number", [1, 2])
+def test_cases_of_plain_tests_can_be_crossed(letter: str, number: int) -> None:
+    CROSSED.append(f"{letter}{number}")
+    assert ["a1", "a2", "b1", "b2"][: len(CROSSED)] == CROSSED

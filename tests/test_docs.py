@@ -4,7 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.support.cases import for_each
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
@@ -40,7 +40,7 @@ def test_what_the_pages_name_is_there() -> None:
             assert found, f"{page.relative_to(ROOT)} names {name}, which is not there"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -67,28 +67,33 @@ class Class(NamedTuple):
     arguments: int
 
 
+_CLASS = re.compile(r"^class (\w+)", re.M)
+_CONSTRUCTOR = re.compile(r"^    def __init__\((.*?)\)(?: -> \w+)?:", re.M | re.S)
+
+
 @cache
 def classes(package: str) -> list[Class]:
-    """No tree outlives its file: the garbage collector would walk through all of them for as long
-    as the process lives."""
+    """Found by their text: to parse all of it takes ten times as long."""
     found = []
     for file in sorted((ROOT / package).rglob("*.py")):
         text = file.read_text("utf-8")
-        if not re.search(r"^class ", text, re.M):
-            continue
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef):
-                place = f"{file.relative_to(ROOT)}:{node.lineno}"
-                found.append(Class(node.name, place, arguments_of(node)))
+        heads = list(_CLASS.finditer(text))
+        for head, after in zip(heads, [*heads[1:], None], strict=False):
+            place = f"{file.relative_to(ROOT)}:{text.count(chr(10), 0, head.start()) + 1}"
+            body = text[head.end() : after and after.start()]
+            found.append(Class(head[1], place, arguments_of(body)))
     return found
 
 
-def arguments_of(node: ast.ClassDef) -> int:
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            takes = each.args
-            return len([*takes.posonlyargs, *takes.args, *takes.kwonlyargs]) - 1
-    return 0
+def arguments_of(body: str) -> int:
+    """Of a class's constructor; ``body`` is the text from its name to the next class."""
+    found = _CONSTRUCTOR.search(body)
+    if found is None:
+        return 0
+    (function,) = ast.parse(f"def f({found[1]}): ...").body
+    assert isinstance(function, ast.FunctionDef)
+    takes = function.args
+    return len([*takes.posonlyargs, *takes.args, *takes.kwonlyargs]) - 1
 
 
 def test_no_constructor_takes_more_than_seven_arguments() -> None:

@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
-
+from tests.support.cases import for_each
 from tests.test_layers import ROOT
 
 KNOWN_BAD = {("redis", "8.1.0"): "asynchronous calls fail after an idle close (redis-py#4252)"}
@@ -12,7 +11,7 @@ KNOWN_BAD = {("redis", "8.1.0"): "asynchronous calls fail after an idle close (r
 PINS = (ROOT / "constraints.txt", *sorted((ROOT / "pool/engines/pins").glob("*.txt")))
 
 
-@pytest.mark.parametrize("file", PINS, ids=lambda file: file.name)
+@for_each("file", PINS)
 def test_no_pin_is_a_release_that_is_known_to_be_broken(file: Path) -> None:
     text = file.read_text("utf-8")
     pins = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==(\S+)", text, re.M)

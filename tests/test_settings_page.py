@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import pytest
 from pydantic import BaseModel
 
 from clips.render.settings import RenderSettings
 from orchestrator.settings import KeySettings, whole_settings
+from tests.support.cases import for_each
 from tools.settings_page import page, rows_of
 from worker.settings import WorkerSettings
 
@@ -17,7 +17,7 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run python -m tools.settings_page > docs/settings.md"
 
 
-@pytest.mark.parametrize("kind", [whole_settings(), KeySettings, WorkerSettings, RenderSettings])
+@for_each("kind", [whole_settings(), KeySettings, WorkerSettings, RenderSettings])
 def test_every_setting_says_what_it_is(kind: type[BaseModel]) -> None:
     lacking = [row.name for row in rows_of(kind) if not row.meaning.endswith((".", ")"))]
     assert not lacking, "a docstring of one sentence or more is needed"

@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
+from tests.support.cases import for_each
 from tests.test_layers import PACKAGES, ROOT
 
 PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")
@@ -40,7 +39,7 @@ def lines(files: list[Path]) -> int:
     return sum(len(file.read_text("utf-8").splitlines()) for file in files)
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+@for_each("room", ROOMS)
 def test_a_room_serves_a_promise_and_is_no_larger_than_it_may_be(room: Room) -> None:
     assert PROMISE.search(room.promises)
     assert room.files

@@ -1,6 +1,5 @@
 """Chats in OpenAI's shape: tools, reasoning, deadlines, retries."""
 
-import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cutting_proxy import cutting_proxy, losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
-from tidegate import Client, SyncClient, ToolCall, deadline
+from tidegate import Client, ToolCall, deadline
 
 TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
 HI = [{"role": "user", "content": "hi"}]
@@ -51,15 +50,6 @@ async def test_leaving_a_stream_frees_the_worker(service: Service, worker: FakeW
         async with client.chat_stream("fake", HI) as stream:
             assert (await anext(stream)).text == "w0 "
         await service.until(lambda: service.outcomes() == ["aborted"])
-
-    def plainly() -> None:
-        with SyncClient(service.url) as client:
-            for delta in client.chat_stream("fake", HI):
-                if delta.text:
-                    break
-
-    await asyncio.to_thread(plainly)
-    await service.until(lambda: service.outcomes() == ["aborted"] * 2)
 
 
 async def test_deadlines_reach_the_worker(service: Service, worker: FakeWorker) -> None:

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from tests.orchestrator.conftest import MakeService
+from tests.support.cases import for_each
 from tests.support.fake_slots import MP4, FakeClips, clips_of
 from tests.support.fake_worker import FakeWorker
 from tidegate.cli.commands import tidegate
@@ -44,7 +45,7 @@ async def test_programs_of_the_client(
     assert set(service.outcomes()) == {"met"}
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@for_each("line", COMMANDS)
 def test_commands_are_understood(line: str) -> None:
     program, *words = shlex.split(line)
     assert program == "tidegate"

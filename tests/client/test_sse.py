@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.cases import for_each
 from tidegate.errors import ProtocolError
 from tidegate.sse import ServerSentEvent, SseParser
 
@@ -12,7 +13,7 @@ def parse(stream: bytes) -> list[ServerSentEvent]:
     return SseParser().feed(stream)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stream", "expected"),
     [
         (
@@ -69,7 +70,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     LINES,
     st.sampled_from(["\n", "\r\n", "\r"]),

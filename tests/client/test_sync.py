@@ -13,6 +13,7 @@ import pytest
 
 import tidegate
 from tests.orchestrator.conftest import Service
+from tests.support.cases import for_each
 from tests.support.fake_orchestrator import CUT, FakeOrchestrator, sse
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import Event, StreamLost, SyncClient, deadline
@@ -159,7 +160,7 @@ async def test_ctrl_c_right_after_the_work_was_handed_over_stops_it(
     await worker.until(lambda: len(worker.cancels) == 1)
 
 
-@pytest.mark.parametrize("patience", ["soon", None, -1, float("nan")])
+@for_each("patience", ["soon", None, -1, float("nan")])
 def test_a_patience_that_is_none_is_said_so_and_leaves_no_thread(patience: Any) -> None:
     with pytest.raises(ValueError, match=r"reconnect_for is .*, got"):
         SyncClient(reconnect_for=patience)

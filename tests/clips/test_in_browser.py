@@ -116,6 +116,7 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
         assert hosts == {urlsplit(service.url).netloc}
 
 
+@pytest.mark.slow
 async def test_by_keyboard_and_on_a_phone(
     devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from clips.render.settings import RenderSettings
 from orchestrator.settings import whole_settings
+from tests.support.cases import for_each
 from worker.environment import names_of, variable_of
 from worker.settings import WorkerSettings
 
@@ -57,7 +58,7 @@ def services(file: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each("file", FILES)
 def test_variables_are_settings(file: str) -> None:
     known = {variable_of("TIDEGATE_", name) for name in names_of(whole_settings())}
     known |= {variable_of("TIDEGATE_WORKER__", name) for name in names_of(WorkerSettings)}
@@ -67,7 +68,7 @@ def test_variables_are_settings(file: str) -> None:
         assert variables <= known, name
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each("file", FILES)
 def test_what_is_mounted_is_there(file: str) -> None:
     for service in services(file).values():
         for volume in service.get("volumes", []):

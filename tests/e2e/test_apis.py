@@ -8,7 +8,6 @@ import aiohttp
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.support.lazy import anthropic, openai
 from tests.support.sse import events_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
@@ -77,56 +76,6 @@ async def _answer(
         assert response.status == 200, await response.text()
         answer: dict[str, Any] = await response.json()
         return answer
-
-
-@pytest.mark.slow
-async def test_the_openai_sdk_chats(demo: Stack) -> None:
-    """OR-3: the official SDK, unmodified."""
-    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
-        models = [model.id async for model in client.models.list()]
-        assert models == ["demo"]
-        ask = {
-            "model": "demo",
-            "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
-            "max_tokens": 40,
-            "seed": 7,
-        }
-        answer = await client.chat.completions.create(**ask)
-        text = answer.choices[0].message.content
-        assert text and answer.choices[0].message.role == "assistant"
-        stream = await client.chat.completions.create(
-            **ask, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
-
-
-@pytest.mark.slow
-async def test_the_anthropic_sdk_talks(demo: Stack) -> None:
-    """OR-3: the official SDK, unmodified; the prefix cache's part shows in ``usage``."""
-    async with anthropic.AsyncAnthropic(base_url=demo.url, api_key="unused") as client:
-        ask = {
-            "model": "demo",
-            "system": "Tell stories for small children.",
-            "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
-            "max_tokens": 40,
-            "extra_body": {"temperature": 0},
-        }
-        message = await client.messages.create(**ask)
-        (block,) = message.content
-        assert block.text and message.stop_reason in ("end_turn", "max_tokens")
-        counted = await client.messages.count_tokens(
-            **{key: ask[key] for key in ("model", "system", "messages")}
-        )
-        async with client.messages.stream(**ask) as stream:
-            streamed = await stream.get_final_message()
-        assert streamed.content[0].text == block.text
-        for usage in (message.usage, streamed.usage):
-            read = usage.cache_read_input_tokens or 0
-            assert usage.input_tokens + read == counted.input_tokens
-        assert streamed.usage.cache_read_input_tokens
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """DL-3, DL-5, DL-6, DL-10 and DL-14 on the real Triton: during, mid-stream, at the end."""
 
-import json
-
 import aiohttp
 import pytest
 
@@ -34,12 +32,6 @@ async def test_dl5_missed_mid_stream_is_a_terminal_error_event(http: aiohttp.Cli
     assert kinds.count("token") >= 1
     assert kinds[-1] == "error" and kinds.count("error") == 1 and "end" not in kinds
     assert events[-1].data["code"] == "deadline_exceeded"
-
-    async with http.post("/v1/completions", json=body | {"stream": True}) as response:
-        assert response.status == 200
-        lines = [line async for line in response.content if line.startswith(b"data: ")]
-    last = json.loads(lines[-1][6:]) if b"[DONE]" not in lines[-1] else json.loads(lines[-2][6:])
-    assert last["error"]["code"] == "deadline_exceeded"
 
 
 async def test_dl3_certain_work_that_no_longer_fits_stops_at_once(

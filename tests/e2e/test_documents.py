@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import pytest
 
 from pool.pool_file import parse_pool_file
 from tests.e2e.conftest import Stack
+from tests.support.cases import for_each
 from tests.support.stack import Orchestrator, Triton
 from tidegate.cli.commands import tidegate
 
@@ -61,7 +63,7 @@ BLOCKS = [
 ]
 RUN = [block for block in BLOCKS if block.is_run]
 COMMANDS = [
-    (block.page, line)
+    (block.page, line.partition(" #")[0].strip().removeprefix(".venv/bin/"))
     for block in BLOCKS
     if block.kind == "sh" and not block.is_run
     for line in block.lines
@@ -74,6 +76,7 @@ AGAINST_THE_DEMO = (
     "tidegate quote",
 )
 """Commands that need nothing but a service; each begins so."""
+OF_THE_DEMO = sorted({command for _, command in COMMANDS if command.startswith(AGAINST_THE_DEMO)})
 NOT_RUN = {
     "export LANE_TOKEN": "for the compose file below it",
     "export TIDEGATE_STATE__URL": "needs a Redis; tests/orchestrator/state starts one",
@@ -98,8 +101,7 @@ NOT_RUN = {
 
 def test_the_pages_have_what_this_tests() -> None:
     assert [block.page for block in RUN if block.kind == "python"].count("docs/clients.md") >= 2
-    lines = {line.partition("#")[0].strip() for page, line in COMMANDS if page == "README.md"}
-    assert {"make demo", "make test"} <= lines
+    assert {("README.md", "make demo"), ("README.md", "make test")} <= {*COMMANDS}
     assert len(RUN) >= 10
 
 
@@ -174,25 +176,24 @@ def test_programs_and_curls_do_what_they_say(
         assert re.search(r"data: |curve\"|_id\"", done.stdout), done.stdout
 
 
-@pytest.mark.parametrize(("page", "line"), COMMANDS)
-def test_commands_are_known_as_the_pages_have_them(
-    request: pytest.FixtureRequest, page: str, line: str
-) -> None:
-    command = line.partition(" #")[0].strip().removeprefix(".venv/bin/")
-    if command.startswith(tuple(NOT_RUN)):
+@pytest.mark.parametrize("command", OF_THE_DEMO)
+def test_commands_run_as_the_pages_have_them(demo: Stack, command: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m tidegate {command.removeprefix('tidegate')}"],
+        env=environment(demo.url),
+        input="Hello.\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@for_each(("page", "command"), COMMANDS)
+def test_commands_are_known_as_the_pages_have_them(page: str, command: str) -> None:
+    if command.startswith((*NOT_RUN, *AGAINST_THE_DEMO)):
         return
-    if command.startswith(AGAINST_THE_DEMO):
-        url = str(request.getfixturevalue("demo").url)
-        done = subprocess.run(
-            ["bash", "-c", f"{sys.executable} -m tidegate {command.removeprefix('tidegate')}"],
-            env=environment(url),
-            input="Hello.\n",
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
-    elif command.startswith("make "):
+    if command.startswith("make "):
         _is_known_to_make(command)
     elif "tidegate " in command:
         _is_known_to_the_command(shlex.split(command.partition("tidegate ")[2]))
@@ -200,6 +201,7 @@ def test_commands_are_known_as_the_pages_have_them(
         pytest.fail(f"{page} has a command that nothing tests: {command}")
 
 
+@cache
 def _is_known_to_make(command: str) -> None:
     """What a target does is tested elsewhere."""
     done = subprocess.run(

@@ -1,12 +1,11 @@
 """Errors that are rebuilt from what the journal has of them."""
 
-import pytest
-
 from orchestrator.errors import NotReady, QueueFull, TidegateError, Unavailable, with_code
 from protocol import Code
+from tests.support.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("code", "kind", "status"),
     [
         (Code.NOT_READY, NotReady, 503),  # not 409, which the code is of a key in use, too

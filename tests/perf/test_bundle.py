@@ -13,6 +13,7 @@ from perf.report.machine import CpuTimes
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack.context import Bench
+from tests.support.cases import for_each
 
 
 def bundle(*figures: Figure, **changes: object) -> Bundle:
@@ -83,7 +84,7 @@ def test_the_table_says_what_failed_and_what_was_skipped() -> None:
     assert "failed: ValueError: oh" in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("better", "now", "tolerance", "passed"),
     [
         ("lower", 1.49, 1.5, True),

@@ -6,6 +6,7 @@ import pytest
 
 from perf.chaos.batch_checks import BatchOrder, Sent
 from perf.chaos.batches import BatchFindings, Memory, strikes
+from tests.support.cases import for_each
 
 ORDER = BatchOrder("a", 4, "key", refused_every=4)
 ENTRIES = [("a-1", "succeeded"), ("a-2", "succeeded"), ("a-3", "succeeded"), ("a-4", "errored")]
@@ -22,7 +23,7 @@ def test_a_batch_is_right_when_every_line_has_the_one_entry_that_it_must_have() 
     assert sent.faults == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("entries", "faults"),
     [
         (ENTRIES[1:], ["1 lines are missing", "its counts are"]),

@@ -6,11 +6,12 @@ import pytest
 
 from perf.sim.campaign import ROWS, CellSpec, RowsPolicy, policies_of, run_cell
 from perf.sim.scenes import Agents, SimScene, drawn_scenes
+from tests.support.cases import for_each
 
 SCENES = {scene.key: scene for scene in drawn_scenes()}
 
 
-@pytest.mark.parametrize("scene", SCENES.values(), ids=str)
+@for_each("scene", SCENES.values())
 def test_a_cell_s_requests_are_its_seed_s_and_come_in_order(scene: SimScene) -> None:
     first, again, other = (scene.source.arrivals(10.0, seed) for seed in (1, 1, 2))
     assert first == again != other

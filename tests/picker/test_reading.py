@@ -16,6 +16,7 @@ from picker.asked import Asking, read_asked
 from picker.pod import AnswerEnd
 from picker.section import PickerSection
 from picker.vllm_page import NotAPage, VllmPage, read_page
+from tests.support.cases import for_each
 from tests.support.pods import DIALECTS, events
 
 CHAT = "/v1/chat/completions"
@@ -43,7 +44,7 @@ def test_the_earliest_deadline_of_head_and_body() -> None:
     assert parts.first_token_at == parts.cut_at == pytest.approx(100.25)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "chars", "ids", "cap", "least"),
     [
         ({"messages": [{"role": "user", "content": "abcd"}], "max_tokens": 7}, 8, 0, 7, 1),
@@ -67,7 +68,7 @@ def test_how_much_is_asked_for(body: Any, chars: int, ids: int, cap: int, least:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 50_000, b'{"a":' * 50_000]
     + [json.dumps(one).encode() for one in ({"input": "x"}, {"model": 3}, {"deadline_ms": "soon"})],
@@ -122,7 +123,7 @@ ANSWERS: list[tuple[str, list[bytes], AnswerEnd | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "chunks", "ended"), ANSWERS)
+@for_each(("kind", "chunks", "ended"), ANSWERS)
 def test_how_an_answer_ended(kind: str, chunks: list[bytes], ended: AnswerEnd | None) -> None:
     reader = AnswerReader(kind)
     for chunk in chunks:
@@ -173,7 +174,7 @@ def test_a_page_of_vllms_metrics() -> None:
     assert read_page(older) == read_page(PAGE)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "page",
     [
         "",
@@ -188,7 +189,7 @@ def test_what_is_no_such_page_is_said_to_be_none(page: str) -> None:
         read_page(page)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("setting", "complaint"),
     [
         ({"endpoints": "pods.default:8000"}, "write dns:pods.default:8000"),

@@ -9,6 +9,7 @@ from catalog.errors import PortsUnguarded
 from pool.events import PoolEvent
 from pool.launcher import PoolLaunch
 from pool.spec import LaunchSpec
+from tests.support.cases import for_each
 
 PLAIN = {"TIDEGATE_WORKER__PLAIN__TOKEN": "p"}
 
@@ -42,7 +43,7 @@ async def test_what_is_open_to_others_is_refused_with_what_to_do(
     assert not events, "nothing was started"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         {"triton_host": "127.0.0.1", "serve": False},

@@ -9,6 +9,7 @@ from catalog.errors import PoolFileInvalid
 from catalog.paths import ROOT
 from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import PoolFile, parse_pool_file, read_pool_file
+from tests.support.cases import for_each
 
 ONE = '[[instances]]\nname = "a"\nmodel = "demo"\n'
 
@@ -35,7 +36,7 @@ def test_every_key_of_the_file_is_documented() -> None:
     assert not [key for key in keys if f"`{key}`" not in page]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "said"),
     [
         ("[pool\n", r"p:? ?.*line 1"),

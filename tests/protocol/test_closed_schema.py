@@ -8,6 +8,7 @@ import pytest
 from protocol import Grammar, GrammarKind
 from protocol.closed_schema import closed, texts_of
 from protocol.grammar_source import check_source, source_of
+from tests.support.cases import for_each
 
 A: Any = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 B: Any = {"properties": {"b": {"properties": {"x": {"type": "integer"}}}}}
@@ -16,7 +17,7 @@ CLOSED = {"additionalProperties": False}
 NEXT: Any = {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "expected"),
     [
         (A, A | CLOSED),
@@ -118,7 +119,7 @@ def test_what_is_passed_over_is_named(schema: Any, names: list[str]) -> None:
     assert sorted(found) == sorted(names)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pattern", "texts"),
     [
         ("^a$", ["a"]),

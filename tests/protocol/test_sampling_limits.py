@@ -5,6 +5,7 @@ import math
 import pytest
 
 from protocol import InvalidSampling, Sampling, read_logit_bias
+from tests.support.cases import for_each
 
 BIASES = tuple((token, 0.5) for token in range(512))
 
@@ -21,7 +22,7 @@ def test_the_edges_are_allowed(good: dict[str, object]) -> None:
     Sampling(8, **good).check(600)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "bad"),
     [
         ("min_p", -0.1),
@@ -43,7 +44,7 @@ def test_what_is_beyond_them_is_refused_by_name(field: str, bad: object) -> None
     assert refusal.value.field == field
 
 
-@pytest.mark.parametrize("key", ["", "x", "-1", "+1", "1_0", "1.0", " 1", "٣", "9" * 5000])
+@for_each("key", ["", "x", "-1", "+1", "1_0", "1.0", " 1", "٣", "9" * 5000])
 def test_keys_of_a_bias_are_token_ids(key: str) -> None:
     with pytest.raises(InvalidSampling, match="token ids"):
         read_logit_bias({key: 1.0})

@@ -11,6 +11,7 @@ from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind
 from protocol.grammar_source import parser_limits, source_of
 from protocol.string_forms import PATTERNS, with_forms
+from tests.support.cases import for_each
 
 
 def matches(form: str, text: str) -> bool:
@@ -37,7 +38,7 @@ def test_every_leap_year_has_its_day_and_no_other() -> None:
         assert matches("date", f"{year:04}-02-29") == is_leap, year
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("form", "good", "bad"),
     [
         (

@@ -1,10 +1,12 @@
-"""Many cases in one test, where what costs is the service that each would start anew."""
+"""Many cases in one test, where what costs is the service that each would start anew, or the test
+itself: each is collected by every process, set up, reported and sent around for 10 ms of CPU."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-Test = Callable[..., Awaitable[None]]
+Test = Callable[..., Awaitable[None] | None]
 
 
 def for_each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test], Test]:
@@ -22,15 +24,27 @@ def for_each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Te
 
         async def all_of_them(**given: Any) -> None:
             for case in listed:
-                try:
-                    await test(**given, **dict(zip(keys, case, strict=True)))
-                except BaseException as error:
-                    error.add_note(f"in the case {case!r:.1000}")
-                    raise
+                with _named(case):
+                    await test(**given, **dict(zip(keys, case, strict=True)))  # type: ignore[misc]
 
+        def all_at_once(**given: Any) -> None:
+            for case in listed:
+                with _named(case):
+                    test(**given, **dict(zip(keys, case, strict=True)))
+
+        whole: Test = all_of_them if inspect.iscoroutinefunction(test) else all_at_once
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-            setattr(all_of_them, name, getattr(test, name))
-        all_of_them.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
-        return all_of_them
+            setattr(whole, name, getattr(test, name))
+        whole.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return whole
 
     return decorate
+
+
+@contextmanager
+def _named(case: object) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case {case!r:.1000}")
+        raise

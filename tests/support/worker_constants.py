@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import worker.runner.build  # noqa: F401 - what is imported while a constant is set keeps it
 from perf.stack.constants import set_constants
 
 _HOMES: Final = {

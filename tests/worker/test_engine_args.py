@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.cases import for_each
 from worker.settings import read_engine_args, read_settings
 
 
@@ -31,7 +32,7 @@ def test_a_value_may_hold_commas_equals_signs_and_quoted_blanks() -> None:
     assert said == {"cores": "0,2-3", "tensor_split": "1 2", "overrides": "a=b", "empty": ""}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "says"),
     [
         ("max_num_seqs", "'max_num_seqs' is no pair"),

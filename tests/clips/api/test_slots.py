@@ -132,7 +132,7 @@ async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "cancelled")
 
 
-@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+@for_each("on_disconnect", ["cancel", "continue"])
 async def test_wp1_a_client_that_goes_away(
     service: Service, fake: FakeClips, on_disconnect: str
 ) -> None:
@@ -208,7 +208,7 @@ async def test_less_than_was_asked_for_is_partial(service: Service, fake: FakeCl
     assert fake.calls[0].parameters["on_deadline"] == "degrade"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "at", "outcome", "code"),
     [
         ("invalid_request: recipe.voice.name: no such voice", "", "refused", "invalid_request"),

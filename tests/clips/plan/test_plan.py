@@ -8,13 +8,14 @@ from clips.plan.recipe import read_recipe
 from clips.render.clip import judge, keyframes_of
 from clips.render.memory import CountedMemory, ResidencyPlan, Resident, clip_guard, clips_within
 from clips.render.stages.base import ModelScore
+from tests.support.cases import for_each
 from worker.errors import MemoryLimitExceeded
 from worker.memory import MemoryLimits
 
 FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("most_units", "given_up"),
     [
         (12.6, ("no check",)),
@@ -80,7 +81,7 @@ def test_keyframes_are_spread() -> None:
     assert keyframes_of(2) == [0, 1] and keyframes_of(1) == [0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("a", "b", "passed", "outliers"),
     [
         ((0.9,) * 5, (0.9,) * 5, True, ()),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from clips.plan.recipe import RecipeError, read_recipe
+from tests.support.cases import for_each
 
 WHOLE = {
     "schema": "1.0",
@@ -23,7 +24,7 @@ def test_a_whole_recipe_and_the_least_are_read() -> None:
     assert read_recipe({"schema": "1.0", "text": "Hi"}).video.fps == 24
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "field", "words"),
     [
         ({"schema": None}, "schema", "is missing"),
@@ -49,7 +50,7 @@ def test_what_is_wrong_is_named(change: dict[str, Any], field: str, words: str) 
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"{", b"[]", "7", b"\xff", b"[" * 60_000, b" " * 100_000])
+@for_each("data", [b"{", b"[]", "7", b"\xff", b"[" * 60_000, b" " * 100_000])
 def test_what_is_no_object_is_said_to_be_none(data: bytes | str) -> None:
     with pytest.raises(RecipeError, match="recipe: "):
         read_recipe(data)

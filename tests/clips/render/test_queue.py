@@ -154,4 +154,4 @@ class Leasing(RuleBasedStateMachine):
 
 
 TestLeasing = Leasing.TestCase
-TestLeasing.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestLeasing.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

@@ -17,6 +17,7 @@ from clips.render.clip import judge, keyframes_of
 from clips.render.stages import face
 from clips.render.stages.procedural import ProceduralPortrait, draw
 from clips.render.stages.warp import WarpVideo
+from tests.support.cases import for_each
 
 SIZE = 96
 FPS = 12
@@ -60,7 +61,7 @@ def test_the_same_prompt_and_seed_are_the_same_face() -> None:
     assert len(faces) > 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prompt", "hair", "skin"),
     [
         ("dark skin and red hair", "red", "dark"),

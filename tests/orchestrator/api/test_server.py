@@ -16,6 +16,7 @@ from orchestrator.telemetry.narration import INSTANCE_READY, READINESS
 from protocol import excerpt
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "a secret thought", "max_tokens": 10}
@@ -143,7 +144,7 @@ async def test_a_taken_port_is_said_in_a_sentence(
     assert f"cannot listen on 127.0.0.1:{port}".encode() in errors
 
 
-@pytest.mark.parametrize("value", ["half of a pair: \ud800", 2**70, float("inf"), Path("/a")])
+@for_each("value", ["half of a pair: \ud800", 2**70, float("inf"), Path("/a")])
 def test_whatever_a_field_holds_its_line_is_written(value: object) -> None:
     record = logging.LogRecord("orchestrator.access", 20, "f", 1, "met", (), None)
     record.fields = {"value": value}
@@ -211,7 +212,7 @@ async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
         await service.ask("POST", "/v1/completions", status, json=body | {"model": model})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sent", "meant"),
     [
         ("/chat/completions", "/v1/chat/completions"),

@@ -22,6 +22,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.prediction import IDLE, Load, StepModel
 from protocol import AbortCause, Code, End, FinishReason
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -52,7 +53,7 @@ def is_open(breakers: Breakers, name: str = "a:1") -> bool:
     return breakers.state(name) is BreakerState.OPEN
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("end", "predicted_ms", "actual_ms"),
     [
         (JobResult.DEADLINE, 1000.0, 10.0),  # the client's deadline was tight
@@ -280,7 +281,7 @@ class Facts:
     dispatched_at: float = 100.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("end", "cause", "how"),
     [
         (make_end(FinishReason.STOP), None, JobResult.FINISHED),
@@ -300,7 +301,7 @@ def test_dl11_how_a_job_ended(end: End, cause: AbortCause | None, how: JobResult
     assert classify_end(end, cause) is how
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("end", "took_s", "failed"),
     [
         (make_end(FinishReason.LENGTH), 1.0, False),

@@ -19,6 +19,7 @@ from orchestrator.instances.discovery import (
     parse_addresses,
     source_of,
 )
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 
 
@@ -212,7 +213,7 @@ async def test_a_file_that_is_missing_or_broken_says_so_until_it_is_mended(tmp_p
     assert await source.read() == {"a:1", "b:8001"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "complaint"),
     [
         (b"", "no address"),
@@ -262,9 +263,7 @@ def test_addresses(text: str) -> None:
     assert check_entry(f"dns:{text}") == f"dns:{text}"
 
 
-@pytest.mark.parametrize(
-    "text", ["a", ":1", "a:", "a:x", "a:0", "a:65536", "::1:8", "a/b:1", "a b:1"]
-)
+@for_each("text", ["a", ":1", "a:", "a:x", "a:0", "a:65536", "::1:8", "a/b:1", "a b:1"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"host:port|port must be|brackets"):
         check_address(text)

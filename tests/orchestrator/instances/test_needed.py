@@ -12,13 +12,14 @@ from orchestrator.instances.needed import FEW_ENDED, WaitingWork, instances_need
 from orchestrator.tasks.task import Task
 from protocol import Outcome
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import Plan
 
 works = st.builds(WaitingWork, st.floats(0, 1e4), st.floats(-1e3, 1e6))
 loads = st.tuples(st.integers(0, 50), st.floats(0, 50), st.lists(works, max_size=30))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("up", "busy", "needed"),
     [(0, 0.0, 0), (1, 0.0, 0), (4, 0.4, 0.5), (4, 0.8, 1), (4, 3.2, 4), (4, 4.0, 5)],
 )

@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.discovery import MAX_REGISTRATIONS, RegisteredInstances
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 
 
@@ -59,7 +60,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         Rig().source.register(address, 10.0)
 
 
-@pytest.mark.parametrize("ttl_s", [0.0, 0.9, 3601.0, float("nan"), float("inf")])
+@for_each("ttl_s", [0.0, 0.9, 3601.0, float("nan"), float("inf")])
 def test_a_time_that_makes_no_sense_is_refused(ttl_s: float) -> None:
     with pytest.raises(InvalidRequest, match=r"^ttl_s: must be from 1 to 3600"):
         Rig().source.register("a:1", ttl_s)

@@ -11,6 +11,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.lanes import StreamLane
 from orchestrator.lanes.config import RENEW_AFTER_BYTES
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan, make_card, saying_goodbye
 
 TASK = {"prompt": "x", "max_tokens": 10}
@@ -154,7 +155,7 @@ async def test_or6_a_broken_file_changes_nothing_and_is_shown(
     assert [i["ready"] for i in body["instances"]] == [True]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lanes", "best"),
     [
         ([(True, 10.0, 3), (True, 10.1, 2)], 1),

@@ -9,6 +9,7 @@ from orchestrator.instances.discovery import SourceError, parse_addresses
 from orchestrator.lanes import ServerKind, kind_of, name_of
 from orchestrator.lanes.endpoint import read_endpoint
 from orchestrator.settings import InvalidSettings, load_settings
+from tests.support.cases import for_each
 
 
 def test_a_url_says_all_that_has_to_be_known() -> None:
@@ -23,7 +24,7 @@ def test_a_url_says_all_that_has_to_be_known() -> None:
     assert (one.tokenizer, one.key_file) == (Path("/models/llama"), Path("/run/key"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("entry", "kind", "name"),
     [
         ("gpu-1:8001", ServerKind.TIDEGATE, "gpu-1:8001"),
@@ -37,7 +38,7 @@ def test_kind_and_name_follow_from_the_entry(entry: str, kind: ServerKind, name:
     assert (kind_of(entry), name_of(entry)) == (kind, name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("entry", "said"),
     [
         ("http://h:1?tokenizer=t", "available: vllm\\+http"),

@@ -2,9 +2,8 @@
 
 import math
 
-import pytest
-
 from orchestrator.loading.choice import LoadPlace, SwapCost, choose_place
+from tests.support.cases import for_each
 
 
 def place(address: str, **changes: object) -> LoadPlace:
@@ -25,7 +24,7 @@ def chosen(*places: LoadPlace, min_residency_s: float = 10.0) -> str | None:
     return None if choice.place is None else choice.place.address
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("places", "goes"),
     [
         ([{"waiting": 1, "unneeded_s": 900.0}, {"running": 1}, {"unneeded_s": 1.0}], 2),  # idle

@@ -11,6 +11,7 @@ from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
+from tests.support.cases import for_each
 from tests.support.fake_worker import tokenizer_json
 
 HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY, *NEWER = CallFormat
@@ -150,7 +151,7 @@ def read(text: str, format: OutputFormat, use: ToolUse, prompt_end: str = "") ->
     return collect([*parser.feed(text), *parser.finish()])
 
 
-@pytest.mark.parametrize(("format", "text", "arguments"), ALL)
+@for_each(("format", "text", "arguments"), ALL)
 def test_forced_calls(format: OutputFormat, text: str, arguments: list[str]) -> None:
     """The grammar takes what the parser reads, and nothing else."""
     use = ToolUse(TOOLS, must_call=True)
@@ -167,7 +168,7 @@ def test_forced_calls(format: OutputFormat, text: str, arguments: list[str]) -> 
     assert not takes(text, ToolUse(TOOLS, must_call=True, only="add", only_one_call=True), format)
 
 
-@pytest.mark.parametrize(("format", "text", "arguments"), ALL)
+@for_each(("format", "text", "arguments"), ALL)
 def test_calls_or_the_form_of_the_answer(
     format: OutputFormat, text: str, arguments: list[str]
 ) -> None:
@@ -201,7 +202,7 @@ def test_a_form_that_is_no_schema_is_refused(text: str) -> None:
         calls_or_json(grammar, ToolUse(TOOLS), OutputFormat(HERMES), Rules({}))
 
 
-@pytest.mark.parametrize(("format", "text", "arguments"), ALL)
+@for_each(("format", "text", "arguments"), ALL)
 def test_a_model_may_think_before_it_calls(
     format: OutputFormat, text: str, arguments: list[str]
 ) -> None:

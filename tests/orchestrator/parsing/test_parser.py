@@ -26,6 +26,7 @@ from orchestrator.parsing import (
     format_of,
 )
 from orchestrator.parsing.formats import Tags
+from tests.support.cases import for_each
 
 THINK = Tags("<think>", "</think>")
 TOOLS = {
@@ -173,7 +174,7 @@ MESSAGE_ADD = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1, "b
 AGAIN = "<|start|>assistant"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "text", "content", "calls"),
     [
         (HERMES, H, "", [WEATHER]),
@@ -270,7 +271,7 @@ def test_calls(format: CallFormat, text: str, content: str, calls: list[ParsedCa
     assert both_ways(text, format) == Output("", content, calls)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "text"),
     [
         (HERMES, "a < b and <tool_ and <tool_call"),
@@ -315,7 +316,7 @@ def test_what_is_no_call_is_content(format: CallFormat, text: str) -> None:
     assert both_ways(text, format) == Output(content=text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "prompt_end", "expected"),
     [
         ("<think>\nHm.\n\nYes.\n</think>\n\nNo.", "", Output("Hm.\n\nYes.", "No.")),
@@ -332,7 +333,7 @@ def test_reasoning(text: str, prompt_end: str, expected: Output) -> None:
     assert both_ways(text, HERMES, tags=THINK, prompt_end=prompt_end) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [
         (f"{THOUGHT}{AGAIN}<|channel|>final<|message|>No.<|return|>", Output("Hm.", "No.")),
@@ -350,7 +351,7 @@ def test_channels(text: str, expected: Output) -> None:
     assert said.reasoning == expected.reasoning and not said.calls
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "text"),
     [
         *((HERMES, H), (QWEN3_CODER, Q), (GLM45, G), (HARMONY, MESSAGE), (SEED_OSS, S)),
@@ -393,7 +394,7 @@ def test_a_call_that_fails_after_it_has_begun() -> None:
     assert parse(broken[:-1], HERMES)[-1] == CallFails(0, broken[:-1])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "text"),
     [
         *((HERMES, H), (LLAMA3, L), (MISTRAL, f"[TOOL_CALLS]{M}"), (QWEN3_CODER, Q)),
@@ -525,8 +526,8 @@ def test_the_format_is_told_from_the_template() -> None:
     assert format_of(qwen).markers == ("<tool_call>", "</tool_call>")
 
 
-@pytest.mark.parametrize("format", [*CallFormat, None])
-@pytest.mark.parametrize(
+@for_each("format", [*CallFormat, None])
+@for_each(
     ("before", "behind"),
     [
         *(("", behind) for behind in ("", H, L, f"[TOOL_CALLS][{M}]")),
@@ -538,7 +539,7 @@ def test_the_format_is_told_from_the_template() -> None:
 )
 def test_endless_space_is_content(format: CallFormat | None, before: str, behind: str) -> None:
     """What is held back is looked at with every token: it does not grow with the answer."""
-    text = f"{before}{' ' * 700}{behind}"
+    text = f"{before}{' ' * 560}{behind}"
     parser = OutputParser(OutputFormat(format, THINK), tools=TOOLS)
     pieces: list[Piece] = []
     told = 0
@@ -546,7 +547,7 @@ def test_endless_space_is_content(format: CallFormat | None, before: str, behind
         more = parser.feed(one)
         told += sum(len(piece.text) for piece in more if isinstance(piece, Content))
         pieces += more
-        if not before and fed <= 700:
+        if not before and fed <= 560:
             assert fed - told <= 512
     whole = collect(parse([text], format, tags=THINK))
     assert collect([*pieces, *parser.finish()]) == whole

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from orchestrator.parsing.tagged_call import as_json, types_of
+from tests.support.cases import for_each
 
 ROOT: Any = {
     "$defs": {"Word": {"enum": ["a", "b"]}, "Loop": {"$ref": "#/$defs/Loop"}},
@@ -17,7 +16,7 @@ ROOT: Any = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "types"),
     [
         ("several", {"integer", "null"}),
@@ -31,7 +30,7 @@ def test_types(key: str, types: set[str]) -> None:
     assert types_of(None, key) == types_of({"properties": []}, key) == set()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("written", "types", "expected"),
     [
         (" 5 ", {"integer"}, "5"),

@@ -11,6 +11,7 @@ from orchestrator.parsing.rules import Rules
 from orchestrator.parsing.thinking import behind_thinking
 from protocol import Grammar, GrammarKind
 from protocol.grammar_source import check_source, source_of
+from tests.support.cases import for_each
 from tests.support.fake_worker import tokenizer_json
 
 SCHEMA = (
@@ -48,7 +49,7 @@ def read(text: str, format: OutputFormat, prompt_end: str = "") -> Any:
     return collect([*parser.feed(text), *parser.finish()])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "grammar", "right", "wrong"),
     [*((PLAIN, *kind) for kind in KINDS), (QWEN, *KINDS[0]), (MISTRAL, *KINDS[0])],
 )
@@ -73,7 +74,7 @@ def test_the_answer_matches_behind_the_thinking(
     assert over == grammar, "the grammar as it was stated"
 
 
-@pytest.mark.parametrize(("grammar", "right", "wrong"), KINDS)
+@for_each(("grammar", "right", "wrong"), KINDS)
 def test_gpt_oss_answers_in_its_final_channel(grammar: Grammar, right: str, wrong: str) -> None:
     usual, begun, _ = behind_thinking(grammar, HARMONY, Rules(SPECIAL))
     assert begun is None

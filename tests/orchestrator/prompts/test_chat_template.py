@@ -5,6 +5,7 @@ import pytest
 from orchestrator.prompts import chat_template
 from orchestrator.prompts.chat_template import ChatTemplate
 from orchestrator.prompts.turns import BadTemplate, Refused
+from tests.support.cases import for_each
 from tests.support.lazy import Lazy
 
 chat_template_utils = Lazy("transformers.utils.chat_template_utils")
@@ -32,7 +33,7 @@ GENERATION = """
 """
 
 
-@pytest.mark.parametrize(
+@for_each(
     "source",
     [
         GENERATION,
@@ -54,7 +55,7 @@ def test_renders_as_transformers_does(source: str) -> None:
     assert ChatTemplate(source).render(MESSAGES, SPECIAL) == rendered[0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "why"),
     [
         ("{% if %}", "line 1"),

@@ -12,6 +12,7 @@ from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder
 from orchestrator.prompts.kinds import is_short
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Chat, Message, ToolCall, said_by
+from tests.support.cases import for_each
 from tests.support.fake_worker import TEMPLATE, eyes, make_card
 
 
@@ -84,7 +85,7 @@ def test_more_ids_than_fit_are_refused_unseen() -> None:
         encoder_of().encode(Unseen([1] * 512))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prompt", "field", "word"),
     [
         ("", "prompt", "empty"),
@@ -117,7 +118,7 @@ def test_templates_can_refuse_and_are_fenced_in() -> None:
         encoder_of(tokenizer_json=b"{}")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "template",
     [
         "{{ messages[0].content.nothing.more }}",

@@ -51,7 +51,7 @@ def spellings(tokenizer: Tokenizer) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text=texts)
 def test_slices_have_the_tokens_of_the_whole(kind: Callable[[], Tokenizer], text: str) -> None:
     tokenizer = kind()

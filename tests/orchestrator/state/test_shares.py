@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,11 +21,12 @@ from orchestrator.state.shares import (
     sample_of,
     shares_of,
 )
+from tests.support.cases import for_each
 
 SLOTS = 8
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("slots", "demands", "shares"),
     [
         (8, {"a": 0, "b": 0}, {"a": 4, "b": 4}),
@@ -65,7 +65,7 @@ def addresses_of(count: int) -> list[str]:
     return [f"triton-{number}.triton:8001" for number in range(count)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("members", "instances", "each"),
     [
         (MEMBERS_EACH, 1000, MEMBERS_EACH),

@@ -5,6 +5,7 @@ import pytest
 from orchestrator.tasks.job import Chat, Message, Prompt, Tool
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
 from protocol import Grammar, GrammarKind
+from tests.support.cases import for_each
 
 
 def chat(*turns: tuple[str, str], tools: tuple[Tool, ...] = ()) -> Chat:
@@ -15,7 +16,7 @@ SYSTEM = ("system", "You are terse.")
 ASKS = ("user", "Tell me a story about Ada.")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("one", "other", "shares_instructions", "shares_opening"),
     [
         (chat(SYSTEM, ASKS), chat(SYSTEM, ASKS), True, True),
@@ -46,7 +47,7 @@ def test_what_the_answer_must_match_is_part_of_the_instructions() -> None:
     assert kind_of("Hi", grammar).instructions
 
 
-@pytest.mark.parametrize("prompt", ["", " ", (), (1, 2, 3), Chat(())])
+@for_each("prompt", ["", " ", (), (1, 2, 3), Chat(())])
 def test_a_prompt_that_says_nothing_has_no_kind(prompt: Prompt) -> None:
     assert kind_of(prompt) == ANY_KIND
 

@@ -13,6 +13,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.trace_context import TraceContext
 from protocol import FinishReason, Outcome
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.jobs import make_job
 
@@ -26,7 +27,7 @@ def learnt(*lengths: int, ended: bool = True) -> RunLengths:
     return found
 
 
-@pytest.mark.parametrize("made", [1, 2, 3, 4])
+@for_each("made", [1, 2, 3, 4])
 def test_runs_that_always_have_four_calls_have_what_is_left_of_them(made: int) -> None:
     calls, _ = learnt(*[4] * 30).to_come(AGENT, made)
     assert calls == pytest.approx(4 - made, abs=0.3)

@@ -12,6 +12,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import aborted, failed, judge, no_first_token, overdue
 from orchestrator.telemetry.metrics import Metrics
 from protocol import AbortCause, Code, Delta, End, FinishReason, OnDeadline, Outcome
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.jobs import make_job
 
@@ -39,7 +40,7 @@ S, L, D, C, E = (
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reason", "code", "late", "tokens", "partial", "outcome", "status"),
     [
         (S, None, False, 2, False, "met", None),
@@ -90,7 +91,7 @@ def test_dl10_the_outcome_of_every_ending(
         assert error_headers(verdict.error)["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("code", Code)
+@for_each("code", Code)
 def test_every_code_of_the_protocol_has_a_verdict(code: Code) -> None:
     """A client is told what a worker says of its request; what no worker has any business to say is
     a fault of its engine."""
@@ -116,7 +117,7 @@ def test_every_code_of_the_protocol_has_a_verdict(code: Code) -> None:
     assert judge(make_task(OnDeadline.PARTIAL), make_end(E, code), 100.5).outcome == told[0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reason", "tokens", "told", "at", "outcome", "finish", "fitted"),
     [
         (D, 5, 3, 100.9, "met", L, 5),  # quicker than was foretold
@@ -170,7 +171,7 @@ FIRST, GAP, BOTH = (
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("parts", "frames", "missed"),
     [
         (FIRST, [(100.5, 1), (100.9, 1)], None),
@@ -186,7 +187,7 @@ FIRST, GAP, BOTH = (
         (BOTH, [(100.51, 1), (100.9, 1)], "first_token"),  # what was late first
     ],
 )
-@pytest.mark.parametrize("on_deadline", [OnDeadline.ERROR, OnDeadline.PARTIAL])
+@for_each("on_deadline", [OnDeadline.ERROR, OnDeadline.PARTIAL])
 def test_dl14_met_means_that_all_parts_were_kept(
     parts: Parts, frames: list[tuple[float, int]], missed: str | None, on_deadline: OnDeadline
 ) -> None:

@@ -10,6 +10,7 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.windows import SLICES, MissStage, SlidingWindow, Windows, blame
 from protocol import FinishReason, Outcome
 from tests.orchestrator.tasks.test_settle import make_task
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 
 KEY = (Priority.INTERACTIVE, "t")
@@ -67,7 +68,7 @@ LONG_PREFILL = Budget(queue_ms=60, route_ms=5, prefill_ms=300, decode_ms=40)
 LONG_DECODE = Budget(queue_ms=60, route_ms=5, prefill_ms=50, decode_ms=400)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sent", "attempts", "chance", "part", "budget", "stage"),
     [
         (False, 0, None, Part.WHOLE, LONG_QUEUE, MissStage.QUEUE),

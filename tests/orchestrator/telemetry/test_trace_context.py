@@ -1,13 +1,12 @@
 """OR-16: the caller's trace is read from ``traceparent``, and a broken one harms nobody."""
 
-import pytest
-
 from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
+from tests.support.cases import for_each
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("header", "sampled"),
     [
         (f"00-{TRACE}-{SPAN}-01", True),
@@ -20,7 +19,7 @@ def test_a_traceparent_is_read(header: str, sampled: bool) -> None:
     assert read_traceparent(header) == TraceContext(TRACE, SPAN, sampled)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "header",
     [
         None,

@@ -1,10 +1,10 @@
 """Draws on the CPU, compiled and by torch, against the definition, in float64."""
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.support.cases import for_each
 from worker.cpu_kernels import attention_loops, draw_loops
 from worker.cpu_kernels.draws import draw_rows
 from worker.sampling.sampler import draw_plain
@@ -62,9 +62,9 @@ def kept_of(
     return kept
 
 
-@pytest.mark.parametrize("kind", ["flat", "peaked", "few values", "all equal", "barred"])
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "torch"])
+@for_each("kind", ["flat", "peaked", "few values", "all equal", "barred"])
+@for_each("filters", FILTERS)
+@for_each("is_compiled", [True, False])
 def test_draws_are_those_of_the_definition(
     kind: str, filters: tuple[int, float, float], is_compiled: bool
 ) -> None:

@@ -23,7 +23,7 @@ def fail_with(bench: Bench, guilty: list[Job]) -> list[int]:
     return tried
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     prompts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     share=st.sets(st.integers(0, 7)),

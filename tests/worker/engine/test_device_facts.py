@@ -2,10 +2,11 @@
 
 import pytest
 
+from tests.support.cases import for_each
 from worker.engine.card import DeviceFacts, device_facts, mask_of
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("index", "visible", "mask"),
     [(0, None, 1), (2, None, 4), (0, "3", 8), (1, "5, 1", 2), (0, "GPU-12ab", 0), (1, "0", 0)],
 )

@@ -221,7 +221,7 @@ class PlainMachine(OverlapMachine):
 
 
 TestOverlap = OverlapMachine.TestCase
-TestOverlap.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestOverlap.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestWithoutOverlap = PlainMachine.TestCase
 TestWithoutOverlap.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
 

@@ -7,6 +7,7 @@ with a prompt is launched kernel by kernel for 29 ms, and computed in 15.
 import pytest
 
 from protocol import Sampling
+from tests.support.cases import for_each
 from tests.support.engine import EOS, FakeClock, config
 from worker.core import Job
 from worker.engine.engine import Engine, EngineConfig
@@ -63,9 +64,9 @@ def told_s(
     return told
 
 
-@pytest.mark.parametrize("kinds", ["DDDDPDDDDPDDDDPDDDD", "PPPP", "DPDPDP", "P", "DP", "PD"])
-@pytest.mark.parametrize(("cost", "prompt_s"), [(H100, 0.029), (COMPUTED, 0.015)])
-@pytest.mark.parametrize("pause_s", [0.0, 0.001, 1.0])
+@for_each("kinds", ["DDDDPDDDDPDDDDPDDDD", "PPPP", "DPDPDP", "P", "DP", "PD"])
+@for_each(("cost", "prompt_s"), [(H100, 0.029), (COMPUTED, 0.015)])
+@for_each("pause_s", [0.0, 0.001, 1.0])
 def test_each_step_is_billed_its_own_time(
     cost: StepCost, prompt_s: float, kinds: str, pause_s: float
 ) -> None:

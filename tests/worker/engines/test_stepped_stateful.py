@@ -164,4 +164,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)

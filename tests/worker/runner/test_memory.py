@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from protocol import AbortCause, Code, FinishReason, Sampling
+from tests.support.cases import for_each
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
 from tests.support.worker_constants import constants_among
@@ -93,7 +94,7 @@ def test_the_process_meter_sees_what_is_touched() -> None:
     meter.drop_caches()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "expected"),
     [
         (MemoryError(), True),

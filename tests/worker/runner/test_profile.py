@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.cases import for_each
 from tests.support.checkpoints import make_checkpoint
 from worker.models.config import read_config
 from worker.models.model import load_model
@@ -31,7 +32,7 @@ def test_a_step_longer_than_the_context_is_several_prompts(
     assert found == 4000 + 3 * 5 * config.vocab_size * 4
 
 
-@pytest.mark.parametrize(("tokens", "longest"), [(1, 100), (100, 100), (130, 50), (64, 16)])
+@for_each(("tokens", "longest"), [(1, 100), (100, 100), (130, 50), (64, 16)])
 def test_prompts_have_places_of_their_own(tokens: int, longest: int) -> None:
     batch = build._prompts(tokens, longest)
     assert batch.query_tokens.sum() == tokens and batch.query_tokens.max() <= longest

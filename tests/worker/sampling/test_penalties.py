@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from protocol import Sampling
+from tests.support.cases import for_each
 from tests.support.lazy import transformers
 from worker.core import Job
 from worker.sampling import filters as penalties
@@ -70,7 +71,7 @@ def random_request(draw: np.random.Generator) -> Request:
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
+@for_each("seed", range(5))
 def test_each_row_is_changed_as_the_formula_says(seed: int) -> None:
     """WK-8: texts that come, go, skip steps and take each other's slots."""
     draw = np.random.default_rng(seed)

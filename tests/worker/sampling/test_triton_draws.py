@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from protocol import Sampling
+from tests.support.cases import for_each
 from worker.core import Job
 from worker.sampling.sampler import Sampler, draw_plain, likeliest
 from worker.scheduler.request import make_request
@@ -142,7 +143,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_draws_are_those_of_the_definition(kind: str) -> None:
     """WK-8."""
     # The interpreter takes a tenth of a second for a row.
@@ -151,7 +152,7 @@ def test_draws_are_those_of_the_definition(kind: str) -> None:
     check(logits_of(kind), [way._replace(number=n) for way, n in zip(ways, numbers, strict=True)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_no_token_more_or_less_is_kept(kind: str) -> None:
     """With descending logits the number before 1 draws the last token that is kept."""
     logits = -np.sort(-logits_of(kind))

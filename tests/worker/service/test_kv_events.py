@@ -73,7 +73,7 @@ class NewsMachine(RuleBasedStateMachine):
 
 
 TestNews = NewsMachine.TestCase
-TestNews.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestNews.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 def test_a_slow_reader_gets_the_whole_state_instead_of_a_backlog() -> None:

@@ -17,6 +17,7 @@ from protocol import (
     TokenLogprob,
 )
 from protocol import tensors as names
+from tests.support.cases import for_each
 from tests.support.fake_worker import tokenizer_json
 from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness
@@ -223,7 +224,7 @@ def parse(parameters: dict[str, object] | None = None, **inputs: object):  # typ
     return parse_plain(call, default_deadline_ms=1000.0, unix_ms=5_000.0, vocab_size=256)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stated", "expected"),
     [
         ({}, {"max_tokens": 16}),
@@ -258,7 +259,7 @@ def test_what_vllm_takes_is_taken_as_vllm_does(
     assert parse(own, sampling_parameters="{}").sampling.max_tokens == 16
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stated", "why"),
     [
         ({"length_penalty": 0.5}, "length_penalty"),
@@ -287,7 +288,7 @@ def test_what_a_request_does_not_state_is_the_model_s() -> None:
     assert (asked.temperature, asked.top_k, asked.top_p) == (0.0, 0, 1.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stated", "kind", "text"),
     [
         ({"structured_outputs": {"json": {"type": "object"}}}, "json_schema", '{"type": "object"}'),
@@ -307,7 +308,7 @@ def test_what_the_text_must_match_is_vllms(stated: dict[str, object], kind: str,
     assert parse(sampling_parameters="{}").grammar is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stated", "word"),
     [
         ({"structured_outputs": "{"}, "structured_outputs must be a JSON object"),

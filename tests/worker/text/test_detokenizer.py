@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.support.cases import for_each
 from tests.support.tokenizers import ALL, SPECIAL, ours
 
 NAMES = sorted(ALL)
@@ -81,7 +82,7 @@ def test_half_a_character_waits_for_its_end() -> None:
     assert stream.flush() == ""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_silent_and_unknown_ids_print_nothing(name: str) -> None:
     library = ALL[name]
     stream = ours(library, silent=(1,)).detokenizer()
@@ -90,7 +91,7 @@ def test_silent_and_unknown_ids_print_nothing(name: str) -> None:
         assert stream.feed([99_999]) == [""]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_special_tokens_are_text_where_they_are_not_skipped(name: str) -> None:
     library = ALL[name]
     special = [i for i, t in library.get_added_tokens_decoder().items() if t.special]

@@ -7,6 +7,7 @@ from orchestrator.api.http.browsers import Browsers
 from orchestrator.errors import Forbidden
 from orchestrator.settings import HttpSettings, InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 TASK = {"prompt": "x", "max_tokens": 3}
@@ -30,12 +31,12 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("host", OURS.split())
+@for_each("host", OURS.split())
 def test_loopback_names_are_ours(host: str) -> None:
     Browsers(HttpSettings()).check("POST", {"Host": host, "Origin": f"http://{host}"})
 
 
-@pytest.mark.parametrize("host", [*OTHERS.split(), ""])
+@for_each("host", [*OTHERS.split(), ""])
 def test_other_names_are_not(host: str) -> None:
     browsers = Browsers(HttpSettings())
     with pytest.raises(Forbidden, match="TIDEGATE_HTTP__ALLOWED_HOSTS"):
@@ -156,7 +157,7 @@ async def test_cors_lets_named_pages_ask_and_read(
         assert "Access-Control-Allow-Origin" not in response.headers
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("http__cors_origins", "ui.example"),

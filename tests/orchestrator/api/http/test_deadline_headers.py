@@ -12,6 +12,7 @@ from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.clock import Instant
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.deadline import NO_PARTS, DeadlineConfig, Parts
+from tests.support.cases import for_each
 
 NOW = Instant(mono=50.0, unix=1_800_000_000.0)
 POLICY = DeadlineConfig(default_s=300, max_s=1800)
@@ -21,7 +22,7 @@ def left_s(*headers: tuple[str, str], body_ms: float | None = None) -> float:
     return read_deadline(CIMultiDict(headers), body_ms, NOW, POLICY).at - NOW.mono
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("header", "value", "seconds"),
     [
         ("X-Deadline", "2027-01-15T08:00:02Z", 2),
@@ -53,7 +54,7 @@ def test_dl1_every_spelling(header: str, value: str, seconds: float) -> None:
     assert left_s((header, value)) == pytest.approx(seconds, abs=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("header", "value"),
     [
         ("X-Deadline", "tomorrow"),
@@ -144,7 +145,7 @@ def test_dl14_the_smallest_wins_and_a_wish_does_not_cut() -> None:
     assert lax == Parts(first_token_at=51.0, token_gap_s=0.03, cut_at=51.0)
 
 
-@pytest.mark.parametrize("value", ["soon", "", "0", "-5", "5ms", "nan", "1e3", "inf"])
+@for_each("value", ["soon", "", "0", "-5", "5ms", "nan", "1e3", "inf"])
 def test_dl14_a_part_that_is_no_use_is_an_error_that_names_the_header(value: str) -> None:
     header = "X-First-Token-Timeout-Ms"
     with pytest.raises(InvalidRequest, match=header) as caught:
@@ -152,7 +153,7 @@ def test_dl14_a_part_that_is_no_use_is_an_error_that_names_the_header(value: str
     assert caught.value.field == header
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "seconds"),
     [
         ("1500ms", 1.5),
@@ -210,7 +211,7 @@ def test_dl20_what_others_add_and_cannot_be_read_refuses_nothing_and_is_named() 
         assert [name.lower() for name in ignored] == [header], value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stated", "seconds", "source"),
     [
         ({}, 300, "default"),

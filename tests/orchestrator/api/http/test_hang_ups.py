@@ -11,6 +11,7 @@ import pytest
 from orchestrator.api.http import connection
 from protocol import AbortCause
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
@@ -67,12 +68,13 @@ BEHIND = {
 }
 
 
-@pytest.mark.parametrize(("stream", "stall_at"), [(True, 0), (True, 3), (False, 3)])
+@for_each(("stream", "stall_at"), [(True, 0), (True, 3), (False, 3)])
 async def test_wp1_what_comes_behind_a_request_hides_no_hang_up(
     service: Service, worker: FakeWorker, stream: bool, stall_at: int
 ) -> None:
     """Bytes that are not read yet stand before the end of input, which is then not seen."""
     worker.plan = lambda submit: Plan(stall_at=stall_at)
+    worker.cancels.clear()
     for number, behind in enumerate(BEHIND.values(), 1):
         client = await connect(service, ask(CHAT | {"stream": stream}))
         await worker.until(lambda: worker.running == 1)

@@ -2,18 +2,18 @@
 
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.api.http.images import pixels_of
+from tests.support.cases import for_each
 from tests.support.pictures import picture
 
 KINDS = ("PNG", "JPEG", "GIF", "WEBP")
 SIZES = ((1, 1), (40, 24), (300, 7), (5, 1000))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_sizes_are_those_of_the_decoder(kind: str) -> None:
     from PIL import Image
 
@@ -22,7 +22,7 @@ def test_sizes_are_those_of_the_decoder(kind: str) -> None:
         assert pixels_of(file) == size == Image.open(io.BytesIO(file)).size
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "options"),
     [
         ("JPEG", {"progressive": True, "exif": b"Exif\0\0" + bytes(500), "comment": "x" * 3000}),

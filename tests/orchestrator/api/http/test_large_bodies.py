@@ -44,7 +44,7 @@ async def test_others_are_served_while_a_large_body_is_decoded(
         assert response.status == 202
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "word"),
     [
         ('{"prompt": "x", "max_token": 3}', "max_token: is not a known field"),

@@ -66,7 +66,7 @@ async def test_a_quote_tells_the_chance_by_deadline_and_offers_nothing(
     assert paced.orchestrator.live_tasks == 0
 
 
-@pytest.mark.parametrize(("deadline_ms", "least", "most"), [(200, 0, 0.1), (5000, 0.9, 1)])
+@for_each(("deadline_ms", "least", "most"), [(200, 0, 0.1), (5000, 0.9, 1)])
 async def test_a_stated_deadline_has_its_own_chance(
     paced: Service, deadline_ms: float, least: float, most: float
 ) -> None:

@@ -10,6 +10,7 @@ from orchestrator.sessions import store
 from orchestrator.sessions.extension import SessionRoom
 from protocol import Submit
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
 from tests.support.rooms import room
 
@@ -245,7 +246,7 @@ async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: M
     assert service.metric("tidegate_kept_bytes", holder="sessions") == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "words"),
     [
         ({"prompt": "x", "messages": []}, "at most one of"),

@@ -9,6 +9,7 @@ from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline, Outcome
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 ASK = {"prompt": "hello", "max_tokens": 5}
@@ -139,7 +140,7 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
     assert sampling.logit_bias == ((7, -100.0), (3, 2.5))
 
 
-@pytest.mark.parametrize("path", ["/v2/tasks", "/v1/completions"])
+@for_each("path", ["/v2/tasks", "/v1/completions"])
 async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> None:
     """OR-2: priority, tenant, session and placement, in our API and in OpenAI's body."""
     offered: list[Task] = []
@@ -355,7 +356,7 @@ async def test_waiting_tasks_know_their_place(
     assert sorted(service.outcomes()) == ["aborted", "met", "met", "refused"]
 
 
-@pytest.mark.parametrize("method", ["get", "delete"])
+@for_each("method", ["get", "delete"])
 async def test_an_unknown_task(service: Service, method: str) -> None:
     async with getattr(service.http, method)("/v2/tasks/nothing") as response:
         assert response.status == 404

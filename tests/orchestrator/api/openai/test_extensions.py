@@ -3,16 +3,13 @@
 import json
 from typing import Any
 
-import pytest
-
 from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
-BOTH = pytest.mark.parametrize(
-    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]
-)
+BOTH = for_each(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
 
 
 async def chunks_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:
@@ -74,7 +71,7 @@ async def test_token_ids(
     asked = body | {"return_token_ids": True}
     answer = await answer_of(service, path, asked)
     (choice,) = answer["choices"]
-    prompt = worker.submits[0].token_ids
+    prompt = worker.submits[-1].token_ids
     assert choice["token_ids"] == [0, 1, 2, 3]
     assert (answer if body is CHAT else choice)["prompt_token_ids"] == prompt
     chunks = await chunks_of(service, path, asked)

@@ -115,7 +115,7 @@ async def test_logprobs_of_half_a_character_have_its_bytes(
     assert [entry.top_logprobs[0].bytes for entry in content] == [e.bytes for e in content]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "body", "extra"), [("/v1/chat/completions", CHAT, 1), ("/v1/completions", TEXT, 0)]
 )
 async def test_lb3_one_event_per_token(

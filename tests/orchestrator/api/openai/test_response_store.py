@@ -1,10 +1,9 @@
 """What is kept of responses, on top of what ``OwnedStore`` does (tests/orchestrator/tasks)."""
 
-import pytest
-
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.retention import Retention
 from orchestrator.tasks.job import Message, ToolCall
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 
 SAID = (Message("user", "hello"),)
@@ -14,7 +13,7 @@ def make_store() -> ResponseStore:
     return ResponseStore(ManualClock(), Retention(keep_count=10, keep_s=60.0, keep_bytes=2000))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "said",
     [
         Message("tool", "", call_id="x" * 1000),

@@ -11,6 +11,7 @@ from protocol import FinishReason, Grammar, GrammarKind
 from tests.orchestrator.api.openai.test_responses import ask, events_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 from tests.support.lazy import openai
 
@@ -223,7 +224,7 @@ async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None
     assert f"[apply_patch {call['call_id']}] ok" in prompts[0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "word"),
     [
         ({"tools": [NAMESPACE, NAMESPACE]}, "two tools as mcp__git__log"),

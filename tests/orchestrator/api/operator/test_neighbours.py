@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 LIVE = {"object": "health.response", "message": "Service is live."}
@@ -54,7 +53,7 @@ async def test_load_counts_what_waits_and_runs(service: Service, worker: FakeWor
     assert await get(service, "/load") == (200, {"server_load": 1})
 
 
-@pytest.mark.parametrize("path", ["/tokenizer_info", "/v1/tokenizer_info?model=fake"])
+@for_each("path", ["/tokenizer_info", "/v1/tokenizer_info?model=fake"])
 async def test_a_tokenizer_tells_what_chats_are_rendered_with(service: Service, path: str) -> None:
     status, info = await get(service, path)
     card = service.orchestrator.model("fake").card

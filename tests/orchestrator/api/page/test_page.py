@@ -3,10 +3,9 @@
 import posixpath
 import re
 
-import pytest
-
 from orchestrator.api.page import page
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 OWN = sorted(name for name in page._FILES if not name.startswith("vendor/"))
@@ -54,7 +53,7 @@ async def test_all_that_its_files_name_is_served(service: Service) -> None:
             assert response.content_type == kind.get(path.rpartition(".")[2], "text/html")
 
 
-@pytest.mark.parametrize("name", OWN)
+@for_each("name", OWN)
 def test_no_file_of_ours_names_another_host(name: str) -> None:
     urls = re.findall(
         r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"']*", page._FILES[name].body.decode()
@@ -62,7 +61,7 @@ def test_no_file_of_ours_names_another_host(name: str) -> None:
     assert set(urls) <= {"http://www.w3.org/2000/svg"}
 
 
-@pytest.mark.parametrize("path", ["/page/none.js", "/page/../auth.py", "/page/%2e%2e/page.py"])
+@for_each("path", ["/page/none.js", "/page/../auth.py", "/page/%2e%2e/page.py"])
 async def test_no_other_file_is_served(service: Service, path: str) -> None:
     await service.ask("GET", path, 404)
 
