@@ -215,7 +215,7 @@ class Quotes:
         """What ``task`` comes to with that much time: more time means a later place."""
         task.deadline = replace(task.deadline, at=now + within_ms / 1000, is_default=False)
         self._forecaster.plan(task, now)
-        return self._schedule.of(task)
+        return self._schedule.of(task, guesses=True)
 
     def _earliest(self, task: Task) -> tuple[ChanceBy, ...]:
         """The earliest deadlines that can be reserved: after all that is promised already."""
@@ -258,7 +258,7 @@ class Quotes:
         ):
             return
         self._next_at = now + _PAUSE_S
-        times_ms = self._schedule.of(task).end_ms
+        times_ms = self._schedule.of(task, guesses=True).end_ms
         chance = _share_within(times_ms, task.deadline.left_ms(now))
         of = self._reliability[self._pressure(task.model)]
         task.on_end.append(lambda ended: _learn(of, chance, ended))

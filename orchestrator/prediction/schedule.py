@@ -123,15 +123,16 @@ class Schedule:
         """Whether a job could be paused for a task."""
         self._lines: dict[str, deque[_Line]] = {}
 
-    def of(self, task: Task, enough: float = 0.0) -> Prospect:
-        """The prospect of ``task``, which waits, or would come now.
+    def of(self, task: Task, enough: float = 0.0, *, guesses: bool = False) -> Prospect:
+        """The prospect of ``task``, which waits, or would come now. Where too few steps were
+        measured it is ``UNKNOWN``, unless a guess will do, as for what a client is told.
 
         It is that of its place in the queue. Where this gains less than ``enough`` and every row is
         taken, it is that of a row which it gets at once, from a job that is paused for it, if that
         is better.
         """
         line = self._line(task.model, task.priority)
-        if line is None or not self._knows(task.model):
+        if line is None or not (guesses or self._knows(task.model)):
             return UNKNOWN
         others, place = line, self._place(task, line)
         if self._waits_in(line, task):
