@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.promises import Promises
-from orchestrator.prediction.schedule import Schedule, middle
+from orchestrator.prediction.schedule import Prospect, Schedule, middle
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
@@ -31,6 +32,14 @@ RESUBMIT_MS = 20.0
 _SMOOTHING = 0.01
 AT_ONCE = 8
 """Most waiting tasks that are given up in one look: a closer look at each takes a millisecond."""
+
+
+LOOK_SHARE, LOOK_BURST_S = 0.1, 0.5
+"""Share of the time that closer looks may take, and seconds of them at once. Each look plays the
+schedule a few times. At twice the capacity of the demo model, with engine and clients on the same
+two cores, they took 40 % of the loop's time: it was late by seconds, and 1 % of 476 requests were
+met. With a quarter of it 1 % were met as well, with a tenth 51 %, with a twentieth 43 %. A crowd of
+64 is looked at one by one; what comes beyond that is looked at together, as it waits."""
 
 
 class AdmissionMode(StrEnum):
@@ -219,6 +228,32 @@ class Times(NamedTuple):
         return "queue", would
 
 
+Found = TypeVar("Found")
+
+
+class _Looks:
+    """The time that is left for closer looks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left_s = LOOK_BURST_S
+        self._at = clock.now()
+
+    @property
+    def are_left(self) -> bool:
+        now = self._clock.now()
+        self._left_s = min(LOOK_BURST_S, self._left_s + LOOK_SHARE * (now - self._at))
+        self._at = now
+        return self._left_s > 0
+
+    def take(self, look: Callable[[], Found]) -> Found:
+        """What ``look`` finds; its time is taken off."""
+        began = self._clock.now()
+        found = look()
+        self._left_s -= self._clock.now() - began
+        return found
+
+
 class Feasibility:
     """Decides on work that is certain to miss, and says why."""
 
@@ -237,6 +272,9 @@ class Feasibility:
         self._promises = promises
         self._clock = clock
         self._config = config
+        self._looks = _Looks(clock)
+        self._told: dict[str, Prospect] = {}
+        """What was found of the last request that was refused, by model."""
 
     def admits(self, task: Task) -> bool:
         """Plan a newcomer; whether it is let in (DL-7)."""
@@ -246,7 +284,10 @@ class Feasibility:
             return True
         left_ms = task.deadline.left_ms(now)
         least_ms = self._forecaster.least_ms(task)
-        if least_ms < left_ms and not self.is_hopeless(task):
+        looks = self._looks
+        if least_ms < left_ms and not (
+            looks.are_left and looks.take(partial(self.is_hopeless, task))
+        ):
             stats.offered(refused=False)
             return True
         stats.infeasible += 1
@@ -280,7 +321,12 @@ class Feasibility:
             return []
         chances = self._schedule.chances(model)
         low = [task for task, chance in chances.items() if chance < least]
-        return [task for task in low[-AT_ONCE:] if self.is_hopeless(task)]
+        looks = self._looks
+        return [
+            task
+            for task in low[-AT_ONCE:]
+            if not looks.are_left or looks.take(partial(self.is_hopeless, task))
+        ]
 
     def gives_up(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
@@ -309,7 +355,7 @@ class Feasibility:
         now = self._clock.now()
         self._forecaster.plan(task, now)
         least_ms = self._forecaster.least_ms(task)
-        prospect = self._schedule.of(task)
+        prospect = self._prospect_of_refused(task)
         start_ms = middle(prospect.start_ms)
         # Promises get a share of the capacity, and this one comes after all earlier ones.
         promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
@@ -339,6 +385,14 @@ class Feasibility:
             binding_constraint=binding,
             part=binding if binding in (Part.FIRST_TOKEN, Part.TOKEN_GAP) else "",
         )
+
+    def _prospect_of_refused(self, task: Task) -> Prospect:
+        """What ``task`` would come to; that of the one before it where there is no time to look."""
+        told = self._told.get(task.model)
+        if told is None or self._looks.are_left:
+            look = partial(self._schedule.of, task, guesses=True)
+            told = self._told[task.model] = self._looks.take(look)
+        return told
 
     @property
     def _is_capped(self) -> bool:

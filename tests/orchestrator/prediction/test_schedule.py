@@ -86,6 +86,22 @@ def test_dl7_what_lost_its_chance_while_it_waited_is_told() -> None:
     assert rig.feasibility.gives_up_hopeless(hopeless)
 
 
+def test_lb1_looks_ahead_take_a_small_share_of_the_time() -> None:
+    """What there is no time to look at is let in, and looked at with all others as it waits."""
+    rig = new_rig()
+    for _ in range(16):
+        runs(rig, rig.task(60_000, 1000))
+    assert rig.refuses(rig.task(100, 100, prompt=1))
+    rig.feasibility._looks.take(lambda: rig.clock.advance(1.0))
+    unseen = rig.task(100, 100, prompt=1)
+    assert not rig.refuses(unseen)
+    rig.queue.push(unseen)
+    assert rig.feasibility.hopeless("m") == [unseen]
+    rig.queue.remove(unseen)
+    rig.clock.advance(10.0)
+    assert rig.refuses(rig.task(100, 100, prompt=1))
+
+
 def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     """A place behind all rows is too late for it; a row of theirs is not."""
     rig = new_rig()
