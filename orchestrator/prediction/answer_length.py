@@ -30,8 +30,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.prediction.forecast import Floats
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 
 QUANTILES = 16
@@ -67,7 +67,7 @@ _MIN_CHANCE = 1e-6
 
 CHAINS = 4
 Link = tuple[object, ...]
-Floats = NDArray[np.float64]
+_EQUAL = np.full(CHAINS, 1 / CHAINS)
 
 
 class LengthKey(NamedTuple):
@@ -166,7 +166,7 @@ class _Node:
         self._counts = np.zeros((2, len(_EDGES)))
         self.ended, self.reached = self._counts
         self.answers = 0
-        self.weights = np.full(CHAINS, 1 / CHAINS)
+        self.weights = _EQUAL
         """Weights of the chains, if the node is of a model or a tenant."""
         self._mean_rank = 0.5
 
@@ -326,10 +326,11 @@ class AnswerLengths:
             said.append(_lasting(hazards) if says_more else None)
             if not chain:
                 break
-        tenant = nodes.get(chains[0][1], _Node())
+        tenant = nodes.get(chains[0][1])
+        weights = _EQUAL if tenant is None else tenant.weights
         if len(self._mixed) >= _MAX_AT_HAND:
             self._mixed.clear()
-        curve = LengthCurve(_mixture(said, tenant.weights))
+        curve = LengthCurve(_mixture(said, weights))
         seen = tuple([nodes[link].answers for link in links])
         mixed = self._mixed[links] = _Mixed(seen, tuple(said), curve)
         return mixed

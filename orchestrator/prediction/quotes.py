@@ -20,18 +20,16 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.clock import Clock
 from orchestrator.prediction.feasibility import RESUBMIT_MS
+from orchestrator.prediction.forecast import Floats
 from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
 from orchestrator.prediction.promises import Promises, Reservation, Stretch
 from orchestrator.prediction.schedule import Prospect, Schedule
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from protocol import Outcome
-
-Floats = NDArray[np.float64]
 
 EDGES: Final = (0.02, *(at / 10 for at in range(1, 10)), 0.98)
 """Chances at which the bins meet; the first and last are narrow, since much is nearly certain."""
