@@ -70,7 +70,6 @@ COMMANDS = [
 ]
 AGAINST_THE_DEMO = (
     "tidegate tasks list",
-    "tidegate top --once",
     "tidegate chat --json",
     "tidegate doctor",
     "tidegate quote",

@@ -8,8 +8,8 @@ waits for imports more than for anything else.
 
 - ``main``       its first moments, and errors in one line
 - ``commands``   every command: from ``up`` (``worker``, ``serve``, ``picker``), ``chat``, ``slot``,
-                 ``models``, ``engines``, ``tasks`` (``sessions``, ``quote``), ``top``, ``doctor``,
+                 ``models``, ``engines``, ``tasks`` (``sessions``, ``quote``), ``doctor``,
                  ``operate`` (``drain``, ``swap``, ``reload``), ``pool``
 - ``launch``     from the arguments of ``up`` to the launcher
-- ``arguments``, ``asking``, ``runtime``, ``terminal``: what they share
+- ``arguments``, ``runtime``, ``terminal``: what they share
 """
