@@ -69,7 +69,6 @@ class Api(StrEnum):
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
-    KSERVE = "kserve"
     EMBEDDINGS = "embeddings"
 
 
