@@ -17,17 +17,14 @@ class StageState(msgspec.Struct, frozen=True):
     """Observed times of one stage."""
 
     provider: str
-    """The provider that serves recipes that name none."""
     seconds_per_unit: float
     """Seconds that a unit of its work rarely exceeds: the P95; before there is one, an estimate by
     the warm-up or else the target."""
     p95_ms: float | None = None
     """Percentile of finished runs; null before there is one."""
-    others: dict[str, float] = {}
-    """Seconds per unit with each other loaded provider."""
-    least: dict[str, float] | None = None
-    """Least seconds per unit with each provider; 0 where it has rendered nothing recently, as it
-    may then be arbitrarily fast. Null from a model older than this field."""
+    least: float | None = None
+    """Least seconds per unit; 0 where nothing was rendered recently, as it may then be arbitrarily
+    fast. Null from a model older than this field."""
 
 
 class AbortState(msgspec.Struct, frozen=True):
@@ -54,8 +51,6 @@ class ClipsState(msgspec.Struct, frozen=True):
     """Seconds until each slot that is taken is expected to be free again."""
     stages: dict[str, StageState]
     """Stages by name: ``audio``, ``image``, ``video``, ``clip``."""
-    providers: dict[str, tuple[str, ...]]
-    """Providers that a recipe may name, by stage."""
     memory_used_bytes: int = 0
     abort_to_free_p50_ms: float | None = None
     abort_to_free_p99_ms: float | None = None

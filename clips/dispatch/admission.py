@@ -25,7 +25,6 @@ from clips.dispatch.waiting import WaitingClips
 from orchestrator.clock import Clock
 from orchestrator.errors import (
     DeadlineInfeasible,
-    InvalidRequest,
     NotReady,
     QueueFull,
     TidegateError,
@@ -38,7 +37,6 @@ from orchestrator.prediction.feasibility import (
     RefusalStats,
 )
 from orchestrator.telemetry.log import fields, service_log
-from protocol import excerpt
 
 _MAX_PLACES = 16
 """Places in line that are tried for a feasible deadline before the one behind all others."""
@@ -85,7 +83,6 @@ class ClipAdmission:
         if not ready:
             raise NotReady("no instance that renders slots is ready; try again shortly")
         now = self._clock.now()
-        _require_providers(clip.needs, ready)
         self._waiting.time(clip)
         self._require_room(clip, ready, now)
         if self._config.mode is AdmissionMode.OFF:
@@ -179,7 +176,7 @@ class ClipAdmission:
         after = [other.needs for other in others[place_in_line:]]
         found = forecast([*before, needs, *after], self._waiting.lines(now))
         own, behind = found[place_in_line], found[place_in_line + 1 :]
-        assert own is not None, "some instance has its providers"
+        assert own is not None, "some instance is ready"
         if not own.is_in_time:
             return _Hindrance(own, is_others=False)
         if all(map(_is_in_time, behind)):
@@ -247,25 +244,10 @@ class ClipAdmission:
         lines = self._waiting.lines(now)
         forecast((other.needs for other in others), lines)
         last = place(needs, lines)
-        assert last is not None, "some instance has its providers"
+        assert last is not None, "some instance is ready"
         finish_at = last.finish_at + self._fleet.instances[last.address].ability.buffer_s
         behind_s = max(start_bys, default=now) - self._waiting.start_by(needs.by(now))
         return max(finish_at, now + behind_s) + _RESENT_S
-
-
-def _require_providers(needs: ClipNeeds, ready: list[ClipInstance]) -> None:
-    """Raise ``InvalidRequest`` unless one of ``ready`` has all providers that the recipe names."""
-    missing = [instance.ability.missing(needs.chosen) for instance in ready]
-    stage = missing[0]
-    if stage is None or None in missing:
-        return
-    known = {name for one in ready for name in one.ability.others.get(stage, {})}
-    field = f"recipe.providers.{stage.name.lower()}"
-    raise InvalidRequest(
-        f"{field}: no instance has {excerpt(needs.chosen[stage])} with what else is named; "
-        f"available: {', '.join(sorted(known))}",
-        field=field,
-    )
 
 
 def _is_in_time(expected: Expected | None) -> bool:

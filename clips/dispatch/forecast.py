@@ -51,9 +51,7 @@ class Ability:
     """What an instance can do, and how fast. A change makes a new object."""
 
     rates: Mapping[ClipStage, float]
-    """Seconds per unit of each stage's work, if a recipe names no provider."""
-    others: Mapping[ClipStage, Mapping[str, float]] = field(default_factory=dict)
-    """Seconds per unit by stage and provider; a stage that is not here accepts any provider."""
+    """Seconds per unit of each stage's work."""
     max_size: int = NOMINAL.size
     max_seconds: float = NOMINAL.seconds
     buffer_s: float = BUFFER_S
@@ -65,43 +63,24 @@ class Ability:
     @classmethod
     def of(cls, state: ClipsState) -> "Ability":
         """The ability by a worker's state."""
-        rates, others = dict(NOMINAL_ABILITY.rates), {}
-        least, least_others = dict(rates), {}
+        rates = dict(NOMINAL_ABILITY.rates)
+        least = dict(rates)
         for stage in ClipStage:
             told = state.stages.get(stage.value)
             if told is not None:
                 rates[stage] = told.seconds_per_unit
-                others[stage] = {**told.others, told.provider: told.seconds_per_unit}
-                least_others[stage] = others[stage] if told.least is None else told.least
-                least[stage] = least_others[stage].get(told.provider, rates[stage])
-        can = cls(
-            rates,
-            others,
-            state.max_size,
-            state.max_seconds,
-            state.buffer_s,
-            max(1, state.slots_total),
-        )
-        return replace(can, fastest=replace(can, rates=least, others=least_others))
+                least[stage] = told.seconds_per_unit if told.least is None else told.least
+        slots = max(1, state.slots_total)
+        can = cls(rates, state.max_size, state.max_seconds, state.buffer_s, slots)
+        return replace(can, fastest=replace(can, rates=least))
 
     @property
     def at_best(self) -> "Ability":
         """The fastest that the instance may be: nothing will be done faster there."""
         return self.fastest or self
 
-    def work(self, plan: ClipPlan, chosen: Mapping[ClipStage, str]) -> Work:
-        """The work of ``plan`` with the ``chosen`` providers, which the instance must have."""
-        return {
-            stage: units * self.others.get(stage, {}).get(chosen[stage], self.rates[stage])
-            for stage, units in units_of(plan).items()
-        }
-
-    def missing(self, chosen: Mapping[ClipStage, str]) -> ClipStage | None:
-        """A stage whose chosen provider the instance lacks; None if it lacks none."""
-        for stage, name in chosen.items():
-            if name and stage in self.others and name not in self.others[stage]:
-                return stage
-        return None
+    def work(self, plan: ClipPlan) -> Work:
+        return {stage: units * self.rates[stage] for stage, units in units_of(plan).items()}
 
 
 def _nominal() -> Ability:
@@ -118,14 +97,6 @@ class ClipNeeds:
 
     def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
         self.deadline_at = deadline_at
-        providers = recipe.providers
-        self.chosen: Mapping[ClipStage, str] = {
-            ClipStage.SPEECH: providers.speech,
-            ClipStage.PORTRAIT: providers.portrait,
-            ClipStage.VIDEO: providers.video,
-            ClipStage.CHECK: providers.check,
-        }
-        """Providers by stage; empty if the recipe names none."""
         self._recipe = recipe
         self._degrade = degrade
         self._wholes: dict[tuple[int, float], ClipPlan] = {}
@@ -166,24 +137,23 @@ class ClipNeeds:
         if least_s is None:
             if len(self._least_s) >= _MAX_ABILITIES:  # keeps abilities of the past from piling up
                 self._least_s.clear()
-            least_s = alone_s(ability.work(self.least(ability), self.chosen))
+            least_s = alone_s(ability.work(self.least(ability)))
             self._least_s[ability] = least_s
         return self.due_at(ability) - least_s
 
     def may_be_met(self, ability: Ability, now: float) -> bool:
         """Whether the clip could be in time there if it began now and went as well as possible."""
-        can = ability.at_best
-        return can.missing(self.chosen) is None and now <= self.start_by(can)
+        return now <= self.start_by(ability.at_best)
 
     def is_known(self, ability: Ability) -> bool:
         """Whether all stages that the clip needs have run there recently."""
-        least = ability.at_best.work(self.whole(ability), self.chosen)
+        least = ability.at_best.work(self.whole(ability))
         needed = units_of(self.whole(ability))
         return all(least[stage] > 0 for stage in ClipStage if needed[stage])
 
     def longest_stage(self, plan: ClipPlan, ability: Ability) -> ClipStage:
         """The stage that takes most of ``plan``'s time."""
-        work = ability.work(plan, self.chosen)
+        work = ability.work(plan)
         return max(ClipStage, key=lambda stage: work[stage])
 
 
@@ -192,14 +162,13 @@ class Begun:
     """A clip that an instance has: the plan it renders, and the percent done of each stage."""
 
     plan: ClipPlan
-    chosen: Mapping[ClipStage, str]
     percents: Mapping[str, int] = field(default_factory=dict)
 
     def left(self, ability: Ability) -> Work:
         """The work still to be done there, by the present ability."""
         return {
             stage: work_s * (1 - min(100, self.percents.get(stage, 0)) / 100)
-            for stage, work_s in ability.work(self.plan, self.chosen).items()
+            for stage, work_s in ability.work(self.plan).items()
         }
 
 
@@ -263,7 +232,7 @@ def best_plan(needs: ClipNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float
     due_at = needs.due_at(ability)
 
     def finish_at(plan: ClipPlan) -> float:
-        return line.finish(ability.work(plan, needs.chosen))
+        return line.finish(ability.work(plan))
 
     plan = needs.fit(ability, lambda plan: finish_at(plan) <= due_at)
     if plan is not None:
@@ -273,13 +242,9 @@ def best_plan(needs: ClipNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float
 
 
 def place(needs: ClipNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
-    """The earliest finish in time, or the earliest of all if none is in time; None if no instance
-    has the providers that ``needs`` names."""
-    found = [
-        Expected(address, *best_plan(needs, line))
-        for address, line in lines.items()
-        if line.ability.missing(needs.chosen) is None
-    ]
+    """The earliest finish in time, or the earliest of all if none is in time; None without an
+    instance."""
+    found = [Expected(address, *best_plan(needs, line)) for address, line in lines.items()]
     return min(found, key=lambda each: (not each.is_in_time, each.finish_at), default=None)
 
 
@@ -293,6 +258,6 @@ def forecast(
         found = place(needs, lines)
         if found is not None and found.is_in_time:
             line = lines[found.address]
-            line.take(line.ability.work(found.plan, needs.chosen))
+            line.take(line.ability.work(found.plan))
         expected.append(found)
     return expected

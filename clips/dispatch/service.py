@@ -272,7 +272,7 @@ class Clips:
     def _send(self, clip: ClipTask, instance: ClipInstance, found: Expected, now: float) -> None:
         self._waiting.remove(clip)
         clip.dispatched(instance.address, now)
-        begun = Begun(found.plan, clip.needs.chosen, clip.percents)
+        begun = Begun(found.plan, clip.percents)
         keep_on = self.refusals.runs_on(clip)
         attempt = ClipAttempt(clip, instance.address, begun, self, self._clock, keep_on=keep_on)
         clip.attempt = attempt

@@ -125,10 +125,6 @@ class StageTimes:
         self._slow_rate = 0.0
         """Seconds per unit that hardly any work exceeds: the P95 of observed rates."""
 
-    def unseen(self) -> "StageTimes":
-        """New ``StageTimes`` for this budget, with nothing observed."""
-        return StageTimes(self._budget, self._units, self.activity)
-
     @property
     def budget(self) -> StageBudget:
         return self._budget

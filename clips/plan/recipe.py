@@ -2,8 +2,6 @@
 
 ``1.x`` is accepted whatever ``x`` is: what a later minor version adds is ignored, while in ours and
 earlier ones an unknown field is an error that names it.
-
-- 1.1 adds ``providers``.
 """
 
 import re
@@ -26,8 +24,6 @@ class RecipeError(RequestError):
 
 MAJOR: Final = 1
 MINOR: Final = 1
-_SINCE: Final = {"providers": 1}
-"""Fields with the minor version that added each."""
 MAX_TEXT: Final = 1_000
 """Most characters of text: about a minute of speech, more than the longest clip holds."""
 MAX_PROMPT: Final = 500
@@ -37,7 +33,6 @@ MAX_BYTES: Final = 64 * 1024
 _Version = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
-_Name = Annotated[str, Meta(max_length=64)]
 
 
 class Voice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,15 +65,6 @@ class CheckWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
 
 
-class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The provider for each stage, one of those that are loaded; empty: the service's default."""
-
-    speech: _Name = ""
-    portrait: _Name = ""
-    video: _Name = ""
-    check: _Name = ""
-
-
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that one clip is made from."""
 
@@ -88,7 +74,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     portrait: Portrait = Portrait()
     video: Video = Video()
     check: CheckWanted = CheckWanted()
-    providers: Chosen = Chosen()
 
 
 def read_recipe(data: bytes | str | Mapping[str, Any]) -> Recipe:
@@ -104,14 +89,8 @@ def read_recipe(data: bytes | str | Mapping[str, Any]) -> Recipe:
             raise RecipeError("", f"not valid JSON: {error}") from None
     if not isinstance(data, Mapping):
         raise RecipeError("", "must be a JSON object")
-    minor = _minor(data)
-    if minor > MINOR:
+    if _minor(data) > MINOR:
         data = _known(data, Recipe)
-    for field, since in _SINCE.items():
-        if field in data and minor < since:
-            raise RecipeError(
-                field, f"unknown field in {MAJOR}.{minor}; schema {MAJOR}.{since} has it"
-            )
     try:
         recipe = msgspec.convert(data, Recipe)
     except msgspec.ValidationError as error:

@@ -12,7 +12,7 @@ import torch
 
 from clips.plan.budgets import ClipStage
 from clips.plan.plan import SAMPLE_RATE
-from clips.plan.recipe import Chosen, Portrait, Recipe, Video
+from clips.plan.recipe import Portrait, Recipe, Video
 from clips.render import encode
 from clips.render.buffers import BufferPool, BufferSizes
 from clips.render.clip import Unfinished
@@ -53,7 +53,8 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     sizes = BufferSizes(
         settings.size, int(settings.seconds * 30) + 1, math.ceil(settings.seconds * SAMPLE_RATE)
     )
-    models = [resident for provider in providers.all() for resident in provider.residents()]
+    loaded = providers.by_stage().values()
+    models = [resident for provider in loaded for resident in provider.residents()]
     models_bytes = sum(each.bytes for each in models)
     slots = clips_within(settings.slots, models_bytes, sizes.bytes, limits.hard_bytes)
     buffers = Resident(f"buffers of {slots} slots", slots * sizes.bytes)
@@ -72,7 +73,7 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, slots, device)
     asyncio.run(warm_up(pipeline, pool))
-    reporter = ClipReporter(settings, pipeline.times, guard)
+    reporter = ClipReporter(settings, providers, pipeline.times, guard)
     return ClipWorker(pipeline, pool, settings, reporter)
 
 
@@ -92,41 +93,16 @@ _DEADLINE_S = 60.0
 
 
 async def warm_up(pipeline: ClipPipeline, pool: BufferPool) -> None:
-    """Render a short clip by each loaded provider, twice where time allows, since the first of each
-    includes one-time costs. Does not raise for a provider that fails: its requests will.
+    """Render a short clip, twice where time allows, since the first includes one-time costs. Does
+    not raise for a provider that fails: its requests will.
     """
     began = time.monotonic()
-    for recipe in _recipes(pipeline):
-        for _ in range(2):
-            if time.monotonic() - began < _ENOUGH_S:
-                await _render(pipeline, pool, recipe, time.monotonic() + _DEADLINE_S)
+    recipe = Recipe("1.1", _TEXT, portrait=Portrait(seed=1), video=Video(seconds=1.0))
+    for _ in range(2):
+        if time.monotonic() - began < _ENOUGH_S:
+            await _render(pipeline, pool, recipe, time.monotonic() + _DEADLINE_S)
     pipeline.end_warm_up()
     media_log.info("warmed up in %.2f s", time.monotonic() - began)
-
-
-def _recipes(pipeline: ClipPipeline) -> list[Recipe]:
-    """Enough recipes for each provider to serve one."""
-    names = pipeline.providers.names
-
-    def chosen(at: int) -> Chosen:
-        each = {stage: of_stage[min(at, len(of_stage) - 1)] for stage, of_stage in names.items()}
-        return Chosen(
-            each[ClipStage.SPEECH],
-            each[ClipStage.PORTRAIT],
-            each[ClipStage.VIDEO],
-            each[ClipStage.CHECK],
-        )
-
-    return [
-        Recipe(
-            schema="1.1",
-            text=_TEXT,
-            portrait=Portrait(seed=1),
-            video=Video(seconds=1.0),
-            providers=chosen(at),
-        )
-        for at in range(max(map(len, names.values())))
-    ]
 
 
 async def _render(

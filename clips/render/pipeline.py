@@ -15,7 +15,7 @@ from clips.render.errors import ClipError
 from clips.render.prediction import ClipPrediction, Pace
 from clips.render.rendering import ClipOrder, Progress, Rendering
 from clips.render.stage_runner import StageRunner
-from clips.render.stages.providers import Providers
+from clips.render.stages.base import StageProviders
 from worker.errors import MemoryLimitExceeded
 from worker.memory import MemoryGuard
 
@@ -49,24 +49,24 @@ class ClipPipeline:
 
     def __init__(
         self,
-        providers: Providers,
+        providers: StageProviders,
         times: Mapping[ClipStage, StageTimes],
         memory: MemoryGuard,
         device: torch.device,
         config: PipelineConfig,
         check_device: Callable[[], None] | None = None,
     ) -> None:
-        """``times``: those of the first provider of each stage; others begin with its budget.
-        ``check_device``: see ``StageRunner``."""
+        """``check_device``: see ``StageRunner``."""
         self.providers = providers
         self._config = config
-        self.times: Mapping[ClipStage, Mapping[str, StageTimes]] = {
-            stage: {
-                name: times[stage] if number == 0 else times[stage].unseen()
-                for number, name in enumerate(names)
-            }
-            for stage, names in providers.names.items()
-        }
+        self.times = times
+        self._prediction = ClipPrediction(
+            times[ClipStage.SPEECH],
+            times[ClipStage.PORTRAIT],
+            times[ClipStage.VIDEO],
+            times[ClipStage.CHECK],
+            config.buffer_s,
+        )
         self._runners = {
             stage: StageRunner(stage, memory, device, config.nice, check_device)
             for stage in ClipStage
@@ -76,13 +76,13 @@ class ClipPipeline:
         """End the threads, then release the models."""
         for runner in self._runners.values():
             runner.close()
-        for provider in self.providers.all():
+        for provider in self.providers.by_stage().values():
             provider.close()
 
     def plan(self, recipe: Recipe, remaining_s: float, *, degrade: bool) -> ClipPlan:
-        """What to begin of ``recipe``. Raises ``OutOfTime`` where even that is certain to be late,
-        and ``RecipeError`` where it chooses a provider that is not loaded."""
-        prediction = self._prediction(recipe)
+        """What to begin of ``recipe``. Raises ``OutOfTime`` where even that is certain to be
+        late."""
+        prediction = self._prediction
         return prediction.fitted(
             self.whole(recipe), "plan", remaining_s, prediction.all_s, degrade=degrade
         )
@@ -98,13 +98,12 @@ class ClipPipeline:
 
     def end_warm_up(self) -> None:
         """Note that all that was rendered so far was warm-up."""
-        for of_stage in self.times.values():
-            for times in of_stage.values():
-                times.end_warm_up()
+        for times in self.times.values():
+            times.end_warm_up()
 
-    def takes_s(self, recipe: Recipe, plan: ClipPlan, pace: Pace) -> float:
+    def takes_s(self, plan: ClipPlan, pace: Pace) -> float:
         """Seconds that all of ``plan`` takes, by ``pace``."""
-        return self._prediction(recipe).all_s(plan, pace)
+        return self._prediction.all_s(plan, pace)
 
     async def run(
         self,
@@ -128,8 +127,7 @@ class ClipPipeline:
         order = ClipOrder(
             recipe, self.whole(recipe), deadline_at, self._config.max_seconds, degrade, keep_on
         )
-        stages = self.providers.chosen(recipe.providers)
-        rendering = Rendering(order, clip, stages, self._prediction(recipe), self._runners, said)
+        rendering = Rendering(order, clip, self.providers, self._prediction, self._runners, said)
         try:
             await rendering.run()
         except (ClipError, MemoryLimitExceeded) as error:
@@ -137,13 +135,3 @@ class ClipPipeline:
         finally:
             clip.total_ms = 1000 * (time.monotonic() - begun)
         return clip
-
-    def _prediction(self, recipe: Recipe) -> ClipPrediction:
-        stages, times = self.providers.chosen(recipe.providers), self.times
-        return ClipPrediction(
-            times[ClipStage.SPEECH][stages.speech.name],
-            times[ClipStage.PORTRAIT][stages.portrait.name],
-            times[ClipStage.VIDEO][stages.video.name],
-            times[ClipStage.CHECK][stages.check.name],
-            self._config.buffer_s,
-        )

@@ -17,8 +17,7 @@ LEAST: Final[Pace] = StageTimes.least_s
 
 @dataclass(frozen=True, slots=True)
 class ClipPrediction:
-    """Predicts times for the providers that one recipe chose; ``buffer_s`` seconds of every
-    deadline are kept back."""
+    """Predicts times of the stages; ``buffer_s`` seconds of every deadline are kept back."""
 
     speech: StageTimes
     portrait: StageTimes

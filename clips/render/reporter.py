@@ -7,6 +7,7 @@ from clips.plan.budgets import ClipStage, StageTimes, quantile
 from clips.render.buffers import BufferPool
 from clips.render.queue import MOST_WAITING, ClipQueue
 from clips.render.settings import RenderSettings
+from clips.render.stages.base import StageProviders
 from clips.state import AbortState, ClipsState, StageState
 from worker.memory import MemoryGuard
 
@@ -47,10 +48,12 @@ class ClipReporter:
     def __init__(
         self,
         settings: RenderSettings,
-        times: Mapping[ClipStage, Mapping[str, StageTimes]],
+        providers: StageProviders,
+        times: Mapping[ClipStage, StageTimes],
         memory: MemoryGuard,
     ) -> None:
         self._settings = settings
+        self._names = {stage: each.name for stage, each in providers.by_stage().items()}
         self._times = times
         self._memory = memory
 
@@ -67,7 +70,6 @@ class ClipReporter:
             max_waiting=MOST_WAITING,
             free_in_s=queue.free_in_s(),
             stages={stage: self._stage(stage) for stage in ClipStage},
-            providers={stage.value: tuple(names) for stage, names in self._times.items()},
             memory_used_bytes=self._memory.meter.used_bytes(),
             abort_to_free_p50_ms=aborts.quantile_ms(0.50),
             abort_to_free_p99_ms=aborts.quantile_ms(0.99),
@@ -75,11 +77,7 @@ class ClipReporter:
         )
 
     def _stage(self, stage: ClipStage) -> StageState:
-        (provider, times), *others = self._times[stage].items()
+        times = self._times[stage]
         return StageState(
-            provider=provider,
-            seconds_per_unit=times.seconds_per_unit,
-            p95_ms=times.p95_ms,
-            others={name: each.seconds_per_unit for name, each in others},
-            least={name: each.least_per_unit for name, each in self._times[stage].items()},
+            self._names[stage], times.seconds_per_unit, times.p95_ms, times.least_per_unit
         )

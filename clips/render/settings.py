@@ -1,22 +1,14 @@
 """Settings of the slot model, read once from the environment (``TIDEGATE_SLOT__…``)."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from clips.plan.plan import BUFFER_S
 from clips.render.stages.checkpoint import Precision
 from clips.render.stages.flux import FluxPrecision
 from worker.environment import DELIMITER, EnvironmentSettings, Names, Section, read_environment
-
-
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
-
-
-DistinctNames = Annotated[Names, AfterValidator(_distinct)]
-"""Names, each counted once."""
 
 
 class KokoroSettings(Section):
@@ -47,7 +39,7 @@ class LivePortraitSettings(Section):
 class ClipSettings(Section):
     """The check of that name."""
 
-    folders: DistinctNames = ()
+    folders: Names = ()
     """Folders with the weights of two models, with a comma between: first the one of weight 0.4,
     then the one of weight 0.6."""
     precision: Precision = "fp16"
@@ -71,15 +63,14 @@ class RenderSettings(EnvironmentSettings):
 
     device: Literal["cuda", "cpu"] = "cuda"
     """Device of the pipeline. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
-    speech: DistinctNames = ("espeak",)
-    """Providers of speech (docs/slot.md), separated by commas. All of them stay in memory; recipes
-    choose among them, and the first serves those that do not."""
-    portrait: DistinctNames = ("procedural",)
-    """Providers of portraits, as those of speech."""
-    video: DistinctNames = ("warp",)
-    """Providers of video, as those of speech."""
-    check: DistinctNames = ("tiny",)
-    """Providers of the check whether a clip fits its recipe, as those of speech."""
+    speech: str = "espeak"
+    """Provider of speech (docs/slot.md)."""
+    portrait: str = "procedural"
+    """Provider of portraits."""
+    video: str = "warp"
+    """Provider of video."""
+    check: str = "tiny"
+    """Provider of the check whether a clip fits its recipe."""
     size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
     """Most pixels of either side of a clip."""
     seconds: float = Field(default=20.0, gt=0, le=45)

@@ -249,13 +249,13 @@ class ClipWorker:
         pipeline, queue, recipe = self._pipeline, self._queue, request.recipe
         deadline_at = asked.received + request.deadline_s
         plan = self._plan(asked, request, deadline_at)
-        takes_s = pipeline.takes_s(recipe, plan, HOPED)
+        takes_s = pipeline.takes_s(plan, HOPED)
         start_by = deadline_at - self._settings.buffer_s - takes_s
         give_up_at = deadline_at
         if not request.keep_on:
             # Without observations it may be fast: it waits as long as that could help.
             least = pipeline.least(recipe, degrade=request.degrade)
-            least_s = pipeline.takes_s(recipe, least, LEAST)
+            least_s = pipeline.takes_s(least, LEAST)
             give_up_at -= self._settings.buffer_s + least_s
         now = time.monotonic()
         if now + queue.wait_s(start_by, takes_s) > give_up_at and queue.waiting:

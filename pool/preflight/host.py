@@ -108,10 +108,8 @@ def libpython_dir(stub: Path) -> Path | None:
 
 
 def slot_packages_lacking(speech: str = "espeak") -> tuple[str, ...]:
-    """Distributions that are not installed, for clips with speech from the providers in ``speech``,
-    separated by commas."""
-    named = [_SPEECH.get(name.strip()) for name in speech.split(",")]
-    wanted = [_ENCODER, *filter(None, named)]
+    """Distributions that are not installed, for clips with ``speech`` from that provider."""
+    wanted = filter(None, (_ENCODER, _SPEECH.get(speech)))
     return tuple(name for module, name in wanted if importlib.util.find_spec(module) is None)
 
 

@@ -38,7 +38,6 @@ def make_state(**changes: Any) -> ClipsState:
         max_waiting=64,
         free_in_s=(),
         stages={stage.value: StageState("fake", 0.01) for stage in ClipStage},
-        providers={stage.value: ("fake",) for stage in ClipStage},
         memory_used_bytes=1000,
         abort_to_free_p50_ms=12.5,
         abort_to_free_p99_ms=50.0,

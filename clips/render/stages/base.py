@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from clips.plan.budgets import ClipStage
 from clips.plan.plan import ClipPlan
 from clips.plan.recipe import Recipe
 from clips.render.memory import Resident
@@ -85,3 +86,11 @@ class StageProviders:
     portrait: PortraitProvider
     video: VideoProvider
     check: CheckProvider
+
+    def by_stage(self) -> dict[ClipStage, Provider]:
+        return {
+            ClipStage.SPEECH: self.speech,
+            ClipStage.PORTRAIT: self.portrait,
+            ClipStage.VIDEO: self.video,
+            ClipStage.CHECK: self.check,
+        }

@@ -1,18 +1,14 @@
 """Loads the providers of the stages by their names."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
 
-from clips.plan.budgets import ClipStage
-from clips.plan.recipe import Chosen, RecipeError
 from clips.render.settings import RenderSettings
 from clips.render.stages.base import (
     CheckProvider,
     PortraitProvider,
-    Provider,
     SpeechProvider,
     StageProviders,
     VideoProvider,
@@ -27,7 +23,7 @@ from clips.render.stages.tiny_clip import TinyClipCheck
 from clips.render.stages.warp import WarpVideo
 from worker.errors import LoadError
 
-P = TypeVar("P", bound=Provider)
+P = TypeVar("P")
 
 SPEECH: Mapping[str, Callable[[torch.device, RenderSettings], SpeechProvider]] = {
     "espeak": lambda device, options: EspeakSpeech(),
@@ -51,81 +47,22 @@ CHECK: Mapping[str, Callable[[torch.device, RenderSettings], CheckProvider]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Providers:
-    """Loaded providers by stage and name; a stage's first serves recipes that name none."""
-
-    speech: Mapping[str, SpeechProvider]
-    portrait: Mapping[str, PortraitProvider]
-    video: Mapping[str, VideoProvider]
-    check: Mapping[str, CheckProvider]
-
-    @classmethod
-    def single(cls, stages: StageProviders) -> "Providers":
-        """``Providers`` with one for each stage."""
-        return cls(
-            {stages.speech.name: stages.speech},
-            {stages.portrait.name: stages.portrait},
-            {stages.video.name: stages.video},
-            {stages.check.name: stages.check},
-        )
-
-    @property
-    def names(self) -> Mapping[ClipStage, tuple[str, ...]]:
-        """Names of the loaded providers by stage, which recipes may choose."""
-        return {
-            ClipStage.SPEECH: tuple(self.speech),
-            ClipStage.PORTRAIT: tuple(self.portrait),
-            ClipStage.VIDEO: tuple(self.video),
-            ClipStage.CHECK: tuple(self.check),
-        }
-
-    def all(self) -> Sequence[Provider]:
-        """All loaded providers, in the order of stages."""
-        return [
-            provider
-            for loaded in (self.speech, self.portrait, self.video, self.check)
-            for provider in loaded.values()
-        ]
-
-    def chosen(self, by: Chosen) -> StageProviders:
-        """The providers that a recipe chose. Raises ``RecipeError`` for one that is not loaded."""
-        return StageProviders(
-            _choose(self.speech, "speech", by.speech),
-            _choose(self.portrait, "portrait", by.portrait),
-            _choose(self.video, "video", by.video),
-            _choose(self.check, "check", by.check),
-        )
-
-
-def load_providers(device: torch.device, settings: RenderSettings) -> Providers:
-    """Load the providers that the settings name, at least one for each stage. Raises
-    ``LoadError``."""
-    _check_names("SPEECH", settings.speech, SPEECH)
-    _check_names("PORTRAIT", settings.portrait, PORTRAIT)
-    _check_names("VIDEO", settings.video, VIDEO)
-    _check_names("CHECK", settings.check, CHECK)
-    return Providers(
-        {name: SPEECH[name](device, settings) for name in settings.speech},
-        {name: PORTRAIT[name](device, settings) for name in settings.portrait},
-        {name: VIDEO[name](device, settings) for name in settings.video},
-        {name: CHECK[name](device, settings) for name in settings.check},
+def load_providers(device: torch.device, settings: RenderSettings) -> StageProviders:
+    """Load the providers that the settings name. Raises ``LoadError``."""
+    speech = _named("SPEECH", settings.speech, SPEECH)
+    portrait = _named("PORTRAIT", settings.portrait, PORTRAIT)
+    video = _named("VIDEO", settings.video, VIDEO)
+    check = _named("CHECK", settings.check, CHECK)
+    return StageProviders(
+        speech(device, settings),
+        portrait(device, settings),
+        video(device, settings),
+        check(device, settings),
     )
 
 
-def _check_names(setting: str, names: Sequence[str], known: Mapping[str, object]) -> None:
-    there = ", ".join(known)
-    if not names:
-        raise LoadError(f"TIDEGATE_SLOT__{setting} names no provider; available: {there}")
-    for name in names:
-        if name not in known:
-            raise LoadError(f"TIDEGATE_SLOT__{setting}: no provider {name!r}; available: {there}")
-
-
-def _choose(loaded: Mapping[str, P], field: str, name: str) -> P:
-    if not name:
-        return next(iter(loaded.values()))
-    if name not in loaded:
-        there = ", ".join(loaded)
-        raise RecipeError(f"providers.{field}", f"{name!r} is not loaded here; available: {there}")
-    return loaded[name]
+def _named(setting: str, name: str, known: Mapping[str, P]) -> P:
+    if name not in known:
+        there = ", ".join(known)
+        raise LoadError(f"TIDEGATE_SLOT__{setting}: no provider {name!r}; available: {there}")
+    return known[name]

@@ -19,8 +19,8 @@ SEEN = {"seconds_per_unit": 20.0, "least": 10.0}
 
 def stages(*, seconds_per_unit: float, least: float) -> dict[str, StageState]:
     """A check takes so long, and everything else next to nothing."""
-    known = {stage.value: StageState("fake", 0.001, least={"fake": 0.0008}) for stage in ClipStage}
-    return known | {"clip": StageState("fake", seconds_per_unit, least={"fake": least})}
+    known = {stage.value: StageState("fake", 0.001, least=0.0008) for stage in ClipStage}
+    return known | {"clip": StageState("fake", seconds_per_unit, least=least)}
 
 
 async def serve(

@@ -13,12 +13,9 @@ from clips.dispatch.forecast import (
     ClipNeeds,
     InstanceTimeline,
     forecast,
-    place,
 )
 from clips.plan.budgets import ClipStage
 from clips.plan.recipe import read_recipe
-from clips.state import StageState
-from tests.support.fake_slots import make_state
 
 NOW = 100.0
 
@@ -49,7 +46,7 @@ def test_stages_of_two_clips_overlap_and_one_serves_one_at_a_time() -> None:
     ends = []
     for _ in range(3):
         want = needs(100)
-        work = can.work(want.whole(can), want.chosen)
+        work = can.work(want.whole(can))
         ends.append(line.finish(work) - NOW)
         line.take(work)
     # The second's video waits for the first's; the third begins when the first has gone.
@@ -60,27 +57,13 @@ def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
     can = ability(2, 2, 4, 0, slots=1)
     want = needs(100)
     plan = want.whole(can)
-    work = can.work(plan, want.chosen)
-    half = Begun(plan, want.chosen, {"audio": 100, "image": 100, "video": 50})
+    work = can.work(plan)
+    half = Begun(plan, {"audio": 100, "image": 100, "video": 50})
     assert InstanceTimeline(can, NOW, [half]).free_at == pytest.approx(NOW + 2)
     assert InstanceTimeline(can, NOW, [half]).finish(work) == pytest.approx(NOW + 2 + 6)
     assert InstanceTimeline(can, NOW, (), [1.5]).free_at == pytest.approx(NOW + 1.5), (
         "somebody else's"
     )
-
-
-def test_providers_are_asked_for_by_name() -> None:
-    told = make_state(stages={"video": StageState("warp", 1.0, others={"fine": 3.0})})
-    can = Ability.of(told)
-    plain, fine = needs(50), needs(50, providers={"video": "fine"})
-    plan = plain.whole(can)
-    work, dear = can.work(plan, plain.chosen), can.work(plan, fine.chosen)
-    assert dear[ClipStage.VIDEO] == pytest.approx(3 * work[ClipStage.VIDEO])
-    assert can.missing(needs(1, providers={"video": "other"}).chosen) is ClipStage.VIDEO
-    assert (
-        place(needs(1, providers={"video": "other"}), {"a": InstanceTimeline(can, NOW, ())}) is None
-    )
-    assert NOMINAL_ABILITY.missing(needs(1, providers={"video": "other"}).chosen) is None
 
 
 @given(st.lists(st.floats(0.5, 60), max_size=12), st.integers(1, 3), st.booleans())
@@ -95,6 +78,6 @@ def test_nothing_that_is_said_to_be_in_time_is_late(
         assert found is not None
         assert found.is_in_time == (found.finish_at <= want.due_at(can))
         if found.is_in_time:
-            busy[found.address] += can.work(found.plan, want.chosen)[ClipStage.VIDEO]
+            busy[found.address] += can.work(found.plan)[ClipStage.VIDEO]
             # A stage serves one clip at a time: what it did by then fits before it.
             assert busy[found.address] <= found.finish_at - NOW + 1e-6

@@ -219,16 +219,6 @@ async def test_somebody_elses_clips_take_room_too(
     assert (await until_ended(service, clip))["outcome"] == "met"
 
 
-async def test_a_provider_that_nobody_has(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    worker = await a_worker(make_worker)
-    service = await serving(await make_service(worker))
-    recipe = RECIPE | {"schema": "1.1", "providers": {"portrait": "flux"}}
-    error = await submit(service, 400, recipe=recipe)
-    assert error["field"] == "recipe.providers.portrait" and "available: fake" in error["message"]
-
-
 async def test_a_model_that_was_unloaded_gets_no_more_clips(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:

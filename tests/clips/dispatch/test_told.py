@@ -57,7 +57,7 @@ class Scene:
         for _ in range(instance.ability.slots):
             needs = self.clip(1000.0, rng.choice(TEXTS), degrade=False).needs
             done = {stage.value: 100 for stage in list(ClipStage)[: rng.randrange(3)]}
-            begun = Begun(needs.whole(instance.ability), needs.chosen, done)
+            begun = Begun(needs.whole(instance.ability), done)
             attempt: Any = SimpleNamespace(begun=begun)
             instance.attempts.append(attempt)
         return instance

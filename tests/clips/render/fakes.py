@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from clips.render.clip import Clip, Unfinished
 from clips.render.memory import CountedMemory, Resident, clip_guard
 from clips.render.pipeline import ClipPipeline, PipelineConfig
 from clips.render.stages.base import ModelScore, StageProviders, Step
-from clips.render.stages.providers import Providers
 from worker.memory import MemoryLimits
 
 CPU = torch.device("cpu")
@@ -93,8 +92,7 @@ class FakeCheck(FakeStage):
 class Rig:
     """A pipeline of fakes that takes hardly any time, by its own measure."""
 
-    def __init__(self, portraits: Sequence[FakePortrait] = ()) -> None:
-        """``portraits``: for recipes that name them."""
+    def __init__(self) -> None:
         self.order: list[str] = []
         fakes = (FakeSpeech, FakePortrait, FakeVideo, FakeCheck)
         self.fakes = {
@@ -109,10 +107,7 @@ class Rig:
         guard = clip_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
         stages = StageProviders(*self.fakes.values())  # type: ignore[arg-type]
         config = PipelineConfig(64, 5.0, buffer_s=1.0)
-        loaded = Providers.single(stages)
-        portrait = {**loaded.portrait, **{each.name: each for each in portraits}}
-        loaded = replace(loaded, portrait=portrait)
-        self.pipeline = ClipPipeline(loaded, self.times, guard, CPU, config)
+        self.pipeline = ClipPipeline(stages, self.times, guard, CPU, config)
         self.pool = BufferPool(SIZES, 1, CPU)
         self.said: list[tuple[ClipStage, float]] = []
 

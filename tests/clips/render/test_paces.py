@@ -72,7 +72,7 @@ class Machine(Rig):
             lease.close()
 
     def predicted_s(self) -> float:
-        return self.pipeline.takes_s(RECIPE, self.pipeline.whole(RECIPE), LIKELY)
+        return self.pipeline.takes_s(self.pipeline.whole(RECIPE), LIKELY)
 
 
 @pytest.fixture

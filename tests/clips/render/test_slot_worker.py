@@ -37,7 +37,9 @@ class Served:
         self.pool = BufferPool(SIZES, 1, CPU)
         settings = RenderSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
         guard = clip_guard(CountedMemory(lambda: 7), MemoryLimits(hard_bytes=100))
-        reporter = ClipReporter(settings, self.rig.pipeline.times, guard)
+        reporter = ClipReporter(
+            settings, self.rig.pipeline.providers, self.rig.pipeline.times, guard
+        )
         self.ended = threading.Event()
         self.worker = ClipWorker(
             self.rig.pipeline, self.pool, settings, reporter, die=self.ended.set
@@ -75,7 +77,7 @@ def test_the_state_is_told_until_nobody_listens(served: Served) -> None:
     assert (state["slots_total"], state["slots_free"], state["waiting"]) == (1, 1, 0)
     assert state["max_size"] == 64 and state["free_in_s"] == []
     assert state["stages"]["video"]["p95_ms"] > 0 and state["memory_used_bytes"] == 7
-    assert state["providers"]["audio"] == [state["stages"]["audio"]["provider"]]
+    assert state["stages"]["audio"]["provider"] == "audio"
     watching.cancelled = True
     watching.wait_final()
     assert watching.error is not None and watching.error[0] == Code.CANCELLED
@@ -220,4 +222,4 @@ def test_dl17_a_clip_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(serv
     watching.cancelled = True
     watching.wait_final()
     least = events(watching)[0]["stages"]["video"]["least"]
-    assert set(least) == {"video"} and least["video"] > 0
+    assert least > 0
