@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,22 +89,6 @@ async def test_tasks_are_listed_shown_and_cancelled(
     assert "met · length" in out and "w0 w1 w2" in out and "1 read, 3 made" in out
     assert (await ask_json(ask, "tasks", "show", stalled))["outcome"] == "aborted"
     assert (await ask_json(ask, "tasks", "cancel", stalled)) == {"cancelled": [stalled]}
-
-
-async def test_chat_for_programs(
-    ask: Ask, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker.plan = lambda submit: Plan(tokens=3)
-    read, write = os.pipe()
-    os.write(write, b"one\n\ntwo\n")
-    os.close(write)
-    with os.fdopen(read) as lines:
-        monkeypatch.setattr("sys.stdin", lines)
-        status, out, err = await ask("chat", "--json", "--deadline-ms", "5000")
-    assert (status, err) == (0, ""), out
-    answers = [json.loads(line) for line in out.splitlines()]
-    assert [answer["outcome"] for answer in answers] == ["met", "met"]
-    assert len(worker.submits[1].token_ids) > len(worker.submits[0].token_ids)
 
 
 @pytest.mark.parametrize(

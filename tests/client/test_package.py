@@ -19,13 +19,13 @@ def test_every_exported_name_is_there() -> None:
 
 def test_commands_import_little() -> None:
     """What a person waits for is mostly imports: help needs none of the large libraries, and what
-    asks once or looks into the catalogs none that serve."""
+    asks once or looks into the catalogs none that serve, but for the client's own ``aiohttp``."""
     probe = """if True:
         import contextlib, io, sys
         from tidegate.cli.main import main
 
-        SERVING = {"aiohttp", "grpc", "numpy", "pydantic", "tokenizers", "torch", "tritonclient"}
-        HELP = SERVING | {"asyncio", "msgspec", "rich"}
+        SERVING = {"grpc", "numpy", "pydantic", "tokenizers", "torch", "tritonclient"}
+        HELP = SERVING | {"aiohttp", "asyncio", "msgspec", "rich"}
         NOBODY = ("--url", "http://127.0.0.1:1")
         for unwanted, words in (
             (HELP, ("--help",)),

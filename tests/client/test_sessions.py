@@ -1,7 +1,6 @@
 """Sessions through both clients and the command, before a real orchestrator."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import tidegate
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import Client, SyncClient
-from tidegate.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -47,24 +45,14 @@ async def test_other_kinds_of_sessions(service: Service, begin: Any, turn: Any) 
     assert said[: len(begin + turn)] == begin + turn
 
 
-async def test_in_plain_code_and_by_the_command(service: Service, capsys: Any) -> None:
+async def test_in_plain_code(service: Service) -> None:
     def work() -> None:
         with SyncClient(service.url) as client:
             with client.sessions.open() as session:
                 session.generate("one")
                 assert isinstance(list(session.stream("two"))[-1], tidegate.End)
                 assert session.info().turns == 2
-                url = ("--url", service.url)
-                assert main(["sessions", "list", *url]) == 0
-                assert session.id in capsys.readouterr().out
-                assert main(["sessions", "show", session.id, *url]) == 0
-                assert "user:\none\n\nassistant:\nw0 w1" in capsys.readouterr().out
-                assert main(["sessions", "show", session.id, "--json", *url]) == 0
-                assert json.loads(capsys.readouterr().out)["turns"] == 2
-                assert main(["sessions", "delete", session.id, *url]) == 0
-                capsys.readouterr()
-                assert main(["sessions", "list", "--json", *url]) == 0
-                assert json.loads(capsys.readouterr().out) == []
+                assert [one.session_id for one in client.sessions.list().sessions] == [session.id]
             assert client.sessions.list().sessions == ()
 
     await asyncio.to_thread(work)

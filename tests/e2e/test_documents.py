@@ -70,7 +70,7 @@ COMMANDS = [
 ]
 AGAINST_THE_DEMO = (
     "tidegate tasks list",
-    "tidegate chat --json",
+    "tidegate chat",
     "tidegate doctor",
     "tidegate quote",
 )

@@ -18,7 +18,6 @@ import click
 from tidegate.cli.arguments import (
     POSITIVE,
     Command,
-    json_option,
     option,
     server_options,
 )
@@ -41,7 +40,6 @@ Talk to a model; the answer appears as it is generated.
   tidegate chat
   tidegate chat "Tell me a story."                   one question, and its answer
   tidegate chat --url http://127.0.0.1:9000 --deadline-ms 2000
-  echo 'Tell me a story.' | tidegate chat --json
 """
 
 ReadLine = Callable[[], str]
@@ -61,20 +59,16 @@ Anything else goes to the model; a line that begins with two slashes goes withou
 @option("--deadline-ms", "deadline", type=POSITIVE, help="give every answer this long")
 @option("--first-token-ms", "first_token", type=POSITIVE, help="and its first token this long")
 @option("--token-gap-ms", "token_gap", type=POSITIVE, help="then a token at least this often")
-@json_option
 @click.argument("question", nargs=-1)
-def chat(
-    url: str, token: str | None, as_json: bool, question: tuple[str, ...], **given: object
-) -> int:
+def chat(url: str, token: str | None, question: tuple[str, ...], **given: object) -> int:
     with importing():
         import asyncio
 
         import tidegate.client  # noqa: F401 - which `run` needs
-    talk = run_json if as_json else run
     read = _one_line(" ".join(question)) if question else None
     stated = {name: value for name, value in given.items() if value is not None}
     try:
-        return asyncio.run(talk(url, cast("TaskOptions", stated), token, read))
+        return asyncio.run(run(url, cast("TaskOptions", stated), token, read))
     except ValueError as error:  # an invalid URL
         raise click.ClickException(f"{error}; see --url") from error
 
@@ -125,42 +119,6 @@ def _one_line(question: str) -> ReadLine:
         raise EOFError
 
     return read
-
-
-async def run_json(
-    base_url: str, options: "TaskOptions", token: str | None = None, read: ReadLine | None = None
-) -> int:
-    """Chat with a program: one JSON object on a line for each line of input."""
-    import asyncio
-
-    import msgspec
-
-    from tidegate.client import Client
-    from tidegate.transport import NO_RETRIES
-
-    turns: list[Message] = []
-    status = 0
-    async with Client(base_url, token=token, retries=NO_RETRIES) as client:
-        while True:
-            try:
-                line = await asyncio.to_thread(read or _read_line)
-            except EOFError:
-                break
-            if not line.strip():
-                continue
-            turns.append({"role": "user", "content": line.strip()})
-            try:
-                answer = await client.generate(turns, **options)
-            except TidegateError as error:
-                code = error.code if isinstance(error, ApiError) else type(error).__name__
-                status = 1
-                turns.pop()
-                said: object = {"error": {"code": code, "message": str(error)}}
-            else:
-                turns.append({"role": "assistant", "content": answer.text})
-                said = answer
-            print(msgspec.json.encode(said).decode(), flush=True)
-    return status
 
 
 @dataclass

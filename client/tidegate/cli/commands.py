@@ -10,7 +10,7 @@ from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.pool import pool
 from tidegate.cli.slot import slot
-from tidegate.cli.tasks import quote, sessions, tasks
+from tidegate.cli.tasks import quote, tasks
 from tidegate.cli.up import picker, serve, up, worker
 
 DESCRIPTION = """\
@@ -39,7 +39,7 @@ def tidegate() -> None:
     pass
 
 
-_FOR_USERS = (up, chat, slot, models, engines, tasks, sessions, doctor, quote)
+_FOR_USERS = (up, chat, slot, models, engines, tasks, doctor, quote)
 _FOR_OPERATORS = (drain, swap, reload, serve, worker, picker, pool)
 for command in (*_FOR_USERS, *_FOR_OPERATORS):
     tidegate.add_command(command)

@@ -1,4 +1,4 @@
-"""``tidegate quote``, ``tidegate tasks`` and ``tidegate sessions``."""
+"""``tidegate quote`` and ``tidegate tasks``."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from tidegate.listings import TaskLine
     from tidegate.requests import TaskOptions
     from tidegate.results import TaskStatus
-    from tidegate.sessions import SessionInfo
-
-_PAGE = 100
 
 QUOTE_DESCRIPTION = """\
 The chance that a request is in time, by deadline, before it is sent.
@@ -50,14 +47,6 @@ Running and recent tasks of a service, without their text.
   tidegate tasks list --status running
   tidegate tasks show TASK
   tidegate tasks cancel TASK TASK
-"""
-
-SESSIONS_DESCRIPTION = """\
-Conversations that a service keeps for its clients, with their KV.
-
-  tidegate sessions list
-  tidegate sessions show SESSION
-  tidegate sessions delete SESSION SESSION
 """
 
 
@@ -222,71 +211,4 @@ async def cancel_tasks(client: "Client", task: tuple[str, ...], as_json: bool) -
         print_json({"cancelled": task})
     else:
         console().print(f"cancelled {', '.join(task)}")
-    return 0
-
-
-@click.group(cls=Group, help=SESSIONS_DESCRIPTION, short_help="conversations")
-def sessions() -> None:
-    pass
-
-
-@sessions.command("list", help="Sessions, oldest first.", short_help="all of them")
-@asks()
-async def list_sessions(client: "Client", as_json: bool) -> int:
-    found: list[SessionInfo] = []
-    after: int | None = 0
-    while after is not None:
-        page = await client.sessions.list(limit=_PAGE, after=after)
-        found += page.sessions
-        after = page.next_after
-    columns = ("SESSION", "STATUS", "MODEL", "TURNS", "BYTES", "EXPIRES IN")
-    rows = (
-        (
-            each.session_id,
-            each.status,
-            each.model or "–",
-            count(each.turns),
-            count(each.bytes),
-            duration(None if each.expires_in_s is None else 1000 * each.expires_in_s),
-        )
-        for each in found
-    )
-    return show_list(found, columns, rows, numbers=columns[3:], as_json=as_json)
-
-
-@sessions.command("show", help="One session, with what was said.", short_help="one session")
-@click.argument("session")
-@asks()
-async def show_session(client: "Client", session: str, as_json: bool) -> int:
-    found = await client.sessions.get(session)
-    if as_json:
-        print_json(found)
-        return 0
-    out = console()
-    out.print(f"session     {found.session_id}")
-    out.print(f"status      {found.status}, {found.turns} turns")
-    for message in found.messages:
-        out.print()
-        out.print(f"{message['role']}:", style="bold")
-        out.print(message["content"].translate(CONTROL_CHARACTERS), soft_wrap=True)
-    if found.prompt:
-        out.print()
-        out.print(found.prompt.translate(CONTROL_CHARACTERS), soft_wrap=True)
-    if found.prompt_token_ids:
-        out.print(f"tokens      {len(found.prompt_token_ids)}")
-    return 0
-
-
-@sessions.command(
-    "delete", help="Forget sessions; a turn that runs is cancelled.", short_help="forget"
-)
-@click.argument("session", nargs=-1, required=True)
-@asks()
-async def delete_sessions(client: "Client", session: tuple[str, ...], as_json: bool) -> int:
-    for session_id in session:
-        await client.sessions.delete(session_id)
-    if as_json:
-        print_json({"deleted": session})
-    else:
-        console().print(f"deleted {', '.join(session)}")
     return 0
