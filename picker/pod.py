@@ -234,7 +234,6 @@ def _stats(
         running=page.running,
         waiting=page.waiting,
         step_ms=step_ms,
-        prefill_tokens_per_s=0.0,
         tokens_total=tokens,
         late_tokens_total=0,
         jobs_total=0,

@@ -38,7 +38,7 @@ from protocol.grammar import Grammar
 from protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline
 from protocol.sampling import Sampling
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 NO_TOKEN_ID = -1
 """Id of a token whose id is unknown, from engines that answer with text alone. Tidegate's own
 worker never sends it."""
@@ -318,24 +318,23 @@ class End(msgspec.Struct, array_like=True, frozen=True):
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     """State of a worker at the time of the frame. Totals count since the worker started.
 
-    ``step_ms`` is a moving average over steps that decoded; ``prefill_tokens_per_s`` is 0 until
-    measured. ``check_us`` is the sampled cost per request of looking at deadline and abort (DL-13).
+    ``step_ms`` is a moving average over steps that decoded. ``check_us`` is the sampled cost per
+    request of looking at deadline and abort (DL-13).
     ``busy_ms_total`` is the time spent in ``steps_total`` steps, ``prefill_tokens_total`` the
     prompt tokens that they computed, ``cached_tokens_total`` those that the prefix cache spared
     them. Of the free blocks, ``kv_blocks_cached`` hold a prefix that may be used again, and are
     evicted on demand. ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of
     admitted prompts that the prefix cache did and did not hold. ``disk_…`` are those of the tier
-    below it: ``failures`` are files that could not be written or used, ``skipped`` blocks were
-    evicted before the disk had taken those before them. ``stream_utilization`` is the share of time
+    below it: ``failures`` are files that could not be written or used. ``stream_utilization`` is
+    the share of time
     in which the GPU computed a step, sampled; 0 where there is none. ``paused`` jobs were started,
     hold their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load,
     and ``cuda_init_ms`` how long CUDA took, 0 without it (LB-6). ``sessions`` are the conversations
     whose KV is kept between two turns, ``session_blocks`` those of their blocks that no job uses;
-    they count as free. Of the conversations kept, ``expired`` ones' time was over, ``displaced``
-    ones made room for others within the share; ``session_evicted_blocks`` were given up for running
-    work. ``drain_left_ms`` is how long running jobs still have while the worker drains; None while
-    it does not. ``stuck_ms`` is how long the current step has taken, once that is far beyond the
-    usual; else 0. ``not_finite_total`` jobs ended because their numbers were NaN or infinite.
+    they count as free. ``drain_left_ms`` is how long running jobs still have while the worker
+    drains; None while it does not. ``stuck_ms`` is how long the current step has taken, once that
+    is far beyond the usual; else 0. ``not_finite_total`` jobs ended because their numbers were NaN
+    or infinite.
     """
 
     kv_blocks_total: int
@@ -344,7 +343,6 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     running: int
     waiting: int
     step_ms: float
-    prefill_tokens_per_s: float
     tokens_total: int
     late_tokens_total: int
     jobs_total: int
@@ -355,7 +353,6 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     prefill_tokens_total: int = 0
     cached_tokens_total: int = 0
     kv_blocks_cached: int = 0
-    evicted_blocks_total: int = 0
     disk_saved_blocks_total: int = 0
     disk_loaded_blocks_total: int = 0
     hit_blocks_total: int = 0
@@ -363,18 +360,12 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     disk_save_ms_total: float = 0.0
     disk_load_ms_total: float = 0.0
     disk_failures_total: int = 0
-    disk_skipped_blocks_total: int = 0
     stream_utilization: float = 0.0
     paused: int = 0
     load_ms: float = 0.0
     sessions: int = 0
     session_blocks: int = 0
-    session_evicted_blocks_total: int = 0
-    sessions_expired_total: int = 0
-    sessions_displaced_total: int = 0
     cuda_init_ms: float = 0.0
-    disk_saved_sessions_total: int = 0
-    """Not counted any more; its place stays, for other versions."""
     drain_left_ms: float | None = None
     stuck_ms: float = 0.0
     not_finite_total: int = 0

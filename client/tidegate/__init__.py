@@ -35,23 +35,19 @@ if TYPE_CHECKING:
     from tidegate.deadlines import *
     from tidegate.errors import *
     from tidegate.following import *
-    from tidegate.listings import *
     from tidegate.requests import *
     from tidegate.results import *
     from tidegate.sessions import *
     from tidegate.slots import *
     from tidegate.sync import *
-    from tidegate.tools import *
     from tidegate.transport import *
 
 _MODULES: Final = (
     "errors",
     "results",
     "deadlines",
-    "tools",
     "requests",
     "transport",
-    "listings",
     "sessions",
     "slots",
     "chats",

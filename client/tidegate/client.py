@@ -11,7 +11,6 @@ from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions, chat
 from tidegate.deadlines import Deadline, block_seconds, to_seconds
 from tidegate.errors import ProtocolError, error_class
 from tidegate.following import FollowedWork, Stream
-from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
 from tidegate.operating import Operating
 from tidegate.requests import Message, Prompt, Quote, TaskOptions, quote_body, task_body
 from tidegate.results import (
@@ -20,7 +19,12 @@ from tidegate.results import (
     Event,
     Failed,
     Generation,
+    Instance,
+    InstanceList,
+    ModelInfo,
+    ModelList,
     Submitted,
+    TaskList,
     TaskStatus,
     Token,
 )

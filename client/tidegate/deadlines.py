@@ -14,16 +14,44 @@ interrupted.
 ``deadline(10, tell_time=True)`` makes the block's chats one run, whose model is told how much of
 the time is left and, at the share ``wind_down``, to give its final answer; from the share
 ``tools_until`` on it is shown no tools.
+
+Time limits for an agent's tools, as shares of what is left of its run::
+
+    @tool_deadline(5, share=0.5)         # at most 5 s, and at most half of what is left
+    async def search(query: str) -> str: ...
+
+    with tidegate.deadline(10):
+        try:
+            found = await search("tides")
+        except tidegate.ToolTimeout:
+            found = ""                    # the run continues without it
+
+A tool runs within its own deadline block, so that its own calls (a sub-agent's, for example) state
+what the tool has left. Run and tools share one clock, so unused time stays with the run.
+
+``timeout_headers`` and ``timeout_meta`` pass what is left on to others: over HTTP and over MCP.
 """
 
+import asyncio
+import inspect
 import math
+import threading
 import uuid
-from collections.abc import Mapping
-from contextvars import ContextVar, Token
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
+from contextvars import ContextVar, Token, copy_context
 from datetime import timedelta
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from tidegate import _clock
+from tidegate.errors import DeadlineExceeded, ToolTimeout
 
 Deadline = timedelta | float
 """Deadline of one call from now: a ``timedelta``, or milliseconds as in ``deadline_ms``."""
@@ -105,3 +133,156 @@ def remaining() -> float | None:
 def to_seconds(deadline: Deadline) -> float:
     """A relative deadline (a ``timedelta`` or milliseconds) in seconds."""
     return deadline.total_seconds() if isinstance(deadline, timedelta) else deadline / 1000
+
+
+TIMEOUT_META_KEY: Final = "tidegate/timeout_ms"
+"""Key in the ``_meta`` of an MCP request: how many ms are left for it as it is sent."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class ToolDeadline:
+    """A tool's time limit: a decorator, or a block for one ``async with``."""
+
+    def __init__(self, seconds: float | None, share: float) -> None:
+        self._seconds = seconds
+        self._share = share
+        self._block: AbstractAsyncContextManager[None] | None = None
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Limit each call of ``function``. Raises ``TypeError`` for a generator function."""
+        name = getattr(function, "__name__", repr(function))
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{name} yields its results one by one, and tool_deadline limits functions that "
+                "return: put `async with tool_deadline(...)` around the loop that reads it"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def limited(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+                async with _limited(name, self._limit_s(name)):
+                    return await function(*args, **kwargs)
+
+            return cast("Callable[_P, _R]", limited)
+
+        @wraps(function)
+        def waited_for(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            return _in_thread(name, self._limit_s(name), lambda: function(*args, **kwargs))
+
+        return waited_for
+
+    async def __aenter__(self) -> None:
+        self._block = _limited("the block", self._limit_s("the block"))
+        await self._block.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        assert self._block is not None
+        return await self._block.__aexit__(*raised)
+
+    def _limit_s(self, name: str) -> float | None:
+        """Seconds that a call may take which begins now; None for as long as it likes. Raises
+        ``ToolTimeout`` where nothing is left."""
+        left_s = remaining()
+        if left_s is None:
+            return self._seconds
+        if left_s <= 0:
+            raise ToolTimeout(
+                f"{name} was not started: the deadline of this block passed "
+                f"{-left_s * 1000:.0f} ms ago"
+            )
+        limit_s = left_s * self._share
+        return limit_s if self._seconds is None else min(limit_s, self._seconds)
+
+
+def tool_deadline(seconds: float | timedelta | None = None, *, share: float = 1.0) -> ToolDeadline:
+    """Limit a tool to ``seconds``, and to ``share`` (0 to 1) of what is left of the block around
+    it, whichever is less.
+
+    A decorator for a function, ``async`` or not, or a block for ``async with``. A late tool raises
+    ``ToolTimeout``: asynchronous code is cancelled; a plain function, which runs in its own thread
+    for this, keeps running and sees ``remaining()`` below zero. Raises ``ValueError`` without a
+    limit.
+    """
+    limit_s = None if seconds is None else block_seconds(seconds, "a tool's time")
+    if limit_s is not None and limit_s <= 0:
+        raise ValueError(f"a tool's time is more than 0 seconds, got {seconds!r}")
+    if not 0 < share <= 1:
+        raise ValueError(f"a share of what is left is above 0 and at most 1, got {share!r}")
+    return ToolDeadline(limit_s, share)
+
+
+@asynccontextmanager
+async def _limited(name: str, limit_s: float | None) -> AsyncIterator[None]:
+    if limit_s is None:
+        yield
+        return
+    timer = asyncio.timeout(limit_s)
+    try:
+        with deadline(limit_s):
+            async with timer:
+                yield
+    except TimeoutError as error:
+        # One that the tool raised for reasons of its own passes.
+        if timer.expired() or isinstance(error, DeadlineExceeded):
+            raise _too_late(name, limit_s) from error
+        raise
+
+
+def _in_thread(name: str, limit_s: float | None, call: Callable[[], _R]) -> _R:
+    if limit_s is None:
+        return call()
+    done: Future[_R] = Future()
+
+    def work() -> None:
+        try:
+            with deadline(limit_s):
+                done.set_result(call())
+        except BaseException as error:  # also what ends a program: the caller raises it
+            done.set_exception(error)
+
+    # A daemon: a tool that never ends does not keep the program from ending.
+    threading.Thread(target=copy_context().run, args=(work,), name=name, daemon=True).start()
+    try:
+        return done.result(limit_s)
+    except TimeoutError as error:
+        is_the_tools_own = done.done() and done.exception() is error
+        if is_the_tools_own and not isinstance(error, DeadlineExceeded):
+            raise
+        raise _too_late(name, limit_s) from error
+
+
+def _too_late(name: str, limit_s: float) -> ToolTimeout:
+    return ToolTimeout(f"{name} was not done within its {limit_s:.3g} s")
+
+
+def timeout_headers() -> dict[str, str]:
+    """Headers that pass on what is left of the caller's block: ``X-Timeout-Ms``, which Tidegate
+    reads on every route. Empty outside of any block."""
+    left_s = remaining()
+    return {} if left_s is None else {"X-Timeout-Ms": str(_ms(left_s))}
+
+
+def timeout_meta() -> dict[str, Any]:
+    """Entry for the ``_meta`` of an MCP request that passes on what is left of the caller's block,
+    as ``meta_deadline`` reads it. Empty outside of any block."""
+    left_s = remaining()
+    return {} if left_s is None else {TIMEOUT_META_KEY: _ms(left_s)}
+
+
+def meta_deadline(meta: Mapping[str, Any] | None) -> AbstractContextManager[object]:
+    """A block for ``with`` in a tool of an MCP server: its calls share what the request's ``_meta``
+    says is left for it. Raises ``ValueError`` for an invalid time."""
+    if not isinstance(meta, Mapping) or TIMEOUT_META_KEY not in meta:
+        return nullcontext()
+    stated = meta[TIMEOUT_META_KEY]
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not math.isfinite(stated):
+        raise ValueError(
+            f'"{TIMEOUT_META_KEY}" in _meta is a number, the ms that are left, got {stated!r}'
+        )
+    return deadline(stated / 1000)
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import TidegateError
-from tidegate.listings import Instance, InstanceList, SwapState
+from tidegate.results import Instance, InstanceList, SwapState
 from tidegate.transport import HttpCall, Transport
 
 SWAP_S = 900.0

@@ -1,4 +1,4 @@
-"""Types of the orchestrator's answers and events. Times are milliseconds."""
+"""Types of the orchestrator's answers, events and lists. Times are milliseconds."""
 
 import msgspec
 
@@ -136,3 +136,137 @@ class Generation(msgspec.Struct, frozen=True):
     usage: Usage | None
     budget: Budget | None
     missed_part: str | None = None
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """A model that is served, or would be. ``max_model_len``: tokens of prompt and answer together,
+    None where it is not loaded. ``state``: ``loaded``, ``loading``, ``loadable``."""
+
+    id: str
+    max_model_len: int | None = None
+    created: float | None = None
+    state: str = "loaded"
+    bytes: int | None = None
+
+
+class TaskLine(msgspec.Struct, frozen=True):
+    """One task in a list, without its text.
+
+    ``api`` is the route that it came by (``tasks``, ``chat``, ``messages``, ``slots`` …), and
+    ``answer_id`` the id of its answer there (``chatcmpl-…``); either id cancels it. ``left_ms`` is
+    what is left of its deadline, or was at its end; negative when it is late.
+    """
+
+    task_id: str
+    status: str
+    api: str = "tasks"
+    answer_id: str = ""
+    model: str = ""
+    correlation_id: str = ""
+    age_ms: float = 0.0
+    took_ms: float = 0.0
+    left_ms: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    outcome: str | None = None
+    finish_reason: str | None = None
+    code: str | None = None
+
+
+class TaskList(msgspec.Struct, frozen=True):
+    """Tasks, newest first; ``has_more``: older ones were left out."""
+
+    tasks: tuple[TaskLine, ...]
+    has_more: bool = False
+
+
+class InstanceSlot(msgspec.Struct, frozen=True):
+    """An instance's slot model: its running clips, and the largest size and length of a clip."""
+
+    state: str
+    ready: bool = False
+    reason: str | None = None
+    slots_total: int = 0
+    slots_free: int = 0
+    running: int = 0
+    max_size: int | None = None
+    max_seconds: float | None = None
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """One condition of an instance's readiness; ``reason`` says why it is not open."""
+
+    open: bool
+    reason: str = ""
+
+
+class SwapState(msgspec.Struct, frozen=True):
+    """Progress or end of a swap of an instance's model: ``phase`` is ``done`` or ``failed`` at its
+    end, and ``ms`` has how long each finished phase took. ``beside``: the new model loaded while
+    the old one served."""
+
+    address: str
+    model: str
+    phase: str
+    ms: dict[str, float] = {}
+    total_ms: float = 0.0
+    beside: bool = False
+    freed_mib: float = 0.0
+    error: str | None = None
+
+
+class InstancePrediction(msgspec.Struct, frozen=True):
+    """What predictions for an instance rest on: steps since its pace last changed, finished jobs,
+    and how many times the usual time 2 % of them exceed (``spread``)."""
+
+    steps: int = 0
+    jobs: int = 0
+    spread: float = 0.0
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """One Triton behind the service. A field is None until its worker has reported it."""
+
+    address: str
+    state: str
+    ready: bool = False
+    draining: bool = False
+    reason: str | None = None
+    breaker: str = ""
+    load: int = 0
+    jobs: int = 0
+    model: str | None = None
+    device: str | None = None
+    context_tokens: int | None = None
+    slots_total: int | None = None
+    slots_free: int | None = None
+    perf_tokens_per_s: float | None = None
+    first_token_ms: float | None = None
+    kv_blocks_free: int | None = None
+    slot: InstanceSlot | None = None
+    """Slot model of the instance; None where it renders no clips."""
+    kind: str = "tidegate"
+    """Kind of server: ``tidegate``, a Triton with Tidegate's worker; ``triton``, one with another
+    backend; or ``vllm``, ``llamacpp``, ``tgi``."""
+    lacks: tuple[str, ...] | None = None
+    """Features that its engine does not have."""
+    abort_ms: float | None = None
+    """Longest time that an aborted job may hold its slot."""
+    loadable: tuple[str, ...] = ()
+    gates: dict[str, Gate] = {}
+    swap: SwapState | None = None
+    prediction: InstancePrediction | None = None
+    """How surely its times are predicted; unset until its steps have been measured."""
+
+
+class InstanceList(msgspec.Struct, frozen=True):
+    """Answer that lists all instances."""
+
+    instances: tuple[Instance, ...]
+    snapshot_version: int = 0
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """Answer that lists all models, in the shape of OpenAI's route."""
+
+    data: tuple[ModelInfo, ...]

@@ -16,7 +16,7 @@ from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, 
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
 from tidegate.cli.main import main
-from tidegate.listings import SwapState
+from tidegate.results import SwapState
 
 Ask = Callable[..., Any]
 

@@ -11,7 +11,7 @@ import tidegate
 from tests.client.conftest import FakeTime
 from tests.support.fake_orchestrator import FakeOrchestrator, end
 from tidegate import Client, ToolTimeout, deadline, remaining, tool_deadline
-from tidegate.tools import TIMEOUT_META_KEY, meta_deadline, timeout_headers, timeout_meta
+from tidegate.deadlines import TIMEOUT_META_KEY, meta_deadline, timeout_headers, timeout_meta
 
 SOON = 0.01
 """Seconds after which tools that never end are cut."""

@@ -340,7 +340,6 @@ class FakeWorker:
             running=used + self.foreign - sum(lane.paused for lane in self.lanes),
             waiting=0,
             step_ms=1.0,
-            prefill_tokens_per_s=1000.0,
             tokens_total=self.tokens_total,
             late_tokens_total=0,
             jobs_total=self.jobs_total,

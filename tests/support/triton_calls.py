@@ -126,7 +126,6 @@ class FakeEngine:
             running=0,
             waiting=0,
             step_ms=1.0,
-            prefill_tokens_per_s=0.0,
             tokens_total=0,
             late_tokens_total=0,
             jobs_total=0,

@@ -558,7 +558,6 @@ class EngineLoop:
         totals, step_time = self._totals, self._step_time
         return WorkerStats(
             step_ms=step_time.step_s * 1e3,
-            prefill_tokens_per_s=step_time.prefill_tokens_per_s,
             tokens_total=totals.tokens,
             late_tokens_total=totals.late_tokens,
             jobs_total=totals.jobs,

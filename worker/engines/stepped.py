@@ -74,7 +74,6 @@ class CoreLoad:
     kv_blocks_cached: int = 0
     hit_blocks_total: int = 0
     missed_blocks_total: int = 0
-    evicted_blocks_total: int = 0
     prompt_tokens_total: int = 0
     """Prompt tokens computed, without those found in the cache."""
 
@@ -360,7 +359,6 @@ class SteppedBackend(Backend):
             "waiting": len(self.waiting) + queued,
             "cached_tokens_total": self._cached_tokens,
             "kv_blocks_cached": load.kv_blocks_cached,
-            "evicted_blocks_total": load.evicted_blocks_total,
             "hit_blocks_total": load.hit_blocks_total,
             "missed_blocks_total": load.missed_blocks_total,
         }

@@ -64,18 +64,13 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Totals since the worker began.
-
-    ``failures`` are files that could not be written or used, ``skipped_blocks`` blocks that were
-    evicted before the disk had taken those before them.
-    """
+    """Totals since the worker began. ``failures`` are files that could not be written or used."""
 
     saved_blocks: int = 0
     save_ms: float = 0.0
     loaded_blocks: int = 0
     load_ms: float = 0.0
     failures: int = 0
-    skipped_blocks: int = 0
 
 
 class BlockTier:

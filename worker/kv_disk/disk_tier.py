@@ -100,7 +100,6 @@ class DiskTier(BlockTier):
         """Blocks that the saver has, by hash."""
         self._most_saving = max(1, self._pool.total // 4)
         self._spilled: set[bytes] = set()
-        self._skipped_blocks = 0
         self._closed = False
 
     def attach(self, wake: Callable[[], None]) -> None:
@@ -114,7 +113,6 @@ class DiskTier(BlockTier):
             loaded_blocks=loaded.blocks,
             load_ms=loaded.seconds * 1e3,
             failures=self._store.failures_total,
-            skipped_blocks=self._skipped_blocks,
         )
 
     # ── from disk ────────────────────────────────────────────────────────────────────────────
@@ -233,9 +231,7 @@ class DiskTier(BlockTier):
             while wanted.hashes and len(self._saving) < self._most_saving:
                 block_hash = wanted.hashes.popleft()
                 block = self._pool.find(block_hash)
-                if block is None:
-                    self._skipped_blocks += 1
-                elif block_hash not in self._saving:
+                if block is not None and block_hash not in self._saving:
                     self._saving[block_hash] = PinnedBlock(block, block_hash, wanted.is_spill)
                     pinned.append(self._saving[block_hash])
             self._scheduler.pin([one.block for one in pinned])

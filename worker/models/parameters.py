@@ -1,5 +1,6 @@
 """The parameters that a model needs, however a checkpoint names or splits them. No torch."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -39,16 +40,9 @@ class Parameter:
 
     @property
     def elements(self) -> int:
-        return sum(_product(part.shape) for part in (*self.parts, *self.bias))
+        return sum(math.prod(part.shape) for part in (*self.parts, *self.bias))
 
 
 def stacked_shape(parts: tuple[StoredPart, ...]) -> tuple[int, ...]:
     """Shape of ``parts`` stacked along dimension 0."""
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from catalog.models import ModelCatalog, ModelEntry
     from pool.artifacts.staging import AddRequest
     from tidegate.client import Client
-    from tidegate.listings import Instance
+    from tidegate.results import Instance
 
 DESCRIPTION = """\
 Models: those that a service has, and those on this machine.

@@ -10,8 +10,8 @@ from tidegate.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from tidegate.client import Client
-    from tidegate.listings import Instance, SwapState
     from tidegate.operating import DrainState
+    from tidegate.results import Instance, SwapState
 
 _SLACK_S = 2.0
 """Seconds that work moved or ended at the end of the grace has to be gone."""
@@ -90,7 +90,7 @@ async def _drained(
     """Drain and wait; returns the final state and how much still runs."""
     import asyncio
 
-    from tidegate.listings import Instance
+    from tidegate.results import Instance
 
     now = asyncio.get_running_loop().time
     ends_at = now() + wait_s

@@ -27,9 +27,8 @@ from tidegate.cli.terminal import (
 
 if TYPE_CHECKING:
     from tidegate.client import Client
-    from tidegate.listings import TaskLine
     from tidegate.requests import TaskOptions
-    from tidegate.results import TaskStatus
+    from tidegate.results import TaskLine, TaskStatus
 
 QUOTE_DESCRIPTION = """\
 The chance that a request is in time, by deadline, before it is sent.

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from orchestrator.api.anthropic.events import MessageEvents
-from orchestrator.api.anthropic.shapes import blocks_of, message
+from orchestrator.api.anthropic.shapes import MessageEvents, blocks_of, message
 from orchestrator.api.anthropic.tools import thinking_of
 from orchestrator.api.anthropic.types import (
     CountTokensRequest,

@@ -66,7 +66,6 @@ class LaneMeter:
             running=len(self._window) + self._foreign,
             waiting=0,
             step_ms=self._step_ms,
-            prefill_tokens_per_s=0.0,
             tokens_total=self._tokens_total,
             late_tokens_total=0,
             jobs_total=self._jobs_total,

@@ -140,12 +140,11 @@ def _inode(path: Path) -> int:
         return 0
 
 
-FIRST: Final = 4
+VERSION: Final = 5
 """The version of 0.1.0. Files of earlier ones were never released."""
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE tasks (
+_SCHEMA: Final = (
+    """CREATE TABLE tasks (
             n INTEGER PRIMARY KEY,
             id TEXT NOT NULL UNIQUE,
             key TEXT NOT NULL,
@@ -163,54 +162,37 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             completion_tokens INTEGER,
             -- When it arrived on a clock that nobody sets, and the boot that this clock belongs to.
             boot_id TEXT,
-            arrived_boot_s REAL,
-            ended_age REAL  -- unused
+            arrived_boot_s REAL
         )""",
-        """CREATE UNIQUE INDEX tasks_by_idempotency_key ON tasks (key, idempotency_key)
+    """CREATE UNIQUE INDEX tasks_by_idempotency_key ON tasks (key, idempotency_key)
             WHERE idempotency_key IS NOT NULL""",
-        "CREATE INDEX tasks_that_live ON tasks (n) WHERE ended_unix IS NULL",
-        # Rows beyond their age are found without a walk over everything.
-        "CREATE INDEX tasks_by_age ON tasks (ended_age) WHERE ended_age IS NOT NULL",
-        # Data that may not outlive a task's end has tables of its own, so that it can be removed.
-        "CREATE TABLE requests (n INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-        """CREATE TABLE tokens (
+    "CREATE INDEX tasks_that_live ON tasks (n) WHERE ended_unix IS NULL",
+    # Rows beyond their age are found without a walk over everything.
+    "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
+    # Data that may not outlive a task's end has tables of its own, so that it can be removed.
+    "CREATE TABLE requests (n INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    """CREATE TABLE tokens (
             n INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
             PRIMARY KEY (n, first)
         ) WITHOUT ROWID""",
-        """CREATE TABLE results (
-            n INTEGER PRIMARY KEY, ended_unix REAL NOT NULL, body BLOB, ended_age REAL
+    """CREATE TABLE results (
+            n INTEGER PRIMARY KEY, ended_unix REAL NOT NULL, body BLOB
         )""",
-        "CREATE INDEX results_by_age ON results (ended_age)",
-        "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
-    ),
-    (
-        "DROP INDEX tasks_by_age",
-        "DROP INDEX results_by_age",
-        "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
-        "CREATE INDEX results_by_end ON results (ended_unix)",
-    ),
+    "CREATE INDEX results_by_end ON results (ended_unix)",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
 )
-"""Statements that lead to each version from the one before, only ever appended to."""
-VERSION = FIRST + len(MIGRATIONS) - 1
 
 
-def version_of(db: sqlite3.Connection) -> int:
-    """The file's version, 0 for a new one."""
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring a file up to ``VERSION``, each step in a transaction of its own."""
-    for version in range(max(FIRST, version_of(db) + 1), VERSION + 1):
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            for statement in MIGRATIONS[version - FIRST]:
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {version}")
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+def _create(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in _SCHEMA:
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
 
 
 LOCK_WAIT_S = 1.0
@@ -339,13 +321,14 @@ def describe_error(error: Exception, path: Path) -> str:
 def prepare(config: JournalConfig) -> None:
     """Give a file all its tables. Raises ``JournalError``, and what ``connect`` does."""
     with closing(connect(config, is_new=True)) as db:
-        version = version_of(db)
-        if version > VERSION:
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if version not in (0, VERSION):  # 0: a new one
             raise JournalError(
                 f"{config.path} is of version {version}, and this Tidegate knows {VERSION}: run "
-                "the newer one, or set another TIDEGATE_JOURNAL__PATH"
+                "the Tidegate that wrote it, or set another TIDEGATE_JOURNAL__PATH"
             )
-        migrate(db)
+        if not version:
+            _create(db)
 
 
 def _open(config: JournalConfig, lock: JournalLock) -> JournalFile:

@@ -82,7 +82,7 @@ def test_running_work_gets_the_blocks_when_no_others_are_left() -> None:
     big = bench.turn("", text(5, 50), new=1)
     assert end_of(big, bench.finish()).wait_ms == 0
     stats = bench.engine.stats()
-    assert stats.session_evicted_blocks_total == 3
+    assert bench.scheduler.pool.kept_evictions_total == 3
     assert bench.cached_tokens("two", text(4, 17)) == 12
     # The least recently used one has paid.
     assert stats.session_blocks == 3

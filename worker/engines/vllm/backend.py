@@ -220,7 +220,6 @@ class VllmCore:
         # One block is a placeholder.
         total, free = pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
         cached = len(pool.cached_block_hash_to_block)
-        reports = self._parts.reports
         return CoreLoad(
             kv_blocks_total=total,
             kv_blocks_used=total - free,
@@ -230,7 +229,6 @@ class VllmCore:
             kv_blocks_cached=min(free, max(0, cached - (total - free))),
             hit_blocks_total=self._hits,
             missed_blocks_total=self._misses,
-            evicted_blocks_total=0 if reports is None else reports.evicted_total,
             prompt_tokens_total=self._prompt_tokens,
         )
 

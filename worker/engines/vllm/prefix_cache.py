@@ -59,7 +59,6 @@ class PrefixReports(ReportQueue):
         super().__init__(lambda: self._held)
         self._holds = holds
         self._held: dict[bytes, None] = {}
-        self.evicted_total = 0
 
     def publish(self, batch: Any) -> None:
         """Queue a report of the changes in ``batch``, a ``KVEventBatch``."""
@@ -74,7 +73,6 @@ class PrefixReports(ReportQueue):
         for one in evicted:
             del self._held[one]
         self._held.update(dict.fromkeys(added))
-        self.evicted_total += len(evicted)
         if added or evicted:
             self.put(KvReport(added, evicted))
 
