@@ -3,7 +3,7 @@
 from orchestrator.prediction.feasibility import REFUSAL_SAMPLE, FeasibilityConfig
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.file import JournalConfig
-from orchestrator.tasks.journal.store import KEEP_OUTCOMES_S, JournalTerms
+from orchestrator.tasks.journal.store import JournalTerms
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
@@ -14,12 +14,7 @@ def journal_config(settings: Settings) -> JournalConfig | None:
 
 def journal_terms(settings: Settings) -> JournalTerms:
     """How long durable tasks are kept, and how much may be lost."""
-    journal = settings.journal
-    return JournalTerms(
-        window_ms=journal.loss_window_ms,
-        keep_results_s=journal.keep_results_s,
-        keep_s=KEEP_OUTCOMES_S,
-    )
+    return JournalTerms(settings.journal.loss_window_ms, settings.journal.keep_results_s)
 
 
 def feasibility_config(settings: Settings) -> FeasibilityConfig:

@@ -28,6 +28,7 @@ from orchestrator.tasks.journal.records import (
     read_tokens,
 )
 from orchestrator.tasks.journal.store import (
+    KEEP_OUTCOMES_S,
     ById,
     Found,
     GroupCommit,
@@ -232,7 +233,7 @@ class SharedWriter(GroupCommit):
             tag,
             stored,
             result,
-            max(_MIN_MS, round(1000 * terms.keep_s)),
+            max(_MIN_MS, round(1000 * KEEP_OUTCOMES_S)),
             max(_MIN_MS, round(1000 * terms.keep_results_s)),
             int(accepted),
         )

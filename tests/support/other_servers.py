@@ -311,7 +311,7 @@ class LlamaCppServer(HttpServer):
                 "default_generation_settings": {"n_ctx": 300},
                 "build_info": "b1-abc",
             },
-            "/slots": lambda: [{"id": i, "is_processing": i < self.running} for i in range(4)],
+            "/metrics": lambda: f"llamacpp:requests_processing {self.running}\n",
         }
 
     def _limit(self, body: dict[str, Any]) -> int:

@@ -53,7 +53,7 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "128")
-    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", "/a, /b,/a")
+    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", "/a, /b")
     settings = slot.read_clip_settings()
     assert settings.size == 128
     assert settings.clip.folders == ("/a", "/b")

@@ -151,7 +151,7 @@ class EngineAbsent:
     def resume(self, job: Job) -> None: ...
 
     def stats(self) -> WorkerStats:
-        return WorkerStats(*([0] * 11))  # those without defaults
+        return WorkerStats(*([0] * 10))  # those without defaults
 
     def kv_reports(self) -> list[KvReport]:
         return []

@@ -105,10 +105,10 @@ class HttpLane(PolledLane):
 
     async def _jobs_in_metrics(self, pattern: re.Pattern[bytes]) -> int | None:
         """The sum of the numbers that ``pattern`` finds; None if it finds no usable number."""
-        found = pattern.findall(await self._get_or("/metrics", b""))
         try:
+            found = pattern.findall(await self._get("/metrics"))
             return round(sum(map(float, found))) if found else None
-        except (ValueError, OverflowError):
+        except (ServerLost, ValueError, OverflowError):
             return None
 
     async def _read_key(self) -> None:
@@ -154,13 +154,6 @@ class HttpLane(PolledLane):
             raise ServerLost(
                 f"{path} answers no JSON object: is this the server that its URL says?"
             ) from None
-
-    async def _get_or(self, path: str, otherwise: bytes) -> bytes:
-        """The body of a 200 answer, or ``otherwise`` without one."""
-        try:
-            return await self._get(path)
-        except ServerLost:
-            return otherwise
 
     async def _generate(self, job: ServerJob, prompt: str | list[int]) -> Finish:
         body = msgspec.json.encode(self._request(job, prompt))

@@ -289,13 +289,6 @@ class _LlamaEvent(ServerEvent):
     tokens_predicted: int = 0
 
 
-class _Slot(msgspec.Struct):
-    is_processing: bool = False
-
-
-_slots_decoder = msgspec.json.Decoder(list[_Slot])
-
-
 class LlamaCppLane(HttpLane):
     """A lane to one ``llama-server``, by ``/completion``: takes token ids, gives text and most ids.
 
@@ -308,9 +301,7 @@ class LlamaCppLane(HttpLane):
 
     path = "/completion"
     decoder = msgspec.json.Decoder(_LlamaEvent)
-    running: re.Pattern[bytes] | None = _count_of_jobs(
-        rb"llamacpp:requests_(?:processing|deferred)"
-    )
+    running = _count_of_jobs(rb"llamacpp:requests_(?:processing|deferred)")
     _count_at = 0.0
 
     async def _facts(self) -> ServerFacts:
@@ -338,16 +329,7 @@ class LlamaCppLane(HttpLane):
         if self._clock.now() < self._count_at:
             return None
         self._count_at = self._clock.now() + COUNT_EVERY_S
-        if self.running is not None:
-            jobs = await self._jobs_in_metrics(self.running)
-            if jobs is None:
-                self.running = None  # this server was started without them
-            return jobs
-        try:
-            slots = _slots_decoder.decode(await self._get_or("/slots", b"[]"))
-        except msgspec.DecodeError:
-            return None
-        return sum(slot.is_processing for slot in slots) if slots else None
+        return await self._jobs_in_metrics(self.running)
 
     def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
         sampling = job.sampling

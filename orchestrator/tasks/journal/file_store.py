@@ -237,7 +237,7 @@ class JournalWriter(GroupCommit):
             db = self._open()
             now = self._calls.unix()
             terms = self._config.terms
-            old_result, old = now - terms.keep_results_s, now - terms.keep_s
+            old_result, old = now - terms.keep_results_s, now - store.KEEP_OUTCOMES_S
             removed = remove_old(db, old_result, old)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:

@@ -44,8 +44,6 @@ class JournalTerms:
     """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
     keep_results_s: float = 86_400.0
     """How long a task's text is kept after its end, in seconds."""
-    keep_s: float = KEEP_OUTCOMES_S
-    """How long a task's outcome and ``Idempotency-Key`` are kept after its end, in seconds."""
 
 
 MAX_OPERATIONS = 2048

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from orchestrator.instances.concurrency import ROWS_PER_BACKLOG, ConcurrencyLimit, InFlightJob
 from protocol import WorkerStats
 
-IDLE = WorkerStats(100, 0, 100, 0, 0, 10.0, 0.0, 0, 0, 0, 0.5)
+IDLE = WorkerStats(100, 0, 100, 0, 0, 10.0, 0, 0, 0, 0.5)
 
 
 def in_flight_job(blocks: int = 1, output: int = 10) -> InFlightJob:

@@ -46,7 +46,7 @@ class Steps:
         self.tokens += rows * steps
         self.prompts += prompts * steps
         return WorkerStats(
-            *(0, 0, 0, rows, 0, 0.0, 0.0, self.tokens, 0, 0, 0.0),
+            *(0, 0, 0, rows, 0, 0.0, self.tokens, 0, 0, 0.0),
             steps_total=self.steps,
             busy_ms_total=self.busy,
             prefill_tokens_total=self.prompts,
@@ -241,7 +241,7 @@ def test_a_constant_load_does_not_wind_up() -> None:
 def test_a_worker_that_restarts_or_says_little() -> None:
     learner = StepLearner(8, 512)
     learner.observe(Steps().run(0, 0, 0))
-    learner.observe(WorkerStats(0, 0, 0, 4, 0, 40.0, 0.0, 0, 0, 0, 0.0))
+    learner.observe(WorkerStats(0, 0, 0, 4, 0, 40.0, 0, 0, 0, 0.0))
     assert learner.model.base_ms + 4 * learner.model.row_ms == pytest.approx(40.0)
     worker = Steps(noise=0.0)
     learner = learnt(worker, 50)
@@ -325,7 +325,7 @@ def test_several_tokens_a_step_count_as_such() -> None:
     learner, tokens = StepLearner(8, 512), 0
     for i in range(1, 30):
         tokens += 4 * 10 * 2
-        stats = WorkerStats(*(0, 0, 0, 2, 0, 0.0, 0.0, tokens, 0, 0, 0.0))
+        stats = WorkerStats(*(0, 0, 0, 2, 0, 0.0, tokens, 0, 0, 0.0))
         stats = msgspec.structs.replace(stats, steps_total=10 * i, busy_ms_total=100.0 * i)
         learner.observe(stats)
     assert learner.model.least_ms(Work(1, 0, 100)) <= 100 * 10.0 / 4
@@ -434,7 +434,7 @@ def test_dl7_a_machine_that_is_slower_than_at_load_keeps_the_shape_of_its_steps(
     for rows in (1, 8, 1, 8, 1, 8) * 10:
         steps, tokens = steps + 5, tokens + 5 * rows
         busy_ms += 5 * 2 * AT_LOAD.step_ms[AT_LOAD.rows.index(rows)]
-        stats = WorkerStats(*(0, 0, 0, rows, 0, 0.0, 0.0, tokens, 0, 0, 0.0))
+        stats = WorkerStats(*(0, 0, 0, rows, 0, 0.0, tokens, 0, 0, 0.0))
         learner.observe(msgspec.structs.replace(stats, steps_total=steps, busy_ms_total=busy_ms))
     for rows, ms in zip(AT_LOAD.rows, AT_LOAD.step_ms, strict=True):
         assert learner.model.plain_step_ms(rows) == pytest.approx(2 * ms, rel=0.1)
