@@ -12,14 +12,14 @@ Deadlines and retries are as for tasks. A chat that breaks off is not resumed; f
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidegate import _clock
-from tidegate.deadlines import Deadline, to_seconds, told
+from tidegate.deadlines import to_seconds, told
 from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_class
-from tidegate.requests import SamplingOptions
+from tidegate.requests import CommonOptions
 from tidegate.results import Usage
 from tidegate.sse import SseParser, received
 from tidegate.transport import LONGEST_TASK_S, HttpCall, Transport, due
@@ -34,7 +34,7 @@ ChatMessage = Mapping[str, Any]
 """A turn in OpenAI's shape: ``role``, ``content``, ``tool_calls``, ``tool_call_id``."""
 
 
-class ChatOptions(SamplingOptions, total=False):
+class ChatOptions(CommonOptions, total=False):
     """Options of a chat besides its messages, in OpenAI's words and Tidegate's.
 
     ``extra_body`` has whatever else the service takes.
@@ -44,24 +44,8 @@ class ChatOptions(SamplingOptions, total=False):
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
-    response_format: Mapping[str, Any]
-    structured_outputs: Mapping[str, Any]
     chat_template_kwargs: Mapping[str, Any]
-    on_deadline: Literal["error", "partial", "fit", "finish"]
-    priority: Literal["interactive", "batch"]
-    tenant: str
-    session_id: str
-    idle_keep_s: float
-    calls_left: int
-    max_run_tokens: int
-    max_run_cost: float
-    tell_time: bool
-    wind_down: float
-    tools_until: float
     extra_body: Mapping[str, Any]
-    deadline: Deadline
-    first_token: Deadline
-    token_gap: Deadline
 
 
 class ToolCall(msgspec.Struct, frozen=True):

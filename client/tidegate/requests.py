@@ -82,8 +82,16 @@ class Message(TypedDict):
     content: str
 
 
-class SamplingOptions(TypedDict, total=False):
-    """Options that tasks and chats share: how tokens are chosen, and where a text ends."""
+class CommonOptions(TypedDict, total=False):
+    """Options that tasks and chats share.
+
+    ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
+    conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
+    ``calls_left`` is the number of calls that follow under the same deadline; ``max_run_tokens``
+    and ``max_run_cost`` are the most that all calls of the run may come to. ``tell_time`` tells the
+    model how much time is left, to finish at the share ``wind_down``, without tools from the share
+    ``tools_until`` on.
+    """
 
     temperature: float
     top_p: float
@@ -95,35 +103,12 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[str, float]
     seed: int
     stop: str | Sequence[str]
-
-
-class TaskOptions(SamplingOptions, total=False):
-    """Options of a task besides its prompt; the server has a default for each.
-
-    ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
-    conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
-    ``calls_left`` is the number of calls that follow under the same deadline; ``max_run_tokens``
-    and ``max_run_cost`` are the most that all calls of the run may come to. ``tell_time`` tells the
-    model how much time is left, to finish at the share ``wind_down``, without tools from the share
-    ``tools_until`` on. A ``durable`` task outlives the orchestrator; an ``idempotent`` one
-    may get another text after that. A ``reservation`` of a quote states its deadline.
-    """
-
-    model: str
-    max_tokens: int
-    min_tokens: int
-    ignore_eos: bool
-    logprobs: int
     response_format: Mapping[str, Any]
     structured_outputs: Mapping[str, Any]
     on_deadline: Literal["error", "partial", "fit", "finish"]
-    on_disconnect: Literal["cancel", "continue"]
     priority: Literal["interactive", "batch"]
     tenant: str
     session_id: str
-    placement: Mapping[str, Any]
-    durable: bool
-    idempotent: bool
     idle_keep_s: float
     calls_left: int
     max_run_tokens: int
@@ -134,6 +119,24 @@ class TaskOptions(SamplingOptions, total=False):
     deadline: Deadline
     first_token: Deadline
     token_gap: Deadline
+
+
+class TaskOptions(CommonOptions, total=False):
+    """Options of a task besides its prompt; the server has a default for each.
+
+    A ``durable`` task outlives the orchestrator; an ``idempotent`` one may get another text after
+    that. A ``reservation`` of a quote states its deadline.
+    """
+
+    model: str
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    logprobs: int
+    on_disconnect: Literal["cancel", "continue"]
+    placement: Mapping[str, Any]
+    durable: bool
+    idempotent: bool
     reservation: Reservation | None
 
 

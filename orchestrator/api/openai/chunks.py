@@ -76,7 +76,10 @@ class ChunkStream:
             self._open(task)
         if self._own_chunks:
             self._send_own_chunks(task, delta)
-            return
+        else:
+            self._send_texts(task, delta)
+
+    def _send_texts(self, task: Task, delta: Delta) -> None:
         texts = delta.texts
         if len(texts) == 1:
             self._stream.send(self._before + _encode(texts[0]) + self._after)
@@ -187,12 +190,7 @@ class ParsedChunkStream(ChunkStream):
         super().started(task)
         self._output.begin(task)
 
-    def tokens(self, task: Task, delta: Delta) -> None:
-        if not self._before:
-            self._open(task)
-        if self._own_chunks:
-            self._send_own_chunks(task, delta)
-            return
+    def _send_texts(self, task: Task, delta: Delta) -> None:
         pieces = self._output.feed(delta)
         if len(pieces) == 1:
             match pieces[0]:
