@@ -43,8 +43,9 @@ from worker.core import (
 from worker.errors import ResponderLost, code_of
 from worker.log import service_log
 from worker.scheduler.end_reason import loss_of
-from worker.service.call import JobReply, Reply, Responder
+from worker.service.call import Responder
 from worker.service.lane import KvEvents, KvMirror, Lane
+from worker.service.replies import JobReply, Reply
 
 Action = Callable[[], None]
 

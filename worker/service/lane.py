@@ -22,7 +22,8 @@ from protocol import (
 from protocol.tensors import FRAME
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
 from worker.errors import code_of
-from worker.service.call import Responder, as_shown, strings
+from worker.service.call import Responder, strings
+from worker.service.replies import as_shown
 from worker.text import TextStream, Tokenizer
 
 MAX_HASHES = 8192

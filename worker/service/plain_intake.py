@@ -18,9 +18,10 @@ from worker.core import Clock, Job, JobFinished, JobPrompt, JobStarted, JobToken
 from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
 from worker.log import service_log
 from worker.service.access import Secret
-from worker.service.call import Call, Responder, Tensors, as_shown, seconds, strings
+from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.emitter import Emitter
 from worker.service.plain_request import PlainRequest, parse_plain
+from worker.service.replies import as_shown
 from worker.service.serving import Serving
 from worker.settings import WorkerSettings
 from worker.text.tokenizer import Tokenizer

@@ -20,12 +20,14 @@ ends the stage, which the provider must let through."""
 
 
 class Provider(Protocol):
-    """The part of the interface that providers of every stage have."""
+    """The part of the interface that providers of every stage have. One that keeps nothing in
+    memory takes these answers."""
 
     name: str
 
     def residents(self) -> Sequence[Resident]:
         """What the provider keeps in memory."""
+        return ()
 
     def close(self) -> None:
         """Free that memory."""

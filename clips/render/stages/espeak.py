@@ -22,9 +22,9 @@ import torch
 
 from clips.plan.plan import SAMPLE_RATE
 from clips.plan.recipe import Recipe, RecipeError
-from clips.render.memory import Resident, media_log
+from clips.render.memory import media_log
 from clips.render.stages import espeak_child
-from clips.render.stages.base import Step
+from clips.render.stages.base import SpeechProvider, Step
 from worker.errors import LoadError
 from worker.extras import pip_install
 
@@ -47,9 +47,7 @@ _SILENT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 Look = Callable[[], None]
 
 
-class EspeakSpeech:
-    """A ``SpeechProvider``."""
-
+class EspeakSpeech(SpeechProvider):
     name = "espeak"
 
     def __init__(self, child: Path = Path(espeak_child.__file__)) -> None:
@@ -71,9 +69,6 @@ class EspeakSpeech:
         except (OSError, TimeoutError) as error:
             self._process.kill()
             raise LoadError(f"eSpeak NG cannot be started: {error}") from None
-
-    def residents(self) -> Sequence[Resident]:
-        return ()
 
     def close(self) -> None:
         self._process.kill()

@@ -3,14 +3,11 @@
 Shapes are signed distances, drawn over each other from back to front, soft at the edge by a pixel.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from clips.plan.recipe import Recipe
-from clips.render.memory import Resident
 from clips.render.stages import face
-from clips.render.stages.base import Step
+from clips.render.stages.base import PortraitProvider, Step
 from clips.render.stages.face import Colour, Look, look_of
 
 _SHADE = 0.86
@@ -20,16 +17,8 @@ _DARK: Colour = (0.10, 0.09, 0.10)
 _SHIRT: Colour = (0.22, 0.32, 0.52)
 
 
-class ProceduralPortrait:
-    """A ``PortraitProvider``."""
-
+class ProceduralPortrait(PortraitProvider):
     name = "procedural"
-
-    def residents(self) -> Sequence[Resident]:
-        return ()
-
-    def close(self) -> None:
-        """Do nothing, since there is nothing to free."""
 
     def render(self, recipe: Recipe, actor: torch.Tensor, step: Step) -> None:
         draw(look_of(recipe.portrait.prompt, recipe.portrait.seed), actor, step)

@@ -6,15 +6,13 @@ the mouth, which a still picture does not have, is drawn. The face is where ``fa
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as nn
 
 from clips.plan.plan import SAMPLE_RATE, ClipPlan
-from clips.render.memory import Resident
 from clips.render.stages import face
-from clips.render.stages.base import Step
+from clips.render.stages.base import Step, VideoProvider
 
 _BATCH = 8
 _COARSE = 4
@@ -27,16 +25,8 @@ _INSIDE = (0.22, 0.06, 0.07)
 _TEETH = (0.93, 0.92, 0.88)
 
 
-class WarpVideo:
-    """A ``VideoProvider``."""
-
+class WarpVideo(VideoProvider):
     name = "warp"
-
-    def residents(self) -> Sequence[Resident]:
-        return ()
-
-    def close(self) -> None:
-        """Do nothing, since there is nothing to free."""
 
     def render(
         self,
