@@ -11,9 +11,7 @@ import redis
 from orchestrator.clock import this_boot
 from orchestrator.state import connection, scripts
 from orchestrator.state.connection import Names, StateConfig
-from orchestrator.tasks.journal import (
-    store,
-)
+from orchestrator.tasks.journal import store
 from orchestrator.tasks.journal.records import (
     Accept,
     Ended,
@@ -28,7 +26,6 @@ from orchestrator.tasks.journal.records import (
     read_tokens,
 )
 from orchestrator.tasks.journal.store import (
-    KEEP_OUTCOMES_S,
     ById,
     Found,
     GroupCommit,
@@ -233,7 +230,7 @@ class SharedWriter(GroupCommit):
             tag,
             stored,
             result,
-            max(_MIN_MS, round(1000 * KEEP_OUTCOMES_S)),
+            max(_MIN_MS, round(1000 * store.KEEP_OUTCOMES_S)),
             max(_MIN_MS, round(1000 * terms.keep_results_s)),
             int(accepted),
         )

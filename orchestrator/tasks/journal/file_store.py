@@ -6,9 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.tasks.journal import (
-    store,
-)
+from orchestrator.tasks.journal import store
 from orchestrator.tasks.journal.file import (
     JournalError,
     JournalFile,
