@@ -29,10 +29,10 @@ from pool.fleet.gpus import Gpus, need_bytes
 from pool.fleet.home import Answer, PoolHome, ask, home_of
 from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import PoolFile, read_pool_file
-from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB
 from pool.preflight.nvml import Nvml
 from pool.process.process import FoundRun, GuardedProcess, clear_remains, find_detached
+from worker.free_memory import memory_free
 
 EXIT_FAILED = 1
 _ASK_S = 10.0

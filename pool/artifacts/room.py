@@ -12,8 +12,8 @@ from rich.filesize import decimal as size
 
 from catalog.errors import NoMemory, NoRoom
 from catalog.models import ModelCatalog
-from pool.preflight.cpu import memory_free
 from pool.process.proc import all_pids
+from worker.free_memory import memory_free
 
 KEEP_FREE = 0.2
 """Share of the file system that stays free by default."""

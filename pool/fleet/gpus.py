@@ -11,10 +11,10 @@ from pathlib import Path
 from catalog.errors import StartFailed
 from pool.events import pool_log
 from pool.fleet.specs import InstanceSpec
-from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB, need_of
 from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
 from worker.environment import DELIMITER
+from worker.free_memory import memory_free
 from worker.settings import PREFIX
 
 _LARGEST_TTL_S = 15.0

@@ -26,6 +26,7 @@ from pool.preflight.host import (
 )
 from pool.process.ports import host_port, require_free
 from worker.extras import pip_install
+from worker.free_memory import memory_free
 
 _MIB = 2**20
 _GIB = 2**30
@@ -165,7 +166,7 @@ def _slot(wanted: WantedService) -> _Result:
 
 
 def _memory(wanted: WantedService) -> _Result:
-    free = cpu.memory_free()
+    free = memory_free()
     if free is None or free >= _MIN_MEMORY:
         return OK, "unknown" if free is None else f"{_size(free)} free"
     advice = "the demo model needs 2 GiB; raise the container's limit, or end something"

@@ -1,4 +1,4 @@
-"""Reads this machine's CPU and memory from Linux. Standard library only."""
+"""Reads this machine's CPU from Linux. Standard library only."""
 
 import os
 import re
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 _FEATURES = {
@@ -36,19 +35,6 @@ def look() -> Cpu:
     return Cpu(_cores(), tuple(name for flag, name in _FEATURES.items() if flag in there))
 
 
-def memory_free() -> int | None:
-    """Bytes that programs could still have; None if unknown."""
-    try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", MEMINFO.read_text(), re.M)
-    except OSError:
-        return None
-    free = int(found[1]) * 1024 if found else None
-    limit, used = _number("memory.max"), _number("memory.current")
-    if limit is not None and used is not None:
-        free = limit - used if free is None else min(free, limit - used)
-    return free
-
-
 def _cores() -> float:
     cores = float(len(os.sched_getaffinity(0)))
     try:
@@ -56,10 +42,3 @@ def _cores() -> float:
         return cores if quota == "max" else min(cores, int(quota) / int(period))
     except (OSError, ValueError):
         return cores
-
-
-def _number(name: str) -> int | None:
-    try:
-        return int((CGROUP / name).read_text())
-    except (OSError, ValueError):  # "max": no limit
-        return None

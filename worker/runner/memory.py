@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from worker.free_memory import memory_free
 from worker.log import engine_log
 from worker.memory import LimitedMemory, MemoryGuard, MemoryLimits
 
@@ -28,7 +29,6 @@ _ADVICE: Final = (
     " TIDEGATE_WORKER__MAX_STEP_TOKENS"
 )
 _STATM: Final = Path("/proc/self/statm")
-_MEMINFO: Final = Path("/proc/meminfo")
 
 
 class MemoryMeter(LimitedMemory, Protocol):
@@ -50,15 +50,8 @@ class ProcessMemory:
 
     def free_bytes(self) -> int:
         """Free bytes of the machine, or those that a container's limit leaves if fewer."""
-        limited = free_of_groups()
-        free = 2**63 if limited is None else limited
-        try:
-            for line in _MEMINFO.read_text("ascii").splitlines():
-                if line.startswith("MemAvailable:"):
-                    return min(free, int(line.split()[1]) * 1024)
-        except (OSError, ValueError):
-            pass
-        return free
+        free = memory_free()
+        return 2**63 if free is None else free
 
     def drop_caches(self) -> None:
         gc.collect()
@@ -134,34 +127,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-_MOUNT: Final = Path("/sys/fs/cgroup")
-_OWN: Final = Path("/proc/self/cgroup")
-
-
-def free_of_groups(own: Path = _OWN, mount: Path = _MOUNT) -> int | None:
-    """The fewest bytes that this process's control groups (version 2) leave; None without a limit.
-
-    The tightest group on the way to the root counts. Inside a container the path may be that of the
-    host, where the mount shows the container's own group as its root.
-    """
-    try:
-        lines = own.read_text("utf-8").splitlines()
-    except OSError:
-        return None
-    own_groups = (Path(line[4:]) for line in lines if line.startswith("0::/"))
-    folders = (mount / folder for group in own_groups for folder in (group, *group.parents))
-    left = [found for folder in folders if (found := _left_in(folder)) is not None]
-    return max(0, min(left)) if left else None
-
-
-def _left_in(folder: Path) -> int | None:
-    try:
-        limit = int((folder / "memory.max").read_text("ascii"))  # "max" is none
-        used = int((folder / "memory.current").read_text("ascii"))
-        stat = (folder / "memory.stat").read_text("ascii").split()
-    except (OSError, ValueError):
-        return None
-    figures = dict(zip(stat[::2], stat[1::2], strict=False))
-    return limit - used + int(figures.get("inactive_file", 0))  # cached, not used recently

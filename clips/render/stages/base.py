@@ -31,6 +31,7 @@ class Provider(Protocol):
 
     def close(self) -> None:
         """Free that memory."""
+        return
 
 
 class SpeechProvider(Provider, Protocol):

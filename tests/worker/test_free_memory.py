@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from worker.runner import memory
-from worker.runner.memory import ProcessMemory, free_of_groups
+from worker import free_memory
+from worker.free_memory import free_of_groups
+from worker.runner.memory import ProcessMemory
 
 GIB = 2**30
 
@@ -46,7 +47,7 @@ def test_without_limits_there_is_no_figure(tmp_path: Path, text: str) -> None:
 
 
 def test_what_is_free_is_the_less_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_of_groups", lambda: 12345)
+    monkeypatch.setattr(free_memory, "free_of_groups", lambda: 12345)
     assert ProcessMemory().free_bytes() == 12345
-    monkeypatch.setattr(memory, "free_of_groups", lambda: 2**62)
+    monkeypatch.setattr(free_memory, "free_of_groups", lambda: 2**62)
     assert 0 < ProcessMemory().free_bytes() < 2**62
