@@ -15,6 +15,7 @@ NO_SAY = {
     "environment.py",
     "errors.py",
     "extras.py",
+    "free_memory.py",
     "kv_disk",
     "loaded.py",
     "log.py",
