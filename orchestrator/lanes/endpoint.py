@@ -76,6 +76,11 @@ def read_endpoint(entry: str) -> Endpoint:
     """Read a URL entry. Raises ``ValueError`` that says what is wrong and what was expected."""
     scheme, _, rest = entry.partition("://")
     kind = _SCHEMES.get(scheme)
+    if scheme == "triton+grpc":
+        raise ValueError(
+            "triton+grpc is no kind of instance any more: name the OpenAI API of that server, "
+            "openai+http://host:port?tokenizer=DIR (Triton's own OpenAI frontend has one)"
+        )
     if kind is None:
         raise ValueError(
             f"no kind of instance is called {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "

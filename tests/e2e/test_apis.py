@@ -58,6 +58,10 @@ async def test_what_vllms_clients_read(demo: Stack, http: aiohttp.ClientSession)
     stop = choice["text"][10:14]
     stopped = (await _answer(http, "/v1/completions", STORY | {"stop": [stop]}))["choices"][0]
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
+    kept = STORY | {"stop": [stop], "include_stop_str_in_output": True}
+    assert (await _answer(http, "/v1/completions", kept))["choices"][0]["text"] == (
+        stopped["text"] + stop
+    )
 
     long = {"model": "demo", "prompt": "A fox ran. " * 20, "max_tokens": 1, "temperature": 0}
     await _answer(http, "/v1/completions", long)

@@ -19,6 +19,7 @@ from orchestrator.api.openai.shapes import (
     Shape,
     error_body,
     stop_reason,
+    stop_text,
     token_counts,
 )
 from orchestrator.parsing import Content, Reasoning
@@ -106,7 +107,10 @@ class ChunkStream:
             return
         if not self._before:
             self._open(task)
-        choice = self._last(ending) | {"stop_reason": stop_reason(ending)}
+        tail = ending.tail
+        if self._options.stop_in_text:
+            tail += stop_text(ending, self._encoder_of().tokens)
+        choice = self._last(ending, tail) | {"stop_reason": stop_reason(ending)}
         last = self._chunk(task, [choice], task.completion_tokens)
         last |= {"deadline_budget": str(ending.budget), **task_fields(task)}
         events = [_event(last)]
@@ -136,8 +140,8 @@ class ChunkStream:
             choice = self._shape.delta(self._index, None)
             self._stream.send(_event(self._chunk(task, [choice | {"prompt_token_ids": ids}])))
 
-    def _last(self, ending: Ending) -> dict[str, object]:
-        return self._shape.delta(self._index, ending.tail or None, None, ending.finish_reason.value)
+    def _last(self, ending: Ending, tail: str) -> dict[str, object]:
+        return self._shape.delta(self._index, tail or None, None, ending.finish_reason.value)
 
     def _token(self, token_id: int, text: str, logprobs: object) -> dict[str, object]:
         return self._shape.delta(self._index, text, logprobs)
@@ -210,8 +214,8 @@ class ParsedChunkStream(ChunkStream):
         choice = self._shape.delta(self._index, None) | {"delta": said}
         return _event(self._chunk(task, [choice]))
 
-    def _last(self, ending: Ending) -> dict[str, object]:
-        said = self._deltas.of(self._output.finish(ending.tail, ending))
+    def _last(self, ending: Ending, tail: str) -> dict[str, object]:
+        said = self._deltas.of(self._output.finish(tail, ending))
         reason = "tool_calls" if self._output.is_calling(ending) else ending.finish_reason.value
         return self._shape.delta(self._index, None, None, reason) | {"delta": said}
 

@@ -26,7 +26,7 @@ from orchestrator.api.http.responses import (
 from orchestrator.api.openai import echo, tokens
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream, ParsedChunkStream
-from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape, stop_reason
+from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape, stop_reason, stop_text
 from orchestrator.api.openai.types import (
     ChatRequest,
     CompletionRequest,
@@ -252,6 +252,8 @@ class _Text(Transcript):
             logprobs = await shape.logprobs_in_turns(
                 self.ids, self.texts, self.logprobs, encoder.tokens.token
             )
+        if options.stop_in_text:
+            tail += stop_text(ending, encoder.tokens)
         reason = ending.finish_reason.value
         if self.output is None:
             choice = shape.choice(index, self.text() + tail, logprobs, reason)

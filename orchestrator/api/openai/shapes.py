@@ -26,7 +26,7 @@ from orchestrator.parsing import (
     Piece,
     Reasoning,
 )
-from orchestrator.prompts.tokens import SpelledToken
+from orchestrator.prompts.tokens import SpelledToken, VocabularyTexts
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
@@ -228,6 +228,13 @@ COMPLETION = Shape(
 def stop_reason(ending: Ending) -> str | int | None:
     """The stop string or token that ended a text."""
     return ending.stop or ending.stop_token_id
+
+
+def stop_text(ending: Ending, tokens: VocabularyTexts) -> str:
+    """Text of the stop string or token, for clients that want it in the answer."""
+    if ending.stop_token_id is None:
+        return ending.stop
+    return tokens.token(ending.stop_token_id).text
 
 
 def usage(tasks: Sequence[Task], n: int) -> dict[str, object]:

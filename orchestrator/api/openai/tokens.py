@@ -1,5 +1,6 @@
 """``/v1/tokenize`` and ``/v1/detokenize``, as on vLLM's server."""
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     """Whether a plain prompt gets the usual special tokens; a chat has its template's own."""
+    return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: msgspec.Raw = NULL
@@ -66,6 +68,7 @@ class _Asked(NamedTuple):
     prompt: Prompt
     is_bare: bool
     """Whether the prompt gets none of the special tokens that plain prompts usually get."""
+    with_spelling: bool
 
 
 _tokenize_reader = Reader(TokenizeRequest)
@@ -83,11 +86,15 @@ async def tokenize(request: web.Request) -> web.Response:
     encoder = orchestrator.model(asked.model)
     if asked.is_bare:
         ids = encoder.without_added(ids)
+    spellings = None
+    if asked.with_spelling:  # as many as the context holds, half a microsecond each
+        spellings = await asyncio.to_thread(encoder.tokens.spellings_of, ids)
     return json_response(
         {
             "count": len(ids),
             "max_model_len": encoder.card.context_tokens,
             "tokens": ids,
+            "token_strs": spellings,
         }
     )
 
@@ -121,6 +128,7 @@ def _asked(request: web.Request, body: TokenizeRequest) -> _Asked:
         served_name(request, body.model),
         body.prompt_of(),
         is_bare=body.prompt is not None and body.add_special_tokens is False,
+        with_spelling=bool(body.return_token_strs),
     )
 
 

@@ -50,7 +50,6 @@ _SERVED = {
     ),
     "bad_words": ServedValues(nothing, "send logit_bias, or look for them in the answer"),
     "detokenize": ServedValues(lambda value: value is True, "answers have text"),
-    "include_stop_str_in_output": ServedValues(nothing, "stop_reason has the stop string"),
     "logits_processors": ServedValues(nothing, "send structured_outputs or logit_bias"),
     "prompt_logprobs": ServedValues(
         lambda value: False, "send a prompt with echo and logprobs to /v1/completions"
@@ -120,6 +119,7 @@ class AnswerOptions(NamedTuple):
     running_usage: bool = False
     """Whether each chunk has the usage of its own choice so far."""
     token_ids: bool = False
+    stop_in_text: bool = False
     echo: bool = False
     """Whether the prompt precedes the text, with log-probabilities if the text has them."""
     tier: bool = False
@@ -171,7 +171,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
 
     # vLLM's
     return_token_ids: bool | None = None
-    include_stop_str_in_output: Unused = NULL
+    include_stop_str_in_output: bool | None = None
     prompt_logprobs: Unused = NULL
     best_of: Unused = NULL
     stop_token_ids: list[int] | None = None
@@ -267,6 +267,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
             usage=usage,
             running_usage=usage and bool(options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids),
+            stop_in_text=bool(self.include_stop_str_in_output),
             tier=self.service_tier is not None,
         )
 

@@ -18,6 +18,7 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     CHAT,
     COUNT,
     EMBEDDINGS,
+    GENERATE,
     HI,
     MESSAGES,
     RESPONSES,
@@ -86,6 +87,11 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, {"chat_template_kwargs": {"thinks": False}, "stop": ["x"]}, "stop"),
     (MESSAGES, {"metadata": {"user_id": 5, "team": "t"}}, ""),
     (CHAT, {"length_penalty": 2, "early_stopping": True}, "length_penalty, early_stopping"),
+    (
+        GENERATE,
+        {"parameters": {"max_tokens": 4, "new": 1}, "exclude": True},
+        "exclude, parameters.new",
+    ),
     (EMBEDDINGS, {"chat_template_kwargs": {"thinks": False}, "dims": 3}, "dims"),
     # null, and numbers in strings
     (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
@@ -185,7 +191,6 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (CHAT, {"modalities": ["text", "audio"]}, Refused("modalities")),
     (CHAT, {"use_beam_search": True}, Refused("use_beam_search")),
     (CHAT, {"echo": True}, Refused("echo")),
-    (TEXT, {"include_stop_str_in_output": True}, Refused("include_stop_str_in_output")),
     *((TEXT, {name: "a+"}, Refused(name)) for name in ("regex", "ebnf", "grammar", "json_schema")),
     (CHAT, {"structured_outputs": {"jsonn": {}}}, Refused("exactly one of")),
     (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
@@ -194,6 +199,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),
     (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
     (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
+    (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
 ]
 
 

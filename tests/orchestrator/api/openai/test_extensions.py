@@ -57,6 +57,11 @@ async def test_the_stop_string_that_was_met(
     chunks = await chunks_of(service, path, asked)
     assert chunks[-1]["choices"][0]["stop_reason"] == "STOPP"
     assert all("stop_reason" not in chunk["choices"][0] for chunk in chunks[:-1])
+    with_stop = asked | {"include_stop_str_in_output": True}
+    (choice,) = (await answer_of(service, path, with_stop))["choices"]
+    assert (choice["message"]["content"] if body is CHAT else choice["text"]) == "STOPP"
+    (choice,) = (await chunks_of(service, path, with_stop))[-1]["choices"]
+    assert (choice["delta"]["content"] if body is CHAT else choice["text"]) == "STOPP"
 
 
 @BOTH
@@ -88,7 +93,7 @@ async def test_tokens_that_end_a_text(
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 72)
     sampling = worker.submits[-1].sampling
     assert (sampling.stop_token_ids, sampling.skip_special_tokens) == ((72, 5), False)
-    last = (await chunks_of(service, path, asked))[-1]
+    last = (await chunks_of(service, path, asked | {"include_stop_str_in_output": True}))[-1]
     assert last["choices"][0]["stop_reason"] == 72
     for ids in ([262], [-1], [5] * 129):
         error = await answer_of(service, path, body | {"stop_token_ids": ids}, status=400)

@@ -67,7 +67,7 @@ async def test_what_a_template_is_not_told(
 async def test_there_and_back(service: Service, prefix: str) -> None:
     answer = await answer_of(service, f"{prefix}/tokenize", {"model": "fake", "prompt": "hé"})
     assert answer["count"] == len(answer["tokens"]) == 3
-    assert answer["max_model_len"] == 512
+    assert (answer["max_model_len"], answer["token_strs"]) == (512, None)
     tokens = {"model": "fake", "tokens": answer["tokens"]}
     assert await answer_of(service, f"{prefix}/detokenize", tokens) == {"prompt": "hé"}
     assert await answer_of(service, f"{prefix}/detokenize", {"tokens": [0, 1]}) == {
@@ -80,9 +80,10 @@ async def test_tokens_of_a_chat_are_those_of_its_request(
     service: Service, worker: FakeWorker
 ) -> None:
     await answer_of(service, "/v1/chat/completions", CHAT)
-    body = {"messages": CHAT["messages"]}
+    body = {"messages": CHAT["messages"], "return_token_strs": True}
     answer = await answer_of(service, "/v1/tokenize", body)
     assert answer["tokens"] == worker.submits[0].token_ids
+    assert answer["token_strs"][:2] == ["<|bos|>", "<|user|>"]
     shorter = await answer_of(service, "/v1/tokenize", body | {"add_generation_prompt": False})
     assert shorter["tokens"] == answer["tokens"][:-1]
 
