@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from clips.section import ClipsSection
-from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
+from orchestrator.api.operator.neighbours import VLLM_PREFIX
 from orchestrator.api.server import build_runner
 from orchestrator.build import build
 from orchestrator.clock import LoopClock

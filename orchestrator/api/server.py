@@ -50,11 +50,12 @@ from orchestrator.api.operator import (
     capabilities,
     catalog,
     instances,
+    neighbours,
     overview,
     probes,
 )
 from orchestrator.api.operator.admin import Control
-from orchestrator.api.operator.vllm_metrics import VLLM, VLLM_PREFIX
+from orchestrator.api.operator.neighbours import VLLM, VLLM_PREFIX
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
@@ -80,7 +81,6 @@ _INSTEAD = {
     "/v1/responses/compact": "send a shorter conversation as input",
     **dict.fromkeys(("/api/chat", "/api/generate"), "send it to /v1/chat/completions"),
     "/api/tags": "models are at /v1/models",
-    "/v2/models": "Triton's own ports have its generate; here it is /v1/completions",
 }
 """What to use instead of routes that clients of the dialects know, by part of their path."""
 _PATH_CHARS, _MOST_PARTS = 128, 8
@@ -112,7 +112,7 @@ def build_runner(
     app[HEALTH] = health
     app[instances.DISCOVERY] = discovery
     app[ORCHESTRATOR] = orchestrator
-    app[DIALECTS] = tuple(served.dialect for served in SERVED)
+    app[DIALECTS] = tuple(each for served in SERVED for each in served.conventions)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
         "http_errors", "responses", "Error responses", "status", "code"
     )
@@ -139,7 +139,7 @@ def build_runner(
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    operating = (instances, capabilities, catalog, overview, openapi, probes)
+    operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours)
     of_dialects = [edge for served in SERVED for edge in served.edges]
     of_rooms = [edge for room in orchestrator.rooms for edge in room.edges()]
     app[openapi.EDGES] = (*of_dialects, *of_rooms)

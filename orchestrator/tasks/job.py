@@ -69,6 +69,7 @@ class Api(StrEnum):
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    KSERVE = "kserve"
     EMBEDDINGS = "embeddings"
 
 

@@ -119,9 +119,12 @@ class Choices:
             task = await self._orchestrator.prepare(self.request.job, prompt)
             self._read_ahead.append(task)
             self._readings.append(self._orchestrator.reading_of(task))
+        top, is_streamed = self.request.job.sampling.prompt_logprobs, self.request.is_streamed
+        tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
         if self.request.options.echo:
-            tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
-            require_few(tokens, self.request.job.sampling.prompt_logprobs)
+            as_ids = not all(isinstance(prompt, str) for prompt in self.request.prompts)
+            is_long = is_streamed and (as_ids or top is not None)
+            require_few(tokens, top, is_streamed=is_long)
 
     def _stopped(self) -> bool:
         """Whether a task has failed, so that no more are offered; cancels the others."""

@@ -13,6 +13,7 @@ import msgspec
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
+from orchestrator.api.openai import echo
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.shapes import (
     Deltas,
@@ -69,7 +70,7 @@ class ChunkStream:
 
     def started(self, task: Task) -> None:
         """Send nothing: until the first token's byte an error can still be a status."""
-        if self._options.token_ids:
+        if self._options.needs_prompt_ids:
             self._prompt_ids = list(task.token_ids)  # a task that has ended has none
 
     def tokens(self, task: Task, delta: Delta) -> None:
@@ -139,6 +140,19 @@ class ChunkStream:
         elif ids is not None:
             choice = self._shape.delta(self._index, None)
             self._stream.send(_event(self._chunk(task, [choice | {"prompt_token_ids": ids}])))
+        if self._options.echo:
+            self._send_echo(task)
+
+    def _send_echo(self, task: Task) -> None:
+        tokens, ids = self._encoder_of().tokens, self._prompt_ids
+        text = echo.text_of(self._choices.prompt_of(self._index), ids, tokens)
+        logprobs: msgspec.Raw | None = None
+        if (top := task.sampling.logprobs) is not None:
+            turns = echo.echoed_logprobs(ids, task.prompt_logprobs, top, tokens, {})
+            logprobs = echo.at_once(turns)  # few: they are bounded
+        self._text_offset = len(text)
+        choice = self._shape.delta(self._index, text, logprobs)
+        self._stream.send(_event(self._chunk(task, [choice])))
 
     def _last(self, ending: Ending, tail: str) -> dict[str, object]:
         return self._shape.delta(self._index, tail or None, None, ending.finish_reason.value)

@@ -6,7 +6,8 @@ hundred thousand numbers, so encoding them yields to the event loop in between.
 
 import asyncio
 import codecs
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -17,8 +18,12 @@ from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Task
 from protocol import PromptLogprobs, TokenLogprob
 
+T = TypeVar("T")
+
 MAX_NUMBERS = 2**18
 """Most log-probabilities that an answer may have of its prompts: some 10 MB of JSON."""
+MAX_STREAMED_NUMBERS = 2**15
+"""Most log-probabilities of prompts in a stream, where they are one event."""
 
 _TOKENS_AT_ONCE = 1024
 """Tokens looked up per pass of the event loop."""
@@ -26,18 +31,32 @@ _TOKENS_AT_ONCE = 1024
 _encode = msgspec.json.Encoder().encode
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
+_Turns = Generator[None, None, T]
+"""Work that yields whenever others may have a turn; returns a ``T``."""
 
-def require_few(tokens: int, top: int | None) -> None:
+
+def require_few(tokens: int, top: int | None, *, is_streamed: bool) -> None:
     """Check that an answer may repeat so many prompt tokens, each with ``top`` alternatives (None:
     without log-probabilities). Raises ``InvalidRequest``."""
-    if tokens * (1 + (top or 0)) > MAX_NUMBERS:
+    numbers, most = tokens * (1 + (top or 0)), MAX_STREAMED_NUMBERS if is_streamed else MAX_NUMBERS
+    if numbers > most:
         what = "" if top is None else f", each with {top} alternatives,"
         raise InvalidRequest(
             f"echo would repeat {tokens} prompt tokens{what} in all choices together, and an answer"
-            f" has at most {MAX_NUMBERS} of them: send fewer or shorter prompts, or ask for fewer "
-            "alternatives or choices",
+            f" has at most {most} of them{' when it is streamed' if is_streamed else ''}: send "
+            "fewer or shorter prompts, or ask for fewer alternatives or choices",
             field="echo" if top is None else "prompt",
         )
+
+
+def text_of(prompt: Prompt, ids: Sequence[int], tokens: VocabularyTexts) -> str:
+    return at_once(_text_of(prompt, ids, tokens))
+
+
+def _text_of(prompt: Prompt, ids: Sequence[int], tokens: VocabularyTexts) -> "_Turns[str]":
+    if isinstance(prompt, str):
+        return prompt
+    return "".join((yield from _texts(ids, tokens)))
 
 
 async def add_echo(
@@ -48,45 +67,74 @@ async def add_echo(
     tokens: VocabularyTexts,
 ) -> None:
     """Put the prompt before a choice's text, and its log-probabilities before the text's."""
-    text = prompt if isinstance(prompt, str) else "".join(await _texts(ids, tokens))
-    choice["text"] = f"{text}{choice['text']}"
+    choice["text"] = f"{await _in_turns(_text_of(prompt, ids, tokens))}{choice['text']}"
     rest, top = choice["logprobs"], task.sampling.logprobs
     if top is None or task.sampling.prompt_logprobs is None:
         return
     assert rest is None or isinstance(rest, dict)
-    choice["logprobs"] = await _logprobs(ids, task.prompt_logprobs, top, tokens, rest or {})
+    turns = echoed_logprobs(ids, task.prompt_logprobs, top, tokens, rest or {})
+    choice["logprobs"] = await _in_turns(turns)
 
 
-async def _logprobs(
+def at_once(turns: "_Turns[T]") -> T:
+    """Do all the work without a break; returns its result."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+async def _in_turns(turns: "_Turns[T]") -> T:
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        await asyncio.sleep(0)
+
+
+def echoed_logprobs(
     ids: Sequence[int],
     read: Sequence[PromptLogprobs],
     top: int,
     tokens: VocabularyTexts,
     rest: Mapping[str, Sequence[object]],
-) -> msgspec.Raw:
-    """OpenAI's ``logprobs`` of prompt and text; ``rest`` are those of the text alone. Raises
-    ``TidegateError`` if the worker's pieces do not cover the whole prompt."""
-    token_of, texts = tokens.token, await _texts(ids, tokens)
+) -> "_Turns[msgspec.Raw]":
+    """OpenAI's ``logprobs`` of prompt and text; ``rest`` are those of the text alone."""
+    token_of, texts = tokens.token, (yield from _texts(ids, tokens))
     lists: dict[str, list[bytes]] = {name: [] for name in _LISTS}
     _extend(lists, {"tokens": [named(token_of(ids[0]))], "text_offset": [0]})
     _extend(lists, {"token_logprobs": [None], "top_logprobs": [None]})
-    at, offset = 1, len(texts[0])
-    for piece in read:
-        if piece.first != at:
-            break
-        entries = piece.unpack()
-        end = at + len(entries)
+    offset = len(texts[0])
+    for first, entries in _checked(ids, read):
+        end = first + len(entries)
         shortened = [TokenLogprob(entry.logprob, entry.top[:top]) for entry in entries]
-        part = texts[at:end]
-        _extend(lists, COMPLETION.logprobs(ids[at:end], part, shortened, token_of, offset))
-        at, offset = end, offset + sum(map(len, part))
-        await asyncio.sleep(0)
-    if at != len(ids):
-        raise TidegateError("the instance returned log-probabilities of a part of the prompt only")
+        part = texts[first:end]
+        _extend(lists, COMPLETION.logprobs(ids[first:end], part, shortened, token_of, offset))
+        offset += sum(map(len, part))
+        yield
     shifted = [offset + at for at in rest.get("text_offset", ())]  # type: ignore[operator]
     _extend(lists, {**rest, "text_offset": shifted})
     fields = (b'"%b":[%b]' % (name.encode(), b",".join(parts)) for name, parts in lists.items())
     return msgspec.Raw(b"{%b}" % b",".join(fields))
+
+
+def _checked(
+    ids: Sequence[int], read: Sequence[PromptLogprobs]
+) -> Iterable[tuple[int, list[TokenLogprob]]]:
+    """The worker's pieces, each with the position of its first token. Raises ``TidegateError`` if
+    they do not cover the whole prompt."""
+    at = 1
+    for piece in read:
+        if piece.first == at:
+            at += len(piece)
+    if at != len(ids):
+        raise TidegateError("the instance returned log-probabilities of a part of the prompt only")
+    for piece in read:
+        yield piece.first, piece.unpack()
 
 
 def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> None:
@@ -95,13 +143,13 @@ def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> Non
             lists[name].append(_encode(values)[1:-1])
 
 
-async def _texts(ids: Sequence[int], tokens: VocabularyTexts) -> list[str]:
+def _texts(ids: Sequence[int], tokens: VocabularyTexts) -> "_Turns[list[str]]":
     """The text that each token adds: empty while a character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for begin in range(0, len(ids), _TOKENS_AT_ONCE):
         if begin:
-            await asyncio.sleep(0)
+            yield
         found = [tokens.token(one) for one in ids[begin : begin + _TOKENS_AT_ONCE]]
         texts += [t.text if t.data is None else decoder.decode(t.data) for t in found]
     if tail := decoder.decode(b"", final=True):

@@ -341,11 +341,6 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
-    def refuse_unsupported(self) -> None:
-        super().refuse_unsupported()
-        if self.echo and self.stream:
-            raise InvalidRequest("echo is for answers in one piece, not streamed", field="echo")
-
     def wanted_prompt_logprobs(self) -> int | None:
         """Alternatives per prompt token. To echo without generating, a prompt is read for its
         log-probabilities, returned or not."""

@@ -43,11 +43,6 @@ async def capabilities(request: web.Request) -> web.Response:
     )
 
 
-async def version(request: web.Request) -> web.Response:
-    """Show the version of this service, in vLLM's form."""
-    return json_response({"version": VERSION})
-
-
 def _features(orchestrator: Orchestrator) -> list[str]:
     """The features that the engine of at least one ready instance has."""
     cards = [one.card for one in orchestrator.registry if one.ready and one.card is not None]
@@ -55,4 +50,4 @@ def _features(orchestrator: Orchestrator) -> list[str]:
 
 
 def routes() -> list[web.RouteDef]:
-    return [web.get("/v2/capabilities", capabilities), web.get("/version", version)]
+    return [web.get("/v2/capabilities", capabilities)]

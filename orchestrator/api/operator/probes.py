@@ -6,7 +6,7 @@ from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
 from orchestrator.api.http.finding import ELSEWHERE
-from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
+from orchestrator.api.operator.neighbours import VLLM_PREFIX
 from orchestrator.errors import NotReady
 from orchestrator.health import PreparedResponse
 from orchestrator.telemetry.metrics import labelled, merged

@@ -401,5 +401,5 @@ async def test_the_service_says_that_it_serves_clips(
     service: Service, make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     without = await make_service(await make_worker())
-    for one, serves in ((service, True), (without, False)):
-        assert (await one.ask("GET", "/v2/capabilities"))["slots"] is serves
+    for one, extensions in ((service, ["generate", "slots"]), (without, ["generate"])):
+        assert (await one.ask("GET", "/v2"))["extensions"] == extensions

@@ -20,9 +20,13 @@ _OTHERS = (
     "/cancel",
     "/overview/events",  # for as long as somebody looks
     "/v1/embeddings",  # the demo model makes none
+    "/infer",
+    "/versions/",
+    "POST /ping",
     "POST /v2/instances",
-    " /tokenize",  # these two as below /v1
+    " /tokenize",  # these three as below /v1
     " /detokenize",
+    " /tokenizer_info",
 )
 """Parts of routes that it leaves out; operators' are among them."""
 

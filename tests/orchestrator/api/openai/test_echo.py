@@ -1,5 +1,6 @@
 """``echo``: what a completion tells of its prompt, as lm-eval reads it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -64,13 +65,29 @@ async def test_nothing_need_be_generated(service: Service, worker: FakeWorker) -
     assert one["logprobs"]["token_logprobs"] == [None]
 
 
+async def test_a_stream_begins_with_it(service: Service) -> None:
+    body = TEXT | {"echo": True, "logprobs": 1, "stream": True}
+
+    async def chunks_of(**more: object) -> list[Any]:
+        lines = (await service.ask("POST", PATH, json=body | more)).split("\n\n")
+        return [json.loads(line[6:])["choices"][0] for line in lines[:-2]]
+
+    prompt, last = await chunks_of(max_tokens=0)
+    assert (prompt["text"], last["finish_reason"]) == ("hi", "length")
+    chunks = await chunks_of(max_tokens=1, n=2)
+    for index in (0, 1):
+        prompt, token, last = [chunk for chunk in chunks if chunk["index"] == index]
+        assert (prompt["text"], token["text"], last["text"]) == ("hi", "w0 ", "")
+        assert prompt["logprobs"]["token_logprobs"] == [None, -1.0]
+        assert token["logprobs"]["text_offset"] == [2]
+
+
 @for_each(
     ("changes", "field"),
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"echo": True, "logprobs": 21}, "logprobs"),
-        ({"echo": True, "stream": True}, "echo"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 1, "on_deadline": "partial"}, "on_deadline"),
     ],
@@ -104,6 +121,7 @@ async def test_an_answer_repeats_so_many_tokens(
 ) -> None:
     """Otherwise 128 choices look up a context of ids each, and the event loop does nothing else."""
     monkeypatch.setattr(echo, "MAX_NUMBERS", 8)
+    monkeypatch.setattr(echo, "MAX_STREAMED_NUMBERS", 4)
     monkeypatch.setattr(echo, "_TOKENS_AT_ONCE", 2)
     one = {"prompt": [72, 73, 74, 75], "echo": True}
     answer = await answer_of(service, PATH, TEXT | one | {"n": 2})
@@ -112,6 +130,7 @@ async def test_an_answer_repeats_so_many_tokens(
     await answer_of(service, PATH, TEXT | two)
     for asked, field in (
         (one | {"n": 3}, "echo"),
+        (one | {"n": 2, "stream": True}, "echo"),
         (two | {"logprobs": 2}, "prompt"),
         (two | {"n": 2}, "prompt"),
     ):

@@ -1,0 +1,65 @@
+"""What vLLM's and NIM's clients and probes ask of a server."""
+
+from typing import Any
+
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
+from tests.support.fake_worker import FakeWorker, Plan
+
+LIVE = {"object": "health.response", "message": "Service is live."}
+READY = {"object": "health.response", "message": "Service is ready."}
+NOT_READY = {"object": "health.response", "message": "Service is not ready."}
+
+
+async def get(service: Service, path: str, **headers: str) -> tuple[int, Any]:
+    async with service.http.get(path, headers=headers) as response:
+        is_json = response.content_type == "application/json"
+        return response.status, await response.json() if is_json else await response.read()
+
+
+async def test_probes_need_no_key_and_say_whether_work_may_come(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await make_service(worker, token="t")
+    assert await get(service, "/v1/health/live") == (200, LIVE)
+    assert await get(service, "/v1/health/ready") == (200, READY)
+    assert await get(service, "/ping") == (200, b"")
+    await service.ask("POST", "/ping")
+    alone = await make_service(wait=False, token="t")
+    assert await get(alone, "/v1/health/live") == (200, LIVE)
+    assert await get(alone, "/v1/health/ready") == (503, NOT_READY)
+    assert (await get(alone, "/ping"))[0] == 503
+    for path in ("/version", "/load", "/tokenizer_info", "/v1/metadata", "/v1/version"):
+        status, answer = await get(service, path)
+        assert (status, answer["error"]["code"]) == (401, "unauthenticated")
+
+
+async def test_versions_and_models(service: Service) -> None:
+    (_, told), (_, nim) = await get(service, "/version"), await get(service, "/v1/version")
+    assert nim == {"release": told["version"], "api": told["version"]}
+    status, metadata = await get(service, "/v1/metadata")
+    assert (status, metadata["version"]) == (200, told["version"])
+    assert metadata["modelInfo"] == [{"shortName": "fake", "modelUrl": ""}]
+    assert await get(service, "/v2") == (
+        200,
+        {"name": "tidegate", "version": told["version"], "extensions": ["generate"]},
+    )
+
+
+async def test_load_counts_what_waits_and_runs(service: Service, worker: FakeWorker) -> None:
+    assert await get(service, "/load") == (200, {"server_load": 0})
+    worker.plan = lambda submit: Plan(stall_at=0)
+    await service.ask("POST", "/v2/tasks", 202, json={"prompt": "x"})
+    assert await get(service, "/load") == (200, {"server_load": 1})
+
+
+@for_each("path", ["/tokenizer_info", "/v1/tokenizer_info?model=fake"])
+async def test_a_tokenizer_tells_what_chats_are_rendered_with(service: Service, path: str) -> None:
+    status, info = await get(service, path)
+    card = service.orchestrator.model("fake").card
+    assert status == 200
+    assert (info["model"], info["model_max_length"]) == ("fake", card.context_tokens)
+    assert info["chat_template"] == card.chat_template
+    assert {name: info[name] for name in card.special_tokens} == card.special_tokens
+    status, answer = await get(service, "/tokenizer_info?model=none")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
