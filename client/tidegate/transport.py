@@ -100,7 +100,7 @@ class Transport:
         self._retries = retries
         self._fastest_s = 0.0
         """Seconds that the quickest answer took: a retry with less left cannot be in time."""
-        self._credentials = {"Authorization": f"Bearer {token}"} if token else {}
+        self.credentials = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
 
     def connect(self) -> "aiohttp.ClientSession":
@@ -111,7 +111,7 @@ class Transport:
             self._session = aiohttp.ClientSession(
                 # aiohttp's own limit of 100 would keep a stream's cancel waiting for the others.
                 connector=aiohttp.TCPConnector(limit=0),
-                headers=self._credentials,
+                headers=self.credentials,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             )
         return self._session
@@ -133,7 +133,7 @@ class Transport:
         attempt = 0
         while True:
             try:
-                return await self._exchange(call)
+                return await self._try(call)
             except TidegateError as error:
                 pause = self.pause_s(call, attempt, error)
                 if pause is None:
@@ -173,20 +173,23 @@ class Transport:
                 )
             yield response
 
-    async def _exchange(self, call: HttpCall) -> bytes:
+    async def _try(self, call: HttpCall) -> bytes:
+        began = _clock.now()
+        body = await self.exchange(call)
+        took = _clock.now() - began
+        self._fastest_s = min(took, self._fastest_s or took)
+        return body
+
+    async def exchange(self, call: HttpCall) -> bytes:
         """Send ``call`` once; the answer's body. Raises ``TidegateError``."""
         self.connect()
         import aiohttp
 
-        began = _clock.now()
         try:
             async with self.open(call) as response:
-                body = await response.read()
+                return await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self.no_answer(call, error) from error
-        took = _clock.now() - began
-        self._fastest_s = min(took, self._fastest_s or took)
-        return body
 
     def no_answer(self, call: HttpCall, error: Exception) -> TidegateError:
         """The client's exception for an HTTP library's ``error`` about ``call``."""

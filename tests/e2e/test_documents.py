@@ -70,6 +70,7 @@ COMMANDS = [
 ]
 AGAINST_THE_DEMO = (
     "tidegate tasks list",
+    "tidegate top --once",
     "tidegate chat",
     "tidegate doctor",
     "tidegate quote",

@@ -8,8 +8,8 @@ waits for imports more than for anything else.
 
 - ``main``       its first moments, and errors in one line
 - ``commands``   every command: from ``up`` (``worker``, ``serve``, ``picker``), ``chat``, ``slot``,
-                 ``models``, ``engines``, ``tasks`` (``quote``), ``doctor``,
+                 ``models``, ``engines``, ``tasks`` (``quote``), ``top``, ``doctor``,
                  ``operate`` (``drain``, ``swap``, ``reload``), ``pool``
 - ``launch``     from the arguments of ``up`` to the launcher
-- ``arguments``, ``runtime``, ``terminal``: what they share
+- ``arguments``, ``asking``, ``runtime``, ``terminal``: what they share
 """

@@ -4,16 +4,13 @@ import math
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from functools import partial, wraps
+from typing import Any, Literal, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from tidegate.cli.runtime import add_to_path, importing
-
-if TYPE_CHECKING:
-    from tidegate.errors import TidegateError
 
 MAX_PROCESSES = 64
 """Most orchestrator processes at one port."""
@@ -188,61 +185,24 @@ def json_option(function: _F) -> _F:
 
 
 def asks(
-    *, operates: bool = False
+    *, operates: bool = False, streams: bool = False
 ) -> Callable[[Callable[..., Awaitable[int]]], Callable[..., int]]:
     """Make a command of a function that is given a client; adds ``--url``, ``--token`` and
-    ``--json``. A failure is one line that says what to do. ``operates``: with the operators' key,
-    where the service keeps one on this machine."""
+    ``--json``. ``operates``: with the operators' key, where the service keeps one on this machine;
+    ``streams``: for more than a call now and then."""
 
     def decorate(function: Callable[..., Awaitable[int]]) -> Callable[..., int]:
         @wraps(function)
         def run(url: str, token: str | None, **given: Any) -> int:
-            with importing(serving=operates):
-                import asyncio
-
-                from tidegate.client import Client
-                from tidegate.errors import TidegateError
-                from tidegate.transport import NO_RETRIES
-
-                if operates:
-                    from catalog.operator_key import access
-
-                    found = access(url)
-                    url, token = found.url, found.key or token
-
-            async def ask() -> int:
-                # An interactive user sees the error and retries by hand.
-                async with Client(url, token=token, retries=NO_RETRIES) as client:
-                    return await function(client, **given)
-
-            try:
-                return asyncio.run(ask())
-            except TidegateError as error:
-                said = _advice(error)
-            except ValueError as error:  # an invalid URL
-                said = f"{error}; see --url"
-            print(f"{click.get_current_context().command_path}: {said}", file=sys.stderr)
-            return 1
+            with importing():
+                from tidegate.cli import asking
+            command = click.get_current_context().command_path
+            action = partial(function, **given)
+            return asking.ask(command, url, token, action, operates=operates, streams=streams)
 
         return server_options(json_option(run))
 
     return decorate
-
-
-def _advice(error: "TidegateError") -> str:
-    """One line on what was wrong and what to do."""
-    from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFound
-
-    said = " ".join(str(error).split())
-    if isinstance(error, ConnectFailed):
-        return f"{said}; start a service with `tidegate up`, or name another with --url"
-    if isinstance(error, AuthFailed):
-        return f"{said}; give its token with --token or TIDEGATE_TOKEN"
-    if isinstance(error, NotFound):
-        return f"{said}; `tidegate tasks list` and `tidegate models` show what there is"
-    if isinstance(error, DeadlineExceeded):
-        return f"{said}; give it more time"
-    return said
 
 
 def on_catalog(

@@ -11,6 +11,7 @@ import click
 from tidegate.cli.arguments import PORT, Command, json_option, option
 from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import console, print_json
+from tidegate.cli.top import Samples
 
 if TYPE_CHECKING:
     from pool.preflight.checkup import CheckupFinding
@@ -28,6 +29,7 @@ exit status: 0 it can serve (warnings cost speed or features), 1 something keeps
 """
 
 _TIMEOUT_S = 2.0
+_NEEDED = "tidegate_instances_needed"
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -84,30 +86,24 @@ def look(host: str, port: int) -> "CheckupFinding | None":
     """Judge the service that listens there; None if there is none, or not ours."""
     import urllib.request
 
-    from prometheus_client.parser import text_string_to_metric_families
-
     from pool.preflight.checkup import CheckupFinding, CheckupVerdict
     from pool.process.ports import host_port
 
-    # Each of several processes at one port reports all instances.
-    most: dict[str, float] = {}
-    known: set[str] = set()
     try:
         with urllib.request.urlopen(
             f"http://{host_port(host, port)}/metrics", timeout=_TIMEOUT_S
         ) as answer:
-            for family in text_string_to_metric_families(answer.read().decode()):
-                for sample in family.samples:
-                    if sample.name == "tidegate_instances_needed":
-                        model = sample.labels["model"]
-                        most[model] = max(sample.value, most.get(model, 0.0))
-                    elif sample.name == "tidegate_instance_slots":
-                        known.add(sample.labels["instance"])
+            samples = Samples.parse(answer.read().decode(), at=0.0)
     except (OSError, ValueError):  # urllib's own errors are OSErrors
         return None
-    if not most:
+    if _NEEDED not in samples.values:
         return None
-    needed, instances = sum(max(1, round(value)) for value in most.values()), len(known)
+    instances = len(samples.by("tidegate_instance_slots", "instance"))
+    # Each of several processes at one port reports all instances.
+    most: dict[str, float] = {}
+    for labels, value in samples.values[_NEEDED]:
+        most[labels["model"]] = max(value, most.get(labels["model"], 0.0))
+    needed = sum(max(1, round(value)) for value in most.values())
     found = f"the present load needs {needed} of {instances}"
     if needed > instances:
         return CheckupFinding("instances", CheckupVerdict.WARN, found, f"add {needed - instances}")
