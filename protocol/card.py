@@ -77,6 +77,8 @@ class StepCosts(msgspec.Struct, frozen=True):
     """The fixed part of that, for any number of prompt tokens."""
     further_token_ms: float = 0.0
     """What each further token adds to it."""
+    context_token_ms: float = 0.0
+    """Time that each token of a row's context adds to a step, for each row; 0 if not measured."""
     doubt: float = 0.0
     """By how much steps may be faster than that, as a logarithm: 0 where the process had its
     processors while it measured, 1.6 where it had a fifth of one."""

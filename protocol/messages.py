@@ -334,7 +334,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     they count as free. ``drain_left_ms`` is how long running jobs still have while the worker
     drains; None while it does not. ``stuck_ms`` is how long the current step has taken, once that
     is far beyond the usual; else 0. ``not_finite_total`` jobs ended because their numbers were NaN
-    or infinite.
+    or infinite. ``context_tokens_total`` is the sum over all steps of the context, in tokens, that
+    each decoding row attended to; 0 where the engine does not say.
     """
 
     kv_blocks_total: int
@@ -369,6 +370,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     drain_left_ms: float | None = None
     stuck_ms: float = 0.0
     not_finite_total: int = 0
+    context_tokens_total: int = 0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

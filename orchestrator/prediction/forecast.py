@@ -9,7 +9,7 @@ One row makes one token a step, so the rows' lengths are counted in steps. In th
 when its own steps are over, however long these take, and the request next in order gets it: list
 scheduling over a heap. The second pass lays steps out in milliseconds::
 
-    step(n) = base + row · n        for as long as n rows run
+    step(n) = base + row · n + context · tokens of their contexts      as long as n rows run
     + prompt_ms                     where a request starts: its prompt holds everybody up
 
 Several instances that serve the same model are played as one: rows are added up, and a prompt
@@ -53,6 +53,8 @@ class Asked(NamedTuple):
     """When its next token is due, the first one or by the schedule of a stated gap."""
     gap_ms: float = inf
     """Ms by which each later token is due after the one before."""
+    context_tokens: int = 0
+    """Tokens of its prompt and of its answer so far."""
 
 
 class Machine(NamedTuple):
@@ -69,12 +71,17 @@ class Machine(NamedTuple):
     fewest: float = 1.0
     """Rows that run on each instance at least: where work keeps coming, free rows are filled."""
 
-    def steps_ms(self, running: Floats) -> Floats:
-        """What a step takes where so many rows run on all instances together."""
+    context_token_ms: float = 0.0
+    """Time that a token of a row's context adds to a step."""
+
+    def steps_ms(self, running: Floats, contexts: Floats) -> Floats:
+        """What a step takes where so many rows, with so many tokens of context in all, run on all
+        instances together."""
         each = np.maximum(running / self.instances, self.fewest)
+        contexts_ms = self.context_token_ms * contexts * each / np.maximum(running, 1.0)
         if self.bends:
             each = np.interp(each, np.arange(len(self.bends)), self.bends)
-        times: Floats = self.base_ms + self.row_ms * each
+        times: Floats = self.base_ms + self.row_ms * each + contexts_ms
         return times
 
 
@@ -89,15 +96,13 @@ class Table(NamedTuple):
     whole_ms: Floats
     first_ms: Floats
     gap_ms: Floats
+    context_tokens: Floats
 
     @classmethod
     def of(cls, asked: Sequence[Asked], draws: int = DRAWS) -> "Table":
         """``draws`` scenarios: with fewer a play is cheaper and coarser."""
-        columns = [
-            (a.prompt_ms, max(0, a.prompt_steps - 1), a.stop_ms, a.whole_ms, a.first_ms, a.gap_ms)
-            for a in asked
-        ]
-        return cls(lengths(asked)[:draws], *np.array(columns, dtype=np.float64).reshape(-1, 6).T)
+        columns = [(a.prompt_ms, max(0, a.prompt_steps - 1), *a[4:]) for a in asked]
+        return cls(lengths(asked)[:draws], *np.array(columns, dtype=np.float64).reshape(-1, 7).T)
 
 
 class Played(NamedTuple):
@@ -156,7 +161,9 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     (draws, count), rows, share = tokens.shape, machine.rows, 1 / machine.instances
     if not count:
         return Played(*[np.empty((draws, 0))] * 4)
-    busy_ms = float(machine.steps_ms(np.array(float(min(count, rows)))))
+    crowd = float(min(count, rows))
+    context = table.context_tokens + tokens / 2  # halfway through its answer
+    busy_ms = float(machine.steps_ms(np.array(crowd), crowd * context.mean()))
     # What does not end by its deadline is stopped there, and leaves its row to others.
     most = np.maximum(1.0, (stop - prompts) / busy_ms)
     steps = np.minimum(tokens, most) + extra
@@ -174,7 +181,9 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     at = np.concatenate([starts + steps, starts], axis=1)
     order = np.argsort(at, axis=1, kind="stable")
     running = np.cumsum(np.repeat((-1.0, 1.0), count)[order], axis=1)
-    step_ms = machine.steps_ms(running)
+    read = np.concatenate([-context, context], axis=1)
+    contexts = np.cumsum(np.take_along_axis(read, order, axis=1), axis=1)
+    step_ms = machine.steps_ms(running, contexts)
     wall = np.cumsum(np.concatenate([np.zeros(count), prompts * share])[order], axis=1)
     passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
     wall[:, 1:] += np.cumsum(passed, axis=1)

@@ -120,6 +120,7 @@ class _Serving(NamedTuple):
             count,
             sum(pace.spread for pace in paces) / count,
             paces[0].bends,
+            context_token_ms=sum(pace.context_token_ms for pace in paces) / count,
         )
         return cls(
             capacity,
@@ -284,6 +285,7 @@ class Forecaster:
             whole_ms=math.inf if ends_cleanly else left_ms,
             first_ms=min(first_ms, left_ms) if ends_cleanly and not made else first_ms,
             gap_ms=1000 * parts.token_gap_s,
+            context_tokens=task.prompt_tokens + made,
         )
 
     # ── lengths ──────────────────────────────────────────────────────────────────────────────

@@ -1,9 +1,9 @@
-"""Fits what a step takes to what steps took: a base, each row, each token of a prompt.
+"""Fits what a step takes to what steps took: a base, each row, each token of prompts and contexts.
 
 A Kalman filter (Haykin, *Adaptive Filter Theory*, ch. 14; Anderson and Moore, *Optimal Filtering*,
-8.2) over the logarithms of the three coefficients, whose state drifts in two parts. Nearly always
-it is the machine's speed that changes, by which all three move alike; the ratios between a base, a
-row and a prompt's token hardly do. So a step that took longer is the machine's doing unless others
+8.2) over the logarithms of the coefficients, whose state drifts in two parts. Nearly always
+it is the machine's speed that changes, by which all move alike; the ratios between a base, a row
+and a token hardly do. So a step that took longer is the machine's doing unless others
 with more or fewer rows say otherwise. How much steps scatter is learned as well.
 """
 
@@ -34,32 +34,34 @@ class StepFilter:
 
     def __init__(self, guess: Sequence[float]) -> None:
         self.coefficients = list(guess)
-        """Milliseconds of a step's base, of a row, of a prompt's token."""
+        """Milliseconds of a step's base, of a row, of a token of a prompt, of one of a context."""
         self.noise = _FIRST_NOISE
         """Variance of a window's time around what is predicted, as a logarithm."""
         self._covariance: list[list[float]] = []
         self._odd = 0
-        self.begin_with(guess, (_FIRST_VARIANCE,) * 3)
+        self.begin_with(guess, _FIRST_VARIANCE)
 
     def predicted(self, features: Sequence[float]) -> float:
-        """Milliseconds of a step with these features: 1, rows, tokens of prompts."""
+        """Milliseconds of a step with these features: 1, rows, tokens of prompts, of contexts."""
         return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
 
     def doubt(self, features: Sequence[float]) -> float:
         """Standard deviation of the logarithm of what is predicted, for what is not known of the
         coefficients: large where such steps were never seen."""
         shares, own = self._shares(features), self._covariance
-        return math.sqrt(sum(shares[i] * own[i][j] * shares[j] for i in range(3) for j in range(3)))
+        each = range(len(shares))
+        return math.sqrt(sum(shares[i] * own[i][j] * shares[j] for i in each for j in each))
 
     def speed_up(self, ratio: float) -> None:
         """Take all steps to take ``ratio`` times as long."""
         self.coefficients = [c * ratio for c in self.coefficients]
 
-    def begin_with(self, coefficients: Sequence[float], variances: Sequence[float]) -> None:
-        """Begin with what is known of the steps; ``variances`` are those of the coefficients'
-        logarithms."""
+    def begin_with(self, coefficients: Sequence[float], variance: float) -> None:
+        """Begin with what is known of the steps; ``variance`` is that of each coefficient's
+        logarithm."""
         self.coefficients = list(coefficients)
-        self._covariance = [[variances[i] * (i == j) for j in range(3)] for i in range(3)]
+        each = range(len(coefficients))
+        self._covariance = [[variance * (i == j) for j in each] for i in each]
         self._odd = 0
 
     def fit(self, features: Sequence[float], step_ms: float) -> bool:
@@ -67,11 +69,12 @@ class StepFilter:
         ratio = step_ms / self.predicted(features)
         surprise = math.log(ratio)
         self._loosen(_SPEED_DRIFT)
-        for i in range(3):
-            self._covariance[i][i] += _SHAPE_DRIFT
         shares, covariance = self._shares(features), self._covariance
-        weighed = [sum(covariance[i][j] * shares[j] for j in range(3)) for i in range(3)]
-        unsure = sum(weighed[i] * shares[i] for i in range(3))
+        each = range(len(shares))
+        for i in each:
+            covariance[i][i] += _SHAPE_DRIFT
+        weighed = [sum(covariance[i][j] * shares[j] for j in each) for i in each]
+        unsure = sum(weighed[i] * shares[i] for i in each)
         total = self.noise + unsure
         self._learn_noise(surprise, unsure)
         if abs(surprise) > max(_OUTLIER, 3 * math.sqrt(total)):
@@ -84,10 +87,10 @@ class StepFilter:
             self._odd = 0
             return True
         self._odd = 0
-        for i in range(3):
+        for i in each:
             move = min(max(weighed[i] / total * surprise, -_MAX_MOVE), _MAX_MOVE)
             self.coefficients[i] *= math.exp(move)
-            for j in range(3):
+            for j in each:
                 covariance[i][j] -= weighed[i] * weighed[j] / total
         return False
 

@@ -40,6 +40,9 @@ square)."""
 _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
+_CONTEXT_OF_A_ROW: Final = 1024
+"""Tokens of context that cost about as much as a row does by itself, where nothing is known yet:
+80 for the demo model on a CPU, 750 by the bandwidth of an H100 for a model of 8B."""
 _MIN_SHARE: Final = 1e-3
 """Least of a coefficient, as a share of a step."""
 
@@ -49,6 +52,7 @@ class _Totals(NamedTuple):
     busy_ms: float
     tokens: int
     prompt_tokens: int
+    context_tokens: int
 
 
 class StepLearner:
@@ -59,20 +63,21 @@ class StepLearner:
         self._slots = max(1, slots)
         self._step_tokens = max(1, step_tokens)
         self._bends: tuple[float, ...] = ()
-        guess = (
+        guess: tuple[float, ...] = (
             0.7 * _FIRST_GUESS_MS,
             0.3 * _FIRST_GUESS_MS / self._slots,
             _FIRST_GUESS_MS / self._step_tokens,
+            0.3 * _FIRST_GUESS_MS / self._slots / _CONTEXT_OF_A_ROW,
         )
         self._doubt = 0.0 if costs is None else costs.doubt
         if costs is not None:
             guess, self._bends = _line_of(costs, self._slots)
         self._filter = StepFilter(guess)
         if costs is not None:
-            self._filter.begin_with(guess, (_AT_LOAD**2,) * 3)
+            self._filter.begin_with(guess, _AT_LOAD**2)
         self._last: _Totals | None = None
         self._last_step_ms = 0.0
-        self._prompts_per_step = 0.0
+        self._prompts_per_step = self._context_per_row = 0.0
         self._fitted = costs is not None
         self._epoch = 0
         self._fastest_ms = math.inf
@@ -105,7 +110,7 @@ class StepLearner:
     def model(self) -> StepModel:
         if self._model is None:
             known = self._bound_steps >= LEARNT_STEPS
-            base, row, prompt = self._filter.coefficients
+            base, row, prompt, context = self._filter.coefficients
             self._model = StepModel(
                 slots=self._slots,
                 step_tokens=self._step_tokens,
@@ -113,6 +118,8 @@ class StepLearner:
                 row_ms=row,
                 prompt_token_ms=prompt,
                 prompt_tokens_per_step=self._prompts_per_step,
+                context_token_ms=context,
+                context_per_row=self._context_per_row,
                 ratios=(math.exp(self._ratios.at(MID)), math.exp(self._ratios.at(HIGH))),
                 fastest_ms=self._bound_ms if known else 0.0,
                 epoch=self._epoch,
@@ -120,7 +127,7 @@ class StepLearner:
                 steps=self._steps_at_pace,
                 jobs=self._jobs,
                 spread=self._spread(known=known),
-                doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0))),
+                doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0, 0.0))),
                 bends=self._bends,
                 is_foreseen=bool(self._bends),
             )
@@ -134,7 +141,7 @@ class StepLearner:
     def _bound_ms(self) -> float:
         """The least time per token, in ms, once enough was seen."""
         # An instance that was never idle has not shown how fast it is alone: the fit tells it.
-        base, row, _ = self._filter.coefficients
+        base, row, *_ = self._filter.coefficients
         return min(self._fastest_ms, base + row)
 
     def observe(self, stats: WorkerStats) -> None:
@@ -142,18 +149,22 @@ class StepLearner:
         if not (math.isfinite(stats.busy_ms_total) and math.isfinite(stats.step_ms)):
             return  # a forecast that is not a number would refuse everybody
         now = _Totals(
-            stats.steps_total, stats.busy_ms_total, stats.tokens_total, stats.prefill_tokens_total
+            stats.steps_total,
+            stats.busy_ms_total,
+            stats.tokens_total,
+            stats.prefill_tokens_total,
+            stats.context_tokens_total,
         )
         last, self._last = self._last, now
         if not now.steps:  # a worker that does not count its steps reports their mean only
             if stats.step_ms > 0 and stats.step_ms != self._last_step_ms:
                 self._last_step_ms = stats.step_ms
-                self._fit([1.0, self._bent(stats.running), 0.0], stats.step_ms)
+                self._fit([1.0, self._bent(stats.running), 0.0, 0.0], stats.step_ms)
                 self._count(1, stats.running, stats.step_ms)
             return
         is_past = last is None or now.steps < last.steps  # the first word of a process
         if last is None or is_past:
-            last = _Totals(0, 0.0, 0, 0)
+            last = _Totals(0, 0.0, 0, 0, 0)
         steps = now.steps - last.steps
         busy_ms = now.busy_ms - last.busy_ms
         if steps <= 0 or busy_ms <= 0:
@@ -161,6 +172,7 @@ class StepLearner:
         prompts = max(0, now.prompt_tokens - last.prompt_tokens) / steps
         made = max(0, now.tokens - last.tokens)
         rows = min(made / steps, self._slots)
+        contexts = max(0, now.context_tokens - last.context_tokens) / steps
         # Some engines give a row several tokens a step: a row's share of them counts.
         per_row = max(1.0, made / steps / max(1, stats.running, self._last_running))
         self._last_running = stats.running
@@ -171,10 +183,11 @@ class StepLearner:
         if is_past:
             if self._fitted:  # by what was seen of the process before
                 return
-            self._guess_from([1.0, self._bent(rows), prompts], busy_ms / steps)
+            self._guess_from([1.0, self._bent(rows), prompts, contexts], busy_ms / steps)
             return
         self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
-        features = [1.0, self._bent(rows), prompts]
+        self._context_per_row += _SMOOTHING * (contexts / max(rows, 1.0) - self._context_per_row)
+        features = [1.0, self._bent(rows), prompts, contexts]
         self._judge(features, steps, busy_ms)
         self._fit(features, busy_ms / steps)
         self._count(steps, made, busy_ms)
@@ -247,7 +260,7 @@ class StepLearner:
             self._rates.clear()
 
 
-def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, float, float], tuple[float, ...]]:
+def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The straight line through the steps of one row and of ``slots``, as a filter's coefficients,
     and what each number of rows from 0 on is worth on it: itself, where the shape is as much in
     doubt as a line is off."""
@@ -258,5 +271,6 @@ def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, float, float], 
     bends = np.arange(slots + 1.0)
     if costs.doubt < LEAST_SPREAD:
         bends = np.maximum.accumulate((times - base_ms) / row_ms).clip(0.0)
-    guess = (base_ms, row_ms, max(costs.prompt_token_ms, _MIN_SHARE * first_ms))
-    return guess, tuple(bends.tolist())
+    prompt_ms = max(costs.prompt_token_ms, _MIN_SHARE * first_ms)
+    context_ms = costs.context_token_ms or row_ms / _CONTEXT_OF_A_ROW
+    return (base_ms, row_ms, prompt_ms, context_ms), tuple(bends.tolist())

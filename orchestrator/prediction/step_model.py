@@ -2,9 +2,9 @@
 
 Every engine step computes some prompt tokens and one token for each running row::
 
-    step_ms = base + row · rows + prompt · prompt tokens
+    step_ms = base + row · rows + context · tokens of the rows' contexts + prompt · prompt tokens
 
-``StepLearner`` fits the three; the quantiles of what jobs took over what was predicted for them
+``StepLearner`` fits the four; the quantiles of what jobs took over what was predicted for them
 turn the model's one figure into a fast, a usual and a slow one.
 """
 
@@ -91,7 +91,8 @@ class StepModel:
 
     ``ratios`` are the ``MID`` and ``HIGH`` quantiles of actual over modelled time.
     ``fastest_ms`` is the least time per token that any row ever took, 0 while too few were seen.
-    ``prompt_tokens_per_step`` is what other jobs' prompts add to the steps of late. ``epoch``
+    ``prompt_tokens_per_step`` is what other jobs' prompts added to recent steps, and
+    ``context_per_row`` the mean context of their rows, in tokens. ``epoch``
     moves when the speed changes so much that jobs under way say nothing about the new one.
 
     ``tokens_per_s`` is what all jobs together were really given in the best tenth of a second of
@@ -119,6 +120,8 @@ class StepModel:
     bends: tuple[float, ...] = ()
     """How many rows of a straight line each number of rows is worth, from 0 on: a step's time is
     no straight line over them. Empty where only a line is known."""
+    context_token_ms: float = 0.0
+    context_per_row: float = 0.0
     is_foreseen: bool = False
     """Whether steps of all sizes were measured when the engine was loaded."""
 
@@ -143,9 +146,10 @@ class StepModel:
         return self.plain_step_ms(rows) + self.prompt_token_ms * self.prompt_tokens_per_step
 
     def plain_step_ms(self, rows: int) -> float:
-        """Ms of a step of that many rows in which no prompt is computed."""
+        """Ms of a step of that many rows, with usual contexts, in which no prompt is computed."""
         rows = min(rows, self.slots)
-        return self.base_ms + self.row_ms * (self.bends[rows] if self.bends else rows)
+        contexts_ms = self.context_token_ms * self.context_per_row * rows
+        return self.base_ms + self.row_ms * (self.bends[rows] if self.bends else rows) + contexts_ms
 
     def finish_ms(self, work: Work, load: Load) -> float:
         """Ms from now until the usual finish: ``estimate`` without the parts."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import Function, compiled
-from worker.cpu_kernels.native import as_pointer, carray, float32, int64, take, uint16
+from worker.cpu_kernels.native import as_pointer, carray, float32, int64, prefetch, take, uint16
 from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, TeamTask, compiled_task
 
 SPAN_TOKENS: Final = 256
@@ -170,6 +170,10 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
             ):
                 at = job[AT.pages] + table[block] * block_tokens * values * item
                 page = carray(as_pointer(at, stored), (block_tokens, 2 * kv_heads, dim), stored)
+                last_block = (keys - 1) // block_tokens
+                ahead = (
+                    job[AT.pages] + table[min(block + 1, last_block)] * block_tokens * values * item
+                )
                 begin = max(0, first_key - block * block_tokens)
                 end = min(block_tokens, keys - block * block_tokens)
                 if is_bfloat16:
@@ -179,6 +183,8 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                                 bits = np.uint32(page[t, head, d]) << np.uint32(16)
                                 wide_bits[head, t, d] = bits
                 for t in range(begin, end):
+                    for line in range(values * item // 64):
+                        prefetch(ahead + (t * values * item) + 64 * line)
                     for head in range(heads):
                         key = wide[head // shared, t] if is_bfloat16 else page[t, head // shared]
                         score = np.float32(0)

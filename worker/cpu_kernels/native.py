@@ -106,6 +106,17 @@ def as_pointer(typing: Any, address: Any, item: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Fetch the cache line at ``address``, which need not be readable, without waiting for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        Vectors(builder).fetch(arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
 def take(typing: Any, address: Any) -> Any:
     """Read the int64 at ``address`` and add 1 to it, atomically (acquire and release): a reader of
     the new value also sees earlier writes."""

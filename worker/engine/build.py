@@ -128,13 +128,16 @@ def _build(
     costs = built.step_costs
     if measures and settings.engine == "torch":
         with timing.timed("step_costs"):
-            costs = measure(built.runner, limits, built.blocks, on_cpu=settings.device == "cpu")
+            costs = measure(
+                built.runner, limits, built.blocks, built.memory, on_cpu=settings.device == "cpu"
+            )
         if costs is not None:
             model_log.info(
-                "ms of a step by its rows: %s; each prompt token adds %.3f; as a logarithm, "
-                "they may be faster by %.2f",
+                "ms of a step by its rows: %s; each prompt token adds %.3f, each 1,000 tokens of "
+                "rows' contexts %.3f; as a logarithm, they may be faster by %.2f",
                 ", ".join(f"{n} {ms:.2f}" for n, ms in zip(costs.rows, costs.step_ms, strict=True)),
                 costs.prompt_token_ms,
+                1000 * costs.context_token_ms,
                 costs.doubt,
             )
             limits = fitting(read, limits, costs)

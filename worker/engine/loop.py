@@ -70,7 +70,8 @@ step, and few are ever read."""
 @dataclass(slots=True)
 class _Totals:
     """Counters since the engine was built. ``busy_s`` is the time spent in ``steps``,
-    ``prompt_tokens`` were computed, without those found in the cache."""
+    ``prompt_tokens`` were computed, without those found in the cache; ``context_tokens`` is the sum
+    over steps of the tokens that decoding rows attended to."""
 
     jobs: int = 0
     tokens: int = 0
@@ -78,6 +79,7 @@ class _Totals:
     steps: int = 0
     busy_s: float = 0.0
     prompt_tokens: int = 0
+    context_tokens: int = 0
     not_finite: int = 0
 
 
@@ -406,6 +408,7 @@ class EngineLoop:
         self._totals.steps += 1
         self._totals.busy_s += duration_s
         self._totals.prompt_tokens += prompt_tokens
+        self._totals.context_tokens += sum([row.start for row in plan.rows[: plan.decodes]])
 
     def _apply(self, plan: Plan, done: Executed, events: list[Event]) -> None:
         """Count and publish the new tokens, except those of jobs that must stop."""
@@ -566,6 +569,7 @@ class EngineLoop:
             busy_ms_total=totals.busy_s * 1e3,
             prefill_tokens_total=totals.prompt_tokens,
             not_finite_total=totals.not_finite,
+            context_tokens_total=totals.context_tokens,
             **counts,
         )
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from protocol import Sampling, StepCosts
 from worker.core import Job
+from worker.kv_disk.base import KVMemory
 from worker.runner.base import Runner
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
@@ -28,16 +29,27 @@ ROUNDS: Final = 10
 least. Beside two busy processes 3 rounds had 2.7 to 7.8 ms for the demo model's step of one row,
 10 rounds 2.4 to 2.6 in two of three starts."""
 _LEAST_S: Final = 1e-9
+CONTEXT_TOKENS, CONTEXT_BYTES = 512, 2**26
+"""Context of each row in the steps that show what a context costs, and the most memory of all of
+them: more than caches hold, and little beside a model."""
+_CONTEXT_STEPS: Final = 4
+"""Most steps of each, of which the least counts."""
 BUDGET_S: Final = 0.5
 """Seconds after which no further round begins, so that a start stays short on a slow machine."""
 
 
 def measure(
-    runner: Runner, config: SchedulerConfig, blocks: int, *, on_cpu: bool = False
+    runner: Runner,
+    config: SchedulerConfig,
+    blocks: int,
+    memory: KVMemory | None = None,
+    *,
+    on_cpu: bool = False,
 ) -> StepCosts | None:
-    """Measure steps that decode 1, 2, 4 … rows, and one full of a prompt. None where the pool of
-    ``blocks`` cannot hold two requests. ``on_cpu``: other processes may take the processors, which
-    shows in the time that this one had them."""
+    """Measure steps that decode 1, 2, 4 … rows, one full of a prompt, and what long contexts add.
+    None where the pool of ``blocks``, which ``memory`` can write to, cannot hold two requests.
+    ``on_cpu``: other processes may take the processors, which shows in the time that this one had
+    them."""
     scheduler = Scheduler(replace(config, prefix_cache=False), BlockPool(blocks))
     most = 1 + config.max_running.bit_length()
     rounds = min(ROUNDS, (scheduler.capacity_tokens - 2) // most)
@@ -65,6 +77,12 @@ def measure(
     tokens = min(config.max_step_tokens, scheduler.capacity_tokens - 2)
     few = max(1, tokens // 4)
     few_ms, full_ms = (1000 * _prompt_s(runner, scheduler, count) for count in (few, tokens))
+    own_blocks = blocks // config.max_running
+    if memory is not None:
+        most_blocks = CONTEXT_BYTES // memory.format.block_bytes
+        own_blocks = min(own_blocks, most_blocks // config.max_running)
+    own_tokens = min(CONTEXT_TOKENS, own_blocks * config.block_tokens, scheduler.capacity_tokens)
+    context_s = 0.0 if memory is None else _context_s(runner, scheduler, memory, own_tokens)
     # More rows never take less: what looks so is noise.
     times = [1000 * max(took_s[s] for s in sizes[: at + 1]) for at in range(len(sizes))]
     further_ms = max(0.0, full_ms - few_ms) / max(1, tokens - few)
@@ -74,6 +92,7 @@ def measure(
         prompt_token_ms=max(0.0, full_ms - times[0]) / tokens,
         prompt_step_ms=max(0.0, few_ms - times[0] - further_ms * few),
         further_token_ms=further_ms,
+        context_token_ms=1000 * context_s,
         doubt=math.log(max(1.0, all_s / cpu_s)) if on_cpu else 0.0,
     )
 
@@ -89,6 +108,31 @@ def _prompt_s(runner: Runner, scheduler: Scheduler, tokens: int) -> float:
         least_s = min(least_s, _step(runner, scheduler, rows))
         scheduler.release(rows[0].request)
     return least_s
+
+
+def _context_s(runner: Runner, scheduler: Scheduler, memory: KVMemory, tokens: int) -> float:
+    """Seconds that each token of a row's context adds to a step of all rows: by a step with
+    contexts of ``tokens``, and one with a quarter of them. Nothing computes these contexts: zeros
+    take as long to read, once they are written. 0 where there is no room to see it."""
+    took_s: list[float] = []
+    contexts = max(1, tokens // 4), tokens - _CONTEXT_STEPS - 1
+    if contexts[1] <= contexts[0]:
+        return 0.0
+    for context in contexts:
+        for _ in range(scheduler.config.max_running):
+            _enqueue(scheduler, [0] * context, Sampling(max_tokens=_CONTEXT_STEPS + 1))
+        while prompts := [row for row in _rows(scheduler) if row.start + row.count <= context]:
+            for row in prompts:
+                scheduler.advance(row, [0] if row.samples else [])
+        rows = _rows(scheduler)
+        memory.clear([block for row in rows for block in row.request.blocks])
+        steps_s = [_step(runner, scheduler, rows)]
+        while len(steps_s) < _CONTEXT_STEPS and sum(steps_s) < BUDGET_S / 4:
+            steps_s.append(_step(runner, scheduler, _rows(scheduler)))
+        took_s.append(min(steps_s))
+        for row in rows:
+            scheduler.release(row.request)
+    return max(0.0, took_s[1] - took_s[0]) / (len(rows) * (contexts[1] - contexts[0]))
 
 
 def _enqueue(scheduler: Scheduler, ids: list[int], sampling: Sampling) -> None:

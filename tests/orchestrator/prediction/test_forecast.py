@@ -31,6 +31,18 @@ def test_rows_slow_each_other_and_speed_up_as_they_end() -> None:
     assert played.end_ms[:, 1] == pytest.approx(50 * 6.0 + 50 * 5.5)
 
 
+def test_long_contexts_slow_every_row() -> None:
+    """By what is read on average: contexts grow, and leave with their rows."""
+    machine = ROWS_8._replace(context_token_ms=0.01)
+    long = asked(1, 50, context_tokens=1000)
+    played = play([long, asked(2, 100, context_tokens=200)], machine)
+    both = 50 * (6.0 + 0.01 * (1000 + 25 + 200 + 50))
+    assert played.end_ms[:, 0] == pytest.approx(both)
+    assert played.end_ms[:, 1] == pytest.approx(both + 50 * (5.5 + 0.01 * (200 + 50)))
+    two = play([long, long], machine._replace(rows=16, instances=2))
+    assert two.end_ms == pytest.approx(50 * (5.5 + 0.01 * (1000 + 25))), "each reads its own"
+
+
 def test_what_comes_behind_all_rows_starts_when_the_first_is_free() -> None:
     machine = Machine(5.0, 0.5, rows=2)
     played = play([asked(1, 50), asked(2, 100), asked(3, 10), asked(4, 10)], machine)

@@ -78,6 +78,32 @@ def test_the_step_model_is_found(base: float, row: float, prompt: float, seed: i
     assert min(model.base_ms, model.row_ms, model.prompt_token_ms) > 0
 
 
+@pytest.mark.parametrize("costs", [None, StepCosts((1, 64), (0.5, 1.6), 0.04)])
+def test_what_contexts_cost_is_learnt(costs: StepCosts | None) -> None:
+    """As of the demo model on a CPU, where 64 rows took 1.6 ms with short contexts, 8 with long."""
+    rng, learner, context = random.Random(3), StepLearner(64, 512, costs), 0.0
+    steps, busy, tokens, contexts = 0, 0.0, 0, 0.0
+    for window in range(400):
+        rows = rng.choice([4, 16, 40, 64])
+        context = 20 + (window * 16) % 400
+        steps += 20
+        busy += 20 * (0.48 + 0.0175 * rows + 0.00026 * rows * context) * rng.uniform(0.9, 1.1)
+        tokens += 20 * rows
+        contexts += 20 * rows * context
+        learner.observe(
+            WorkerStats(
+                *(0, 0, 0, rows, 0, 0.0, 0.0, tokens, 0, 0, 0.0),
+                steps_total=steps,
+                busy_ms_total=busy,
+                context_tokens_total=int(contexts),
+            )
+        )
+    model = learner.model
+    assert model.context_token_ms == pytest.approx(0.00026, rel=0.25)
+    usual = 0.48 + 0.0175 * 32 + 0.00026 * 32 * model.context_per_row
+    assert model.plain_step_ms(32) == pytest.approx(usual, rel=0.15)
+
+
 def test_what_a_row_takes_outlasts_a_machine_that_stalls() -> None:
     """DL-19: the split between base and rows, by which the number of rows is decided."""
     rng, errors = random.Random(11), []

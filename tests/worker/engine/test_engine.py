@@ -109,6 +109,7 @@ def test_cached_tokens_are_counted_and_reported() -> None:
     assert (stats.hit_blocks_total, stats.missed_blocks_total) == (3, 3)
     assert (stats.kv_blocks_used, stats.kv_blocks_cached) == (0, 3)
     assert stats.steps_total == 4
+    assert stats.context_tokens_total == 2 * 13, "by the step that decodes in each"
     assert bench.is_clean
 
 

@@ -1,13 +1,17 @@
 """DL-7, WK-13: what steps take is measured at load, for forecasts that cannot wait for a crowd."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protocol import StepCosts
 from worker.engine.step_costs import fitting, largest, measure
+from worker.kv_disk.base import HostMemory
+from worker.kv_disk.block_file import BlockFormat
 from worker.runner.synthetic import PacedRunner, StepCost
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -15,11 +19,11 @@ from worker.settings import WorkerSettings
 
 
 class Bent(PacedRunner):
-    """Steps of 1 ms, of 5 ms from three rows on, and 10 µs a token of a prompt; by its own clock,
-    every third step is disturbed."""
+    """Steps of 1 ms, of 5 ms from three rows on, and 10 µs a token of a prompt, ``context_s`` each
+    token of a context; by its own clock, every third step is disturbed."""
 
-    def __init__(self) -> None:
-        self.now, self.steps = 0.0, 0
+    def __init__(self, context_s: float = 0.0) -> None:
+        self.now, self.steps, self.context_s = 0.0, 0, context_s
         super().__init__([7], StepCost(1e-3), clock=lambda: self.now)
 
     def execute(self, plan: Plan) -> StepResult:
@@ -27,6 +31,7 @@ class Bent(PacedRunner):
         result = StepResult([[7]] * len(plan.rows))
         prompt = plan.tokens - plan.decodes
         self.now += (5e-3 if len(plan.rows) > 2 else 1e-3) + 1e-5 * prompt
+        self.now += self.context_s * sum(row.start for row in plan.rows[: plan.decodes])
         self.now += 20e-3 * (self.steps % 3 == 0)
         return result
 
@@ -53,6 +58,27 @@ def test_each_size_is_measured_and_disturbances_are_left_out(
     assert found.rows == (1, 2, 4, 6)
     assert found.step_ms == pytest.approx((1.0, 1.0, 5.0, 5.0))
     assert found.prompt_token_ms == pytest.approx(0.01, rel=0.2)
+
+
+class Cleared(HostMemory):
+    """Memory that knows which of its blocks were written."""
+
+    def __init__(self) -> None:
+        data = np.empty((1, 100, 64), np.uint8)
+        super().__init__(data, BlockFormat("U8", (1, 64), 64))
+        self.blocks: set[int] = set()
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        self.blocks |= set(blocks)
+
+
+def test_contexts_are_measured_in_memory_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody wrote to is one page of zeros, which is read in no time."""
+    runner, memory = Bent(context_s=1e-5), Cleared()
+    monkeypatch.setattr("worker.engine.step_costs.perf_counter", lambda: runner.now)
+    found = measure(runner, CONFIG, 100, memory)
+    assert found is not None and found.context_token_ms == pytest.approx(0.01, rel=0.05)
+    assert len(memory.blocks) >= 6 * 16, "all that six rows of 256 tokens hold"
 
 
 @pytest.mark.parametrize(("share", "doubt"), [(2.0, 0.0), (0.2, 1.61)])
