@@ -29,6 +29,8 @@ class EventReader:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the events that ``chunk`` completes. Raises ``EventTooLong``."""
         events: list[bytes] = []
+        if not chunk:
+            return events
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")  # the other half of a line's end
         self._after_cr = chunk.endswith(b"\r")

@@ -4,7 +4,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.lanes.sse import EventReader, EventTooLong
@@ -50,6 +50,7 @@ def decoded(pieces: list[bytes]) -> list[bytes]:
     return [event for piece in pieces for event in reader.feed(piece)]
 
 
+@example(b"data: \ndata:\ndata:\r\n", [22, 22], True)
 @given(bodies, st.lists(st.integers(0, 400), max_size=12), st.booleans())
 def test_any_cutting_gives_the_events_of_the_standard(
     body: bytes, cuts: list[int], has_mark: bool
