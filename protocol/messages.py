@@ -280,6 +280,13 @@ class Delta(msgspec.Struct, array_like=True):
     texts: list[str]
     logprobs: list[TokenLogprob] | None = None
 
+    def extend(self, later: "Delta") -> None:
+        """Take in the same job's next tokens."""
+        self.ids.extend(later.ids)
+        self.texts.extend(later.texts)
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs.extend(later.logprobs)
+
 
 class End(msgspec.Struct, array_like=True, frozen=True):
     """The one terminal record of a job. ``code`` and ``message`` are set unless it ended well.

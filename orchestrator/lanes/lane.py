@@ -35,6 +35,7 @@ from protocol import (
     AbortCause,
     Cancel,
     Code,
+    Delta,
     Describe,
     Frame,
     LaneMessage,
@@ -94,6 +95,8 @@ class StreamLane(Lane):
         self._jobs: dict[int, JobSink] = {}
         self._next_handle = 0
         self._cancels: dict[AbortCause, list[int]] = {}
+        self._held: dict[int, Delta] = {}
+        """Tokens of the messages that are being taken in, by job."""
         self._sessions = Reconnector(
             "lane",
             address,
@@ -206,16 +209,22 @@ class StreamLane(Lane):
         self._is_leaving = self.is_exhausted = True
 
     def _take(self, messages: list[bytes]) -> None:
-        """Take in all messages that came together: usually one frame."""
-        for message in messages:
-            self._carried_bytes += _RESPONSE_BYTES + len(message)
-            frame = self._frame(service_pb2.ModelStreamInferResponse.FromString(message))
-            if frame is None:
-                continue
-            if self._opened is not None and not self._opened.done():
-                self._take_first(frame, self._opened)
-            else:
-                self._take_next(frame)
+        """Take in all messages that came together: usually one frame. Several come where the loop
+        is late, and then a job's tokens of all of them are handed on at once: each event costs, and
+        one for every token would make the loop later still."""
+        try:
+            for message in messages:
+                self._carried_bytes += _RESPONSE_BYTES + len(message)
+                frame = self._frame(service_pb2.ModelStreamInferResponse.FromString(message))
+                if frame is None:
+                    continue
+                if self._opened is not None and not self._opened.done():
+                    self._take_first(frame, self._opened)
+                else:
+                    self._take_next(frame)
+        finally:
+            for handle in list(self._held):
+                self._hand_on(handle)
 
     def _take_first(self, frame: Frame, opened: "asyncio.Future[None]") -> None:
         if frame.card is None:
@@ -263,20 +272,31 @@ class StreamLane(Lane):
         tokens = 0
         for delta in frame.deltas:
             tokens += len(delta.ids)
-            if (sink := jobs.get(delta.handle)) is not None:
-                sink.on_tokens(delta, now)
+            if (held := self._held.get(delta.handle)) is not None:
+                held.extend(delta)
+            else:
+                self._held[delta.handle] = delta
         for handle in frame.paused:
+            self._hand_on(handle)
             if (sink := jobs.get(handle)) is not None:
                 sink.on_paused()
         for handle in frame.resumed:
+            self._hand_on(handle)
             if (sink := jobs.get(handle)) is not None:
                 sink.on_resumed()
         for end in frame.ends:
+            self._hand_on(end.handle)
             if (sink := jobs.pop(end.handle, None)) is not None:
                 sink.on_ended(end)
         self.tokens_total += tokens
         self.frames_total += 1
         return tokens
+
+    def _hand_on(self, handle: int) -> None:
+        """Hand on the tokens of a job that have come so far."""
+        delta = self._held.pop(handle, None)
+        if delta is not None and (sink := self._jobs.get(handle)) is not None:
+            sink.on_tokens(delta, self.last_frame_at)
 
     def _lose_jobs(self) -> None:
         jobs, self._jobs = self._jobs, {}

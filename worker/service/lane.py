@@ -152,10 +152,7 @@ class Lane:
             self._deltas[delta.handle] = delta
             self._pending = True
             return
-        known.ids.extend(delta.ids)
-        known.texts.extend(delta.texts)
-        if known.logprobs is not None and delta.logprobs is not None:
-            known.logprobs.extend(delta.logprobs)
+        known.extend(delta)
 
     def paused(self, handle: int) -> None:
         if handle in self._frame.resumed:  # resumed since the last frame: paused as before

@@ -1,8 +1,12 @@
-"""A bare lane to Tidegate's worker: what it sends for a cancel."""
+"""A bare lane to Tidegate's worker: what it sends for a cancel, what it hands on."""
 
 import asyncio
 
-from protocol import AbortCause, Sampling
+import pytest
+from tritonclient.grpc import service_pb2
+
+from orchestrator.lanes.lane import LaneBroken, StreamLane
+from protocol import AbortCause, Delta, End, FinishReason, Frame, Sampling, encode
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lanes import News, lane_to, submit
 
@@ -41,3 +45,52 @@ async def test_a_job_cancelled_as_soon_as_it_is_submitted_is_not_overtaken(
             lane.cancel(submit(lane, job, LONG), AbortCause.CANCEL)
         await news.until(lambda: all(job.ends for job in jobs))
         assert [len(cancel.handles) for cancel in worker.cancels] == [3]
+
+
+async def test_tokens_that_come_together_are_handed_on_together(worker: FakeWorker) -> None:
+    """LB-1: a loop that is late is not made later by an event for every token."""
+    worker.plan = lambda submitted: Plan(stall_at=0, release=asyncio.Event())
+    async with lane_to(worker.address) as (lane, news):
+        assert isinstance(lane, StreamLane)
+        one, two = Batches(), Batches()
+        first, second = submit(lane, one, LONG), submit(lane, two, LONG)
+        await news.until(lambda: one.started == two.started == 1)
+        seq = lane._seq
+        frames = [
+            Frame(seq + 1, deltas=[Delta(first, [1], ["a"]), Delta(second, [7], ["x"])]),
+            Frame(seq + 2, deltas=[Delta(first, [2, 3], ["b", "c"])], paused=[second]),
+            Frame(seq + 3, deltas=[Delta(first, [4], ["d"])], resumed=[second]),
+            Frame(seq + 4, deltas=[Delta(second, [8], ["y"])], ends=[ended(first, 4)]),
+        ]
+        lane._take([message(frame) for frame in frames])
+        assert one.batches == [[1, 2, 3, 4]] and one.text == "abcd" and one.is_over
+        assert two.batches == [[7], [8]], "what came before the pause is told before it"
+        with pytest.raises(LaneBroken, match="tokens are missing"):
+            lane._take(
+                [message(Frame(seq + n, deltas=[Delta(second, [9], ["z"])])) for n in (5, 7)]
+            )
+        assert two.batches[-1] == [9], "what has come is not lost with the lane"
+
+
+class Batches(News):
+    """Notes which tokens were told together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[int]] = []
+
+    def on_tokens(self, delta: Delta, now: float) -> None:
+        super().on_tokens(delta, now)
+        self.batches.append(delta.ids)
+
+
+def ended(handle: int, tokens: int) -> End:
+    return End(handle, FinishReason.LENGTH, 5, tokens)
+
+
+def message(frame: Frame) -> bytes:
+    """As it comes over the stream."""
+    data = encode(frame)
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+    return bytes(response.SerializeToString())
