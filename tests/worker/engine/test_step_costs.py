@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from protocol import StepCosts
+from tests.support.cases import for_each
 from worker.engine.step_costs import fitting, largest, measure
 from worker.runner.synthetic import PacedRunner, StepCost
 from worker.scheduler.config import SchedulerConfig
@@ -111,7 +112,7 @@ def test_what_the_operator_states_is_not_changed() -> None:
     assert chosen(H100.up_to(128), max_step_tokens=128) == (128, 128), "a row needs a token"
 
 
-@pytest.mark.parametrize("other", [{"device": "cpu"}, {"engine": "vllm"}])
+@for_each("other", [{"device": "cpu"}, {"engine": "vllm"}])
 def test_elsewhere_the_settings_hold(other: dict[str, str]) -> None:
     asked = settings(**other)
     assert largest(asked) == asked
