@@ -204,6 +204,15 @@ async def test_or12_a_task_is_known_to_its_own_key_only(
         assert response.status == 200
 
 
+async def test_or12_without_an_admin_key_nobody_is_admin(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, token="shared")
+    async with service.http.post("/v2/instances/x/drain", headers=bearer("shared")) as response:
+        assert response.status == 403
+        assert "TIDEGATE_ADMIN_TOKEN" in (await response.json())["error"]["message"]
+
+
 @for_each(
     ("keys", "complaint"),
     [

@@ -92,6 +92,14 @@ async def test_text_held_back_to_the_end_comes_as_a_token_event_without_ids(
     assert await follow(service, url, "4") == events[5:]
 
 
+async def test_logprobs(service: Service) -> None:
+    task = await submit(service, max_tokens=1, logprobs=1)
+    events = await follow(service, str(task["events_url"]))
+    token = events[2].json()
+    assert token["logprob"] == -0.5
+    assert token["top_logprobs"] == [{"token_id": 0, "logprob": -0.5}]
+
+
 async def test_every_field_reaches_the_worker(service: Service, worker: FakeWorker) -> None:
     headers = {"X-Correlation-Id": "abc-1"}
     body = {
