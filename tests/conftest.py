@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import importlib
+import logging
 import re
 import resource
 import signal
@@ -78,6 +79,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tidegate")
 
 _ROOT = Path(__file__).resolve().parents[1]
+_KEEP_RECORDS = {"torch", "transformers"}
+"""Libraries whose loggers do not propagate."""
 LOADED = pytest.StashKey[set[str]]()
 """Large libraries that the collection imported, though only some tests need them."""
 _CPU = pytest.StashKey[float]()
@@ -166,10 +169,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is loaded by now stays: no full collection of garbage needs to walk through it again."""
+    """What is loaded by now stays: no collection of garbage needs to walk through it, not even
+    once."""
     session.config.stash[LOADED] = loaded()
-    gc.collect()
     gc.freeze()
+    _propagate_others()
+
+
+def _propagate_others() -> None:
+    """Before each test and after it, pytest visits every logger that keeps its records from the
+    root, of which torch has fifty."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _KEEP_RECORDS:
+            logger.propagate = True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -182,6 +194,7 @@ def pytest_runtest_teardown(
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+        _propagate_others()
 
 
 def cpu_s() -> float:

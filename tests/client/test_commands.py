@@ -248,7 +248,6 @@ async def test_wk7_the_first_instance_that_fails_has_those_before_it_go_back(
         worker.can_load("other")
     second.swap_error = "its weights are corrupt"
     service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     heard: list[SwapState] = []
     async with Client(service.url, token=OPERATORS_KEY) as client:
         with pytest.raises(ApiError, match="corrupt"):

@@ -7,6 +7,7 @@ import pytest
 
 import tidegate
 from tests.client.conftest import FakeTime
+from tests.support.cases import for_each
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
 from tidegate import Client, deadline, remaining, transport
 
@@ -25,7 +26,7 @@ def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: Fa
     assert remaining() is None
 
 
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+@for_each("seconds", [float("nan"), float("inf")])
 def test_only_a_finite_number_is_a_deadline(seconds: float) -> None:
     with pytest.raises(ValueError, match="finite number of seconds"):
         deadline(seconds)

@@ -34,7 +34,7 @@ def test_the_rules_of_the_standard(stream: bytes, expected: list[tuple[str, str,
     assert parse(stream) == [ServerSentEvent(*each) for each in expected]
 
 
-@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+@for_each("newline", [b"\n", b"\r\n", b"\r"])
 def test_every_kind_of_line_end(newline: bytes) -> None:
     stream = newline.join([b"event: e", b"data: 1", b"data: 2", b"", b"data: 3", b"", b""])
     assert [(e.event, e.data) for e in parse(stream)] == [("e", "1\n2"), ("message", "3")]

@@ -167,7 +167,7 @@ def test_a_patience_that_is_none_is_said_so_and_leaves_no_thread(patience: Any) 
     assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]
 
 
-@pytest.mark.parametrize("patience", [0, 0.3, timedelta(seconds=0.3)])
+@for_each("patience", [0, 0.3, timedelta(seconds=0.3)])
 async def test_a_broken_stream_is_followed_for_so_many_seconds(patience: timedelta | float) -> None:
     fake = FakeOrchestrator([sse(1, "started", {}), CUT], *[[CUT] for _ in range(20)])
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import for_each
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"
 DOCKERFILE = FOLDER / "Dockerfile"
@@ -61,7 +63,7 @@ def test_what_is_copied_is_let_through() -> None:
     assert all((ROOT / source).exists() for source in copied)
 
 
-@pytest.mark.parametrize("stage", ["cpu-build", "gpu"])
+@for_each("stage", ["cpu-build", "gpu"])
 def test_packages_are_installed_before_the_code_is_there(stage: str) -> None:
     """An editable install wants the folder of each of the client's packages."""
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][

@@ -26,11 +26,12 @@ async def test_wk9_ten_agents_at_once_stay_apart_and_find_their_kv(demo: Stack) 
         )
         async with http.get("/v2/sessions") as response:
             assert (await response.json())["sessions"] == []
-    # Of each turn's prompt all that the turn before it had, but for part of a block.
+    # Of each turn's prompt all that the turn before it had, but for part of a block. The worker
+    # says so with its next heartbeat.
     await asyncio.to_thread(
         eventually,
         lambda: metric("tidegate_prompt_tokens_cached_total") - cached > 0.5 * sum(totals),
-        "the worker to say what it found in its cache",
+        "the worker to have found most of what had been computed before",
     )
 
 

@@ -284,8 +284,7 @@ async def make_service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeSer
         constants = {f"{home}.{n}": changes.pop(n) for n, home in HOMES.items() if n in changes}
         undo.append(set_constants(constants))
         settings = await asyncio.to_thread(settings_of, values | changes)
-        if f"{HOMES['SUSPECT_AFTER_S']}.SUSPECT_AFTER_S" in constants:
-            hurry(4)  # what falls silent is in this process, too
+        hurry(3)  # who is waited for is in this process, too
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
         clock = LeapingClock(loop)

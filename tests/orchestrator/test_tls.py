@@ -20,6 +20,7 @@ from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import parse_pool_file
 from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates, listen
 from tests.support.fake_slots import FakeClips
 
@@ -208,7 +209,7 @@ def test_what_a_triton_shows_is_tried_before_it_starts() -> None:
             tls.check_served(host)
 
 
-@pytest.mark.parametrize("mutual", [False, True])
+@for_each("mutual", [False, True])
 def test_triton_is_told_what_to_show_and_whether_to_ask(mutual: bool) -> None:
     made = certificates()
     tls = serving_as(made, made.server, ca=made.ca.certificate if mutual else None)

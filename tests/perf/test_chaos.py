@@ -82,14 +82,7 @@ def test_orchestrators_stand_still_as_often_as_they_are_killed() -> None:
         assert min(kills, stops) >= 10 and abs(kills - stops) <= 0.3 * kills, plan
 
 
-@pytest.mark.parametrize(
-    ("status", "waits", "is_still", "faults"),
-    [(200, False, False, 0), (404, False, False, 1), (200, True, False, 2), (200, True, True, 0)],
-)
-async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_is_gone(
-    monkeypatch: pytest.MonkeyPatch, status: int, waits: bool, is_still: bool, faults: int
-) -> None:
-    monkeypatch.setattr(polls, "WITHIN_S", 0.5)
+async def faults_of_polls(status: int, waits: bool, is_still: bool) -> list[str]:
     asked: Counter[str] = Counter()
 
     async def answer(request: web.Request) -> web.Response:
@@ -114,7 +107,16 @@ async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_i
         await asyncio.sleep(0.01)
     await polling.stop()
     await runner.cleanup()
-    assert len(ledger.faults) == faults, ledger.faults
+    return ledger.faults
+
+
+async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(polls, "WITHIN_S", 0.5)
+    cases = ((200, False, False), (404, False, False), (200, True, False), (200, True, True))
+    found = await asyncio.gather(*(faults_of_polls(*case) for case in cases))
+    assert [len(faults) for faults in found] == [0, 1, 2, 0], found
 
 
 def test_a_device_dies_in_every_way_where_it_is_a_simulated_one() -> None:

@@ -52,7 +52,7 @@ def test_memory_is_told_by_tenths_of_the_lines_and_its_growth_from_the_second() 
     assert found.faults == ["the orchestrator's memory grew by 6.6 %"]
 
 
-@pytest.mark.parametrize("kills", [0, 1, 85])
+@for_each("kills", [0, 1, 85])
 def test_strikes_are_as_many_kills_as_were_asked_for(kills: int) -> None:
     found = list(strikes(random.Random(1), kills, 1000))
     assert sum(1 + len(again_s) for _, again_s in found) == kills

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from perf.load.closed_loop import ClosedLoopPlan, LoadFailed, run
+from tests.support.cases import for_each
 
 TOKENS = 40
 
@@ -75,7 +76,7 @@ def plan(port: int, **changes: object) -> ClosedLoopPlan:
     return ClosedLoopPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("cut", "poll_ms"), [(3, 0.0), (50, 1.0), (100_000, 0.0)])
+@for_each(("cut", "poll_ms"), [(3, 0.0), (50, 1.0), (100_000, 0.0)])
 def test_every_token_is_counted_however_the_stream_is_cut(cut: int, poll_ms: float) -> None:
     with server(chunked(events(TOKENS, TOKENS)), cut) as port:
         result = run(plan(port, poll_ms=poll_ms))
@@ -85,7 +86,7 @@ def test_every_token_is_counted_however_the_stream_is_cut(cut: int, poll_ms: flo
     assert all(window.cpu_s["me"] >= 0 for window in result.windows)
 
 
-@pytest.mark.parametrize(("tokens", "reported"), [(TOKENS - 1, TOKENS), (TOKENS, TOKENS - 1)])
+@for_each(("tokens", "reported"), [(TOKENS - 1, TOKENS), (TOKENS, TOKENS - 1)])
 def test_a_missing_or_extra_token_is_an_error(tokens: int, reported: int) -> None:
     with (
         server(chunked(events(tokens, reported)), 1000) as port,

@@ -9,6 +9,7 @@ from perf.sim.arrivals import SimArrival
 from perf.sim.replay.worker import WorkerSpec
 from perf.sim.rivals.fleet import EngineFigures, Job, RivalFleet
 from perf.sim.rivals.policies import RIVALS, Fifo, JitServe, JitServeStages, QoServe, SlosServe
+from tests.support.cases import for_each
 from worker.runner.synthetic import StepCost
 
 STEP_COST = StepCost(10e-3, 0.0, 0.1e-3)
@@ -104,7 +105,7 @@ def test_slos_serve_keeps_as_many_deadlines_as_fit() -> None:
     assert set(policy.pick(0.0, [], [long, one, two], 1)[:2]) == {one, two}
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@for_each("name", RIVALS)
 def test_one_request_takes_what_the_worker_takes(name: str) -> None:
     spec = WorkerSpec(STEP_COST, 2, kv_tokens=1000, noise=0.0)
     fleet = RivalFleet(spec, 1, RIVALS[name][1](MACHINE), seed=1)

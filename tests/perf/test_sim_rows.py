@@ -4,6 +4,7 @@ import pytest
 
 from perf.sim.campaign import CellSpec, RowsPolicy, run_cell
 from perf.sim.scenes import drawn_scenes
+from tests.support.cases import for_each
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +16,7 @@ def met(cell: str, rows: int | None, seconds: float) -> float:
     return run_cell(CellSpec(SCENES[cell], RowsPolicy("ours", rows), 1, seconds)).attainment
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("cell", "gain", "seconds"),
     [
         ("twice", 1.15, 5.0),

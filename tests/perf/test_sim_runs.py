@@ -3,6 +3,7 @@
 import pytest
 
 from perf.sim.runs import LONG, RIVALS, SHORT, AgentRun, KeptRuns, measure, measure_rival
+from tests.support.cases import for_each
 
 SEED = 4
 LOAD = 1.6
@@ -36,7 +37,7 @@ def test_the_contexts_of_long_runs_grow_by_what_is_said() -> None:
     assert 60_000 < len(before) < LONG.fleet.context_tokens
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@for_each("name", RIVALS)
 def test_a_rivals_clients_make_all_calls_of_their_runs(name: str) -> None:
     load = SHORT.draw(SHORT.rates(0.2), 6.0, SEED)
     runs = [one for one in load if isinstance(one, AgentRun)]

@@ -8,6 +8,7 @@ import pytest
 
 from perf.load.trace import Application, Manner, TraceError, TraceLoad, TraceRow, read_trace
 from perf.load.workload import Speed
+from tests.support.cases import for_each
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 SPEED = Speed(1.0, 10.0)
@@ -64,7 +65,7 @@ def test_tokens_are_scaled_and_every_request_states_one_cap() -> None:
     assert made.cap_tokens == 51
 
 
-@pytest.mark.parametrize("is_poisson", [False, True])
+@for_each("is_poisson", [False, True])
 def test_requests_come_at_their_rate_in_order_and_repeat(is_poisson: bool) -> None:
     made = load(is_poisson=is_poisson)
     requests = list(made.requests(5.0, 20.0, 3))
@@ -86,7 +87,7 @@ def test_the_traces_own_bursts_are_kept_and_poisson_has_none() -> None:
     assert longest_gap(True) < 9
 
 
-@pytest.mark.parametrize("manner", Manner)
+@for_each("manner", Manner)
 def test_deadlines_are_as_clients_choose_them(manner: Manner) -> None:
     for request in load(manner=manner).requests(2.0, 30.0, 5):
         parts = (request.first_token_ms, request.token_gap_ms)

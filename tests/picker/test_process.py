@@ -15,6 +15,7 @@ from picker.pods import Pods
 from picker.section import PickerSection
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.picker.test_stream import Envoy, named
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.pods import FakePod, serve_picker
 
@@ -96,7 +97,7 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
         assert await process.wait() == 0, rest
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "fault"),
     [
         ({"has_metrics": False}, "/metrics answers 404"),

@@ -11,6 +11,7 @@ from rich.console import Console
 from catalog.operator_key import keep_key, key_file
 from pool.command import curl_line, open_view
 from pool.events import EventKind, PoolEvent, pool_log
+from tests.support.cases import for_each
 
 RUN = [
     PoolEvent(EventKind.FOUND, "triton", "Triton 2.51.0 from the wheel"),
@@ -80,7 +81,7 @@ def test_a_terminal_gets_the_same_under_a_spinner() -> None:
     assert "starting" in text
 
 
-@pytest.mark.parametrize("with_token", [False, True])
+@for_each("with_token", [False, True])
 def test_the_curl_line_survives_a_shell(with_token: bool) -> None:
     words = shlex.split(curl_line("http://h:1", "it's a model", with_token=with_token))
     assert words[:3] == ["curl", "-N", "http://h:1/v1/chat/completions"]

@@ -18,8 +18,8 @@ def launcher(**changes: Any) -> PoolLaunch:
     return PoolLaunch(LaunchSpec(**changes), lambda event: None)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.1.2.3", "triton.example"])
-@pytest.mark.parametrize(
+@for_each("host", ["0.0.0.0", "", "::", "10.1.2.3", "triton.example"])
+@for_each(
     ("given", "lacks_lane", "lacks_plain"),
     [
         ({"serve": False}, True, True),

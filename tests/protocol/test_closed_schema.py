@@ -52,7 +52,7 @@ def test_closed(schema: Any, expected: Any) -> None:
 WHOLE = '{"a":"1","b":{"x":2}}'
 
 
-@pytest.mark.parametrize(
+@for_each(
     "schema",
     [
         {"allOf": [A, B]},
@@ -102,7 +102,7 @@ def test_json_is_compact_and_closed_in_every_kind_of_grammar() -> None:
             assert bool(matcher.consume_tokens(ids)) is fits, (kind, body)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "names"),
     [
         (A, []),

@@ -10,7 +10,7 @@ from tests.support.cases import for_each
 BIASES = tuple((token, 0.5) for token in range(512))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "good",
     [
         {"min_p": 1.0, "repetition_penalty": 10.0, "presence_penalty": -2, "frequency_penalty": 2},

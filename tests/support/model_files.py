@@ -14,7 +14,9 @@ def safetensors(
     header = json.dumps(
         {name: {"dtype": "U8", "shape": list(shape) or [count], "data_offsets": [0, count]}}
     ).encode()
-    return struct.pack("<Q", len(header)) + header + bytes(i * fill % 251 for i in range(count))
+    period = bytes(i * fill % 251 for i in range(251))
+    content = (period * (count // 251 + 1))[:count]
+    return struct.pack("<Q", len(header)) + header + content
 
 
 def gguf(count: int = 256, *, licence: str = "mit") -> bytes:

@@ -6,7 +6,7 @@ from tests.support.cases import for_each
 from worker.settings import read_engine_args, read_settings
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "max_num_seqs=8 dtype='float32'",

@@ -11,6 +11,7 @@ from orchestrator.admission.rate_limits import WINDOW_S, Rate
 from orchestrator.api.http.responses import spell_duration
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
@@ -68,7 +69,7 @@ def test_or12_no_stretch_of_time_sees_more_than_its_rate(
             assert used <= per_min * (1 + stretch_s / WINDOW_S) + 1e-6
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("seconds", "spelled"),
     [(0, "0ms"), (0.1204, "121ms"), (1.5, "1.5s"), (60, "1m0s"), (366.25, "6m6.25s")],
 )
@@ -212,7 +213,7 @@ async def test_or12_without_an_admin_key_nobody_is_admin(
         assert "TIDEGATE_ADMIN_TOKEN" in (await response.json())["error"]["message"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("keys", "complaint"),
     [
         ({"a": {}}, "exactly one of token"),

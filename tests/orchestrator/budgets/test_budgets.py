@@ -10,6 +10,7 @@ from orchestrator.budgets.books import Amount, BookEntry, Books, month_ends, mon
 from orchestrator.budgets.extension import BudgetRoom
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.rooms import room
 
@@ -165,7 +166,7 @@ async def test_the_books_outlive_a_process_and_two_share_a_file(tmp_path: Path) 
     await again.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("unix", "month", "ends"),
     [
         (NOON, "2026-06", 1_782_864_000.0),

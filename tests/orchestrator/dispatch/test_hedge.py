@@ -200,7 +200,6 @@ async def test_or10_none_while_others_wait(
 ) -> None:
     workers = [await make_worker(max_running=1) for _ in range(2)]
     service = await make_service(*workers, MOST_BACKLOG=0)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     hedger, plan = service.parts.hedger, Plan(stall_at=0)
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)
     for worker in workers:

@@ -389,7 +389,6 @@ async def scene(
     """``at``: the tokens that the long job has when it is paused."""
     workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
     service = await make_service(*workers, MOST_BACKLOG=0)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return Scene(service, workers, at)
 
 
@@ -504,7 +503,6 @@ async def test_dl19_what_waits_inside_a_worker_is_taken_back_for_a_slot_elsewher
     """Nobody on its own instance may be paused for it: they are as urgent."""
     workers = [await make_worker(max_running=16, can_pause=True) for _ in range(2)]
     service = await make_service(*workers)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     stage = Scene(service, workers, 3)
     pressed, patient = workers
 

@@ -8,9 +8,9 @@ from orchestrator.errors import QueueFull
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.verdicts import refused
 from protocol import Outcome
 from tests.support.admission import Rig
+from tests.support.cases import for_each
 
 
 def fill(rig: Rig, priority: Callable[[int], Priority], count: int = 4) -> list[Task]:
@@ -58,7 +58,7 @@ def test_or24_interactive_work_takes_the_place_of_batch_work_which_is_told_when_
         rig.admit(rig.task(60_000, priority=Priority.BATCH))
 
 
-@pytest.mark.parametrize("policy", QueuePolicy)
+@for_each("policy", QueuePolicy)
 def test_or5_a_durable_task_that_was_accepted_is_never_dropped(policy: QueuePolicy) -> None:
     rig = Rig(load=16, bound=4, policy=policy)
     for tenant in "aaab":
@@ -84,7 +84,3 @@ def test_or24_durable_tasks_of_a_tenant_leave_places_to_others() -> None:
         rig.admit(task)
         rig.queue.push(task)
     assert len(rig.queue) == 8 and sum(task.tenant == "b" for task in rig.queue.tasks()) == 2
-
-
-def test_a_drop_is_a_refusal() -> None:
-    assert refused(QueueFull("x")).outcome is Outcome.REFUSED

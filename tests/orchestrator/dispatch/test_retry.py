@@ -24,6 +24,7 @@ from orchestrator.lifecycle import UPKEEP_EVERY_S
 from pool.process.ports import free_ports
 from protocol import Code, FinishReason, Sampling, Submit
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan, saying_goodbye
 
 FIRST_ID = 6
@@ -57,7 +58,6 @@ async def two(
     made = [await make_worker(**card), await make_worker(**card)]
     workers = sorted(made, key=lambda w: w.address)
     service = await make_service(*workers, **changes)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return service, workers[0], workers[1]
 
 
@@ -242,7 +242,6 @@ async def test_or25_a_text_that_outlasts_its_servers_goodbye_goes_on(
     first = await make_worker(port=ports[0], options=options)
     second = await make_worker(port=ports[1])
     service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     held = Plan(stall_at=5, speak=speak)
     first.plan = lambda submit: held
     second.plan = lambda submit: Plan(speak=speak)
@@ -373,7 +372,6 @@ async def three(
 ) -> tuple[Service, list[FakeWorker]]:
     workers = [await make_worker() for _ in range(3)]
     service = await make_service(*workers, **changes)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return service, workers
 
 
@@ -570,13 +568,12 @@ async def test_or10_other_weights_do_not_go_on_with_a_text(
     for worker in workers:
         worker.plan = lambda submit: Plan(speak=speak, die_at=7)
     service = await make_service(*workers)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     events = await run(service, TASK)
     assert events[-1].json()["code"] == "instance_lost"
     assert sum(len(worker.submits) for worker in workers) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "can", "looks"),
     [
         ({"temperature": 0.0}, True, False),

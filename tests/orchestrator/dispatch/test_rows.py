@@ -8,6 +8,7 @@ import pytest
 from orchestrator.dispatch.rows import EVERY_S, RowControl, best_rows, row_counts
 from orchestrator.tasks.job import Priority
 from tests.support.admission import Rig
+from tests.support.cases import for_each
 
 ALL = 16
 
@@ -43,7 +44,7 @@ def test_two_numbers_are_tried_for_each_doubling() -> None:
     assert row_counts(20) == (1, 2, 3, 4, 6, 8, 11, 16, 20)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("met", "current", "requests", "chosen"),
     [
         ((0.2, 0.5, 0.9, 0.4), 8, 100, 4),

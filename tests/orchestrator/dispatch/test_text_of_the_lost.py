@@ -102,7 +102,6 @@ async def test_dl6_a_text_that_its_second_instance_will_not_take_is_partial(
     made = [await make_worker(), await make_worker()]
     first, second = sorted(made, key=lambda worker: worker.address)
     service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     first.plan = lambda submit: Plan(die_at=3, speak=speak)
     second.plan = lambda submit: Plan(refuse=(code, "not here"))
     status, answer = await complete(service, on_deadline=on_deadline, temperature=0)

@@ -257,7 +257,7 @@ async def test_a_name_that_cannot_be_resolved_is_a_source_that_fails() -> None:
 # ── spelling ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("text", ["a:1", "127.0.0.1:8001", "[::1]:8002"])
+@for_each("text", ["a:1", "127.0.0.1:8001", "[::1]:8002"])
 def test_addresses(text: str) -> None:
     assert check_address(text) == text
     assert check_entry(f"dns:{text}") == f"dns:{text}"

@@ -48,7 +48,7 @@ def test_losses_need_one_more_than_there_are() -> None:
     assert instances_needed(3, 2.0, [WaitingWork(8000.0, 2000.0)], lost=0.06) == 7.5
 
 
-@pytest.mark.parametrize(("binding", "lost"), [("queue", True), ("decode", False)])
+@for_each(("binding", "lost"), [("queue", True), ("decode", False)])
 def test_a_refusal_counts_if_the_queue_would_have_made_it_late(binding: str, lost: bool) -> None:
     """On arrival too; what would be late on an idle instance is no reason for one more."""
     error = DeadlineInfeasible(

@@ -32,7 +32,6 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
     first, second = await make_worker(), await make_worker()
     service = await make_service(first, second)
     registry = service.orchestrator.registry
-    await service.until(lambda: all(i.ready for i in registry))
     version = registry.snapshot_version
     plan = Plan(stall_at=1)
     first.plan = second.plan = lambda submit: plan
@@ -55,19 +54,6 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
     await first.until(lambda: len(first.submits) == 2)
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 6)
-
-
-async def test_or2_work_waits_for_an_undrain(service: Service, worker: FakeWorker) -> None:
-    plan = Plan(stall_at=0)
-    worker.plan = lambda submit: plan
-    path = f"/v2/instances/{worker.address}"
-    await service.ask("POST", f"{path}/drain", 202, headers=OPERATOR)
-    told = await service.ask("POST", "/v2/tasks", 503, json=TASK)
-    assert told["error"]["code"] == "not_ready"
-    await service.ask("POST", f"{path}/undrain", 202, headers=OPERATOR)
-    plan.release.set()
-    await submit(service)
-    await service.until(lambda: service.outcomes() == ["refused", "met"])
 
 
 async def test_or2_instances_are_described(service: Service, worker: FakeWorker) -> None:

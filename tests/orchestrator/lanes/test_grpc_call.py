@@ -25,6 +25,7 @@ from orchestrator.lanes.http2 import (
     settings,
     window_update,
 )
+from tests.support.cases import for_each
 
 METHOD = "/test.Echo/Talk"
 MESSAGES = st.lists(st.binary(max_size=300), min_size=1, max_size=8)
@@ -180,7 +181,7 @@ async def test_pings_and_settings_are_answered() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("received", "status"),
     [
         (frame(FrameType.DATA, 0, 1, b"\x01\x00\x00\x00\x01x"), "internal"),
@@ -199,7 +200,7 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
     assert rig.wire.is_aborted
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("received", "said"),
     [
         (frame(FrameType.DATA, 0, 3, message(b"x")), "DATA on stream 3, which is not open"),
@@ -229,7 +230,7 @@ async def test_an_error_of_the_protocol_is_named(received: bytes, said: str) -> 
     assert rig.wire.is_aborted
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("received", "said"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "unavailable: it speaks HTTP/1; is that the port"),
@@ -383,7 +384,7 @@ async def test_a_status_comes_with_its_words(server: Server) -> None:
     await call.close()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "host:port"])
+@for_each("address", ["127.0.0.1:1", "nowhere", "host:port"])
 async def test_where_nothing_listens_is_unavailable(address: str) -> None:
     with pytest.raises(CallEnded, match=f"^unavailable: cannot connect to {address}: "):
         await open_call(address, METHOD, lambda messages: None, 60.0)

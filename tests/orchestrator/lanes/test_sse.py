@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.lanes.sse import EventReader, EventTooLong
+from tests.support.cases import for_each
 
 lines = st.one_of(
     st.binary(max_size=12).map(lambda b: b"data: " + re.sub(rb"[\r\n]", b".", b)),
@@ -62,7 +63,7 @@ def test_any_cutting_gives_the_events_of_the_standard(
     assert decoded([body[i : i + 1] for i in range(len(body))]) == plainly(body)
 
 
-@pytest.mark.parametrize("body", [b"data: " + b"x" * 200, b"data\n" * 40])
+@for_each("body", [b"data: " + b"x" * 200, b"data\n" * 40])
 def test_an_event_without_end_is_refused(body: bytes) -> None:
     decoder = EventReader(limit=128)
     with pytest.raises(EventTooLong):

@@ -355,7 +355,6 @@ async def test_a_model_whose_instance_was_taken_out_of_use_is_loaded_elsewhere(
     out.can_load("second")
     other.can_load("first")
     service = await make_service(out, other)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     service.orchestrator.registry.cordon(out.address)
     assert (await ask(service, "first"))[0] == 200
     assert (out.swaps, len(other.swaps)) == ([], 1)

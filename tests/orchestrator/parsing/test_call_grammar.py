@@ -195,7 +195,7 @@ def test_calls_or_the_form_of_the_answer(
     assert grammar is not None and matches('{"any":[1]}', grammar)
 
 
-@pytest.mark.parametrize("text", ["{", "1", '{"multipleOf": 1}}'])
+@for_each("text", ["{", "1", '{"multipleOf": 1}}'])
 def test_a_form_that_is_no_schema_is_refused(text: str) -> None:
     grammar = Grammar(GrammarKind.JSON_SCHEMA, text)
     with pytest.raises(InvalidGrammar):
@@ -233,7 +233,7 @@ def test_objects_are_closed_unless_they_say_otherwise() -> None:
     assert takes(text, ToolUse(said), format)
 
 
-@pytest.mark.parametrize("format", [QWEN3_CODER, GLM45, MINIMAX_M2])
+@for_each("format", [QWEN3_CODER, GLM45, MINIMAX_M2])
 def test_values_in_tags(format: CallFormat) -> None:
     """JSON but for strings, which are any text or one of the words that there are."""
     schema = {
@@ -287,7 +287,7 @@ def test_strict_tools_leave_text_free() -> None:
     assert strict_calls(ToolUse(strict), OutputFormat(LLAMA3), Rules({})) is None
 
 
-@pytest.mark.parametrize("format", [GEMMA4, FUNCTIONGEMMA, MINIMAX_M3])
+@for_each("format", [GEMMA4, FUNCTIONGEMMA, MINIMAX_M3])
 def test_formats_whose_calls_cannot_be_forced(format: CallFormat) -> None:
     use = ToolUse(TOOLS, must_call=True)
     with pytest.raises(InvalidGrammar, match="auto or none"):

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -369,7 +368,7 @@ def test_calls_are_told_as_they_are_written(format: CallFormat, text: str) -> No
     assert pieces[-1] == CallEnds(0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "text", "expected"),
     [
         (GLM45, "<tool_call>get_weather<arg_key>days</arg{", None),

@@ -12,6 +12,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint
 from protocol import Feature, Grammar, GrammarKind, Sampling
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import Plan
 
 ALL = tuple(sorted(Feature))
@@ -74,7 +75,7 @@ def test_a_job_needs_what_it_says_beside_its_sampling() -> None:
     assert needs({"placement": constraint}) == {Feature.STEP_ABORT}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("asked", "has", "fits"),
     [
         ({"quantization": ("int8",)}, {"quantization": "int8"}, True),
@@ -128,7 +129,6 @@ async def test_a_task_goes_to_the_engine_that_can_and_waits_for_it(
     plain, able = await make_worker(lacks=ALL), await make_worker()
     service = await make_service(plain, able)
     registry = service.orchestrator.registry
-    await service.until(lambda: all(i.ready for i in registry))
     for _ in range(4):
         assert (await offer(service, min_tokens=1))[0] == 202
     await service.until(lambda: len(service.outcomes()) == 4)
@@ -150,7 +150,6 @@ async def test_nothing_is_started_that_could_not_be_stopped_in_time(
 ) -> None:
     slow, quick = await make_worker(abort_ms=60_000.0), await make_worker()
     service = await make_service(slow, quick)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for _ in range(4):
         assert (await offer(service, deadline_ms=30_000))[0] == 202
     await service.until(lambda: len(service.outcomes()) == 4)
@@ -197,7 +196,6 @@ async def test_a_text_goes_on_only_where_its_ids_can_be_sent(
     first, second = await make_worker(), await make_worker(lacks=(Feature.TOKEN_IDS,))
     first.plan = lambda submit: Plan(die_at=2)
     service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     pin = {"mode": "prefer", "instances": [first.address]}
     assert (await offer(service, max_tokens=9, temperature=0, placement=pin))[0] == 202
     await service.until(lambda: len(service.outcomes()) == 1)

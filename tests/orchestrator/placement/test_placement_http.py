@@ -57,7 +57,6 @@ async def test_or7_wishes_are_kept_and_impossible_ones_are_told(
 ) -> None:
     first, second = await make_worker(), await make_worker()
     service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for mode, named in (("pin", second), ("avoid", first), ("prefer", second)):
         constraint = {"mode": mode, "instances": [named.address]}
         assert await offer(service, placement=constraint) == 202
@@ -72,7 +71,6 @@ async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(
     first, second = await make_worker(), await make_worker()
     policy = f'instance.name == "{second.address}"'
     service = await make_service(first, second, placement__policy=policy)
-    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for _ in range(3):
         assert await offer(service) == 202
     await service.until(lambda: len(service.outcomes()) == 3)

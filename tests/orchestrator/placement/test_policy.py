@@ -12,6 +12,7 @@ from orchestrator.placement.policy import (
     Policy,
     Ranked,
 )
+from tests.support.cases import for_each
 
 
 class Watch:
@@ -84,7 +85,7 @@ def test_or8_it_does_what_python_would(loads: list[int], limit: int) -> None:
     assert got == sorted(allowed, key=lambda entry: entry[1])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "where"),
     [
         ("", "1:1"),
@@ -106,7 +107,7 @@ def test_or8_bad_text_fails_at_the_start_with_its_place(text: str, where: str) -
         Policy.compile(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "facts"),
     [
         ("10 / instance.load", instance(load=0)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey, answer_length
 from orchestrator.prediction.answer_length import QUANTILES, STATED
 from orchestrator.tasks.prompt_kind import PromptKind
+from tests.support.cases import for_each
 
 CAP = 4096
 KEY = LengthKey("m", "t", CAP)
@@ -114,7 +115,7 @@ def test_unknown_models_share_nothing() -> None:
     assert median(lengths, LengthKey("other")) == first
 
 
-@pytest.mark.parametrize(("before", "after"), [(400, 20), (20, 400), (100, 30), (30, 100)])
+@for_each(("before", "after"), [(400, 20), (20, 400), (100, 30), (30, 100)])
 def test_a_change_of_length_is_followed_within_fifty_answers(before: int, after: int) -> None:
     lengths = taught(AnswerLengths(), KEY, drawn(before, 600))
     assert median(lengths, KEY) == pytest.approx(before, rel=0.25)
@@ -170,7 +171,7 @@ def test_a_new_session_of_a_known_kind_begins_with_what_the_kind_says() -> None:
     assert short < 40 and long > 250
 
 
-@pytest.mark.parametrize("curve", [STATED, AnswerLengths().curve(KEY)])
+@for_each("curve", [STATED, AnswerLengths().curve(KEY)])
 def test_nothing_is_longer_than_its_cap(curve: LengthCurve) -> None:
     for made, cap in ((0, 1), (0, 7), (5, 100), (99, 100), (1000, 1001)):
         assert curve.left(made, cap)[-1] <= max(1, cap - made + made // 4)

@@ -10,8 +10,9 @@ from orchestrator.prediction import StepModel
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.tasks.ending import Ending
-from protocol import End, FinishReason, OnDeadline, Outcome, Sampling
-from tests.support.admission import PACE, UNKNOWN, Rig
+from protocol import End, FinishReason, Outcome, Sampling
+from tests.support.admission import PACE, Rig
+from tests.support.cases import for_each
 
 
 def test_dl7_the_least_work_at_the_best_pace_decides() -> None:
@@ -20,11 +21,6 @@ def test_dl7_the_least_work_at_the_best_pace_decides() -> None:
     assert rig.refuses(rig.task(790))
     assert not rig.refuses(rig.task(815))
     assert rig.feasibility.stats.refused == 1
-
-
-def test_dl7_what_is_unknown_refuses_nobody() -> None:
-    rig = Rig(UNKNOWN)
-    assert not rig.refuses(rig.task(20))
 
 
 def test_dl7_an_open_end_only_counts_what_is_certain() -> None:
@@ -49,13 +45,6 @@ def test_dl7_what_was_learnt_refuses_nobody() -> None:
     assert not rig.task(1000, ignore_eos=False).is_background
 
 
-def test_dl7_a_partial_answer_needs_a_token_and_no_more() -> None:
-    """Though its client asked for all of max_tokens: it takes what there is."""
-    rig = Rig()
-    assert rig.refuses(rig.task(500))
-    assert not rig.refuses(rig.task(20, on_deadline=OnDeadline.PARTIAL))
-
-
 def test_dl7_a_refusal_says_what_would_do() -> None:
     rig = Rig()
     with pytest.raises(DeadlineInfeasible) as refusal:
@@ -78,7 +67,7 @@ def test_dl7_a_refusal_says_what_would_do() -> None:
         assert body["predicted_finish_ms"] == details["predicted_finish_ms"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tokens", "prompt", "floor_ms", "binding"),
     [(100, 10, 0, "decode"), (1, 1, 100, "route"), (1, 50_000, 100, "route")],
 )

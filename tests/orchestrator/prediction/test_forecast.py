@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.prediction.forecast import DRAWS, Asked, Machine, play
+from tests.support.cases import for_each
 
 ROWS_8 = Machine(base_ms=5.0, row_ms=0.5, rows=8)
 
@@ -76,7 +77,7 @@ def test_what_is_cut_at_its_deadline_leaves_its_row_then() -> None:
     assert played.start_ms[:, 1] == pytest.approx(110.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stated", "chance"),
     [
         ({"whole_ms": 551.0}, 1.0),

@@ -6,17 +6,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.step_model import StepModel
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 
 NOTHING = Capacity((), 0, 0, 0.0)
 
 
-@pytest.mark.parametrize("needed", [0.2, 0.5])
+@for_each("needed", [0.2, 0.5])
 def test_dl16_named_deadlines_are_as_safe_as_it_takes(needed: float) -> None:
     """Where so much longer than predicted is enough, as a logarithm, nine in ten are kept, and no
     more is put on all others."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.prediction.quotes import BROKEN, Quotes
+from tests.support.cases import for_each
 
 NOTHING: Any = None
 
@@ -23,14 +24,14 @@ def kept_share(chance: float, needed: float, count: int) -> float:
     return kept / count
 
 
-@pytest.mark.parametrize("needed", [-1.2, -0.6, 0.0, 0.6])
-@pytest.mark.parametrize("chance", [0.5, 0.9])
+@for_each("needed", [-1.2, -0.6, 0.0, 0.6])
+@for_each("chance", [0.5, 0.9])
 def test_the_stated_share_is_kept_however_wrong_the_prediction_is(
     chance: float, needed: float
 ) -> None:
     assert kept_share(chance, needed, 250) == pytest.approx(chance, abs=0.035)
 
 
-@pytest.mark.parametrize("needed", [-1.2, 0.0])
+@for_each("needed", [-1.2, 0.0])
 def test_of_a_hundred_with_99_percent_at_most_one_is_broken_in_the_long_run(needed: float) -> None:
     assert kept_share(0.99, needed, 2000) >= 1 - 2 * BROKEN[0.99]

@@ -13,6 +13,7 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline
 from tests.support.admission import UNKNOWN, Rig
+from tests.support.cases import for_each
 
 PACE = StepModel(16, 512, 5.0, 0.5, 0.1, fastest_ms=1.0)
 """5.5 ms a token for one, 13 ms for each of 16; a prompt of 100 tokens takes 10 ms."""
@@ -48,7 +49,7 @@ def test_dl7_of_equal_requests_at_once_as_many_are_let_in_as_can_be_met() -> Non
     assert sum(met.values()) >= fits - 2
 
 
-@pytest.mark.parametrize(("first_ms", "is_refused"), [(80, True), (180, False)])
+@for_each(("first_ms", "is_refused"), [(80, True), (180, False)])
 def test_dl7_a_first_token_that_cannot_come_in_time_is_refused(
     first_ms: float, is_refused: bool
 ) -> None:

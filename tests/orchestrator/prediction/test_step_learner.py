@@ -19,6 +19,7 @@ from orchestrator.prediction import (
 )
 from orchestrator.prediction.step_model import MIN_SHARE
 from protocol import StepCosts, WorkerStats
+from tests.support.cases import for_each
 
 
 @dataclass
@@ -78,7 +79,7 @@ def test_the_step_model_is_found(base: float, row: float, prompt: float, seed: i
     assert min(model.base_ms, model.row_ms, model.prompt_token_ms) > 0
 
 
-@pytest.mark.parametrize("costs", [None, StepCosts((1, 64), (0.5, 1.6), 0.04)])
+@for_each("costs", [None, StepCosts((1, 64), (0.5, 1.6), 0.04)])
 def test_what_contexts_cost_is_learnt(costs: StepCosts | None) -> None:
     """As of the demo model on a CPU, where 64 rows took 1.6 ms with short contexts, 8 with long."""
     rng, learner, context = random.Random(3), StepLearner(64, 512, costs), 0.0
@@ -104,31 +105,7 @@ def test_what_contexts_cost_is_learnt(costs: StepCosts | None) -> None:
     assert model.plain_step_ms(32) == pytest.approx(usual, rel=0.15)
 
 
-def test_what_a_row_takes_outlasts_a_machine_that_stalls() -> None:
-    """DL-19: the split between base and rows, by which the number of rows is decided."""
-    rng, errors = random.Random(11), []
-    for seed in range(4):
-        worker, rows, pace = Steps(noise=0.15, rng=random.Random(seed)), 20.0, 1.0
-        learner = StepLearner(64, 512)
-        learner.observe(worker.run(4, 20, 0))
-        for window in range(500):
-            rows = min(64.0, max(2.0, rows + rng.gauss(0, 1.5)))
-            if rng.random() < 0.02:
-                pace = rng.choice([1.0, 1.3, 1.7, 2.2])
-            worker.base, worker.row, worker.prompt = 12 * pace, 0.5 * pace, 0.05 * pace
-            learner.observe(worker.run(5, int(rows), rng.randrange(4)))
-            if window > 100:
-                model = learner.model
-                errors += [
-                    abs(math.log((model.base_ms + model.row_ms * n) / (pace * (12 + 0.5 * n))))
-                    for n in (4, 16, 64)
-                ]
-    errors.sort()
-    assert errors[len(errors) // 2] < 0.1
-    assert errors[int(0.95 * len(errors))] < 0.5
-
-
-@pytest.mark.parametrize("memory", [0.3, 0.9])
+@for_each("memory", [0.3, 0.9])
 def test_what_a_row_takes_is_found_in_steps_that_scatter(memory: float) -> None:
     """As on two cores that everything shares. With a curve that says that rows are free, or that
     only they cost, as many or as few run as can: either loses what another number would keep."""
@@ -165,21 +142,6 @@ def test_what_a_row_takes_is_known_at_once_where_steps_were_measured_at_load() -
         assert (base, row) == (pytest.approx(12, rel=0.1), pytest.approx(0.5, rel=0.1))
 
 
-@pytest.mark.parametrize("factor", [10.0, 3.0, 0.2])
-def test_a_change_of_pace_shows_within_three_windows(factor: float) -> None:
-    """Statistics come every 250 ms, so this is within a second."""
-    worker = Steps()
-    learner = learnt(worker)
-    before = learner.model
-    worker.base, worker.row, worker.prompt = (
-        factor * c for c in (worker.base, worker.row, worker.prompt)
-    )
-    for _ in range(3):
-        learner.observe(worker.run(5, 16, 50))
-    assert learner.model.step_ms(16) / before.step_ms(16) == pytest.approx(factor, rel=0.35)
-    assert learner.model.epoch > before.epoch
-
-
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     factor=st.sampled_from([10.0, 0.1]),
@@ -204,7 +166,7 @@ def test_dl19_ten_times_quicker_is_learnt_as_soon_as_ten_times_slower(
     assert 1 / 1.5 < (model.base_ms + model.row_ms * rows) / exact < 1.5
 
 
-@pytest.mark.parametrize("factor", [10.0, 0.1])
+@for_each("factor", [10.0, 0.1])
 def test_dl19_jobs_that_took_another_time_are_forgotten_as_soon_either_way(factor: float) -> None:
     """Steps are as before and jobs are not, where something else takes time: a way, a crowd."""
     worker, rng = Steps(), random.Random(2)

@@ -30,9 +30,7 @@ def test_text_ids_and_chat() -> None:
     assert list(chat) == [0, 3, *(encoder.encode("hi")), 5, 4]
 
 
-@pytest.mark.parametrize(
-    "content", ["{{ m.content }}", "{{ m.content|trim }}", "{{ m.content }}\n"]
-)
+@for_each("content", ["{{ m.content }}", "{{ m.content|trim }}", "{{ m.content }}\n"])
 def test_an_open_message_is_gone_on_with(content: str) -> None:
     """What a template has behind the last text, or takes off it, would end the turn."""
     template = TEMPLATE.replace("{{ m.content }}", content)
@@ -260,7 +258,7 @@ def test_ids_of_calls_are_short_where_templates_want_them_so() -> None:
     assert text is not None and "functions.f:0;" in text and "functions.f:1;;functions.f:0;" in text
 
 
-@pytest.mark.parametrize("arguments", ["'' ~ c.function.arguments", "'' + c.function.arguments"])
+@for_each("arguments", ["'' ~ c.function.arguments", "'' + c.function.arguments"])
 def test_arguments_are_text_where_templates_want_them_so(arguments: str) -> None:
     """Such a template fails over an object, or writes it in Python's spelling."""
     template = (

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.prompts.cuts import Lookalikes, Slicer
 from orchestrator.prompts.tokens import VocabularyTexts
+from tests.support.cases import for_each
 from tests.support.tokenizers_of_all_kinds import byte_level, demo, metaspace
 
 KINDS = (byte_level, metaspace, demo)
@@ -62,7 +63,7 @@ def test_slices_have_the_tokens_of_the_whole(kind: Callable[[], Tokenizer], text
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_prose_is_cut_into_many_slices(kind: Callable[[], Tokenizer]) -> None:
     text = "Once upon a time there was a little tiger, who liked tea. " * 100
     slices = list(slicer_of(kind).slices(text))

@@ -8,9 +8,10 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.settings import load_settings
 from tests.examples.latest_first import LatestFirst
 from tests.orchestrator.queue.test_task_queue import Item, item
+from tests.support.cases import for_each
 
 
-@pytest.mark.parametrize("is_added", [True, False])
+@for_each("is_added", [True, False])
 def test_an_order_is_added_and_taken_away(is_added: bool) -> None:
     """The queue keeps tenants' shares, drops and bounds by itself, in any order."""
     queue: TaskQueue[Item] = TaskQueue(4, LatestFirst() if is_added else SlackOrder())

@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -13,6 +12,7 @@ from orchestrator.queue.order import DeadlineOrder, FifoOrder, Order
 from orchestrator.queue.task_queue import BATCH_EVERY, TaskQueue
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Priority
+from tests.support.cases import for_each
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ QueueMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=3
 TestQueue = QueueMachine.TestCase
 
 
-@pytest.mark.parametrize(("bound", "full"), [(-1, False), (0, True), (1, False)])
+@for_each(("bound", "full"), [(-1, False), (0, True), (1, False)])
 def test_or4_bounds(bound: int, full: bool) -> None:
     queue: TaskQueue[Item] = TaskQueue(bound)
     assert queue.full is full
@@ -283,7 +283,7 @@ def test_fifo_knows_no_classes_and_no_shares() -> None:
     assert not door.queue.lets_in(others=True)
 
 
-@pytest.mark.parametrize("order", [DeadlineOrder(), FifoOrder()])
+@for_each("order", [DeadlineOrder(), FifoOrder()])
 def test_the_other_orders_are_what_they_are_called(order: Order) -> None:
     rng = random.Random(4)
     queue: TaskQueue[Item] = TaskQueue(-1, order)

@@ -108,7 +108,7 @@ class Bench:
         return seen
 
 
-@pytest.mark.parametrize("trace", ["", "by trace"])
+@for_each("trace", ["", "by trace"])
 def test_dl22_a_runs_calls_get_shares_without_being_told_how_many_there_are(trace: str) -> None:
     bench = Bench()
     assert bench.run(4, trace=trace) == [0, 0, 0, 0]

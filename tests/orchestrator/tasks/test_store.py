@@ -5,8 +5,6 @@ import tracemalloc
 from contextlib import suppress
 from typing import Any
 
-import pytest
-
 from orchestrator.errors import NotFound
 from orchestrator.retention import Retention
 from orchestrator.tasks.ending import Ending
@@ -14,6 +12,7 @@ from orchestrator.tasks.job import OnDisconnect, PlacementConstraint, PlacementM
 from orchestrator.tasks.task import Task, TaskStore
 from orchestrator.tasks.transcript import TASK_BYTES, TOKEN_BYTES
 from protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.jobs import make_job
 
@@ -102,7 +101,7 @@ def test_what_a_client_states_counts() -> None:
     assert a_task("a", placement=wish).kept_bytes > plain + 100_000
 
 
-@pytest.mark.parametrize("top", [None, 20])
+@for_each("top", [None, 20])
 def test_the_weights_are_what_memory_says(top: int | None) -> None:
     """Within a third of what tracemalloc sees, on whichever Python this runs."""
     tokens = 500

@@ -6,6 +6,7 @@ import pytest
 
 from catalog.errors import MachineUnfit
 from pool.engines.recipes import require_tools
+from tests.support.cases import for_each
 
 
 class Machine:
@@ -25,7 +26,7 @@ class Machine:
         return int(self._fails)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("manager", "said"),
     [("apt-get", "apt-get install -y g\\+\\+ cmake"), ("dnf", "dnf install -y gcc-c\\+\\+ cmake")],
 )
@@ -43,7 +44,7 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
     assert len(machine.ran) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("machine", "said"),
     [(Machine("apt-get", fails=True), "cmake failed"), (Machine(None), "neither apt-get nor dnf")],
 )

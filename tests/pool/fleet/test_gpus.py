@@ -13,6 +13,7 @@ from pool.fleet.gpus import Gpus
 from pool.fleet.specs import InstanceSpec
 from pool.preflight.need import GIB
 from pool.preflight.nvml import GpuDevice, GpuFault
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.fake_gpus import FakeGpus
 
@@ -87,7 +88,7 @@ async def test_of_two_that_start_at_once_the_first_ones_need_is_reserved() -> No
     assert "where 9.0 GiB" in await rig.refusal("b", "0", 20.0), "measured from now on"
 
 
-@pytest.mark.parametrize(("heartbeat_s", "kept_s"), [(4.0, 4.0), (3600.0, 15.0)])
+@for_each(("heartbeat_s", "kept_s"), [(4.0, 4.0), (3600.0, 15.0)])
 async def test_an_answer_is_kept_for_a_heartbeat_and_fifteen_seconds_at_most(
     heartbeat_s: float, kept_s: float
 ) -> None:

@@ -24,6 +24,7 @@ from pool.pool_file import parse_pool_file
 from pool.process.ports import free_ports
 from tests.support.fake_gpus import FakeGpus
 from tests.support.fake_pool import FakeMachine, Server
+from tests.support.steady_loop import hurry
 
 PATIENCE_S = 20.0
 ONE = '[[instances]]\nname = "one"\nmodel = "demo"\n'
@@ -80,6 +81,7 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.delenv("TIDEGATE_LANES__TOKEN", raising=False)
     running = Running(tmp_path, machine)
     running.ask_for(ONE)
+    hurry(4)  # the machine is in this process, too
     yield running
     if running.service is not None and running.task is not None:
         running.service.end(ManagerEnd(0.0))

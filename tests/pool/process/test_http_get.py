@@ -2,12 +2,11 @@
 
 import asyncio
 
-import pytest
-
 from pool.process.http_get import get
+from tests.support.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("said", "status", "body"),
     [
         (b"HTTP/1.1 503 Service Unavailable\r\nX: y\r\n\r\nbody", 503, b"body"),

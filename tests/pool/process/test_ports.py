@@ -11,6 +11,7 @@ from catalog.hosts import connect_host, is_loopback
 from pool.process import ports
 from pool.process.ports import free_ports, host_port, is_free, require_free
 from pool.units.triton import require_files
+from tests.support.cases import for_each
 
 
 def test_free_ports_are_different_and_can_be_listened_on() -> None:
@@ -52,7 +53,7 @@ def test_a_taken_port_is_named_with_the_remedy() -> None:
     assert is_free("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("host", ["nope.invalid", "a..b", "192.0.2.1"])
+@for_each("host", ["nope.invalid", "a..b", "192.0.2.1"])
 def test_no_port_is_free_on_a_host_that_is_not_ours(host: str) -> None:
     with pytest.raises(PortInUse, match="give an address"):
         free_ports(3, host)

@@ -1,9 +1,9 @@
 """WK-3: attention that is right, and the same to the bit in any company."""
 
 import numpy as np
-import pytest
 import torch
 
+from tests.support.cases import for_each
 from worker.attention import KVPool, PackedBatch
 from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.fixed import FixedAttention
@@ -32,8 +32,8 @@ def random_case(seed: int, dtype: torch.dtype) -> tuple[KVPool, int, Trial]:
     return pool, kv_heads * shared, make_trial(pool, kv_heads * shared, contexts, [], rng)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@for_each("seed", range(6))
+@for_each("dtype", DTYPES)
 def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
     pool, heads, trial = random_case(seed, dtype)
     backend = FixedAttention(pool, heads, windows=WINDOWS)
@@ -42,8 +42,8 @@ def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
         assert error_of(backend, layer, trial, expected) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seed", range(6, 10))
+@for_each("dtype", DTYPES)
+@for_each("seed", range(6, 10))
 def test_a_token_is_the_same_alone(dtype: torch.dtype, seed: int) -> None:
     """Alone, and wherever it stands among others."""
     pool, heads, trial = random_case(seed, dtype)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.support.attention_cases import DTYPES, random_case
+from tests.support.cases import for_each
 from worker.attention.choice import TOLERANCE, error_of, exact
 from worker.attention.reference import ReferenceAttention
 
@@ -19,7 +20,7 @@ def holds_for_random_shapes(dtype: torch.dtype, device: torch.device) -> None:
             assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@for_each("dtype", DTYPES)
 def test_random_shapes(dtype: torch.dtype) -> None:
     holds_for_random_shapes(dtype, CPU)
 

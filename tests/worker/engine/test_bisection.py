@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import AbortCause, Code, FinishReason
+from protocol import Code, FinishReason
 from tests.support.engine import Bench, end_of, ids_of
-from worker.core import Event, Job
+from worker.core import Job
 from worker.scheduler.plan import Plan
 
 
@@ -60,20 +60,4 @@ def test_one_among_many_is_found_in_few_steps() -> None:
     assert end_of(jobs[11], events).completion_tokens == 1
     assert tried == [16, 8, 8, 4, 2, 2, 1, 1]
     events += bench.finish()
-    assert bench.is_clean
-
-
-def test_aborts_and_newcomers_are_seen_meanwhile() -> None:
-    bench = Bench(max_running=4, max_step_tokens=16)
-    jobs = [bench.submit(2) for _ in range(3)]
-    events: list[Event] = bench.step()
-    fail_with(bench, [jobs[2]])
-    events += bench.step()
-    bench.engine.cancel(jobs[0], AbortCause.CANCEL)
-    late = bench.submit(2)
-    events += bench.finish()
-    assert end_of(jobs[0], events).code is Code.CANCELLED
-    assert end_of(jobs[2], events).code is Code.ENGINE_ERROR
-    for job in (jobs[1], late):
-        assert ids_of(job, events) == [7] * 8
     assert bench.is_clean

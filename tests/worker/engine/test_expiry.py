@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol import FinishReason, OnDeadline, Sampling
+from tests.support.cases import for_each
 from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine, EngineConfig
@@ -101,7 +102,7 @@ def test_equal_streams_are_not_ended_together() -> None:
     assert [service.reason(job) for job in jobs] == [FinishReason.LENGTH] * 8
 
 
-@pytest.mark.parametrize("is_warm", [False, True])
+@for_each("is_warm", [False, True])
 def test_a_dip_of_pace_ends_nobody(is_warm: bool) -> None:
     """DL-3: for a second all takes ten times as long; 32 of 32 still make it."""
     dip: list[float] = []

@@ -9,11 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from protocol import Code, FinishReason, Pooling, Sampling
 from tests.support.checkpoints import make_checkpoint
-from tests.support.engine import Bench, end_of, ids_of
+from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_torch_engine import FAR, build, greedy, prompt, run
 from worker.core import Event, Job
 from worker.engine.engine import Engine
-from worker.scheduler.plan import Plan, StepResult
 
 TAUGHT = {*np.random.default_rng(0).integers(0, 300, 128).tolist(), *prompt(60), *prompt(60, 1)}
 POISON = next(token for token in range(299, 0, -1) if token not in TAUGHT)
@@ -182,19 +181,3 @@ def test_a_conversation_that_was_spoilt_is_not_on_disk(poisoned: Path, tmp_path:
     talk(engine, [*prompt(40), POISON])
     engine.stop()
     assert not list(tmp_path.rglob("*.safetensors")), "its head may be what is wrong with it"
-
-
-def test_a_row_ends_by_what_its_runner_says() -> None:
-    """A row may be one that only reads. Its blocks are free when its end is told, and unknown."""
-    bench = Bench()
-    broken, sound = bench.submit([9] * 30), bench.submit([8] * 5)
-
-    def answer(plan: Plan) -> StepResult:
-        rows = [row.request.job is broken for row in plan.rows]
-        ids = [[7] if row.samples and row.request.job is sound else [] for row in plan.rows]
-        return StepResult(ids, not_finite=[i for i, bad in enumerate(rows) if bad])
-
-    bench.runner.answer = answer
-    events = bench.finish()
-    assert failed(broken, events) and end_of(sound, events).reason is FinishReason.LENGTH
-    assert bench.is_clean and bench.engine.stats().not_finite_total == 1

@@ -246,19 +246,6 @@ def test_no_step_is_launched_past_the_limit() -> None:
     assert end_of(job, events).late_tokens == 0
 
 
-def test_a_cancel_frees_the_blocks_when_the_launched_step_is_read() -> None:
-    """WP-1, WP-4."""
-    bench = Bench()
-    job = bench.submit([9] * 3, max_tokens=30)
-    bench.step(3)
-    bench.engine.cancel(job, AbortCause.CANCEL)
-    launches = bench.device.launches
-    end = end_of(job, bench.step())
-    assert bench.device.launches == launches, "a step was launched for a job that was to stop"
-    assert end.late_tokens == 1
-    assert bench.scheduler.pool.used_count == 0
-
-
 def test_steps_that_are_launched_ahead_show_that_there_is_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -277,20 +264,6 @@ def test_steps_that_are_launched_ahead_show_that_there_is_memory(
         large.append(bench.submit([9]))
         assert end_of(large[-1], bench.finish()).code is Code.NO_CAPACITY
         assert end_of(bench.submit([9, 10]), bench.finish()).code is None
-
-
-def test_a_step_that_fails_once_costs_nobody_a_token() -> None:
-    """It and the one behind it are taken back, and done over without overlap."""
-    bench = Bench()
-    jobs = [bench.submit([9] * n, max_tokens=6) for n in (1, 2, 7)]
-    events = bench.step(2)
-    bench.device.fail_next_collect = True
-    events += bench.finish()
-    for n, job in zip((1, 2, 7), jobs, strict=True):
-        assert ids_of(job, events) == continuation([9] * n, 6, ignore_eos=True)
-        assert end_of(job, events).reason is FinishReason.LENGTH
-    assert bench.device.most_uncollected == 2
-    assert bench.scheduler.pool.used_count == 0
 
 
 def test_a_full_block_is_known_to_others_once_it_is_read() -> None:

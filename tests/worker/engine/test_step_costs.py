@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from protocol import StepCosts
+from tests.support.cases import for_each
 from worker.engine.step_costs import fitting, largest, measure
 from worker.kv_disk.base import HostMemory
 from worker.kv_disk.block_file import BlockFormat
@@ -137,7 +138,7 @@ def test_what_the_operator_states_is_not_changed() -> None:
     assert chosen(H100.up_to(128), max_step_tokens=128) == (128, 128), "a row needs a token"
 
 
-@pytest.mark.parametrize("other", [{"device": "cpu"}, {"engine": "vllm"}])
+@for_each("other", [{"device": "cpu"}, {"engine": "vllm"}])
 def test_elsewhere_the_settings_hold(other: dict[str, str]) -> None:
     asked = settings(**other)
     assert largest(asked) == asked

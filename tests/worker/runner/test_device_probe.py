@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.support.cases import for_each
 from worker.errors import DeviceLost
 from worker.runner.device_probe import DeviceProbe, probe_of
 
@@ -21,10 +22,9 @@ def raising(error: Exception) -> Callable[[], None]:
     return ask
 
 
-@pytest.mark.parametrize(
+@for_each(
     "ask",
     [lambda: None, raising(OutOfMemoryError("tried to allocate 2 MiB")), raising(MemoryError())],
-    ids=["answers", "is full", "is full, says Python"],
 )
 def test_a_device_that_computes_or_is_only_full_is_alive(ask: Callable[[], None]) -> None:
     DeviceProbe(ask, timeout_s=60.0).check()

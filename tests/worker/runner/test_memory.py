@@ -123,9 +123,7 @@ def test_a_prompt_that_does_not_fit_at_once_is_computed_in_parts() -> None:
     assert bench.is_clean
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
-)
+@for_each("error", [MemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_decodes_that_do_not_fit_together_are_computed_apart(error: Exception) -> None:
     bench = Bench()
     jobs = [bench.submit(prompt=1) for _ in range(4)]

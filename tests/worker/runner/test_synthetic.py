@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol import FinishReason
+from tests.support.cases import for_each
 from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
 from worker.engine.engine import Engine, EngineConfig
@@ -94,7 +95,7 @@ def test_a_step_takes_longer_with_rows_and_prompts(tmp_path: Path) -> None:
     assert step_ms() == pytest.approx(22)
 
 
-@pytest.mark.parametrize("tokens_per_step", [1, 4])
+@for_each("tokens_per_step", [1, 4])
 def test_answers_end_by_themselves_where_their_prompts_say(tokens_per_step: int) -> None:
     """A length that only the engine sees: the end token is the last one that counts."""
     bench = with_runner(Bench(), FreeRunner(CYCLE, tokens_per_step, end_id=EOS))

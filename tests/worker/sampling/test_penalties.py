@@ -113,7 +113,7 @@ def test_a_text_that_grew_by_several_tokens_is_read_anew() -> None:
     assert changed[0, [1, 3, 4, 5]].tolist() == [1.0, 0.0, 0.25, 1.0]
 
 
-@pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
+@for_each("penalty", [0.5, 1.2, 3.0])
 def test_repetition_is_that_of_transformers(penalty: float) -> None:
     prompt = [4, 9, 9, 30]
     on, request = sampler(1), request_of(prompt, repetition_penalty=penalty)

@@ -120,7 +120,7 @@ def test_neighbouring_seeds_are_unrelated() -> None:
     assert chi_square(np.histogram(draws, bins=50, range=(0, 1))[0], np.full(50, 0.02)) < 1.6
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@for_each("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature: float) -> None:
     """WK-8: temperature."""
     logits = torch.linspace(-2, 2, 12)
@@ -214,7 +214,7 @@ def test_logprobs_are_the_model_s_own() -> None:
     assert third.top == []
 
 
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
+@for_each("temperature", [0.0, 2.0])
 def test_ranks_count_what_is_at_least_as_likely(temperature: float) -> None:
     """As vLLM's (``vllm/v1/sample``), before temperature and biases; the token itself counts."""
     generator = torch.Generator().manual_seed(2)

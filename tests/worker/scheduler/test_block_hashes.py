@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import block_hashes, hash_block, prefix_salt, root_hash
+from tests.support.cases import for_each
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -33,7 +34,7 @@ def test_salts_keep_names_apart() -> None:
     assert len({tuple(block_hashes([1, 2], 1, salt)) for salt in salts}) == len(salts)
 
 
-@pytest.mark.parametrize("ids", [[-1], [2**32]])
+@for_each("ids", [[-1], [2**32]])
 def test_what_is_no_token_id_is_refused(ids: list[int]) -> None:
     with pytest.raises(OverflowError):
         block_hashes(ids, 1, b"")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from protocol import Code, Sampling, prefix_salt
+from tests.support.cases import for_each
 from tests.support.engine import config
 from worker.core import Job
 from worker.scheduler.block_pool import BlockPool
@@ -328,7 +329,7 @@ def test_least_slack_counts_the_work_that_is_left() -> None:
     assert scheduler.schedule().started == [long]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("plain_s", "limits", "gap_s", "chunk"),
     [
         # A prompt has 50 ms of a step, at 5 ms a token.
@@ -520,7 +521,7 @@ def test_only_what_is_not_shared_is_reserved() -> None:
     assert scheduler.pool.used_count == 14
 
 
-@pytest.mark.parametrize("ids", [[], [100], [3, -1]])
+@for_each("ids", [[], [100], [3, -1]])
 def test_prompts_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
     job = Job(ids, Sampling(max_tokens=1), math.inf)
     one = make_request(job, submitted_at=0.0, own_seed=0)

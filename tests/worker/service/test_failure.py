@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol import AbortCause, Code, FinishReason
+from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.worker.service.conftest import Harness, serving
 from worker.core import Job, StepUnderWay
@@ -73,9 +74,7 @@ class Steps:
         self.step_under_way: StepUnderWay | None = None
 
 
-@pytest.mark.parametrize(
-    ("usual_s", "limit_s"), [(0.02, 60), (3.0, 150), (0.0, 600)], ids=["usual", "slow", "unknown"]
-)
+@for_each(("usual_s", "limit_s"), [(0.02, 60), (3.0, 150), (0.0, 600)])
 def test_a_step_has_hung_when_it_takes_far_longer_than_any(usual_s: float, limit_s: float) -> None:
     clock, engine = ManualClock(), Steps()
     watch = StepWatch(60.0, clock.now)
@@ -91,9 +90,7 @@ def test_a_step_has_hung_when_it_takes_far_longer_than_any(usual_s: float, limit
     assert told_at == pytest.approx(limit_s / 6, abs=2), "who sends work is told long before"
 
 
-@pytest.mark.parametrize(
-    ("usual_s", "told_s"), [(0.02, 1.0), (0.3, 2.5), (0.0, 100.0)], ids=["usual", "slow", "unknown"]
-)
+@for_each(("usual_s", "told_s"), [(0.02, 1.0), (0.3, 2.5), (0.0, 100.0)])
 def test_a_gpus_step_is_told_of_within_two_seconds_where_steps_are_short(
     usual_s: float, told_s: float
 ) -> None:

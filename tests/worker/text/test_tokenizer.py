@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-import pytest
 from tokenizers import Tokenizer as Library
 
+from tests.support.cases import for_each
 from tests.support.tokenizers import SPECIAL, byte_level, sentencepiece
 from worker.text import Tokenizer
 
 
-@pytest.mark.parametrize("make", [byte_level, sentencepiece])
+@for_each("make", [byte_level, sentencepiece])
 def test_special_tokens_in_prompts_are_tokens_or_text_as_set(make: Callable[[], Library]) -> None:
     library = make()
     end, source = library.token_to_id(SPECIAL), library.to_str().encode()

@@ -56,18 +56,6 @@ async def test_a_message_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAn
     assert message._request_id
 
 
-async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
-    worker.plan = lambda submit: Plan(cached=5)
-    async with sdk.messages.stream(**HI) as stream:
-        texts = [text async for text in stream.text_stream]
-        message = await stream.get_final_message()
-    assert texts == ["w0 ", "w1 ", "w2 ", "w3 "]
-    assert message.content[0].text == "w0 w1 w2 w3 "
-    assert message.stop_reason == "max_tokens"
-    usage = message.usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (1, 5, 4)
-
-
 async def test_no_more_is_cached_than_the_prompt_has(service: Service, worker: FakeWorker) -> None:
     """What goes on elsewhere has its own text in its prompt there, which may be cached too."""
     worker.plan = lambda submit: Plan(cached=9)

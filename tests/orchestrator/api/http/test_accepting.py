@@ -1,6 +1,5 @@
 """How many connections there may be, in all and of one key."""
 
-import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -12,30 +11,6 @@ from orchestrator.api.server import KEY_SHARES
 from tests.orchestrator.conftest import MakeService
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
-
-
-async def test_or4_clients_beyond_the_limit_are_told_so_and_not_reset(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(worker, http__max_connections=32)
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    heads, is_over = list[bytes](), asyncio.Event()
-
-    async def ask() -> None:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /v2/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        await is_over.wait()
-        writer.close()
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(60):
-            group.create_task(ask())
-        await service.until(lambda: len(heads) == 60)
-        is_over.set()
-    told = [head for head in heads if head.startswith(b"HTTP/1.1 503")]
-    assert len(told) == 60 - 12 and all(b"Retry-After: 1" in head for head in told)
-    assert all(head.startswith(b"HTTP/1.1 200") for head in heads if head not in told)
 
 
 @for_each(("files", "most"), [(64, 32), (256, 128), (1024, 768), (65536, 65280)])

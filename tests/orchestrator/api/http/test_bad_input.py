@@ -4,9 +4,6 @@ import gzip
 import json
 from typing import Any
 
-import pytest
-
-from orchestrator.api.http import body
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -207,24 +204,6 @@ async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeServi
             "code"
         ] == "body_too_large"
     assert worker.submits == []
-
-
-async def test_a_body_that_does_not_arrive(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.05)
-
-    async def nothing() -> Any:
-        yield b"{"
-        await service.until(
-            lambda: (
-                service.metric("tidegate_http_errors_total", status="408", code="invalid_request")
-                == 1
-            )
-        )
-        yield b"}"
-
-    await service.ask("POST", "/v2/tasks", 408, data=nothing(), headers=JSON)
 
 
 async def test_a_number_without_end_where_few_values_are_served(service: Service) -> None:

@@ -160,19 +160,6 @@ async def test_or11_a_client_that_stays_too_slow_is_disconnected(
     await service.ask("POST", "/v1/chat/completions", json=body)
 
 
-async def test_or11_so_is_one_that_reads_nothing_for_too_long(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.plan = lambda submit: LARGE
-    service = await make_service(worker, CLIENT_BUFFER_BYTES=64 << 20, CLIENT_TIMEOUT_S=0.1)
-    slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
-    connections = service.runner.server
-    assert connections is not None
-    await service.until(lambda: bool(service.ends))
-    await service.until(lambda: not connections.connections)
-    slow.close()
-
-
 async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_are_not(
     worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,24 +267,6 @@ async def test_or23_what_is_refused_before_the_headers_keeps_its_status(
     async with await asked as answer:
         assert answer.status == 500
         assert (await answer.json())["error"]["message"] == "a fault"
-
-
-async def test_one_connection_serves_one_stream_after_another(service: Service) -> None:
-    """The framing that we write ourselves leaves the connection usable."""
-    body = json.dumps(CHAT | {"stream": True}).encode()
-    request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-    loop = asyncio.get_running_loop()
-    client = socket.socket()
-    client.setblocking(False)
-    await loop.sock_connect(client, service.runner.addresses[0][:2])
-    for _ in range(3):
-        await loop.sock_sendall(client, request)
-        assert (await read_to_end(client)).count(b"data: ") == 20 + 3
-    client.close()
 
 
 def _unchunked(response: bytearray) -> bytes:

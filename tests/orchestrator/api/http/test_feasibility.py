@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,17 +41,6 @@ def at_known_pace(service: Service) -> Service:
     service.hold_time()
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     return service
-
-
-async def test_dl16_what_was_measured_at_load_is_enough_to_name_a_deadline(
-    service: Service,
-) -> None:
-    """The first request of all: nothing has run, so that nothing is certain but the start."""
-    service.hold_time()
-    pace = replace(PACE, fastest_ms=0.0, is_foreseen=True)
-    service.parts.forecaster.capacity_of = lambda model: Capacity((pace,), 64, 64, 100.0)
-    refused = await service.ask("POST", "/v2/tasks", 504, json=TASK | {"deadline_ms": 60})
-    assert 3000 < refused["error"]["predicted_finish_ms"] < 6000
 
 
 @pytest.mark.parametrize(
@@ -97,17 +85,6 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
     assert service.outcomes() == ["refused", "met"]
     assert not promises._claimed and not promises._open
     assert 1 <= promises.stretch("fake") < math.exp(FIRST_STRETCH)
-
-
-async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None:
-    """Quick work is refused for a worker's floor (DL-3): no figure may promise less than that."""
-    service.hold_time()
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 400.0)
-    body = TASK | {"max_tokens": 1, "deadline_ms": 200}
-    error = (await service.ask("POST", "/v1/completions", 504, json=body))["error"]
-    assert error["binding_constraint"] == "route"
-    assert error["predicted_finish_ms"] >= 400
-    assert error["earliest_feasible_deadline"] >= 1000 * service.clock.unix()
 
 
 MADE = 130

@@ -46,16 +46,6 @@ async def test_chat_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-async def test_completions_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
-    answer = await sdk.completions.create(**TEXT)  # type: ignore[call-overload]
-    assert answer.choices[0].text == "w0 w1 w2 w3 "
-    assert (answer.object, answer.choices[0].finish_reason) == ("text_completion", "length")
-    stream = await sdk.completions.create(**TEXT, stream=True)  # type: ignore[call-overload]
-    chunks = [chunk async for chunk in stream]
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "w0 w1 w2 w3 "
-    assert chunks[-1].choices[0].finish_reason == "length"
-
-
 async def test_models_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in sdk.models.list()] == ["fake"]
     model = await sdk.models.retrieve("fake")

@@ -16,7 +16,6 @@ async def test_or2_capabilities_are_those_of_what_is_ready(
     lacks = (Feature.EMBEDDINGS, Feature.GRAMMAR, Feature.SEED)
     workers = [await make_worker(lacks=lacks), await make_worker(lacks=lacks[:2])]
     service = await make_service(*workers, http__max_body_bytes=2048, queue__max_waiting=7)
-    await service.until(lambda: all(one.ready for one in service.orchestrator.registry))
     answer = await told(service, "/v2/capabilities")
     features = set(Feature) - {*lacks[:2], Feature.IMAGES}
     assert answer["features"] == sorted(features)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from protocol import Vision
+from tests.support.cases import for_each
 from tests.support.pictures import bomb, picture
 from worker.engines.vllm.images import (
     MAX_PIXELS,
@@ -22,14 +23,13 @@ pytest.importorskip("PIL")
 SEEING = Vision("<|image|>", 9, image_tokens=16, max_bytes=2**20)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("file", "why"),
     [
         (b"no image at all", "image 1 cannot be decoded"),
         (picture(1)[:200], "image 1 cannot be decoded"),
         (bomb(9000), f"image 1 has more than {MAX_PIXELS} pixels"),
     ],
-    ids=["none", "torn", "bomb"],
 )
 def test_what_cannot_be_decoded_is_named(file: bytes, why: str) -> None:
     with pytest.raises(InvalidCall, match=why):

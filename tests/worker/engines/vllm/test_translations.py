@@ -15,6 +15,7 @@ import pytest
 from protocol import Adapter, Feature, KvReport, Sampling
 from protocol.blocks import adapter_salt, block_hashes, prefix_salt
 from protocol.sampling import MAX_LOGIT_BIASES
+from tests.support.cases import for_each
 from worker.core import Job
 from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
 from worker.engines.vllm.build import build_engine, gpu_share, lacking
@@ -63,7 +64,7 @@ def test_what_vllm_spells_otherwise() -> None:
     assert values_of()["logit_bias"] is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("asked", "given"),
     [(7, 7), (-2, -2), (2**64 - 2, -2), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (-1, -1)],
 )
@@ -119,7 +120,7 @@ def test_logprobs_of_a_step_in_which_others_ask_for_more() -> None:
     assert token_logprobs(Lists(), 0)[0].top == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stated", "words"),
     [
         ({"max_num_seqs": "8"}, ["--max-num-seqs=8"]),
@@ -149,9 +150,7 @@ def test_settings_that_would_mean_nothing_are_refused() -> None:
     check_settings(settings(device="cuda", deterministic=True))
 
 
-@pytest.mark.parametrize(
-    ("tensor", "stages", "count"), [(1, None, 1), (2, None, 2), (2, "3", 6), (1, "many", 1)]
-)
+@for_each(("tensor", "stages", "count"), [(1, None, 1), (2, None, 2), (2, "3", 6), (1, "many", 1)])
 def test_vllm_has_a_process_for_each_gpu_of_each_stage(
     tensor: int, stages: str | None, count: int
 ) -> None:
@@ -159,7 +158,7 @@ def test_vllm_has_a_process_for_each_gpu_of_each_stage(
     assert process_count(settings(tensor_parallel=tensor, engine_args=stated)) == count
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("free_gib", "hard_gib", "share"),
     [(80, 0, 0.9), (40, 0, 0.485), (80, 20, 0.25), (8, 20, 0.097)],
 )
@@ -202,7 +201,7 @@ class Tokens:
         return len(self.all_token_ids)
 
 
-@pytest.mark.parametrize("salt", ["", "tenant"])
+@for_each("salt", ["", "tenant"])
 def test_vllms_blocks_have_our_names_however_a_text_grows(salt: str) -> None:
     hasher = block_hasher(4, b"model")
     request = Tokens([], salt or None)
@@ -222,7 +221,7 @@ def test_an_adapters_blocks_have_names_of_their_own() -> None:
         assert hasher(request) != hasher(Tokens([*range(9)], "tenant"))
 
 
-@pytest.mark.parametrize("prompt_tokens", [6, 8, 9])
+@for_each("prompt_tokens", [6, 8, 9])
 def test_blocks_with_images_are_named_by_what_these_show(prompt_tokens: int) -> None:
     """Up to the prompt's end, which is amid a block or not; the answer's tokens follow."""
     keyed = [1000 + at for at in range(prompt_tokens)]
