@@ -223,8 +223,7 @@ class StreamLane(Lane):
                 else:
                     self._take_next(frame)
         finally:
-            for handle in list(self._held):
-                self._hand_on(handle)
+            self._hand_on_all()
 
     def _take_first(self, frame: Frame, opened: "asyncio.Future[None]") -> None:
         if frame.card is None:
@@ -291,6 +290,10 @@ class StreamLane(Lane):
         self.tokens_total += tokens
         self.frames_total += 1
         return tokens
+
+    def _hand_on_all(self) -> None:
+        for handle in list(self._held):
+            self._hand_on(handle)
 
     def _hand_on(self, handle: int) -> None:
         """Hand on the tokens of a job that have come so far."""

@@ -79,6 +79,7 @@ class SimLane(StreamLane):
             return
         self.last_frame_at = now = self._clock.now()
         self._dispatch(frame, now)
+        self._hand_on_all()
         if not self.sessions_total:
             self.sessions_total += 1
             self.is_open = True

@@ -316,7 +316,7 @@ def test_dl23_a_text_is_brought_to_a_whole_end_before_its_deadline(
     served: Served, lane: LaneClient, expected: Answer
 ) -> None:
     needs(served, Feature.FINISH)
-    budget_ms, is_whole = 250.0, False
+    budget_ms, is_whole = 60.0, False
     while not is_whole:
         handle = lane.submit(
             served.encode(PROMPT),
