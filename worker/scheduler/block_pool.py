@@ -31,9 +31,6 @@ class BlockPool:
         if total < 1:
             raise ValueError(f"a block pool needs at least 1 block, got {total}")
         self.total = total
-        self.evictions_total = 0
-        self.kept_evictions_total = 0
-        """Evicted kept blocks, when nothing else was left."""
         # A stack: the block that was freed last is the one most likely still in a CPU cache.
         self._empty = list(range(total - 1, -1, -1))
         self._clear = clear
@@ -236,13 +233,11 @@ class BlockPool:
             block, _ = self._cached.popitem(last=False)
         else:
             block, _ = self._kept.popitem(last=False)
-            self.kept_evictions_total += 1
         block_hash = self._hashes[block]
         assert block_hash is not None
         self._hashes[block] = None
         self._forget_hash(block_hash)
         self._empty.append(block)
-        self.evictions_total += 1
 
     def _forget_hash(self, block_hash: bytes) -> None:
         del self._blocks[block_hash]

@@ -36,9 +36,6 @@ class KeptSessions:
 
     def __init__(self, pool: BlockPool, share: float) -> None:
         """``share``: largest part (0 to 1) of the pool that is kept."""
-        self.expired_total = 0
-        self.displaced_total = 0
-        """Conversations evicted for others before their time."""
         self._pool = pool
         self._most_blocks = int(share * pool.total)
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
@@ -82,7 +79,6 @@ class KeptSessions:
         for name, kept in list(self._kept.items()):
             if kept.until <= now:
                 self._give_up(name)
-                self.expired_total += 1
         self._next_expiry = min((kept.until for kept in self._kept.values()), default=math.inf)
 
     def _keep(self, name: _Name, hashes: list[bytes], until: float) -> None:
@@ -96,7 +92,6 @@ class KeptSessions:
         # Many conversations may share one head: their number is bounded too.
         while self._pool.kept_hashes > self._most_blocks or len(self._kept) > self._pool.total:
             self._give_up(next(iter(self._kept)))
-            self.displaced_total += 1
 
     def _give_up(self, name: _Name) -> None:
         self._pool.unkeep(self._kept.pop(name).hashes)

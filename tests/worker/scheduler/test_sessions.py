@@ -55,7 +55,7 @@ def test_its_time_runs_from_the_end_of_its_last_turn() -> None:
     assert len(bench.sessions) == 1
     bench.clock.now += 1
     bench.step()
-    assert (len(bench.sessions), bench.sessions.expired_total) == (0, 1)
+    assert len(bench.sessions) == 0
     assert bench.sessions.next_expiry == math.inf
     assert bench.scheduler.pool.kept_count == 0
     assert bench.scheduler.pool.cached_count == 6
@@ -82,7 +82,6 @@ def test_running_work_gets_the_blocks_when_no_others_are_left() -> None:
     big = bench.turn("", text(5, 50), new=1)
     assert end_of(big, bench.finish()).wait_ms == 0
     stats = bench.engine.stats()
-    assert bench.scheduler.pool.kept_evictions_total == 3
     assert bench.cached_tokens("two", text(4, 17)) == 12
     # The least recently used one has paid.
     assert stats.session_blocks == 3
@@ -93,7 +92,7 @@ def test_the_least_recently_used_one_makes_room_within_the_share() -> None:
     for name, first in (("one", 3), ("two", 4), ("three", 5)):
         bench.cached_tokens(name, text(first, 17))
         bench.step()
-    assert (len(bench.sessions), bench.sessions.displaced_total) == (2, 1)
+    assert len(bench.sessions) == 2
     assert bench.scheduler.pool.kept_hashes == 8
     assert bench.cached_tokens("one", text(3, 21)) == 16, "it is cached like any other still"
 
