@@ -41,8 +41,8 @@ _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
 _CONTEXT_OF_A_ROW: Final = 1024
-"""Tokens of context that cost about as much as a row does by itself, where nothing is known yet:
-80 for the demo model on a CPU, 750 by the bandwidth of an H100 for a model of 8B."""
+"""Tokens of context that cost as much as a row does by itself, where nothing was measured at load.
+80 for the demo model on a CPU; a GPU's memory is faster, and the first crowd shows by how much."""
 _MIN_SHARE: Final = 1e-3
 """Least of a coefficient, as a share of a step."""
 
