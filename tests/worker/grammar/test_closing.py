@@ -152,7 +152,9 @@ def test_no_element_is_begun_that_would_not_be_done_in_time(loaded: LoadedEngine
         "additionalProperties": False,
     }
     places = {"type": "array", "items": item, "minItems": 1}
-    jobs = [of.job(4000, seed, schema(places), temperature=1.5, max_tokens=70) for seed in range(8)]
+    jobs = [
+        of.job(4000, seed, schema(places), temperature=1.5, max_tokens=70) for seed in range(24)
+    ]
     events = of.run(jobs)
     values = [json.loads(text_of(loaded, job, events)) for job in jobs]
     told = [place["is_far"] for value in values for place in value]
