@@ -116,17 +116,6 @@ def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     assert rig.refuses(urgent), "no job can be paused for it"
 
 
-def test_dl15_an_equal_request_takes_no_row_from_another() -> None:
-    """Else each newcomer of a crowd would displace one that has begun, and most would be missed."""
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(1200, 85))
-    late = rig.task(1200, 85, prompt=1)
-    late.rank = math.inf
-    assert rig.schedule.of(late).chance == 0, "16 rows make 85 tokens in 1,105 ms"
-    assert rig.refuses(late)
-
-
 def test_dl7_rows_stay_full_as_more_work_comes() -> None:
     """Forecasts that had an engine to itself, once the present rows are done, let all in."""
     rig = new_rig()
