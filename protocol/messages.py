@@ -326,15 +326,14 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     """State of a worker at the time of the frame. Totals count since the worker started.
 
     ``step_ms`` is a moving average over steps that decoded. ``check_us`` is the sampled cost per
-    request of looking at deadline and abort (DL-13).
-    ``busy_ms_total`` is the time spent in ``steps_total`` steps, ``prefill_tokens_total`` the
-    prompt tokens that they computed, ``cached_tokens_total`` those that the prefix cache spared
-    them. Of the free blocks, ``kv_blocks_cached`` hold a prefix that may be used again, and are
-    evicted on demand. ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of
-    admitted prompts that the prefix cache did and did not hold. ``disk_…`` are those of the tier
-    below it: ``failures`` are files that could not be written or used. ``stream_utilization`` is
-    the share of time
-    in which the GPU computed a step, sampled; 0 where there is none. ``paused`` jobs were started,
+    request of looking at deadline and abort (DL-13). ``busy_ms_total`` is the time spent in
+    ``steps_total`` steps, ``prefill_tokens_total`` the prompt tokens that they computed,
+    ``cached_tokens_total`` those that the prefix cache spared them. Of the free blocks,
+    ``kv_blocks_cached`` hold a prefix that may be used again, and are evicted on demand.
+    ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of admitted prompts that
+    the prefix cache did and did not hold. ``disk_…`` are those of the tier below it: ``failures``
+    are files that could not be written or used. ``stream_utilization`` is the share of time in
+    which the GPU computed a step, sampled; 0 where there is none. ``paused`` jobs were started,
     hold their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load,
     and ``cuda_init_ms`` how long CUDA took, 0 without it (LB-6). ``sessions`` are the conversations
     whose KV is kept between two turns, ``session_blocks`` those of their blocks that no job uses;

@@ -237,14 +237,14 @@ class StreamLane(Lane):
         self.is_open = True
         self.is_reopening = False
         self._owner.lane_opened(self, frame)
-        self._dispatch(frame, self.last_frame_at)
+        self._dispatch(frame)
 
     def _take_next(self, frame: Frame) -> None:
         self._seq += 1
         if frame.seq != self._seq:
             raise LaneBroken(f"expected frame {self._seq}, got {frame.seq}: tokens are missing")
         now = self.last_frame_at = self._clock.now()
-        tokens = self._dispatch(frame, now)
+        tokens = self._dispatch(frame)
         has_carried_all = self._carried_bytes >= RENEW_AFTER_BYTES
         self.is_exhausted = self._is_leaving or has_carried_all
         self._sample_emission(now, tokens)
@@ -256,8 +256,9 @@ class StreamLane(Lane):
         ):
             self._owner.lane_reported(self, frame)
 
-    def _dispatch(self, frame: Frame, now: float) -> int:
-        """Hand a frame's parts to their jobs; returns how many tokens there were."""
+    def _dispatch(self, frame: Frame) -> int:
+        """Hand a frame's parts to their jobs, but hold its tokens (``_hand_on_all``); returns how
+        many there were."""
         jobs = self._jobs
         for started in frame.started:
             if (sink := jobs.get(started.handle)) is not None:

@@ -1,10 +1,10 @@
 """Fits what a step takes to what steps took: a base, each row, each token of prompts and contexts.
 
 A Kalman filter (Haykin, *Adaptive Filter Theory*, ch. 14; Anderson and Moore, *Optimal Filtering*,
-8.2) over the logarithms of the coefficients, whose state drifts in two parts. Nearly always
-it is the machine's speed that changes, by which all move alike; the ratios between a base, a row
-and a token hardly do. So a step that took longer is the machine's doing unless others
-with more or fewer rows say otherwise. How much steps scatter is learned as well.
+8.2) over the logarithms of the coefficients, whose state drifts in two parts. Nearly always it is
+the machine's speed that changes, by which all move alike; the ratios between a base, a row and a
+token hardly do. So a step that took longer is the machine's doing unless others with more or fewer
+rows say otherwise. How much steps scatter is learned as well.
 """
 
 import math

@@ -92,8 +92,8 @@ class StepModel:
     ``ratios`` are the ``MID`` and ``HIGH`` quantiles of actual over modelled time.
     ``fastest_ms`` is the least time per token that any row ever took, 0 while too few were seen.
     ``prompt_tokens_per_step`` is what other jobs' prompts added to recent steps, and
-    ``context_per_row`` the mean context of their rows, in tokens. ``epoch``
-    moves when the speed changes so much that jobs under way say nothing about the new one.
+    ``context_per_row`` the mean context of their rows, in tokens. ``epoch`` moves when the speed
+    changes so much that jobs under way say nothing about the new one.
 
     ``tokens_per_s`` is what all jobs together were really given in the best tenth of a second of
     late, 0 until measured. ``steps`` and ``jobs`` are how many the figures rest on: steps since the

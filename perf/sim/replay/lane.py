@@ -77,8 +77,8 @@ class SimLane(StreamLane):
         """Handle a frame as a lane's reader does."""
         if self._is_over:
             return
-        self.last_frame_at = now = self._clock.now()
-        self._dispatch(frame, now)
+        self.last_frame_at = self._clock.now()
+        self._dispatch(frame)
         self._hand_on_all()
         if not self.sessions_total:
             self.sessions_total += 1
