@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -20,16 +19,10 @@ async def converse(
     fake: FakeOrchestrator, lines: list[str], status: int = 0, **options: object
 ) -> str:
     """What the terminal shows for these input lines."""
-    remaining: Iterator[str] = iter(lines)
-
-    def read() -> str:
-        for line in remaining:
-            return line
-        raise EOFError
-
     output = io.StringIO()
     console = Console(file=output, highlight=False, markup=False, emoji=False, soft_wrap=True)
     async with fake.serve(), Client(fake.base_url) as client:
+        read = chat._lines_of(io.StringIO("\n".join(line.rstrip("\n") for line in lines)))
         session = chat.ChatView(client, console, read, TaskOptions(**options))  # type: ignore[typeddict-item]
         assert await session.run() == status
     return output.getvalue()
@@ -65,10 +58,10 @@ async def test_one_question_gets_its_answer_and_a_status(
     failed = sse(2, "error", {"code": "deadline_exceeded", "message": "too late by 3 ms"})
     fake = FakeOrchestrator([STARTED, token(2, "Hello"), end(3, 1)], [STARTED, failed])
     async with fake.serve():
-        assert await chat.run(fake.base_url, {}, read=chat._one_line("hi")) == 0
+        assert await chat.run(fake.base_url, {}, read=chat._lines_of(io.StringIO("hi"))) == 0
         shown = capsys.readouterr().out
         assert shown.startswith("Hello") and "Ctrl-C" not in shown
-        assert await chat.run(fake.base_url, {}, read=chat._one_line("hi")) == 1
+        assert await chat.run(fake.base_url, {}, read=chat._lines_of(io.StringIO("hi"))) == 1
 
 
 async def test_errors_are_shown_and_the_session_goes_on() -> None:

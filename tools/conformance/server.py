@@ -375,9 +375,7 @@ async def together(answers: Iterable[Answer]) -> list[Answer]:
     """Answers of requests that run at once. Raises ``Unusable`` if one could not be sent."""
     listed = list(answers)
     try:
-        for answer in listed:
-            assert answer.task is not None
-            await answer.task
+        await asyncio.gather(*(answer.task for answer in listed if answer.task is not None))
         return listed
     finally:
         await hang_up(listed)

@@ -11,16 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from io import StringIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 
-from tidegate.cli.arguments import (
-    POSITIVE,
-    Command,
-    option,
-    server_options,
-)
+from tidegate.cli.arguments import POSITIVE, Command, option, server_options
 from tidegate.cli.runtime import INTERRUPTED, importing
 from tidegate.cli.terminal import CONTROL_CHARACTERS
 from tidegate.errors import ApiError, ConnectFailed, TidegateError
@@ -65,7 +61,7 @@ def chat(url: str, token: str | None, question: tuple[str, ...], **given: object
         import asyncio
 
         import tidegate.client  # noqa: F401 - which `run` needs
-    read = _one_line(" ".join(question)) if question else None
+    read = _lines_of(StringIO(" ".join(question))) if question else None
     stated = {name: value for name, value in given.items() if value is not None}
     try:
         return asyncio.run(run(url, cast("TaskOptions", stated), token, read))
@@ -107,18 +103,6 @@ async def run(
 def _failed(why: str) -> int:
     print(f"tidegate chat: {why}", file=sys.stderr)
     return 1
-
-
-def _one_line(question: str) -> ReadLine:
-    """Reads one question, then ends."""
-    lines = iter([question])
-
-    def read() -> str:
-        for line in lines:
-            return line
-        raise EOFError
-
-    return read
 
 
 @dataclass
@@ -289,7 +273,7 @@ async def _ended_by_ctrl_c() -> "AsyncIterator[asyncio.Event]":
 
 def _line_reader() -> ReadLine:
     """Reader of lines from the terminal, with editing and history, or plainly from a pipe."""
-    read = _read_line
+    read = _lines_of(sys.stdin)
     if sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401 - importing it gives input() its line editing
@@ -306,8 +290,12 @@ def _line_reader() -> ReadLine:
     return line
 
 
-def _read_line() -> str:
-    line = sys.stdin.readline()
-    if not line:
+def _lines_of(text: TextIO) -> ReadLine:
+    """Reads ``text`` line by line."""
+
+    def read() -> str:
+        if line := text.readline():
+            return line
         raise EOFError
-    return line
+
+    return read

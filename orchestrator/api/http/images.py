@@ -7,9 +7,11 @@ decoded. Of all formats only those are read that OpenAI's and Anthropic's APIs t
 
 import base64
 import binascii
+import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import imagesize
 import msgspec
 
 from orchestrator.errors import InvalidRequest
@@ -89,11 +91,10 @@ def refuse_file(where: str) -> InvalidRequest:
 
 
 FORMATS = "PNG, JPEG, GIF or WebP"
-_MAX_SEGMENTS = 4096
-"""Segments of a JPEG that are looked through for its size; usual ones have some ten before it."""
-_STARTS_OF_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
-_FILL = 0xFF
+_HEADER_BYTES = 2**20
+"""How much of a file is searched for its size: metadata in front of it, such as color profiles and
+previews, may take some hundred kilobytes. The search takes 0.1 s at most (measured with a file of
+empty segments)."""
 
 
 class Pixels(NamedTuple):
@@ -103,57 +104,8 @@ class Pixels(NamedTuple):
 
 def pixels_of(data: bytes) -> Pixels | None:
     """The size of an image file; None for one that is of another format or broken."""
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        found = _png(data)
-    elif data.startswith(b"\xff\xd8"):
-        found = _jpeg(data)
-    elif data.startswith((b"GIF87a", b"GIF89a")):
-        found = Pixels(_little(data, 6, 2), _little(data, 8, 2))
-    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        found = _webp(data)
-    else:
+    is_webp = data.startswith(b"RIFF") and data[8:12] == b"WEBP"
+    if not (is_webp or data.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF87a", b"GIF89a"))):
         return None
-    return found if found is not None and min(found) > 0 else None
-
-
-def _png(data: bytes) -> Pixels | None:
-    if data[12:16] != b"IHDR":
-        return None
-    return Pixels(_big(data, 16, 4), _big(data, 20, 4))
-
-
-def _jpeg(data: bytes) -> Pixels | None:
-    at = 2
-    for _ in range(_MAX_SEGMENTS):
-        if data[at : at + 1] != b"\xff" or at + 1 >= len(data):
-            return None
-        kind = data[at + 1]
-        if kind in _STARTS_OF_FRAMES:
-            return Pixels(_big(data, at + 7, 2), _big(data, at + 5, 2))
-        if kind == _FILL:
-            at += 1
-        elif kind in _WITHOUT_LENGTH:
-            at += 2
-        else:
-            at += 2 + _big(data, at + 2, 2)
-    return None
-
-
-def _webp(data: bytes) -> Pixels | None:
-    match data[12:16]:
-        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
-            return Pixels(_little(data, 26, 2) & 0x3FFF, _little(data, 28, 2) & 0x3FFF)
-        case b"VP8L" if data[20:21] == b"\x2f":
-            bits = _little(data, 21, 4)
-            return Pixels(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
-        case b"VP8X":
-            return Pixels(1 + _little(data, 24, 3), 1 + _little(data, 27, 3))
-    return None
-
-
-def _big(data: bytes, at: int, length: int) -> int:
-    return int.from_bytes(data[at : at + length], "big")
-
-
-def _little(data: bytes, at: int, length: int) -> int:
-    return int.from_bytes(data[at : at + length], "little")
+    size = Pixels(*imagesize.get(io.BytesIO(data[:_HEADER_BYTES]), exif_rotation=False))
+    return size if min(size) > 0 else None

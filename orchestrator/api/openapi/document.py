@@ -91,8 +91,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "GET /health/live": _PROBE,
     "GET /health/ready": _PROBE,
     "GET /health/startup": _PROBE,
-    "GET /v1/health/live": _PROBE,
-    "GET /v1/health/ready": _PROBE,
     "GET /ping": _PROBE,
     "POST /ping": _PROBE,
     "GET /metrics": Operation(gives=(TEXT,)),
