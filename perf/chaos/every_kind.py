@@ -31,8 +31,8 @@ _PAGES: Final = tuple(
     / /page/icon.svg /health /health/live /health/ready /health/startup /ping /load /version
     /metrics /metrics/vllm /openapi.json /v2/budget
     /v1/batches /v1/batches/{batch} /v1/files /v1/files/{file} /v1/files/{file}/content
-    /v1/health/live /v1/health/ready /v1/metadata /v1/models /v1/models/demo
-    /v1/responses/{response} /v1/tokenizer_info /v1/version
+    /v1/models /v1/models/demo
+    /v1/responses/{response} /v1/tokenizer_info
     /v2 /v2/capabilities /v2/health/live /v2/health/ready /v2/instances /v2/models/demo
     /v2/models/demo/ready /v2/overview /v2/sessions /v2/sessions/{session}
     /v2/tasks /v2/tasks/{task} /v2/tasks/{task}/events
