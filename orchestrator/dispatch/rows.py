@@ -87,6 +87,7 @@ class RowControl:
         for model, instances in serving.items():
             learners = [each.step_learner for each in instances if each.step_learner is not None]
             most = max((learner.model.slots for learner in learners), default=1)
+            slots, most = most, int(min(most, self._schedule.most_rows(model)))
             foreign = sum(instance.foreign_load for instance in instances)
             chosen, rows, met = most, row_counts(most), list[float]()
             if any(share < ALL_MET for share in self._schedule.met_with(model, [most], foreign)):
@@ -96,7 +97,7 @@ class RowControl:
             if len(met) == len(rows):
                 current = min(most, instances[0].concurrency.best_rows)
                 chosen = best_rows(rows, met, current, self._schedule.count(model))
-            best = UNBOUNDED if chosen == most else chosen
+            best = UNBOUNDED if chosen == slots else chosen
             is_changed = any(instance.concurrency.best_rows != best for instance in instances)
             for instance in instances:
                 instance.concurrency.best_rows = best

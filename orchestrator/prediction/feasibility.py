@@ -312,7 +312,9 @@ class Feasibility:
         least = self._config.least_chance
         if not least or task.is_promised or task.completion_tokens or task.refusal_sample:
             return False
-        return self._schedule.of(task, least).gain < least
+        prospect = self._schedule.of(task, least)
+        task.most_rows = prospect.most_rows
+        return prospect.gain < least
 
     def hopeless(self, model: str) -> list[Task]:
         """Tasks of ``model`` that wait, and whose chance has fallen below the least one."""

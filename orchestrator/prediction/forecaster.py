@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from zlib import crc32
 
@@ -105,9 +105,12 @@ class _Serving(NamedTuple):
         fastest = min(models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
         if fastest is None:
             return cls(capacity, None, None, frozenset(), 0.0, 1, until)
-        token_ms = fastest.step_ms(rows) * fastest.mid
         # Without prompts: those are the work of the jobs that bring them.
-        share_ms = fastest.plain_step_ms(rows) * fastest.mid / min(rows, fastest.slots)
+        plain_ms = fastest.plain_step_ms(rows) * fastest.mid
+        token_ms, share_ms = (
+            fastest.step_ms(rows) * fastest.mid,
+            plain_ms / min(rows, fastest.slots),
+        )
         costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
         least_ms = min(pace.step_ms(1) for pace in models)
         each = zip(models, capacity.names or ("",) * len(models), strict=True)
@@ -200,6 +203,9 @@ class Forecaster:
 
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model, now)
+        if costs is not None and task.most_rows < math.inf:
+            pace = self.known_speed[task.model]
+            costs = replace(costs, token_ms=pace.plain_step_ms(int(task.most_rows)) * pace.mid)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.share_ms(now) / MIN_WAIT_MS, 1.0)
         made = task.completion_tokens

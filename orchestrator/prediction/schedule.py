@@ -7,9 +7,8 @@ request, what others would lose by it, and when it will start and end.
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,8 @@ FRESH_S: Final = 0.01
 """Seconds for which a line that was looked at is good, as long as the same requests are in it."""
 KEPT: Final = 4
 """Lines kept of a model: as they are, and as they become with or without the request at hand."""
+_FEWER: Final = math.sqrt(2)
+"""Factor between the numbers of rows that are tried for one request."""
 _FIRST_GUESS_MS: Final = 1000.0
 
 
@@ -49,8 +50,7 @@ class RunningJob(Protocol):
     def is_paused(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Prospect:
+class Prospect(NamedTuple):
     """What is to be expected of one request. Times are equally likely, in ms from now, rising."""
 
     chance: float
@@ -62,6 +62,8 @@ class Prospect:
     """When its first token comes."""
     end_ms: tuple[float, ...]
     """When its answer is complete, at its own length, whatever its deadline is."""
+    most_rows: float = math.inf
+    """Rows that each instance may run until it ends, for this to hold."""
 
 
 UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
@@ -127,9 +129,9 @@ class Schedule:
         """The prospect of ``task``, which waits, or would come now. Where too few steps were
         measured it is ``UNKNOWN``, unless a guess will do, as for what a client is told.
 
-        It is that of its place in the queue. Where this gains less than ``enough`` and every row is
-        taken, it is that of a row which it gets at once, from a job that is paused for it, if that
-        is better.
+        It is that of its place in the queue. Where this gains less than ``enough``, it is that of a
+        row which it gets at once, from a job that is paused for it, or among fewer rows, if that is
+        better.
         """
         line = self._line(task.model, task.priority)
         if line is None or not (guesses or self._knows(task.model)):
@@ -140,9 +142,36 @@ class Schedule:
             found = _prospect(task, line, place, others)
         else:
             found = self._at(place, task, others)
-        if found.gain >= enough or place < line.machine.rows or not self.may_free_row(task):
+        if found.gain >= enough or not self.may_free_row(task):
             return found
-        return max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
+        if place >= line.machine.rows:
+            found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
+        if found.gain >= enough:
+            return found
+        return max(found, self._among_fewer(task) or found, key=lambda prospect: prospect.gain)
+
+    def _among_fewer(self, task: Task) -> Prospect | None:
+        """The prospect of ``task`` where jobs are paused until steps are fast enough for it, and
+        nobody else is in doubt for that; None where there is none."""
+        everybody = self._line(task.model, Priority.BATCH)
+        if task.priority is Priority.BATCH or everybody is None:
+            return None
+        if self._waits_in(everybody, task):
+            everybody = everybody.without(everybody.tasks.index(task))
+        asked, machine = self._forecaster.asked(task, self._clock.now()), everybody.machine
+        if not play([asked], machine._replace(fewest=1.0)).chances([asked])[0]:
+            return None
+        # The most urgent keep their rows.
+        line = [asked, *sorted(everybody.asked, key=lambda one: one.stop_ms)]
+        best, rows = None, min(machine.fewest, machine.rows / machine.instances)
+        while (rows := rows / _FEWER) >= 1 and (best is None or best.chance < 1):
+            fewer = machine._replace(rows=int(rows) * machine.instances, fewest=rows)
+            played = play(line, fewer)
+            chance, *others = played.chances(line).tolist()
+            if min(others, default=1.0) < 1:
+                break
+            best = _outlook(chance, chance, played, 0)._replace(most_rows=int(rows))
+        return best
 
     def start_ms(self, task: Task) -> tuple[float, ...]:
         """Equally likely times in ms from now until ``task`` starts, rising."""
@@ -191,6 +220,11 @@ class Schedule:
             of = ((task, chance) for task, chance in found if task.priority is priority)
             chances |= {task: chance for task, chance in of if task in self._queue}
         return chances
+
+    def most_rows(self, model: str) -> float:
+        """Rows that each instance may run, so that what was let in on that condition is met."""
+        line = self._line(model, Priority.BATCH)
+        return min((task.most_rows for task in line.tasks), default=math.inf) if line else math.inf
 
     def count(self, model: str) -> int:
         """How many requests for ``model`` run or wait, up to ``MOST``."""
@@ -292,8 +326,14 @@ def _prospect(task: Task, line: _Line, place: int, others: _Line) -> Prospect:
     """The prospect of ``task`` at its ``place`` in ``line``; ``others`` is that line without it."""
     lost = (others.chances - np.delete(line.chances, place)) * _weights(task, others.tasks)
     chance, played = float(line.chances[place]), line.played
-    own = (_sorted(each[:, place]) for each in (played.start_ms, played.first_ms, played.end_ms))
-    return Prospect(chance, chance - LOSS_WEIGHT * float(lost.sum()), *own)
+    return _outlook(chance, chance - LOSS_WEIGHT * float(lost.sum()), played, place)
+
+
+def _outlook(chance: float, gain: float, played: Played, at: int) -> Prospect:
+    start, first, end = (
+        _sorted(times[:, at]) for times in (played.start_ms, played.first_ms, played.end_ms)
+    )
+    return Prospect(chance, gain, start, first, end)
 
 
 def _sorted(times: NDArray[np.float64]) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 Everything here runs on the event loop's thread and never waits.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
@@ -110,6 +111,7 @@ class Task(WorkItem[Job, Listener]):
         "leader_id",
         "likely_cached",
         "losses",
+        "most_rows",
         "needs_continue",
         "paused_at",
         "paused_on",
@@ -171,6 +173,8 @@ class Task(WorkItem[Job, Listener]):
         """Plan: chance (0 to 1) of being in time, if it ran now."""
         self.rank = job.deadline.at
         """Plan: its place among those that wait, the smallest first."""
+        self.most_rows = math.inf
+        """Rows among which it was let in: its instance may run no more until it has ended."""
         self.is_background = False
         """Plan: whether it only gets free slots that no other task wants."""
         self.is_promised = False

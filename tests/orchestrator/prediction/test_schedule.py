@@ -116,6 +116,21 @@ def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     assert rig.refuses(urgent), "no job can be paused for it"
 
 
+def test_dl15_urgent_work_runs_among_fewer_rows_where_nobody_loses_by_that() -> None:
+    """Among sixteen rows its hundred tokens take 1.3 s, among six 0.8 s."""
+    rig = new_rig()
+    for _ in range(16):
+        runs(rig, rig.task(60_000, 1000))
+    urgent = rig.task(900, 100, prompt=1)
+    assert not rig.refuses(urgent)
+    rig.queue.push(urgent)
+    assert 5 <= rig.schedule.most_rows("m") == urgent.most_rows <= 7
+    runs(rig, rig.task(13_500, 1000))  # it would be late with fewer rows
+    assert rig.refuses(rig.task(900, 100, prompt=1))
+    rig.schedule.may_free_row = lambda task: False
+    assert rig.schedule.of(urgent, enough=0.1).chance == 0
+
+
 def test_dl7_rows_stay_full_as_more_work_comes() -> None:
     """Forecasts that had an engine to itself, once the present rows are done, let all in."""
     rig = new_rig()
