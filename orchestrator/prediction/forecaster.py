@@ -105,12 +105,10 @@ class _Serving(NamedTuple):
         fastest = min(models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
         if fastest is None:
             return cls(capacity, None, None, frozenset(), 0.0, 1, until)
-        # Without prompts: those are the work of the jobs that bring them.
-        plain_ms = fastest.plain_step_ms(rows) * fastest.mid
-        token_ms, share_ms = (
-            fastest.step_ms(rows) * fastest.mid,
-            plain_ms / min(rows, fastest.slots),
-        )
+        # Work is that of an engine with jobs in every slot, as where there is much of it; without
+        # prompts, which are the work of the jobs that bring them.
+        share_ms = fastest.plain_step_ms(fastest.slots) * fastest.mid / fastest.slots
+        token_ms = fastest.step_ms(rows) * fastest.mid
         costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
         least_ms = min(pace.step_ms(1) for pace in models)
         each = zip(models, capacity.names or ("",) * len(models), strict=True)
@@ -312,7 +310,7 @@ class Forecaster:
         made, cap = task.completion_tokens, task.sampling.max_tokens
         left = self._curve(task).left(made, max(made + 1, cap))
         least = task.sampling.min_tokens - made
-        return left if least <= 1 else tuple(max(tokens, least) for tokens in left)
+        return left if left[0] >= least else tuple(max(tokens, least) for tokens in left)
 
     def _quantile(self, task: Task, share: float) -> int:
         left = self._left(task)

@@ -68,6 +68,7 @@ class Prospect(NamedTuple):
 
 UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
 """The prospect where too few steps were measured yet: ignorance refuses nobody."""
+HOPELESS: Final = Prospect(0.0, -math.inf, (0.0,), (0.0,), (0.0,))
 
 
 def middle(times: Sequence[float]) -> float:
@@ -148,30 +149,21 @@ class Schedule:
             found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
         if found.gain >= enough:
             return found
-        return max(found, self._among_fewer(task) or found, key=lambda prospect: prospect.gain)
+        return max(found, self._among_fewer(task), key=lambda prospect: prospect.gain)
 
-    def _among_fewer(self, task: Task) -> Prospect | None:
-        """The prospect of ``task`` where jobs are paused until steps are fast enough for it, and
-        nobody else is in doubt for that; None where there is none."""
+    def _among_fewer(self, task: Task) -> Prospect:
+        """The prospect of ``task`` where jobs are paused until steps are fast enough for it, as far
+        as nobody else is in doubt for that; equal requests at the same time have the same one."""
         everybody = self._line(task.model, Priority.BATCH)
         if task.priority is Priority.BATCH or everybody is None:
-            return None
+            return HOPELESS
         if self._waits_in(everybody, task):
             everybody = everybody.without(everybody.tasks.index(task))
-        asked, machine = self._forecaster.asked(task, self._clock.now()), everybody.machine
-        if not play([asked], machine._replace(fewest=1.0)).chances([asked])[0]:
-            return None
-        # The most urgent keep their rows.
-        line = [asked, *sorted(everybody.asked, key=lambda one: one.stop_ms)]
-        best, rows = None, min(machine.fewest, machine.rows / machine.instances)
-        while (rows := rows / _FEWER) >= 1 and (best is None or best.chance < 1):
-            fewer = machine._replace(rows=int(rows) * machine.instances, fewest=rows)
-            played = play(line, fewer)
-            chance, *others = played.chances(line).tolist()
-            if min(others, default=1.0) < 1:
-                break
-            best = _outlook(chance, chance, played, 0)._replace(most_rows=int(rows))
-        return best
+        asked = self._forecaster.asked(task, self._clock.now())
+        key = _about(asked)
+        if key not in everybody.prospects:
+            everybody.prospects[key] = _among_fewer(asked, everybody)
+        return everybody.prospects[key]
 
     def start_ms(self, task: Task) -> tuple[float, ...]:
         """Equally likely times in ms from now until ``task`` starts, rising."""
@@ -320,6 +312,22 @@ class Schedule:
         running.sort(key=lambda task: not task.completion_tokens)
         most = max(0, MOST - len(running))
         return running + [task for task in self._queue.first(most) if task.model == model]
+
+
+def _among_fewer(asked: Asked, everybody: _Line) -> Prospect:
+    machine, best = everybody.machine, HOPELESS
+    if not play([asked], machine._replace(fewest=1.0)).chances([asked])[0]:
+        return best
+    # The most urgent keep their rows.
+    line = [asked, *sorted(everybody.asked, key=lambda one: one.stop_ms)]
+    rows = min(machine.fewest, machine.rows / machine.instances)
+    while (rows := rows / _FEWER) >= 1 and best.chance < 1:
+        played = play(line, machine._replace(rows=int(rows) * machine.instances, fewest=rows))
+        chance, *others = played.chances(line).tolist()
+        if min(others, default=1.0) < 1:
+            break
+        best = _outlook(chance, chance, played, 0)._replace(most_rows=int(rows))
+    return best
 
 
 def _prospect(task: Task, line: _Line, place: int, others: _Line) -> Prospect:
