@@ -212,7 +212,6 @@ def build(
     service = ServiceConfig(
         settings.deadlines,
         isolate_tenants=_isolates_tenants(settings),
-        idle_keep_s=settings.dispatch.idle_keep_s,
         learns_runs=settings.dispatch.learn_runs,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)

@@ -90,8 +90,6 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Whether tenants share no cached prefixes."""
-    idle_keep_s: float = 0.0
-    """How long the KV of conversations is kept, for requests that do not say."""
     learns_runs: bool = False
     """Whether to learn the number of calls of runs that do not state it."""
 
@@ -154,7 +152,6 @@ class Orchestrator:
         """Called with each task that has ended, one that was refused too."""
         self.runs = Runs(clock)
         self.run_watch = RunWatch(clock) if config.learns_runs else None
-        self.idle_keep_s = config.idle_keep_s
         self.isolate_tenants = config.isolate_tenants
         self.sharing = stages.sharing
         self.ids = Ids(rng, stages.sharing.tag)

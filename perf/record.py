@@ -1,4 +1,5 @@
-"""``make record``: every bundle that a document shows, recorded anew from one clean commit.
+"""``make record``: every bundle that is shown in a document or in the table of perf/README.md,
+recorded anew from one clean commit.
 
     python -m perf.record [--only NAME …] [--dry-run] [--traces FOLDER]
 
@@ -59,9 +60,6 @@ _CODE: Final = "{traces}/azure-llm-2023-code.csv"
 _ON_GPU: Final = (
     "--arrivals trace --loads 2 --turns 4 --policies ours no-prediction fifo-hang-up --model 8b"
 )
-CPUS: Final = {"avx2": "avx2", "avx512": "avx512f", "amx": "amx_tile"}
-"""Kinds of CPUs whose engine figures are kept apart, with the flag of each: each has kernels of its
-own."""
 TABLE: Final = (
     Recordable("quick", "perf.service --quick"),
     Recordable(
@@ -69,14 +67,8 @@ TABLE: Final = (
         "perf.service --only deadline ttft relay relay-single paced cancel admission",
     ),
     Recordable("starts", "perf.service --only starts"),
-    *(
-        Recordable(f"peers-{cpu}", "perf.peers --rates 6 12 20 32 --seconds 10", on=cpu)
-        for cpu in CPUS
-    ),
-    Recordable("conformance", "perf.peers.fleet --only vllm tidegate velocityllm"),
-    Recordable("conformance-dynamo", "perf.peers.fleet --only dynamo"),
+    Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
     Recordable("picker", "perf.peers.picker"),
-    Recordable("slot", "perf.clips"),
     Recordable(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
@@ -92,9 +84,6 @@ TABLE: Final = (
     Recordable("sim-crowds", "perf.sim crowds --seeds 1"),
     Recordable("sim-reported", "perf.sim reported"),
     Recordable("sim-chains", "perf.sim runs --loads 1.2"),
-    Recordable("sim-scaling", f"perf.sim scaling --trace {_CONVERSATION}"),
-    Recordable("chaos", "perf.chaos --engine synthetic-paced --clients 2"),
-    Recordable("chaos-torch", "perf.chaos --engine torch --clients 2 --seconds 120"),
     Recordable(
         "chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"
     ),
@@ -117,12 +106,13 @@ TABLE: Final = (
 
 
 def has(what: str) -> bool:
-    """Whether this machine has a ``gpu``, or a CPU of the kind in ``CPUS``. No machine has ``an
-    hour``: what takes so long is recorded when it is named."""
+    """Whether this machine has a ``gpu``, or a CPU with ``avx512`` and without AMX, which has
+    kernels of its own. No machine has ``an hour``: what takes so long is recorded when it is
+    named."""
     if what == "gpu":
         return shutil.which("nvidia-smi") is not None
     flags = Path("/proc/cpuinfo").read_text()
-    return [kind for kind, flag in CPUS.items() if flag in flags][-1:] == [what]
+    return what == "avx512" and "avx512f" in flags and "amx_tile" not in flags
 
 
 def why_not_whole(facts: dict[str, Any], commit: str) -> str:

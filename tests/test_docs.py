@@ -40,10 +40,19 @@ def test_what_the_pages_name_is_there() -> None:
             assert found, f"{page.relative_to(ROOT)} names {name}, which is not there"
 
 
+def anchors(page: Path) -> set[str]:
+    """Names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 @for_each("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text())
+    for target, anchor in links:
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
 
 
 def test_the_pages_are_short() -> None:

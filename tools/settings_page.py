@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
@@ -60,6 +61,8 @@ Read when Triton loads the model `slot`, which renders clips ([slot.md](slot.md)
 - `TIDEGATE_TRITON`: path of a `tritonserver` to use instead of the downloaded one.
 - `TIDEGATE_OWN_ADDRESS`: set by `--processes`, a process's own address.
 - `TIDEGATE_SHARED_BY`: set by launchers, how many workers share this machine's memory.
+- `TIDEGATE_JOURNAL_DEFAULT`: set by launchers, the journal if `journal.path` is unset.
+- `TIDEGATE_POOL_MARK`: set by launchers, marks the processes of one so that all can be ended.
 - `TIDEGATE_LEGACY_STUB`: set by launchers, whether Triton's stub was built for numpy 1.
 - `TIDEGATE_URL`, `TIDEGATE_TOKEN`: service and token of the `tidegate` commands.
 """
@@ -164,6 +167,8 @@ def _default(name: str, field: FieldInfo) -> str:
         return ", ".join(f"`{choice}`" for choice in [value, *rest])
     if value is None:
         return "unset"
+    if is_dataclass(value):
+        value = ", ".join(f"{key}: {each}" for key, each in vars(value).items() if each)
     if value in ("", (), {}):
         return "empty"
     if isinstance(value, bool):

@@ -18,6 +18,7 @@ _REGISTRY: Final = "vllm/model_executor/models/registry.py"
 """vLLM's file with the architectures that it runs."""
 _TABLES: Final = frozenset({"_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS"})
 """Tables in that file, of models that generate text; their keys are architectures."""
+_ROOM: Final = Path(__file__).parent / "engines/vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def architectures_of(registry: Path) -> frozenset[str]:
 
 
 def _vllm_or_ours(model: Path, packages: Path | None) -> EngineChoice:
+    if not _ROOM.is_dir():
+        return EngineChoice("torch", "this worker comes without an engine for vLLM")
     vllm = vllm_for_cuda(packages)
     if vllm is None:
         return EngineChoice(

@@ -164,7 +164,7 @@ def explained(kind: type[BaseSettings], error: ValidationError) -> list[str]:
         message = detail["msg"].removeprefix("Value error, ")
         path = [str(part) for part in detail["loc"]]
         name = ".".join(path)
-        is_unknown = detail["type"] == "extra_forbidden"
+        is_unknown = detail["type"] in ("extra_forbidden", "unexpected_keyword_argument")
         if is_unknown and variable_of(prefix, name) in variables:
             continue  # ``unknown_variables`` has a line for it
         if is_unknown:

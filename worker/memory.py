@@ -1,4 +1,4 @@
-"""Keeps memory within two limits, for the text engine and the slot pipeline (WK-4, SL-3)."""
+"""Keeps memory within two limits, for the text engine and for clips (WK-4, SL-3)."""
 
 import logging
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from worker.errors import MemoryLimitExceeded
 
 GIB: Final = 2**30
 SOFT_SHARE: Final = 11.0 / 11.5
-"""Share of the hard limit above which one warning is logged: 11 GB of the 11.5 GB of a slot model's
-share of a 12 GB card (SL-3)."""
+"""Share of the hard limit above which one warning is logged: 11 GB of the 11.5 GB that clips have
+of a 12 GB card (SL-3)."""
 
 
 class LimitedMemory(Protocol):

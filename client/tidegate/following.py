@@ -1,4 +1,4 @@
-"""Streams of events, of tasks and slots as they come, across connections that break."""
+"""Streams of events, of tasks and clips as they come, across connections that break."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from clips.dispatch.forecast import Begun
 from clips.dispatch.job import OUTPUTS
 from clips.dispatch.task import ClipTask
-from clips.dispatch.wire import METHOD, BadAnswer, SlotAnswer, read_answer, request
+from clips.dispatch.wire import METHOD, BadAnswer, ClipAnswer, read_answer, request
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
 from orchestrator.lanes.config import OPEN_TIMEOUT_S
@@ -140,7 +140,7 @@ class ClipAttempt:
             elif self._take_event(answer):
                 answered.set_result("")
 
-    def _take_event(self, answer: SlotAnswer) -> bool:
+    def _take_event(self, answer: ClipAnswer) -> bool:
         """Take in an event. Returns whether it was the last."""
         clip, event = self.clip, answer.event
         kind = event.get("event")

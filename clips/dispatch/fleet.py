@@ -18,7 +18,7 @@ from clips.dispatch.forecast import NOMINAL_ABILITY, Ability, InstanceTimeline
 from clips.dispatch.wire import (
     METHOD,
     BadAnswer,
-    SlotAnswer,
+    ClipAnswer,
     is_absence,
     read_answer,
     watch_request,
@@ -130,7 +130,7 @@ class ClipLink:
             if answer is not None:
                 self._take_answer(answer)
 
-    def _take_answer(self, answer: SlotAnswer) -> None:
+    def _take_answer(self, answer: ClipAnswer) -> None:
         if answer.error:
             if not is_absence(answer.error):
                 raise LinkBroken(answer.error)
@@ -312,7 +312,7 @@ class ClipFleet:
         """Tell the registry how many clips of ours the instance has."""
         known, ours = self._registry.instances.get(address), self.instances.get(address)
         if known is not None and ours is not None:
-            known.slots_running = len(ours.attempts)
+            known.clips_running = len(ours.attempts)
 
     # ── as the registry's listener ───────────────────────────────────────────────────────────
 

@@ -1,4 +1,8 @@
-"""Clips that no instance has yet: their order, and what will become of them."""
+"""Clips that no instance has yet: their order, and what will become of them.
+
+Tasks have another queue (``orchestrator.queue``): clips have no classes, tenants' turns or pauses,
+and the slack of all that wait changes with whatever an instance tells.
+"""
 
 from collections.abc import Iterator
 

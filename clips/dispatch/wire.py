@@ -22,7 +22,7 @@ class BadAnswer(ValueError):
     """An answer that breaks the slot model's contract."""
 
 
-class SlotAnswer(NamedTuple):
+class ClipAnswer(NamedTuple):
     """One answer: an event with files, or ``error`` in the worker's or Triton's words."""
 
     event: Mapping[str, Any]
@@ -61,12 +61,12 @@ def watch_request() -> bytes:
     return request(b"", "watch", {"watch": True})
 
 
-def read_answer(message: bytes) -> SlotAnswer | None:
+def read_answer(message: bytes) -> ClipAnswer | None:
     """Read one message; None if it has no data (Triton's empty final). Raises ``BadAnswer``, and
     protobuf's ``DecodeError``."""
     response = service_pb2.ModelStreamInferResponse.FromString(message)
     if response.error_message:
-        return SlotAnswer({}, {}, response.error_message)
+        return ClipAnswer({}, {}, response.error_message)
     answer = response.infer_response
     names = [output.name for output in answer.outputs]
     if not names:
@@ -82,4 +82,4 @@ def read_answer(message: bytes) -> SlotAnswer | None:
         event = msgspec.json.decode(raw[4:], type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise BadAnswer(f"an event that cannot be read: {error}") from None
-    return SlotAnswer(event, tensors)
+    return ClipAnswer(event, tensors)

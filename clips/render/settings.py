@@ -1,8 +1,9 @@
 """Settings of the slot model, read once from the environment (``TIDEGATE_SLOT__…``)."""
 
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from pydantic_settings import SettingsConfigDict
 
 from clips.plan.plan import BUFFER_S
@@ -11,39 +12,27 @@ from clips.render.stages.flux import FluxPrecision
 from worker.environment import DELIMITER, EnvironmentSettings, Names, Section, read_environment
 
 
-class KokoroSettings(Section):
-    """The speech provider of that name."""
+@dataclass(frozen=True)
+class Folders:
+    """Folders with providers' weights."""
 
-    folder: str = ""
-    """Folder with its weights; empty for none."""
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-
-class FluxSettings(Section):
-    """The portrait provider of that name."""
-
-    folder: str = ""
-    """Folder with its weights; empty for none."""
-    precision: FluxPrecision = "nf4"
-    """Precision of its transformer."""
+    kokoro: str = ""
+    flux: str = ""
+    liveportrait: str = ""
+    clip: Names = ()
 
 
-class LivePortraitSettings(Section):
-    """The video provider of that name."""
+@dataclass(frozen=True)
+class Precisions:
+    """Precisions of providers' weights."""
 
-    folder: str = ""
-    """Folder with its weights; empty for none."""
-    precision: Precision = "fp16"
-    """Precision of its networks, keypoints aside."""
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-
-class ClipSettings(Section):
-    """The check of that name."""
-
-    folders: Names = ()
-    """Folders with the weights of two models, with a comma between: first the one of weight 0.4,
-    then the one of weight 0.6."""
-    precision: Precision = "fp16"
-    """Precision of both models."""
+    flux: FluxPrecision = "nf4"
+    liveportrait: Precision = "fp16"
+    clip: Precision = "fp16"
 
 
 class ClipMemorySettings(Section):
@@ -80,11 +69,15 @@ class RenderSettings(EnvironmentSettings):
     buffer_s: float = Field(default=BUFFER_S, ge=0)
     """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
 
+    folders: Folders = Folders()
+    """Folders with the weights of ``kokoro``, ``flux``, ``liveportrait`` and ``clip``, as JSON:
+    ``{"flux": "/weights/flux"}``. Two for ``clip``, with a comma between: first the model of weight
+    0.4, then that of weight 0.6."""
+    precisions: Precisions = Precisions()
+    """Precision of each model, as JSON: of FLUX's transformer (``nf4``, ``fp8``, ``bf16``,
+    ``fp32``), of LivePortrait's networks but its keypoints, and of both CLIP models (``fp16``,
+    ``bf16``, ``fp32``) (SL-3)."""
     memory: ClipMemorySettings = ClipMemorySettings()
-    kokoro: KokoroSettings = KokoroSettings()
-    flux: FluxSettings = FluxSettings()
-    liveportrait: LivePortraitSettings = LivePortraitSettings()
-    clip: ClipSettings = ClipSettings()
 
 
 def read_clip_settings() -> RenderSettings:

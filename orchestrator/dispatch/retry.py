@@ -87,7 +87,7 @@ class RetryDenied(StrEnum):
 
 
 ATTEMPTS: Final = 3
-"""Most times that a task, a slot or a batch's line is sent, the first one included (OR-10)."""
+"""Most times that a task, a clip or a batch's line is sent, the first one included (OR-10)."""
 RETRY_SHARE: Final = 0.1
 """Second tries of tasks that had not begun, as a share of requests offered."""
 

@@ -104,8 +104,8 @@ class Instance:
         to a few of them (``state.shares``)."""
         self.foreign_load = 0
         """Number of jobs on the worker that are not ours, by its last statistics."""
-        self.slots_running = 0
-        """Number of our slots that its slot model has (``clips.dispatch`` counts them)."""
+        self.clips_running = 0
+        """Number of our clips that it renders."""
         self.health_failures = 0
         """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None

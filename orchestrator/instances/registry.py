@@ -97,9 +97,9 @@ class Registry:
         return {instance.entry: instance.retiring_since for instance in self}
 
     def idle(self, entry: str) -> bool:
-        """Whether no job and no slot of ours is on an instance."""
+        """Whether no job and no clip of ours is on an instance."""
         instance = self.instances[name_of(entry)]
-        return not (instance.lane_load or instance.slots_running)
+        return not (instance.lane_load or instance.clips_running)
 
     def ready(self, entry: str) -> bool:
         instance = self.instances.get(name_of(entry))

@@ -3,7 +3,7 @@
 - ``base``   the interface of every kind of lane and of its listeners; ``config``: settings
 - ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
 - ``grpc_call`` such a call, on the event loop; ``http2``: the frames beneath it
-- ``reconnector`` session after session with a peer, with pauses between them; slot links use it too
+- ``reconnector`` session after session with a peer, with pauses between them; clips use it, too
 - ``wire``   messages and frames in and out of Triton's protobuf; the only place that builds one
 - ``swap_call`` asks a worker to serve another model
 - ``endpoint`` how instances of other kinds are named

@@ -88,14 +88,14 @@ class RefusalKind(StrEnum):
 
 
 class WorkEnding(Protocol):
-    """The ending of a task or slot."""
+    """The ending of a task or clip."""
 
     @property
     def outcome(self) -> Outcome: ...
 
 
 class Refusable(Protocol):
-    """Work that is offered: a task, or a slot."""
+    """Work that is offered: a task, or a clip."""
 
     refusal_sample: bool
     """Whether a decision against it was not carried out, to see what comes of it."""

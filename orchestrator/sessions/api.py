@@ -17,7 +17,7 @@ from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.errors import InvalidRequest
 from orchestrator.sessions.session import History, HistoryForm, Session
 from orchestrator.sessions.store import SESSION_BYTES, SessionStore
-from orchestrator.tasks.job import Message
+from orchestrator.tasks.job import IDLE_KEEP_S, Message
 
 PAGE, MAX = 20, 100
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
@@ -55,9 +55,7 @@ async def create(request: web.Request) -> web.Response:
         model, history, idle_keep_s = await read_body(
             request, _reader, lambda body: (body.model, body.history(), body.idle_keep_s)
         )
-        keep_s = orchestrator.idle_keep_s
-        if idle_keep_s is not None:
-            keep_s = read_idle_keep_s(idle_keep_s)
+        keep_s = IDLE_KEEP_S if idle_keep_s is None else read_idle_keep_s(idle_keep_s)
         if model:
             orchestrator.require_known(model)
         session = store.create(key, model, history, keep_s)

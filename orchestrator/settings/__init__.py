@@ -68,7 +68,7 @@ R = TypeVar("R", bound=RoomSection)
 ENV_PREFIX: Final = "TIDEGATE_"
 CONFIG_VARIABLE: Final = "TIDEGATE_CONFIG"
 CONFIG_FILE: Final = "tidegate.toml"
-_OTHER_VARIABLES = (
+OTHER_VARIABLES = (
     CONFIG_VARIABLE,
     "TIDEGATE_HOME",
     JOURNAL_BY_DEFAULT,
@@ -214,7 +214,7 @@ def load_settings(**overrides: object) -> Settings:
     """Settings from all sources; ``overrides``, with names such as ``queue__max_waiting``, win.
     Raises ``InvalidSettings``."""
     kind = whole_settings()
-    lines = unknown_variables(kind, _OTHER_VARIABLES)
+    lines = unknown_variables(kind, OTHER_VARIABLES)
     file = os.environ.get(CONFIG_VARIABLE)
     if file is not None and not Path(file).is_file():
         lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")

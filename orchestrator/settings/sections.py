@@ -233,9 +233,6 @@ class DispatchSettings(Section):
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
     """Largest share of offered requests that get a second attempt because their first token is
     late; 0: none."""
-    idle_keep_s: float = Field(default=30.0, ge=0)
-    """Default time that a conversation's KV is kept for its next turn, in at most half of the
-    worker's blocks."""
 
 
 class AdmissionSettings(Section):

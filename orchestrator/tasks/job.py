@@ -57,6 +57,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 ROOM_FIELDS: Final = ("max_run_tokens", "max_run_cost")
 """Fields of a ``Job`` that mean nothing without an optional room that sees to them."""
+IDLE_KEEP_S: Final = 30.0
+"""``idle_keep_s`` of conversations that state none."""
 MAX_IDLE_KEEP_S: Final = 600.0
 """Longest ``idle_keep_s`` in seconds that a client may ask for."""
 

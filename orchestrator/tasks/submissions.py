@@ -9,7 +9,7 @@ from orchestrator.errors import KeyInUse, KeyReused
 
 
 class Named(Protocol):
-    """A task, or a slot."""
+    """A task, or a clip."""
 
     id: str
 
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Named)
 
 
 class Store(Protocol[T]):
-    """Keeps tasks or slots."""
+    """Keeps tasks or clips."""
 
     on_forget: list[Callable[[T], None]]
 
@@ -51,7 +51,7 @@ class _Entry(Generic[T]):
 
 
 class Submissions(Generic[T]):
-    """Remembers a key for as long as the store keeps its task, or slot."""
+    """Remembers a key for as long as the store keeps its task or clip."""
 
     def __init__(self, store: Store[T]) -> None:
         self._store = store

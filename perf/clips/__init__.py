@@ -1,4 +1,4 @@
-"""The slot pipeline on the real Triton.
+"""Clips on the real Triton.
 
 - ``__main__``      clips per minute, latency, stage times, memory
 - ``soak``          an hour of clips, cancels and mistakes: does anything grow?

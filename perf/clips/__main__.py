@@ -14,15 +14,15 @@ import time
 from typing import Any, Final, NamedTuple
 
 from perf.clips import soak
-from perf.clips.client import ClipReply, ClipRequest, SlotClient
-from perf.clips.stack import SlotServer, SlotSpec, serving
+from perf.clips.client import ClipClient, ClipReply, ClipRequest
+from perf.clips.stack import ClipServer, ClipSpec, serving
 from perf.load.usage import ServerUsage, cpu_s
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import begin, new_console, new_parser, result, status_of, within
 from perf.report.recording import Recording
 from perf.report.table import show
 
-SPEC: Final = SlotSpec(
+SPEC: Final = ClipSpec(
     size=128,
     seconds=6.0,
     buffer_s=0.2,
@@ -50,7 +50,7 @@ def recipe_of(text: str = _TEXT, *, size: int = 0, fps: int = 24) -> dict[str, A
     return {"schema": "1.0", "text": text, "video": {"fps": fps, "size": size}}
 
 
-async def closed_loop(client: SlotClient, pid: int, clients: int, clips: int) -> ClipTurn:
+async def closed_loop(client: ClipClient, pid: int, clients: int, clips: int) -> ClipTurn:
     """Have ``clips`` rendered by ``clients`` in all. Raises ``RuntimeError`` when one fails."""
     left, replies = itertools.count(), list[ClipReply]()
 
@@ -69,10 +69,10 @@ async def closed_loop(client: SlotClient, pid: int, clients: int, clips: int) ->
     return ClipTurn(replies, 60 * clips / seconds, (cpu_s(pid) - used_s) / clips)
 
 
-async def run(server: SlotServer, *, quick: bool) -> list[Figure]:
+async def run(server: ClipServer, *, quick: bool) -> list[Figure]:
     rounds, clips = (2, 4) if quick else (6, 12)
     turns: dict[int, list[ClipTurn]] = {clients: [] for clients in LEVELS}
-    async with SlotClient(server.grpc_address) as client:
+    async with ClipClient(server.grpc_address) as client:
         await closed_loop(client, server.pid, 1, _WARM_UP)
         before = ServerUsage.of(server.pid).rss_mib
         for _ in range(rounds):

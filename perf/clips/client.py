@@ -72,7 +72,7 @@ class ClipReply:
         return "result" if self.is_clip else self.error.partition(":")[0]
 
 
-class SlotClient:
+class ClipClient:
     """Client with a connection to Triton."""
 
     def __init__(self, address: str) -> None:
@@ -130,11 +130,11 @@ def _words(error: InferenceServerException) -> str:
 
 async def render(address: str, ask: ClipRequest) -> ClipReply:
     """Have ``ask`` rendered on a connection of its own."""
-    async with SlotClient(address) as client:
+    async with ClipClient(address) as client:
         return await client.render(ask)
 
 
 async def render_all(address: str, asks: list[ClipRequest]) -> list[ClipReply]:
     """Have all of ``asks`` rendered at once, on one connection."""
-    async with SlotClient(address) as client:
+    async with ClipClient(address) as client:
         return await asyncio.gather(*(client.render(ask) for ask in asks))

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from perf.clips.client import ClipReply, ClipRequest, render, render_all
-from perf.clips.stack import SlotServer, SlotSpec, serving
+from perf.clips.stack import ClipServer, ClipSpec, serving
 from perf.load.usage import Looks, ServerUsage
 from perf.report.bundle import Figure
 
-SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
+SPEC: Final = ClipSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
 GAP_S: Final = 10.0
 """Mean seconds between arrivals."""
 _SERVER: Final = "server"
@@ -62,7 +62,7 @@ class Visit:
 
 
 @dataclass(slots=True)
-class SlotSoak:
+class ClipSoak:
     """Findings of a soak."""
 
     replies: list[tuple[float, Visit, ClipReply]] = field(default_factory=list)
@@ -98,9 +98,9 @@ def visits(draw: random.Random) -> Iterator[Visit]:
         yield Visit(kind, ask, frozenset(right))
 
 
-async def soak(server: SlotServer, seconds: float, seed: int = 1) -> SlotSoak:
+async def soak(server: ClipServer, seconds: float, seed: int = 1) -> ClipSoak:
     """Send arrivals for ``seconds``; what is under way then is waited for."""
-    draw, found = random.Random(seed), SlotSoak()
+    draw, found = random.Random(seed), ClipSoak()
     source = visits(draw)
     recipe = {"schema": "1.0", "text": _TEXTS[2], "video": {"fps": 24, "size": 96}}
     largest = ClipRequest(recipe, _PATIENCE_S, outputs="mp4,wav,png,video,audio,actor")
@@ -116,13 +116,13 @@ async def soak(server: SlotServer, seconds: float, seed: int = 1) -> SlotSoak:
     return found
 
 
-async def _visit(server: SlotServer, begun: float, visit: Visit, found: SlotSoak) -> None:
+async def _visit(server: ClipServer, begun: float, visit: Visit, found: ClipSoak) -> None:
     at = time.monotonic() - begun
     reply = await render(server.grpc_address, visit.ask)
     found.replies.append((at, visit, reply))
 
 
-def judge_answers(found: SlotSoak) -> None:
+def judge_answers(found: ClipSoak) -> None:
     """Check that codes are right, and a clip the same each time that the same is asked, but for a
     moment: eSpeak says the same text up to 13 ms longer or shorter."""
     seen: dict[str, tuple[float, int, int]] = {}
@@ -144,12 +144,12 @@ def judge_answers(found: SlotSoak) -> None:
             found.faults.append(f"at {at:.0f} s: {what} where it was {before}")
 
 
-def growth(found: SlotSoak) -> Mapping[str, tuple[float, float]]:
+def growth(found: ClipSoak) -> Mapping[str, tuple[float, float]]:
     """Medians of each measure of usage: in the second tenth and in the last."""
     return {name: found.looks.growth(_SERVER, name) for name in _FEW}
 
 
-def judge_growth(found: SlotSoak) -> None:
+def judge_growth(found: ClipSoak) -> None:
     """Add a fault for whatever has grown: memory beyond what SL-3 allows for so many clips, and
     anything else at all."""
     clips = sum(reply.is_clip for _, _, reply in found.replies)
@@ -161,7 +161,7 @@ def judge_growth(found: SlotSoak) -> None:
             found.faults.append(f"{name} grew from {before:.1f} to {after:.1f}")
 
 
-def figures(found: SlotSoak) -> list[Figure]:
+def figures(found: ClipSoak) -> list[Figure]:
     """Figures of the run."""
     of, made = Figure.of, []
     for name, (before, after) in growth(found).items():

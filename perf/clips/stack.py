@@ -15,7 +15,7 @@ MODEL = "slot"
 
 
 @dataclass(frozen=True, slots=True)
-class SlotSpec:
+class ClipSpec:
     """Settings of the slot model (``TIDEGATE_SLOT__…``)."""
 
     device: str = "cpu"
@@ -48,7 +48,7 @@ class _Described(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class SlotServer:
+class ClipServer:
     """A Triton that serves clips."""
 
     instance: TritonInstance
@@ -65,7 +65,7 @@ class SlotServer:
 
 
 @asynccontextmanager
-async def serving(spec: SlotSpec, name: str = "slot") -> AsyncIterator[SlotServer]:
+async def serving(spec: ClipSpec, name: str = "slot") -> AsyncIterator[ClipServer]:
     """Run a Triton with the slot model during the body. Raises ``ProvisionError``."""
     async with triton(name, MODEL, spec.env(), constants=spec.constants) as instance:
-        yield SlotServer(instance, find_triton(None, state_dir()).version)
+        yield ClipServer(instance, find_triton(None, state_dir()).version)

@@ -53,11 +53,12 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "128")
-    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", "/a, /b")
+    monkeypatch.setenv("TIDEGATE_SLOT__FOLDERS", '{"clip": "/a, /b", "flux": "/c"}')
+    monkeypatch.setenv("TIDEGATE_SLOT__PRECISIONS", '{"clip": "bf16"}')
     settings = slot.read_clip_settings()
     assert settings.size == 128
-    assert settings.clip.folders == ("/a", "/b")
-    assert settings.flux.precision == "nf4"
+    assert settings.folders == slot.Folders(flux="/c", clip=("/a", "/b"))
+    assert settings.precisions == slot.Precisions("nf4", "fp16", "bf16")
 
 
 def test_the_slot_models_limits_are_11_and_11_and_a_half_gb() -> None:
@@ -95,17 +96,19 @@ def test_a_mistake_is_answered_with_its_variable(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "value", "said"),
     [
-        ("TIDEGATE_SLOT_MEMORY_HARD_GB", r"did you mean TIDEGATE_SLOT__MEMORY__HARD_GIB\?"),
-        ("TIDEGATE_SLOT__FLUX__PRECISION", "TIDEGATE_SLOT__FLUX__PRECISION: .*'nf4'"),
-        ("TIDEGATE_SLOT__CLIP__FOLDER", r"did you mean TIDEGATE_SLOT__CLIP__FOLDERS\?"),
+        ("TIDEGATE_SLOT_MEMORY_HARD_GB", "x", r"did you mean TIDEGATE_SLOT__MEMORY__HARD_GIB\?"),
+        ("TIDEGATE_SLOT__PRECISION", "x", r"did you mean TIDEGATE_SLOT__PRECISIONS\?"),
+        ("TIDEGATE_SLOT__PRECISIONS", "fp8", "TIDEGATE_SLOT__PRECISIONS: expected JSON"),
+        ("TIDEGATE_SLOT__PRECISIONS", '{"flux": "x"}', "SLOT__PRECISIONS: flux: .*'nf4'"),
+        ("TIDEGATE_SLOT__FOLDERS", '{"flex": "x"}', "SLOT__FOLDERS: flex: not a setting; see docs"),
     ],
 )
 def test_a_mistake_in_the_slot_models_is_too(
-    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
-    monkeypatch.setenv(name, "x")
+    monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"the slot's settings are invalid: .*{said}"):
         slot.read_clip_settings()
 

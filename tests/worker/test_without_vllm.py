@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.fake_vllm import checkpoint, install
 from tests.test_layers import ROOT
 
 PROBE = """
+from pathlib import Path
+from worker.engine_choice import choose_engine
 from worker.engines import load_engine
 from worker.settings import WorkerSettings
 
@@ -19,6 +22,8 @@ try:
     load_engine(settings.model_copy(update={{"engine": "vllm"}}))
 except ModuleNotFoundError as error:
     print(error.name)
+settings = WorkerSettings(model_path={model!r}, device="cuda")
+print(choose_engine(settings, Path({packages!r})))
 """
 
 
@@ -26,12 +31,16 @@ def test_the_worker_starts_without_vllms_engine(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("vllm", "checkpoint")
     for package in ("protocol", "worker"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
-    code = PROBE.format(demo=str(ROOT / "worker/demo_model/checkpoint"))
+    model, packages = checkpoint(tmp_path / "m", "LlamaForCausalLM"), install(tmp_path / "p")
+    demo = ROOT / "worker/demo_model/checkpoint"
+    code = PROBE.format(demo=str(demo), model=str(model), packages=str(packages))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "worker.engines.vllm"
+    *_, missing, chosen = done.stdout.splitlines()
+    assert missing == "worker.engines.vllm"
+    assert "name='torch'" in chosen and "without an engine for vLLM" in chosen
 
 
 def test_no_module_imports_vllms_engine() -> None:

@@ -29,7 +29,7 @@ from worker.errors import LoadError, UnsupportedModel
 
 SCALE = 2.5
 """CLIPScore's ``w``."""
-SETTING = "TIDEGATE_SLOT__CLIP__FOLDERS"
+SETTING = "clip of TIDEGATE_SLOT__FOLDERS"
 _FILES = (
     "config.json",
     "preprocessor_config.json",

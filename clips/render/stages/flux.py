@@ -24,7 +24,7 @@ from worker.errors import LoadError
 
 FluxPrecision = Literal["fp32", "bf16", "fp8", "nf4"]
 
-SETTING = "TIDEGATE_SLOT__FLUX__FOLDER"
+SETTING = "flux of TIDEGATE_SLOT__FOLDERS"
 FRAMING = (
     "Portrait photograph of one person, head and shoulders, centred, facing the camera, mouth"
     " closed, eyes open. "
@@ -228,8 +228,8 @@ def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
                 quantise(block, device, options.dtype)
     if is_quantised and options.precision != "nf4":
         raise LoadError(
-            f"{SETTING} has a transformer that is quantised already: set"
-            " TIDEGATE_SLOT__FLUX__PRECISION=nf4, which takes it as it is"
+            f"{SETTING} has a transformer that is quantised already: state nf4 for it in"
+            " TIDEGATE_SLOT__PRECISIONS, which takes it as it is"
         )
     if options.precision == "fp8":
         transformer.enable_layerwise_casting(

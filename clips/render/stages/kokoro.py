@@ -21,7 +21,7 @@ from clips.render.stages.base import Step
 from clips.render.stages.checkpoint import loading, need_all, not_installed, open_folder, resident
 from clips.render.stages.espeak import pieces_of
 
-SETTING = "TIDEGATE_SLOT__KOKORO__FOLDER"
+SETTING = "kokoro of TIDEGATE_SLOT__FOLDERS"
 DEFAULT_VOICE = "af_heart"
 LANGUAGES: Mapping[str, str] = {
     "a": "en-us",

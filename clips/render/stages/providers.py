@@ -27,23 +27,25 @@ P = TypeVar("P")
 
 SPEECH: Mapping[str, Callable[[torch.device, RenderSettings], SpeechProvider]] = {
     "espeak": lambda device, options: EspeakSpeech(),
-    "kokoro": lambda device, options: KokoroSpeech.load(device, options.kokoro.folder),
+    "kokoro": lambda device, options: KokoroSpeech.load(device, options.folders.kokoro),
 }
 PORTRAIT: Mapping[str, Callable[[torch.device, RenderSettings], PortraitProvider]] = {
     "procedural": lambda device, options: ProceduralPortrait(),
     "flux": lambda device, options: FluxPortrait.load(
-        device, options.flux.folder, FluxOptions(options.flux.precision)
+        device, options.folders.flux, FluxOptions(options.precisions.flux)
     ),
 }
 VIDEO: Mapping[str, Callable[[torch.device, RenderSettings], VideoProvider]] = {
     "warp": lambda device, options: WarpVideo(),
     "liveportrait": lambda device, options: LivePortraitVideo.load(
-        device, options.liveportrait.folder, options.liveportrait.precision
+        device, options.folders.liveportrait, options.precisions.liveportrait
     ),
 }
 CHECK: Mapping[str, Callable[[torch.device, RenderSettings], CheckProvider]] = {
     "tiny": lambda device, options: TinyClipCheck(device),
-    "clip": lambda device, options: ClipCheck(device, options.clip.folders, options.clip.precision),
+    "clip": lambda device, options: ClipCheck(
+        device, options.folders.clip, options.precisions.clip
+    ),
 }
 
 

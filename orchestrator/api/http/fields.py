@@ -13,6 +13,7 @@ from orchestrator.api.http.ignored import pass_over
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
 from orchestrator.tasks.job import (
+    IDLE_KEEP_S,
     MAX_IDLE_KEEP_S,
     Api,
     Job,
@@ -288,7 +289,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         max_run_cost=body.max_run_cost or 0.0,
         tell_time=_tell_time(body, context),
         states_idle_keep=body.idle_keep_s is not None,
-        idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].idle_keep_s, session_id),
+        idle_keep_s=_idle_keep_s(body, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
         grammar=grammar,
         trace=trace_of(request),
@@ -424,11 +425,11 @@ def _session_id(headers: Headers, body: GenerationRequest, context: Context) -> 
     return _name("session_id", body.session_id) or ""
 
 
-def _idle_keep_s(body: GenerationRequest, default_s: float, session_id: str) -> float:
+def _idle_keep_s(body: GenerationRequest, session_id: str) -> float:
     """Seconds for which the conversation's KV is kept for its next turn."""
     stated = body.idle_keep_s
     if stated is None:
-        return default_s if session_id else 0.0
+        return IDLE_KEEP_S if session_id else 0.0
     if not session_id:
         raise InvalidRequest(
             f"idle_keep_s needs a session_id (or {SESSION_HEADER}): it is a conversation that is "

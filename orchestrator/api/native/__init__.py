@@ -1,1 +1,1 @@
-"""The native API: ``/v2/tasks``, ``/v2/sessions``, ``/v2/slots``."""
+"""The native API: ``/v2/tasks``, ``/v2/quote``."""

@@ -1,1 +1,1 @@
-"""``/v1``: chat completions, completions, embeddings, scores, files, batches, responses, models."""
+"""``/v1``: chat completions, completions, embeddings, models, tokens."""

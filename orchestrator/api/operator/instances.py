@@ -143,7 +143,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "state": instance.state.value,
         "ready": instance.ready,
         "draining": instance.draining or instance.cordoned,
-        "jobs": instance.lane_load + instance.slots_running,
+        "jobs": instance.lane_load + instance.clips_running,
         "leaving": instance.retiring_since is not None,
         "reason": instance.reason,
         "fault": instance.fault,

@@ -69,7 +69,7 @@ def test_residents_add_up_to_the_models_at_their_precision(folders: tuple[str, s
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT__CLIP__FOLDERS must be two folders"):
+    with pytest.raises(LoadError, match="clip of TIDEGATE_SLOT__FOLDERS must be two folders"):
         ClipCheck(CPU, ())
     with pytest.raises(BrokenCheckpoint, match="is not a folder"):
         ClipCheck(CPU, (str(tmp_path / "none"), str(tmp_path)))

@@ -108,7 +108,7 @@ def test_precisions_take_less_and_draw_nearly_the_same(
 
 
 def test_what_is_wrong_with_a_folder_is_said(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT__FLUX__FOLDER is not set"):
+    with pytest.raises(LoadError, match="flux of TIDEGATE_SLOT__FOLDERS is not set"):
         FluxPortrait.load(CPU, "", small())
     (tmp_path / "empty").mkdir()
     with pytest.raises(BrokenCheckpoint, match=r"lacks scheduler/.*, transformer/config\.json"):

@@ -77,7 +77,7 @@ def test_odd_texts_do_it_no_harm(speech: KokoroSpeech) -> None:
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT__KOKORO__FOLDER is not set"):
+    with pytest.raises(LoadError, match="kokoro of TIDEGATE_SLOT__FOLDERS is not set"):
         KokoroSpeech.load(CPU, "")
     with pytest.raises(BrokenCheckpoint, match=r"config\.json, kokoro-v1_0\.pth, voices/af_heart"):
         KokoroSpeech.load(CPU, str(tmp_path))

@@ -112,7 +112,7 @@ def test_it_renders_at_another_size_and_precision(folder: Path) -> None:
 
 
 def test_files_that_are_missing_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT__LIVEPORTRAIT__FOLDER is not set"):
+    with pytest.raises(LoadError, match="liveportrait of TIDEGATE_SLOT__FOLDERS is not set"):
         LivePortraitVideo.load(CPU, "")
     (tmp_path / "motion_extractor.pth").write_bytes(b"")
     with pytest.raises(BrokenCheckpoint) as error:

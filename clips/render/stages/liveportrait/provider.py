@@ -31,7 +31,7 @@ from clips.render.stages.pace import Pace
 from clips.render.stages.warp import closed_eyes, mouth_opening
 from worker.errors import BrokenCheckpoint
 
-SETTING = "TIDEGATE_SLOT__LIVEPORTRAIT__FOLDER"
+SETTING = "liveportrait of TIDEGATE_SLOT__FOLDERS"
 FILES = {
     "appearance": "appearance_feature_extractor",
     "motion": "motion_extractor",

@@ -1,18 +1,18 @@
 """What the long run of clips calls growth, and what it calls a wrong answer."""
 
 from perf.clips.client import ClipReply, ClipRequest
-from perf.clips.soak import SlotSoak, Visit, figures, judge_answers, judge_growth
+from perf.clips.soak import ClipSoak, Visit, figures, judge_answers, judge_growth
 from perf.load.usage import Looks, ServerUsage
 
 CLIP = {"event": "result", "seconds": 1.0, "frames": 6, "fps": 6, "size": 64, "given_up": []}
 
 
-def run_of(*rss_mib: float, fds: int = 40) -> SlotSoak:
+def run_of(*rss_mib: float, fds: int = 40) -> ClipSoak:
     """A look each second."""
     looks = [
         (float(at), {"server": ServerUsage(rss, 4.0, fds, 80, 2)}) for at, rss in enumerate(rss_mib)
     ]
-    return SlotSoak(looks=Looks(looks, seconds=float(len(looks))))
+    return ClipSoak(looks=Looks(looks, seconds=float(len(looks))))
 
 
 def answered(
