@@ -15,7 +15,6 @@ from orchestrator.api.kserve.outputs import KSERVE
 from orchestrator.api.native import quotes
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.events import NATIVE
-from orchestrator.api.openai import embeddings
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.shapes import OPENAI
 
@@ -34,7 +33,7 @@ class ServedDialect:
 
 SERVED: Final = [
     ServedDialect((ANTHROPIC,), (anthropic,)),
-    ServedDialect((OPENAI,), (openai, embeddings)),
+    ServedDialect((OPENAI,), (openai,)),
     ServedDialect(KSERVE, (kserve, metadata)),
     ServedDialect((NATIVE,), (native, quotes)),
 ]

@@ -75,6 +75,7 @@ ALERTED_STATUSES = (200, 503, 529)
 """Statuses with counters that start at 0, because a rate misses the event that begins a series."""
 _INSTEAD = {
     "/v1/conversations": "continue with previous_response_id of /v1/responses",
+    "/embeddings": "ask a server of embeddings, such as vLLM's, for vectors",
     "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
     "/input_items": "what a response was made from is what was sent; keep it",
     "/v1/responses/input_tokens": "/v1/tokenize counts the tokens of messages",

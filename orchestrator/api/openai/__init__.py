@@ -1,1 +1,1 @@
-"""``/v1``: chat completions, completions, embeddings, models, tokens."""
+"""``/v1``: chat completions, completions, models, tokens."""

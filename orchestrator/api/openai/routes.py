@@ -150,7 +150,7 @@ async def _stream(
             encoder_of=lambda: orchestrator.model(job.model),
         )
 
-    async with submitted(request, choices, listener_of, stream):
+    async with _submitted(request, choices, listener_of, stream):
         assert choices.first is not None
         stream.headers |= deadline_headers(choices.first.deadline)
         stream.on_behind = lambda: choices.mark_reading(not stream.is_behind)
@@ -172,7 +172,7 @@ async def _answer(
             texts[index].output = _output_of(request, choices)
         return texts[index]
 
-    async with submitted(request, choices, listener_of):
+    async with _submitted(request, choices, listener_of):
         await over.wait()
     tasks = choices.tasks
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
@@ -193,7 +193,7 @@ async def _answer(
 
 
 @asynccontextmanager
-async def submitted(
+async def _submitted(
     request: web.Request,
     choices: Choices,
     listener_of: Callable[[int], Listener],

@@ -352,31 +352,26 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         return super().answer_options()._replace(echo=bool(self.echo))
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
-        return read_prompts(self.prompt, "prompt")
+        text = bytes(memoryview(self.prompt)).strip()
+        is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
+        try:
+            if not is_list:
+                return (_prompt_decoder.decode(text),)
+            return tuple(_prompt_decoder.decode(one) for one in _split(text))
+        except msgspec.DecodeError:
+            raise InvalidRequest(
+                "prompt must be a string, token ids, or a list of either", field="prompt"
+            ) from None
 
 
-def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
-    """One or several prompts, as texts or token ids. Raises ``InvalidRequest``."""
-    text = bytes(memoryview(stated)).strip()
-    is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
-    try:
-        if not is_list:
-            return (_prompt_decoder.decode(text),)
-        return tuple(_prompt_decoder.decode(one) for one in split_list(text, field))
-    except msgspec.DecodeError:
-        raise InvalidRequest(
-            f"{field} must be a string, token ids, or a list of either", field=field
-        ) from None
-
-
-def split_list(text: bytes, field: str) -> list[msgspec.Raw]:
-    """The items of a JSON list of at most ``MAX_CHOICES``. Raises ``InvalidRequest`` for more, and
-    ``msgspec.DecodeError`` if it is not a list."""
+def _split(text: bytes) -> list[msgspec.Raw]:
+    """The items of a list of at most ``MAX_CHOICES`` prompts. Raises ``InvalidRequest`` for more,
+    and ``msgspec.DecodeError`` if it is not a list."""
     try:
         items = msgspec.structs.astuple(_prompts_decoder.decode(text))
     except msgspec.ValidationError as error:
         if "at most length" in str(error):
-            raise _too_many(field, "items") from None
+            raise _too_many("prompt", "items") from None
         raise
     return [item for item in items if item is not NULL]
 

@@ -22,7 +22,6 @@ from orchestrator.api.http.decode import with_unknown_fields
 from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
-from orchestrator.api.openai.embeddings import EmbeddingRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
 from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, TEXT, Operation
@@ -42,7 +41,6 @@ _MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has them
     "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
     "POST /v1/completions": Operation(CompletionRequest, _BOTH),
-    "POST /v1/embeddings": Operation(EmbeddingRequest),
     **{
         f"POST {path}/{{task_id}}/cancel": Operation(statuses=(202,))
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")

@@ -17,7 +17,7 @@ from orchestrator.batches.records import LineOutcome, Status, StoredBatch
 from orchestrator.batches.service import new_batch, read_window
 from orchestrator.errors import InvalidRequest
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _MAX_PER_PAGE = 100
 _FIRST = Status.VALIDATING
 _METADATA_CHARS = 16 * (64 + 512)

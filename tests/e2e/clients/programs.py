@@ -61,7 +61,7 @@ CLIENTS = (
         "`openai` (Python)",
         "chats, completions and Responses, streamed and not; `n`, several prompts,"
         " log-probabilities, running usage; JSON schemas; tools forced and gone on from; `echo`"
-        " with log-probabilities; embeddings; a timeout as a deadline; an overflow by its code",
+        " with log-probabilities; a timeout as a deadline; an overflow by its code",
         (Program(OURS, "with_openai.py", ("openai",)), _theirs("with_openai.py", "openai")),
     ),
     Client(
@@ -80,13 +80,13 @@ CLIENTS = (
     Client(
         "LiteLLM",
         "as `openai/…`, `hosted_vllm/…` and `anthropic/…`; streams, tools, JSON schemas,"
-        " embeddings, Responses; an overflow is `ContextWindowExceededError`",
+        " Responses; an overflow is `ContextWindowExceededError`",
         (_theirs("with_litellm.py", "litellm"),),
     ),
     Client(
         "`langchain-openai`",
         "chats and Responses, streamed, in batches; tools; structured output by function calling"
-        " and by JSON schema; embeddings",
+        " and by JSON schema",
         (_theirs("with_langchain.py", "langchain-openai"),),
     ),
     Client(

@@ -1,7 +1,7 @@
 """LangChain's client for OpenAI."""
 
 from checks import FUNCTION, HELLO, MODEL, matches, run
-from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from langchain_openai import ChatOpenAI, OpenAI
 
 
 def _model(url: str, max_tokens: int = 8, **more: object) -> ChatOpenAI:
@@ -53,17 +53,6 @@ def check_structured_output(url: str) -> None:
     for method in ("function_calling", "json_schema"):
         answer = model.with_structured_output(FUNCTION, method=method).invoke(HELLO)
         assert matches(answer)
-
-
-def check_embeddings(url: str) -> None:
-    model = OpenAIEmbeddings(
-        model=MODEL,
-        base_url=f"{url}/v1",
-        api_key="unused",
-        check_embedding_ctx_length=False,  # else it sends ids of OpenAI's own tokenizer
-    )
-    one, two = model.embed_documents(["A fox.", "A bird."])
-    assert len(one) == len(two) == len(model.embed_query("A fox."))
 
 
 def check_plain(url: str) -> None:

@@ -73,11 +73,6 @@ def check_structured_output(url: str) -> None:
     assert matches(json.loads(answer.choices[0].message.content))
 
 
-def check_embeddings(url: str) -> None:
-    asked = {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "unused"}
-    assert len(litellm.embedding(**asked, input=["A fox.", "A bird."]).data) == 2
-
-
 def check_too_long_is_understood(url: str) -> None:
     messages = [{"role": "user", "content": "fox " * 20_000}]
     try:

@@ -103,14 +103,6 @@ def check_what_lm_eval_asks(url: str) -> None:
     assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs[1:])
 
 
-def check_embeddings(url: str) -> None:
-    client = _client(url)
-    both = client.embeddings.create(model=MODEL, input=["A fox.", "A lighthouse."]).data
-    (one,) = client.embeddings.create(model=MODEL, input="A fox.", encoding_format="float").data
-    apart = [abs(a - b) for a, b in zip(one.embedding, both[0].embedding, strict=True)]
-    assert max(apart) < 1e-3 and len(both) == 2
-
-
 def check_structured_output(url: str) -> None:
     client = _client(url)
     limits = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}

@@ -19,7 +19,6 @@ _OTHERS = (
     "/v2/catalog",
     "/cancel",
     "/overview/events",  # for as long as somebody looks
-    "/v1/embeddings",  # the demo model makes none
     "/infer",
     "/versions/",
     "POST /ping",

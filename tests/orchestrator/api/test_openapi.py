@@ -38,8 +38,8 @@ async def test_bodies_are_those_of_the_decoders(service: Service) -> None:
     assert "additionalProperties" not in chat
     assert body_of("/v2/tasks")["additionalProperties"] is False
     assert {"deadline_ms", "top_logprobs", "tools", "prompt_logprobs"} <= set(chat["properties"])
-    assert {"input", "encoding_format"} <= set(body_of("/v1/embeddings")["properties"])
-    (header,) = told["paths"]["/v1/embeddings"]["post"]["parameters"]
+    assert {"prompt", "echo"} <= set(body_of("/v1/completions")["properties"])
+    (header,) = told["paths"]["/v1/completions"]["post"]["parameters"]
     assert (header["name"], header["in"]) == ("X-Timeout-Ms", "header")
     responses = told["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert {"200", "400", "401", "429", "499", "502", "503", "504"} <= set(responses)
@@ -48,9 +48,9 @@ async def test_bodies_are_those_of_the_decoders(service: Service) -> None:
 async def test_a_route_without_a_description_is_named(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fewer = {name: one for name, one in OPERATIONS.items() if name != "POST /v1/embeddings"}
+    fewer = {name: one for name, one in OPERATIONS.items() if name != "POST /v1/completions"}
     monkeypatch.setattr(openapi, "OPERATIONS", fewer)
     app = service.runner.app
     assert app is not None
-    with pytest.raises(openapi.MissingOperation, match="POST /v1/embeddings"):
+    with pytest.raises(openapi.MissingOperation, match="POST /v1/completions"):
         openapi.document_of(app)

@@ -11,7 +11,6 @@ import aiohttp
 import hypothesis
 import pytest
 
-from protocol import Pooling
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.support.fake_slots import FakeClips
 from tests.support.fake_worker import MODEL, FakeWorker
@@ -31,7 +30,7 @@ def schemathesis() -> Any:
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    worker = await make_worker(pooling=Pooling.LAST)
+    worker = await make_worker()
     worker.slots = FakeClips()
     return worker
 

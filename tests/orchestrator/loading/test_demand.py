@@ -101,7 +101,6 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
     ("path", "body"),
     [
         ("/v1/responses", {"input": "x", "max_output_tokens": 4}),
-        ("/v1/embeddings", {"input": "x"}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}),
     ],

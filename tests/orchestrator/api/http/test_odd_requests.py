@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from orchestrator.api.http.ignored import IGNORED_HEADER
-from protocol import Pooling
 from tests.orchestrator.api.http.test_tolerant_reader import (
     BODIES,
     CHAT,
     COUNT,
-    EMBEDDINGS,
     GENERATE,
     HI,
     MESSAGES,
@@ -92,7 +90,6 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         {"parameters": {"max_tokens": 4, "new": 1}, "exclude": True},
         "exclude, parameters.new",
     ),
-    (EMBEDDINGS, {"chat_template_kwargs": {"thinks": False}, "dims": 3}, "dims"),
     # null, and numbers in strings
     (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
     (CHAT, {"temperature": "0.5", "max_tokens": "4", "top_k": "3", "seed": 1.0}, ""),
@@ -205,7 +202,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    card = CARD | {"grammars": "llguidance", "block_tokens": 1024, "pooling": Pooling.LAST}
+    card = CARD | {"grammars": "llguidance", "block_tokens": 1024}
     return await make_worker(**card)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from orchestrator.api.http.ignored import IGNORED_HEADER, MAX_LOGGED, Ignored, header_of
-from protocol import Pooling
 from tests.orchestrator.api.tools import CARD
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
@@ -21,7 +20,6 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOKENIZE = "/v1/tokenize"
 GENERATE = "/v2/models/fake/generate"
-EMBEDDINGS = "/v1/embeddings"
 HI = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "fake", "messages": [HI], "max_tokens": 4},
@@ -31,7 +29,6 @@ BODIES: dict[str, dict[str, Any]] = {
     COUNT: {"model": "fake", "messages": [HI]},
     GENERATE: {"text_input": "hi", "parameters": {"max_tokens": 4}},
     TOKENIZE: {"model": "fake", "prompt": "hi"},
-    EMBEDDINGS: {"model": "fake", "input": "hi"},
 }
 TASKS = "/v2/tasks"
 NO_FIELD = "is not a known field"
@@ -39,8 +36,8 @@ NO_FIELD = "is not a known field"
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    """One that knows tools and grammars, and makes embeddings."""
-    return await make_worker(**CARD | {"grammars": "llguidance", "pooling": Pooling.LAST})
+    """One that knows tools and grammars."""
+    return await make_worker(**CARD | {"grammars": "llguidance"})
 
 
 async def sent(service: Service, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:

@@ -194,6 +194,8 @@ async def test_one_that_is_streamed_is_cancelled_by_its_id(
 
 
 async def test_what_is_not_served_says_what_is(service: Service, sdk: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="vLLM's"):
+        await sdk.embeddings.create(model="fake", input="hi")
     with pytest.raises(openai.NotFoundError, match="previous_response_id"):
         await sdk.conversations.create()
     name = (await sdk.responses.create(**HI)).id
