@@ -104,7 +104,7 @@ class Recorder:
 
     def _lengths(self, task: Task) -> tuple[float, ...]:
         """One tuple for all that expect the same."""
-        if task.sampling.length_is_stated or task.job.embeds:
+        if task.sampling.length_is_stated:
             return ()
         # A refused one may have asked for any number.
         most = min(task.job.max_tokens or task.sampling.max_tokens, _MAX_TOKENS)
@@ -137,9 +137,9 @@ def _described(task: Task, noted: _Noted) -> msgspec.Raw:
         "on_deadline": job.on_deadline,
         "prompt_tokens": task.prompt_tokens,
         "cached_tokens": task.cached_tokens or task.likely_cached,
-        "max_tokens": 1 if job.embeds else max(1, job.max_tokens or sampling.max_tokens),
+        "max_tokens": max(1, job.max_tokens or sampling.max_tokens),
         "min_tokens": sampling.min_tokens,
-        "is_length_stated": sampling.length_is_stated or job.embeds,
+        "is_length_stated": sampling.length_is_stated,
         "placement": job.placement.mode,
         "placed_on": job.placement.instances,
         "left": noted.left,

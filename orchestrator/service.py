@@ -387,7 +387,6 @@ class Orchestrator:
             and task.block_tokens
             # Else every token of the prompt must be read.
             and task.job.sampling.prompt_logprobs is None
-            and not task.job.embeds
         ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         cached_blocks = registry.prefixes.longest(task.prefix_hashes).values()

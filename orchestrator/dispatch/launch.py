@@ -103,7 +103,6 @@ class Launcher:
             first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
             token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,
             keeps_on=self._prediction.feasibility.stats.runs_on(task),
-            embeds=task.job.embeds,
             grammar=task.job.grammar,
             begun_tokens=len(token_ids) - task.prompt_tokens,
             stop_after_tokens=task.sampling.min_tokens if task.completion_tokens else 0,

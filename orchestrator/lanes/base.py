@@ -84,7 +84,6 @@ class JobFields(TypedDict):
     first_token_budget_ms: NotRequired[float | None]
     token_gap_ms: NotRequired[float | None]
     keeps_on: NotRequired[bool]
-    embeds: NotRequired[bool]
     grammar: NotRequired[Grammar | None]
     begun_tokens: NotRequired[int]
     stop_after_tokens: NotRequired[int]

@@ -73,7 +73,6 @@ class Demand:
 
 
 FIELDS = {
-    Feature.EMBEDDINGS: "input",
     Feature.FINISH: "on_deadline",
     Feature.GRAMMAR: "grammar",
     Feature.IGNORE_EOS: "ignore_eos",
@@ -97,8 +96,6 @@ def features_of(job: Job, sampling: Sampling, *, has_images: bool = False) -> fr
     drew ourselves, so that a text can continue elsewhere.
     """
     needed = [*job.placement.capabilities, *sampling_features(sampling)]
-    if job.embeds:
-        needed.append(Feature.EMBEDDINGS)
     if job.on_deadline is OnDeadline.FINISH:
         needed.append(Feature.FINISH)
     if job.grammar is not None:

@@ -45,4 +45,3 @@ class Ending:
     stop: str = ""
     stop_token_id: int | None = None
     """The job's own stop token that ended the text; None if none did."""
-    embedding: bytes = b""

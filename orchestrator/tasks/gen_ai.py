@@ -13,10 +13,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, exemplar_of
 
 PROVIDER: Final = "tidegate"
-_OPERATIONS = {
-    **dict.fromkeys((Api.CHAT, Api.RESPONSES, Api.MESSAGES), "chat"),
-    Api.EMBEDDINGS: "embeddings",
-}
+_CHATS = (Api.CHAT, Api.RESPONSES, Api.MESSAGES)
 _LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 _DURATION_S = tuple(0.01 * 2**n for n in range(14))
 _FIRST_TOKEN_S = (
@@ -28,7 +25,7 @@ _PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 
 def operation_of(api: Api) -> str:
     """Value of ``gen_ai.operation.name`` for an API."""
-    return _OPERATIONS.get(api, "text_completion")
+    return "chat" if api in _CHATS else "text_completion"
 
 
 class GenAiMetrics:

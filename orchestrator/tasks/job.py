@@ -72,7 +72,6 @@ class Api(StrEnum):
     RESPONSES = "responses"
     MESSAGES = "messages"
     KSERVE = "kserve"
-    EMBEDDINGS = "embeddings"
 
 
 class OnDisconnect(StrEnum):
@@ -247,8 +246,6 @@ class Job:
     """When the first call of its run came, in seconds of the clock; None where none is known."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
-    embeds: bool = False
-    """Whether the prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
     """Grammar that the whole text of the answer must match, from its first token; the grammar
     includes thinking before it."""

@@ -47,7 +47,6 @@ class Settler:
             missed_part=missed_part,
             stop=(end or ending).stop,
             stop_token_id=(end or ending).stop_token_id,
-            embedding=end.embedding if end is not None else b"",
         )
         task.end(ending, now)
         if not is_left:

@@ -108,7 +108,6 @@ def count_of(value: object) -> int:
 
 ALWAYS_LACKING = frozenset(
     {
-        Feature.EMBEDDINGS,
         Feature.FINISH,
         Feature.GRAMMAR,
         Feature.KV_EVENTS,

@@ -69,7 +69,6 @@ def test_what_is_neutral_needs_nothing() -> None:
 def test_a_job_needs_what_it_says_beside_its_sampling() -> None:
     grammar = Grammar(GrammarKind.REGEX, "a+")
     constraint = PlacementConstraint(capabilities=frozenset({Feature.STEP_ABORT}))
-    assert needs({"embeds": True}) == {Feature.EMBEDDINGS}
     assert needs({"grammar": grammar}) == {Feature.GRAMMAR}
     assert needs({"needs_ids": True}) == needs({"durable": True}) == {Feature.TOKEN_IDS}
     assert needs({"placement": constraint}) == {Feature.STEP_ABORT}

@@ -13,7 +13,7 @@ async def told(service: Service, path: str, status: int = 200) -> dict[str, obje
 async def test_or2_capabilities_are_those_of_what_is_ready(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
-    lacks = (Feature.EMBEDDINGS, Feature.GRAMMAR, Feature.SEED)
+    lacks = (Feature.KV_EVENTS, Feature.GRAMMAR, Feature.SEED)
     workers = [await make_worker(lacks=lacks), await make_worker(lacks=lacks[:2])]
     service = await make_service(*workers, http__max_body_bytes=2048, queue__max_waiting=7)
     answer = await told(service, "/v2/capabilities")
