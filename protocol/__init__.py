@@ -24,7 +24,6 @@ from protocol.card import (
     Feature,
     Loadable,
     ModelCard,
-    Pooling,
     StepCosts,
     context_note,
     features_of,

@@ -8,17 +8,9 @@ from protocol.sampling import Sampling, SamplingDefaults
 from protocol.vision import Vision
 
 
-class Pooling(StrEnum):
-    """How a prompt's hidden states become its embedding."""
-
-    MEAN = "mean"
-    LAST = "last"
-
-
 class Feature(StrEnum):
     """A capability that requests and operators may expect of an engine, and some engines lack."""
 
-    EMBEDDINGS = "embeddings"
     FINISH = "finish"
     """Can end a text at a sentence or a valid form as its deadline nears."""
     GRAMMAR = "grammar"
@@ -127,8 +119,6 @@ class ModelCard(msgspec.Struct, frozen=True):
     """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     """Sampling for requests that state none, from the model's ``generation_config.json``."""
-    pooling: Pooling | None = None
-    """How the worker makes embeddings; None where it makes none."""
     grammars: str = ""
     """Name and version of the grammar library; empty if a ``Submit`` must have no grammar."""
     can_continue: bool = False

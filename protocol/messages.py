@@ -38,7 +38,7 @@ from protocol.grammar import Grammar
 from protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline
 from protocol.sampling import Sampling
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 NO_TOKEN_ID = -1
 """Id of a token whose id is unknown, from engines that answer with text alone. Tidegate's own
 worker never sends it."""
@@ -67,9 +67,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     part of the budget where other jobs must follow within it; they order and size the work and end
     no job (DL-14). A job that ``keeps_on`` is not stopped before its deadline, however certain it
     is to miss (DL-17). ``grammar`` is what the text must match, only for workers with ``grammars``
-    on their card; ``adapter`` names a LoRA adapter of the card's ``adapters``. A job that
-    ``embeds`` gives only its prompt's embedding, at its end; only for workers with a ``pooling`` on
-    their card.
+    on their card; ``adapter`` names a LoRA adapter of the card's ``adapters``.
 
     The last ``begun_tokens`` of ``token_ids`` were generated already, by the worker that had the
     job before: they count for grammar, penalties and stop strings, and their text is not sent
@@ -106,7 +104,6 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     begun_tokens: int = 0
     session_keep_ms: float = 0.0
     share_ms: float | None = None
-    embeds: bool = False
     stop_after_tokens: int = 0
     serving: int = 0
     expected_tokens: int = 0
@@ -298,8 +295,7 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix cache and
     not computed again. A ``spared`` job was certain to miss at some point, and continued because it
     ``keeps_on``. ``stop`` is the stop string that ended the text, empty where none did, and
-    ``stop_token_id`` the job's own stop token that did. ``embedding`` is that of a job that
-    ``embeds``: little-endian float32, scaled to length 1.
+    ``stop_token_id`` the job's own stop token that did.
     """
 
     handle: int
@@ -319,7 +315,6 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     spared: bool = False
     stop: str = ""
     stop_token_id: int | None = None
-    embedding: bytes = b""
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):

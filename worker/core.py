@@ -18,7 +18,6 @@ from protocol import (
     FinishReason,
     KvReport,
     OnDeadline,
-    Pooling,
     PromptLogprobs,
     Sampling,
     TokenLogprob,
@@ -55,8 +54,6 @@ class Job:
     due_by: float = math.inf
     keeps_on: bool = False
     constraint: Constraint | None = None
-    pooling: Pooling | None = None
-    """How the prompt is made an embedding, the job's only result; None for a job that generates."""
     begun_tokens: int = 0
     """How many of the last ``token_ids`` belong to the answer: another worker generated them."""
     expected_tokens: int = 0
@@ -137,7 +134,6 @@ class JobFinished:
     abort_ms: float | None = None
     cached_tokens: int = 0
     spared: bool = False
-    embedding: bytes = b""
 
 
 Event = JobStarted | JobPrompt | JobTokens | JobPaused | JobResumed | JobFinished

@@ -106,11 +106,7 @@ def _only_ours(settings: WorkerSettings) -> str:
         "deterministic": settings.deterministic,
         "kv.disk_path": settings.kv.disk_path is not None,
     }
-    name = next((name for name, is_asked in asked.items() if is_asked), "")
-    if name:
-        return variable(name)
-    pooling = settings.model_path / "1_Pooling" / "config.json"
-    return f"{pooling} (a model for embeddings)" if pooling.is_file() else ""
+    return next((variable(name) for name, is_asked in asked.items() if is_asked), "")
 
 
 def _architectures(model: Path) -> tuple[str, ...]:

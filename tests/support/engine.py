@@ -84,7 +84,7 @@ class Bench:
     ) -> Job:
         job = Job([9] * prompt if isinstance(prompt, int) else prompt, Sampling(1), 0.0)
         asked = {"max_tokens": 8} | sampling
-        for name in ("keeps_on", "constraint", "pooling"):
+        for name in ("keeps_on", "constraint"):
             if name in asked:
                 setattr(job, name, asked.pop(name))
         job.sampling = Sampling(**asked)  # type: ignore[arg-type]

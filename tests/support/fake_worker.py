@@ -6,7 +6,6 @@ that arrived is kept, so that a test can say what did not.
 
 import asyncio
 import itertools
-import struct
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -156,8 +155,6 @@ class Plan:
     """Starts once it is set."""
     cached: int = 0
     """Tokens of the prompt that its prefix cache held."""
-    vector: tuple[float, float] = (0.6, -0.8)
-    """The embedding of a job that asks for one."""
 
 
 def saying_goodbye(*, after_ms: int, grace_ms: int) -> list[tuple[str, int]]:
@@ -602,7 +599,6 @@ class _FakeLane:
             cached_tokens=plan.cached,
             stop=plan.stop,
             stop_token_id=plan.stop_token_id,
-            embedding=struct.pack("<2f", *plan.vector) if job.embeds and code is None else b"",
         )
         await self.send(ends=[end], stats=self.worker.stats())
         if plan.talks_after_end:
@@ -619,8 +615,6 @@ class _FakeLane:
         if (top := job.sampling.prompt_logprobs) is not None:
             await self._read_prompt(job, top)
         total = job.sampling.max_tokens if plan.tokens is None else plan.tokens
-        if job.embeds:
-            total = 0
         made = 0
         while made < total:
             if made == plan.stall_at:

@@ -54,15 +54,6 @@ def test_what_only_our_own_engine_does_chooses_it(
     assert choice.name == "torch" and f"TIDEGATE_WORKER__{name.upper()} asks" in choice.why
 
 
-def test_a_model_for_embeddings_gets_the_engine_that_makes_them(
-    model: Path, packages: Path
-) -> None:
-    (model / "1_Pooling").mkdir()
-    (model / "1_Pooling" / "config.json").write_text("{}")
-    choice = choose_engine(settings(model), packages)
-    assert choice.name == "torch" and "1_Pooling" in choice.why
-
-
 def test_a_look_up_that_fails_chooses_our_own_engine(model: Path, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     nothing.mkdir()

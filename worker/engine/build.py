@@ -8,7 +8,7 @@ from dataclasses import replace
 from protocol.grammar_source import library_version
 from protocol.model_digest import model_digest
 from worker.core import Clock
-from worker.engine.card import end_tokens, engine_digest, model_card, pooling_of
+from worker.engine.card import end_tokens, engine_digest, model_card
 from worker.engine.engine import Engine, EngineConfig
 from worker.engine.step_costs import fitting, largest, measure
 from worker.errors import BrokenCheckpoint
@@ -164,7 +164,6 @@ def _build(
         max_running=limits.max_running,
         max_step_tokens=limits.max_step_tokens,
         grammars="" if grammars is None else library_version(),
-        pooling=pooling_of(settings),
         can_pause=True,
         can_continue=True,
         quantization="none" if has_model else "",

@@ -1,7 +1,6 @@
 """Makes the model card of a loaded engine, with the digest of what decides its tokens (PF-6)."""
 
 import hashlib
-import json
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from protocol import ModelCard, Pooling, SamplingDefaults
+from protocol import ModelCard, SamplingDefaults
 from protocol.sampling import defaults_of
 from worker.log import model_log
 from worker.models.config import read_generation_config
@@ -126,18 +125,6 @@ def end_tokens(
     if not found:
         model_log.warning("%s names no end token: answers end at max_tokens only", path)
     return found
-
-
-def pooling_of(settings: WorkerSettings) -> Pooling | None:
-    """How embeddings are made; None for an engine without a model."""
-    if settings.engine != "torch":
-        return None
-    try:
-        stated = json.loads((settings.model_path / "1_Pooling" / "config.json").read_text("utf-8"))
-        is_mean = stated.get("pooling_mode_mean_tokens") is True
-    except (OSError, ValueError, AttributeError):
-        is_mean = False
-    return Pooling.MEAN if is_mean else Pooling.LAST
 
 
 def model_card(

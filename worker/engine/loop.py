@@ -21,9 +21,6 @@ from dataclasses import dataclass
 from secrets import randbits
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from protocol import AbortCause, FinishReason, KvReport, PromptLogprobs, TokenLogprob, WorkerStats
 from worker.core import (
     Clock,
@@ -422,9 +419,6 @@ class EngineLoop:
             self._spoil(plan.rows[index].request)
         if done.result.prompts:
             self._tell_prompts(plan, done.result.prompts, now, events)
-        for index, vector in (done.result.pooled or {}).items():
-            pooling = plan.rows[index].request
-            pooling.pooled = vector if pooling.pooled is None else pooling.pooled + vector
         for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
@@ -460,14 +454,12 @@ class EngineLoop:
                     events.append(JobTokens(job, ids, row_logprobs, cached))
                     continue
                 end_reason = LENGTH
-            if job.sampling.max_tokens and job.pooling is None:
+            if job.sampling.max_tokens:
                 events.append(JobTokens(job, ids, row_logprobs, cached))
                 self._step_time.answered(text_tokens - request.prompt_tokens)
             else:  # it was to read its prompt only
                 tokens -= new
                 end_reason, request.tokens = LENGTH, request.tokens[: request.prompt_tokens]
-                if request.pooled is not None:
-                    request.embedding = _normalised(request.pooled)
             self._finish(request, end_reason, events)
         self._totals.tokens += tokens
 
@@ -578,9 +570,3 @@ def _head(
     ids: list[int], logprobs: list[TokenLogprob] | None, count: int
 ) -> tuple[list[int], list[TokenLogprob] | None]:
     return ids[:count], logprobs and logprobs[:count]
-
-
-def _normalised(vector: NDArray[np.float32]) -> bytes:
-    """``vector`` scaled to length 1, little-endian float32; a sum of states does as a mean."""
-    wide = vector.astype(np.float64)
-    return (wide / max(float(np.linalg.norm(wide)), 1e-12)).astype("<f4").tobytes()

@@ -36,7 +36,6 @@ from worker.runner.cuda_graphs import (
 from worker.runner.device_probe import probe_of
 from worker.runner.forward import BatchForward, Forward
 from worker.runner.torch_runner import SlotLimits, StepOutputs, TorchRunner, constrained_rows
-from worker.sampling.prompt_results import pools_any
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.plan import DeviceTime, Plan, Row, StepResult
 from worker.scheduler.request import Request
@@ -115,8 +114,7 @@ class CudaRunner(TorchRunner):
         begun = self._mark()
         self._waited_s = 0.0
         slots = self._table.slots_of(plan.rows, self._begin)
-        pools = bool(self._pooling_slots) and pools_any(plan)  # no recording has hidden states
-        all_decode = plan.decodes == len(plan.rows) and not pools
+        all_decode = plan.decodes == len(plan.rows)
         if self._graphs is not None and all_decode and len(plan.rows) <= self._graphs.largest:
             sampled = self._decode(self._graphs, state, plan, slots)
             outputs = StepOutputs(len(plan.rows), range(len(plan.rows)), sampled)

@@ -15,10 +15,8 @@ from worker.pinned import download, upload
 from worker.runner.forward import Forward
 from worker.sampling.prompt_results import (
     CheckedRows,
-    PooledStates,
     PromptScores,
     check_prompts,
-    pool_states,
     score_prompts,
 )
 from worker.sampling.sampler import NO_TOKEN, Sampled, Sampler
@@ -56,8 +54,6 @@ class TorchRunner:
         self._device = device
         self._block_tokens = limits.block_tokens
         self._table = _SlotTable(limits.max_running, limits.max_blocks)
-        self._pooling_slots: set[int] = set()
-        """Slots with an embedding as their latest request."""
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
@@ -83,20 +79,19 @@ class TorchRunner:
         scores = score_prompts(
             plan, hidden, forward.logits, vocab_size=self._sampler.vocab_size, device=self._device
         )
-        pooled = pool_states(plan, hidden) if self._pooling_slots else None
         checked = check_prompts(plan, hidden)
         sampling: Sequence[int] = range(len(plan.rows))
         contexts = batch.context_tokens
         if plan.decodes < len(plan.rows):  # else each token is the last of its row
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
             if not sampling:
-                return StepOutputs(len(plan.rows), sampling, None, scores, pooled, checked)
+                return StepOutputs(len(plan.rows), sampling, None, scores, checked)
             last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
             hidden, token_ids = hidden[last_tokens], token_ids[last_tokens]
             slots, contexts = slots[sampling], contexts[sampling]
         logits = forward.logits(hidden)
         sampled = self._sampler.sample(logits, slots, contexts, token_ids, masks)
-        return StepOutputs(len(plan.rows), sampling, sampled, scores, pooled, checked)
+        return StepOutputs(len(plan.rows), sampling, sampled, scores, checked)
 
     def close(self) -> None:
         """Drop model and pool."""
@@ -108,10 +103,6 @@ class TorchRunner:
 
     def _begin(self, slot: int, request: Request) -> None:
         """Prepare ``slot`` for ``request``, with blocks that are already in the table."""
-        if request.job.pooling is None:
-            self._pooling_slots.discard(slot)
-        else:
-            self._pooling_slots.add(slot)
         self._sampler.begin(slot, request)
 
     def _pack(
@@ -163,7 +154,6 @@ class StepOutputs:
     sampling: Sequence[int]
     sampled: Sampled | None
     scores: PromptScores | None = None
-    pooled: PooledStates | None = None
     checked: CheckedRows | None = None
 
     def on_its_way(self) -> "StepOutputs":
@@ -173,7 +163,6 @@ class StepOutputs:
             self.sampling,
             self.sampled and self.sampled.on_its_way(),
             self.scores and self.scores.on_its_way(download),
-            self.pooled and self.pooled.on_its_way(download),
             self.checked and self.checked.on_its_way(download),
         )
 
@@ -185,8 +174,6 @@ class StepOutputs:
         else:
             ids, logprobs = self.sampled.read()
             result = spread(self.rows, self.sampling, ids, logprobs, prompts)
-        if self.pooled is not None:
-            result.pooled = self.pooled.read()
         # Rows that only read a prompt, where their hidden states were not finite.
         if self.checked is not None and (broken := self.checked.read()):
             result.not_finite = [*result.not_finite, *broken]

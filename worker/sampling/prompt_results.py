@@ -1,5 +1,5 @@
-"""Results of a step for prompts: log-probabilities of their own tokens, embeddings, and whether
-they are finite.
+"""Results of a step for prompts: log-probabilities of their own tokens, and whether they
+are finite.
 
 The hidden state of each token but the last gives the next one's probabilities. Logits are made of a
 few hundred states at a time, and only the results asked for are kept: all logits of a long prompt
@@ -7,7 +7,7 @@ would take more memory than the model.
 
 If a token's state is not finite, neither is that of any token that attends to it, so that a row's
 last token tells for all. For rows that sample the logits are checked (``Sampler``); for the others
-the last hidden state. Embeddings pool the states after the final norm to one vector.
+the last hidden state.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol import Pooling, PromptLogprobs
+from protocol import PromptLogprobs
 from worker.pinned import upload
 from worker.scheduler.plan import Plan, Row
 
@@ -163,45 +162,3 @@ def check_prompts(plan: Plan, hidden: Tensor) -> CheckedRows | None:
         return None
     last = hidden[upload(np.array(last_tokens, np.int64), hidden.device)]
     return CheckedRows(rows, torch.isfinite(last).all(dim=-1))
-
-
-Vector = NDArray[np.float32]
-
-
-class PooledStates(NamedTuple):
-    """What a step adds to embeddings of ``rows``: ``sums`` [rows, hidden] on the device."""
-
-    rows: list[int]
-    sums: Tensor
-
-    def on_its_way(self, send: Callable[[Tensor], Tensor]) -> "PooledStates":
-        """A copy that the device is going to write to host memory; see ``Sampled``."""
-        return PooledStates(self.rows, send(self.sums))
-
-    def read(self) -> dict[int, Vector]:
-        """The sums by row. Waits for the device."""
-        return dict(zip(self.rows, self.sums.cpu().numpy(), strict=True))
-
-
-def pools_any(plan: Plan) -> bool:
-    """Whether a row of this step is for an embedding."""
-    return any(row.request.job.pooling for row in plan.rows)
-
-
-def pool_states(plan: Plan, hidden: Tensor) -> PooledStates | None:
-    """Pool a step's ``hidden`` states [tokens, hidden] by row: their sum, or only the last; None if
-    no row asks."""
-    rows: list[int] = []
-    sums: list[Tensor] = []
-    begin = 0
-    for index, row in enumerate(plan.rows):
-        states = hidden[begin : begin + row.count]
-        begin += row.count
-        pooling = row.request.job.pooling
-        if pooling is Pooling.MEAN:
-            rows.append(index)
-            sums.append(states.float().sum(dim=0))
-        elif pooling is Pooling.LAST and row.samples:
-            rows.append(index)
-            sums.append(states[-1].float())
-    return PooledStates(rows, torch.stack(sums)) if rows else None

@@ -91,7 +91,6 @@ def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFin
         abort_ms=_abort_ms(job, end_reason, freed_at),
         cached_tokens=request.cached_tokens,
         spared=request.spared,
-        embedding=request.embedding,
     )
 
 

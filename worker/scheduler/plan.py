@@ -1,8 +1,8 @@
 """The scheduler's plan for one step, and the step's result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -60,14 +60,12 @@ class StepResult:
 
     ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is None
     when no row asked. ``prompts[i]`` has log-probabilities of what row i read of its prompt, if
-    requested, ``pooled[i]`` its part of its embedding, a numpy vector. Rows in ``not_finite`` got
-    numbers that are NaN or infinite, and no tokens.
+    requested. Rows in ``not_finite`` got numbers that are NaN or infinite, and no tokens.
     """
 
     ids: list[list[int]]
     logprobs: list[list[TokenLogprob] | None] | None = None
     prompts: dict[int, list[PromptLogprobs]] | None = None
-    pooled: Mapping[int, Any] | None = None
     not_finite: Sequence[int] = ()
     device: DeviceTime | None = None
     """The step's time by the device's clock; None without one."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import islice
 from math import ceil
 
-from protocol import Pooling, block_hashes, hash_block, root_hash
+from protocol import block_hashes, hash_block, root_hash
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 
@@ -37,8 +37,7 @@ class PrefixCache:
     def shareable_blocks(self, request: Request) -> int:
         """Number of the prompt's full blocks, without one that would leave no token to compute; 0
         where results of all its tokens are asked for, which the cache does not have."""
-        job = request.job
-        if job.sampling.prompt_logprobs is not None or job.pooling is Pooling.MEAN:
+        if request.job.sampling.prompt_logprobs is not None:
             return 0
         return min(len(request.hashes), (request.prompt_tokens - 1) // self._block_tokens)
 

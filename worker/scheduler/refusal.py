@@ -76,8 +76,6 @@ def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
     needed = features_of(job.sampling)
     if job.constraint is not None:
         needed.append(Feature.GRAMMAR)
-    if job.pooling is not None:
-        needed.append(Feature.EMBEDDINGS)
     missing = [feature.value for feature in needed if feature in lacks]
     if not missing:
         return None

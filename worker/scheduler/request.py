@@ -1,7 +1,7 @@
 """A job inside the engine, as the scheduler, the runner and the loop share it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from protocol import OnDeadline
 from worker.core import Job
@@ -34,9 +34,6 @@ class Request:
     ends_cleanly: bool
     """Whether the client accepts a partial text when time runs out (DL-6 ``partial``)."""
 
-    pooled: Any = None
-    """Sum so far of an embedding, a numpy vector; None before there is one."""
-    embedding: bytes = b""
     end_ids: frozenset[int] = frozenset()
     """Ids of tokens that end its text."""
     hashes: list[bytes] = field(default_factory=list)

@@ -279,7 +279,6 @@ class LaneJob:
             spared=event.spared,
             stop=self._text.stop if event.reason is FinishReason.STOP else "",
             stop_token_id=self._text.stop_token_id,
-            embedding=event.embedding,
         )
 
 

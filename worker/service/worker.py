@@ -288,7 +288,6 @@ class Worker:
             due_by=now + seconds(message.share_ms),
             keeps_on=message.keeps_on,
             constraint=constraint,
-            pooling=serving.card.pooling if message.embeds else None,
             begun_tokens=message.begun_tokens,
             expected_tokens=message.expected_tokens,
             images=message.images,
@@ -310,8 +309,6 @@ class Worker:
         if message.serving != card.serving:
             raise WorkerDraining("the worker has another model by now; retry elsewhere")
         checked_part(message).check(card.vocab_size)
-        if message.embeds and card.pooling is None:
-            raise InvalidCall("this worker has no model to make embeddings with")
         if message.images and card.vision is None:
             raise InvalidCall("this worker's model reads no images")
         if message.adapter and message.adapter not in (one.name for one in card.adapters):

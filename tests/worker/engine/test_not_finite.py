@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from protocol import Code, FinishReason, Pooling, Sampling
+from protocol import Code, FinishReason, Sampling
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_torch_engine import FAR, build, greedy, prompt, run
@@ -115,13 +115,6 @@ def test_a_padded_row_has_nothing_of_anothers(poisoned: Path, settings: dict[str
     assert failed(spoilt, events)
     events += run(engine, [])
     assert [ids_of(job, events) for job in together] == [ids_of(job, expected) for job in alone]
-
-
-@pytest.mark.parametrize("pooling", list(Pooling))
-def test_an_embedding_is_no_vector_of_nan(poisoned: Path, pooling: Pooling) -> None:
-    spoilt = Job([5, POISON, 6], Sampling(max_tokens=0), FAR, pooling=pooling)
-    events = run(build(poisoned), [spoilt])
-    assert failed(spoilt, events) and not end_of(spoilt, events).embedding
 
 
 def test_a_long_prompt_ends_with_its_first_bad_chunk(poisoned: Path) -> None:

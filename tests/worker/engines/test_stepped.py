@@ -7,7 +7,6 @@ from protocol import (
     Code,
     Feature,
     FinishReason,
-    Pooling,
     PromptLogprobs,
     Sampling,
     TokenLogprob,
@@ -63,15 +62,13 @@ def test_a_job_that_a_backend_cannot_stomach_costs_nobody_else_theirs(
 
 
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
-    bench = SteppedBench(lacks=[Feature.MIN_P, Feature.EMBEDDINGS, Feature.GRAMMAR])
+    bench = SteppedBench(lacks=[Feature.MIN_P, Feature.GRAMMAR])
     drawn, plain = bench.submit(min_p=0.1), bench.submit()
-    embeds = Job([1], Sampling(max_tokens=1), 100.0, pooling=Pooling.LAST)
-    bench.engine.submit(embeds)
     constrained = Job([1], Sampling(max_tokens=1), 100.0, constraint=Constraint())
     bench.engine.submit(constrained)
     events = bench.finish()
     assert end_of(plain, events).code is None
-    for job, name in ((drawn, "min_p"), (embeds, "embeddings"), (constrained, "grammar")):
+    for job, name in ((drawn, "min_p"), (constrained, "grammar")):
         end = end_of(job, events)
         assert end.code is Code.INVALID_REQUEST and f"no {name};" in end.message
 

@@ -37,7 +37,7 @@ from worker.runner.memory import ProcessMemory
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
-_LACKS: Final = (Feature.EMBEDDINGS, Feature.SESSIONS)
+_LACKS: Final = (Feature.SESSIONS,)
 
 
 def stated_ends(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:

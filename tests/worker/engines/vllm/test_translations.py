@@ -182,7 +182,7 @@ def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise() -> None:
 
 def test_a_card_lacks_what_speculation_takes_away() -> None:
     plain = lacking(grammars=True, kv_events=True, speculates=False)
-    assert plain == (Feature.EMBEDDINGS, Feature.SESSIONS)
+    assert plain == (Feature.SESSIONS,)
     guessing = lacking(grammars=False, kv_events=False, speculates=True)
     assert {Feature.GRAMMAR, Feature.KV_EVENTS, Feature.LOGIT_BIAS, Feature.MIN_P} < set(guessing)
 
