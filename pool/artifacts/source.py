@@ -26,8 +26,6 @@ _SMALL: Final = (
     "preprocessor_config.json",
     "processor_config.json",
     "quantization_config.json",
-    "modules.json",
-    "1_Pooling/config.json",
     "README.md",
     "LICENSE*",
     "LICENCE*",
