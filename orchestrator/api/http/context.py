@@ -1,6 +1,8 @@
 """Facts about one HTTP request, collected from its head to its answer."""
 
 import re
+import socket
+import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,10 @@ CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
 """OpenAI's name for the correlation id's header, which proxies use too."""
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
+
+
+_LAST_DATA = struct.Struct("=52xI")
+"""Milliseconds since data was received, in Linux' ``struct tcp_info``."""
 
 
 def _own_status(error: TidegateError) -> int:
@@ -111,7 +117,23 @@ def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Diale
     """Context of a new request, named by the client's ``x-request-id`` or an id of our own."""
     # CONNECT states no path but an authority; a path in its place is taken as one.
     path = request.raw_path if request.method == "CONNECT" else request.path
-    return context_of(path, request.headers, instant(clock), dialects)
+    read, waited_s = instant(clock), _waited_s(request)
+    arrival = Instant(read.mono - waited_s, read.unix - waited_s)
+    return context_of(path, request.headers, arrival, dialects)
+
+
+def _waited_s(request: web.BaseRequest) -> float:
+    """Seconds for which the last bytes from the client of ``request`` have waited in the kernel for
+    a busy event loop, which its deadline does not wait for; 0 where that cannot be told."""
+    transport = request.transport
+    client = None if transport is None else transport.get_extra_info("socket")
+    if client is None:
+        return 0.0
+    try:
+        info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.size)
+    except (AttributeError, OSError):  # not on Linux, or not by TCP
+        return 0.0
+    return float(_LAST_DATA.unpack(info)[0]) / 1000
 
 
 def context_of(

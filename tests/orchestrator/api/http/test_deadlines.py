@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import socket
 import threading
+import time
 from typing import Any
 
 import aiohttp
@@ -241,3 +243,23 @@ async def test_dl9_an_error_before_admission_has_the_budget_that_was_stated(
     async with service.http.post("/v2/tasks", json=unserved) as response:
         assert response.status == 404
         assert 0 < left_of(response) <= 60_000
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux says when data came")
+async def test_dl1_a_deadline_does_not_wait_for_a_busy_loop(
+    service: Service, worker: FakeWorker
+) -> None:
+    """It runs from when the request was there, not from when the loop read it."""
+    reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
+    await service.ask("GET", "/health/live")  # the connection is accepted by now
+    body = json.dumps(TASK | {"deadline_ms": 10_000}).encode()
+    head = "POST /v2/tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    writer.get_extra_info("socket")._sock.send(head.encode() + body)
+    until = time.perf_counter() + 0.3
+    while time.perf_counter() < until:  # nothing else runs on this loop meanwhile
+        pass
+    assert b" 202 " in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    await worker.until(lambda: bool(worker.submits))
+    assert worker.submits[0].budget_ms <= 9_750
