@@ -33,6 +33,8 @@ _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 _LAST_DATA = struct.Struct("=52xI")
 """Milliseconds since data was received, in Linux' ``struct tcp_info``."""
+_TICK_MS = 10
+"""By how much that may be too long: a kernel's clock ticks a hundred times a second or faster."""
 
 
 def _own_status(error: TidegateError) -> int:
@@ -133,7 +135,7 @@ def _waited_s(request: web.BaseRequest) -> float:
         info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.size)
     except (AttributeError, OSError):  # not on Linux, or not by TCP
         return 0.0
-    return float(_LAST_DATA.unpack(info)[0]) / 1000
+    return max(0, int(_LAST_DATA.unpack(info)[0]) - _TICK_MS) / 1000
 
 
 def context_of(
