@@ -337,15 +337,12 @@ def _dispatch(
     hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
     values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
-    prediction.schedule.may_free_row = pausing.may_free_row
+    adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
     rows = RowControl(
-        pausing,
-        registry,
-        prediction,
-        foresight.in_flight,
-        clock,
-        enabled=chosen.row_policy is RowPolicy.ADAPTIVE and values_time,
+        pausing, registry, prediction, foresight.in_flight, clock, enabled=adapts_rows
     )
+    prediction.schedule.may_free_row = pausing.may_free_row
+    prediction.schedule.adapts_rows = adapts_rows
     limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
     launcher = Launcher(registry, foresight.in_flight, prediction, retrier, hedger, limits, clock)
     completion = Completion(

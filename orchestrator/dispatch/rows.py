@@ -87,6 +87,7 @@ class RowControl:
         for model, instances in serving.items():
             learners = [each.step_learner for each in instances if each.step_learner is not None]
             most = max((learner.model.slots for learner in learners), default=1)
+            # No more than those among which urgent work was let in.
             slots, most = most, int(min(most, self._schedule.most_rows(model)))
             foreign = sum(instance.foreign_load for instance in instances)
             chosen, rows, met = most, row_counts(most), list[float]()

@@ -69,6 +69,7 @@ class Prospect(NamedTuple):
 UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
 """The prospect where too few steps were measured yet: ignorance refuses nobody."""
 HOPELESS: Final = Prospect(0.0, -math.inf, (0.0,), (0.0,), (0.0,))
+"""Worse than any other prospect."""
 
 
 def middle(times: Sequence[float]) -> float:
@@ -124,6 +125,8 @@ class Schedule:
         self._clock = clock
         self.may_free_row: Callable[[Task], bool] = lambda task: True
         """Whether a job could be paused for a task."""
+        self.adapts_rows = True
+        """Whether instances run fewer rows where that meets more."""
         self._lines: dict[str, deque[_Line]] = {}
 
     def of(self, task: Task, enough: float = 0.0, *, guesses: bool = False) -> Prospect:
@@ -147,7 +150,7 @@ class Schedule:
             return found
         if place >= line.machine.rows:
             found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
-        if found.gain >= enough:
+        if found.gain >= enough or not self.adapts_rows:
             return found
         return max(found, self._among_fewer(task), key=lambda prospect: prospect.gain)
 
