@@ -150,6 +150,8 @@ async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: 
         odds = "document.querySelector('#odds').innerText"
         assert "90 % within" in await tab.until(f"parseFloat({odds}) < 5 && {odds}")
         assert service.outcomes() == []
+        await tab.js("document.querySelector('#real').hidden = false")  # as with the demo model
+        assert await tab.js("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('#ask'))")
         # What is cut has half the time that it needs here: 400 tokens of 10 ms each.
         await tab.click("[data-try=partial]")
         await ended(tab)
