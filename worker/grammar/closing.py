@@ -318,7 +318,7 @@ class Closing:
         """The tokens in ``words``, the shortest first; of many only those that close something."""
         tables = self._tables
         if _count(words) > _MANY:
-            return [int(token) for token in tables.closers[_allowed(words, tables.closers)]]
+            return _among(tables.closers, words)
         return sorted(_tokens(words), key=lambda token: len(tables.piece_of(token)))
 
     def _known(self, matcher: "LLMatcher") -> list[int] | None:
@@ -435,25 +435,25 @@ class _Turns:
         return []
 
     def _turn(self, turn: int, words: Words, new: Words) -> list[int]:
-        options = [*_among(self._closers, new), *_among(self._closers, words & ~new)]
-        options = options or _tokens(words)[:_CANDIDATES]
+        fresh = _among(self._closers, new)
+        options = [*fresh, *_among(self._closers, words & ~new)] or _tokens(words)[:_CANDIDATES]
+        if not options:
+            return []
         kinds: dict[bytes, int] = {}
         for token in options:
             kinds.setdefault(_kind(self._piece_of(token)), token)
-        is_new = set(_among(np.array(list(kinds.values()), np.int64), new))
-        order = sorted(kinds, key=lambda kind: (kinds[kind] not in is_new, kind.isalnum()))
+        order = sorted(kinds, key=lambda kind: (kinds[kind] not in fresh, kind.isalnum()))
         # One of each kind, then one of all others, and so on.
         rest = [token for token in options if token not in kinds.values()]
-        round_, at = divmod(turn, len(order) + bool(rest)) if order else (0, 0)
-        return [kinds[order[at]]] if at < len(order) else rest[round_ % len(rest) :][:1]
+        round_, at = divmod(turn, len(order) + bool(rest))
+        return [kinds[order[at]] if at < len(order) else rest[round_ % len(rest)]]
 
 
 def _kind(piece: bytes) -> bytes:
     """Digits are one kind, small and capital letters two, and any other character is its own."""
-    first = piece[:1]
-    return (
-        b"0" if first.isdigit() else b"a" if first.islower() else b"A" if first.isupper() else first
-    )
+    if piece[:1].isalpha():
+        return b"a" if piece[:1].islower() else b"A"
+    return b"0" if piece[:1].isdigit() else piece[:1]
 
 
 def _tokens(words: Words) -> list[int]:
