@@ -2,10 +2,11 @@
 nears, by the pace of its own tokens, the allowed tokens are narrowed:
 
 - without a grammar, the text ends with the first sentence that ends; the last tokens force one to
-end. A fenced block of code is closed first. - with a grammar, the shortest way to a matching text
-is searched in time, and taken when no more tokens than it needs are left, by time or
-``max_tokens``. Before that, tokens that would leave no time for it are excluded, such as a comma
-that begins another element of a list. For ``max_tokens`` this holds for every grammar.
+  end. A fenced block of code is closed first.
+- with a grammar, a short way to a matching text is searched in time, and taken when no more tokens
+  than it needs are left, by time or ``max_tokens``. Before that, tokens that would leave no time
+  for it are excluded, such as a comma that begins another element of a list. For ``max_tokens``
+  this holds for every grammar.
 
 Runs on the masks' thread, for every engine that takes masks.
 """
