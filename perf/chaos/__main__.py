@@ -90,14 +90,15 @@ async def play(
     seconds: float = 0.0,
     roams: bool = False,
     settle: Callable[[World], Awaitable[None]] = settled,
-    polls: Polls,
+    polls: Polls | None = None,
 ) -> list[FaultRow]:
     """Let ``faults`` happen one after the other: each once, or for ``seconds`` in all. ``settle``
     waits behind each; ``roams``: see ``SteadyClients``."""
     rng = random.Random(seed)
     load = SteadyClients(world, ledger, seed, roams=roams)
     await load.start(per_kind)
-    polls.start(per_kind)
+    if polls is not None:
+        polls.start(per_kind)
     rows: list[FaultRow] = []
     begun = time.monotonic()
     has_ended_worker = False
@@ -116,10 +117,10 @@ async def play(
             left_s = await fault.happen(world)
             await settle(world)
             took_s = round(time.monotonic() - at, 1)
-            left_s = None if left_s is None else round(left_s, 2)
             rows.append(FaultRow(ledger.round, took_s, {}, {}, out_of_service_s=left_s))
     finally:
-        await polls.stop()
+        if polls is not None:
+            await polls.stop()
         await load.stop()
     costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
     checks.judge_rounds(ledger, costs)

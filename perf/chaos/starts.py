@@ -40,7 +40,7 @@ async def run(world: World, ledger: ChaosLedger, starts: int, kills: int) -> lis
         for ended_by, count in (("SIGTERM", starts), ("kill -9", kills)):
             polls = Polls(world, ledger)
             polls.every_s = EVERY_S
-            row = StartsRow(ended_by, tasks, [], [], polls.polled)
+            rows.append(row := StartsRow(ended_by, tasks, [], [], polls.polled))
             for _ in range(count):
                 row.alone_s.append(await _start(process, ended_by))
                 polls.start(CLIENTS, only=1)
@@ -48,7 +48,6 @@ async def run(world: World, ledger: ChaosLedger, starts: int, kills: int) -> lis
                 await polls.stop()
             if row.polled_s and max(row.polled_s) > max(row.alone_s) + WITHIN_S:
                 ledger.fault(f"a start took {max(row.polled_s)} s with clients")
-            rows.append(row)
         gate.open()
         await process.wait_ready(READY_S)
     await checks.close(world, ledger)
