@@ -160,9 +160,8 @@ def _describe(instance: Instance) -> dict[str, object]:
     demand, so they never make an instance look full."""
     described: dict[str, object] = {
         "address": instance.address,
-        "state": instance.state.value,
+        **instance.describe_state(),
         "draining": instance.draining or instance.cordoned,
-        "reason": instance.reason,
         "fault": instance.fault,
         "chat_fault": instance.chat_fault,
         "model": None if instance.card is None else instance.card.model,

@@ -1,7 +1,7 @@
 """gRPC: external processing for gateways, and health checks of the picker."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,9 +104,7 @@ class PickerServer:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
-    async def process(
-        self, _messages: object, call: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[Any]:
+    async def process(self, _messages: object, call: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """``ExternalProcessor.Process``: one request and its answer."""
         # Messages are asked of the call: the iterator would hold each until the next one comes.
         stream = RequestStream(
@@ -117,8 +115,10 @@ class PickerServer:
                 replies = stream.take(message)
                 del message
                 for reply in replies:
-                    yield reply
+                    await call.write(reply)
                 del replies
+        except grpc.aio.InternalError:  # the gateway's connection is gone: nobody is answered
+            pass
         except GatewayError as error:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:

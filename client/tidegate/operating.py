@@ -117,7 +117,7 @@ class Operating:
         listed = await self._transport.call(HttpCall("GET", "/v2/instances"), InstanceList)
         done: list[SwapState] = []
         for instance in listed.instances:
-            if instance.state == "absent":
+            if not instance.is_for_text:
                 continue
             try:
                 state = await self.swap(

@@ -258,6 +258,10 @@ class Instance(msgspec.Struct, frozen=True):
     prediction: InstancePrediction | None = None
     """How surely its times are predicted; unset until its steps have been measured."""
 
+    @property
+    def is_for_text(self) -> bool:
+        return self.state not in ("absent", "clips")
+
 
 class InstanceList(msgspec.Struct, frozen=True):
     """Answer that lists all instances."""

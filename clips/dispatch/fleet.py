@@ -370,6 +370,8 @@ class ClipFleet:
 
     def _set(self, instance: ClipInstance, health: ClipHealth, reason: str) -> None:
         instance.reason = reason
+        if (known := self._registry.instances.get(instance.address)) is not None:
+            known.other_work = "clips" if health is ClipHealth.UP else ""
         if health is instance.health:
             return
         was, instance.health = instance.health, health

@@ -100,11 +100,6 @@ export class Card {
     this.elements = [this.meter.element, this.facts];
   }
 
-  // What the instance serves, while it does.
-  serves({ slot = null }) {
-    return slot?.ready ? "clips" : null;
-  }
-
   show({ slot = null }) {
     this.meter.element.hidden = this.facts.hidden = slot === null;
     if (slot === null) return;

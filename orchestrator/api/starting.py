@@ -58,7 +58,6 @@ async def saying_that_it_starts(
         if listening.server is starting:
             listening.close()
             await listening.wait_closed()
-            await asyncio.sleep(0)  # what has come by now is answered
             await starting.shutdown(CLOSE_S)
 
 

@@ -26,8 +26,8 @@ class Gate:
 def gates_of(instance: Instance, breaker: BreakerState) -> dict[str, Gate]:
     """An instance's gates, in the order in which they open."""
     return {
-        ARTIFACTS: Gate(_lacks_artifacts(instance)),
-        ENGINE: Gate(_lacks_engine(instance)),
+        ARTIFACTS: Gate("" if instance.is_for_other_work else _lacks_artifacts(instance)),
+        ENGINE: Gate("" if instance.is_for_other_work else _lacks_engine(instance)),
         HEALTH: Gate(_lacks_health(instance, breaker)),
     }
 
@@ -55,7 +55,7 @@ def _lacks_engine(instance: Instance) -> str:
 
 
 def _lacks_health(instance: Instance, breaker: BreakerState) -> str:
-    if instance.state is not InstanceState.UP:
+    if instance.state is not InstanceState.UP and not instance.is_for_other_work:
         return instance.reason or instance.state.value
     if breaker is BreakerState.OPEN:
         return "its circuit breaker is open: too many of its jobs failed"

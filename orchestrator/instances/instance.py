@@ -106,6 +106,8 @@ class Instance:
         """Number of jobs on the worker that are not ours, by its last statistics."""
         self.clips_running = 0
         """Number of our clips that it renders."""
+        self.other_work = ""
+        """What a room has it do, in a word, which needs no model for text."""
         self.health_failures = 0
         """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None
@@ -120,6 +122,16 @@ class Instance:
     @property
     def card(self) -> ModelCard | None:
         return None if self.encoder is None else self.encoder.card
+
+    @property
+    def is_for_other_work(self) -> bool:
+        """Whether nothing is wrong with it though it has no text model."""
+        return self.state is InstanceState.ABSENT and bool(self.other_work)
+
+    def describe_state(self) -> dict[str, object]:
+        if self.is_for_other_work:
+            return {"state": self.other_work, "reason": ""}
+        return {"state": self.state.value, "reason": self.reason}
 
     @property
     def has_said(self) -> bool:

@@ -44,8 +44,9 @@ def _kinds(**reads: Callable[[WorkerStats], float]) -> _Read:
 
 def _states(registry: Registry) -> Iterator[tuple[tuple[str, ...], float]]:
     for instance in registry:
-        for state in InstanceState:
-            yield (instance.address, state.value), float(state is instance.state)
+        now = instance.describe_state()["state"]
+        for state in {*InstanceState, instance.other_work} - {""}:
+            yield (instance.address, str(state)), float(state == now)
 
 
 def _breaker_states(registry: Registry) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -169,7 +169,11 @@ class PromptEncoder:
 
     @property
     def knows_tools(self) -> bool:
-        return self._template is not None and "tools" in self._template.variables
+        return self.reads("tools")
+
+    def reads(self, argument: str) -> bool:
+        """Whether the model's chat template reads a variable of that name."""
+        return self._template is not None and argument in self._template.variables
 
     @cached_property
     def written_call(self) -> str:

@@ -25,6 +25,8 @@ from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, Row
 
+_OWNER_UNKNOWN = "the store does not answer, so the owner of this is unknown: ask again in a moment"
+
 
 class SharedState(Sharing):
     """The parts of the shared state, and the owners of items."""
@@ -158,20 +160,18 @@ class SharedState(Sharing):
                 (owner, end), kept_by = await pipe.execute()
         except connection.FAILURES:  # its maker may still have it
             made_by = await self._reached(tag)
-            if made_by is None and tag != self.tasks.tag:
-                raise NotReady(
-                    "the store does not answer, so the owner of this is unknown: ask again in a"
-                    " moment"
-                ) from None
+            if made_by is None:
+                raise NotReady(_OWNER_UNKNOWN) from None
             return made_by
         if kept_by is not None:
             return await self._reached(kept_by.decode()) or await self._claimed(digits)
         owner = None if owner is None else owner.decode()
-        if owner == self.tasks.tag and (end is not None or digits in self.tasks.known_ids()):
+        if owner == self.tasks.tag and digits in self.tasks.known_ids():
             return Holder(self.members.url, self.tasks.tag)
         holder = await self._reached(owner or tag)
-        # An ended task was in the store, or has ended since: its owner knows.
-        if holder is None and owner is not None and end is None:
+        if holder is None and end is not None:  # it has ended since: any can tell by the store
+            return Holder(self.members.url, self.tasks.tag)
+        if holder is None and owner is not None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it on: ask "
                 "again in a moment"
@@ -180,14 +180,16 @@ class SharedState(Sharing):
 
     async def is_living(self, item_id: str) -> bool:
         """Whether there is a durable task by that id whose end has not come, and which is not
-        here."""
-        digits = digits_of(item_id)
-        with suppress(*connection.FAILURES):
+        here. Raises ``NotReady`` if the store is away."""
+        if not (digits := digits_of(item_id)):
+            return False
+        try:
             task = self.tasks.names.task(digits)
             owner, end = await self.members.client.hmget(task, ["owner", "end"])
-            is_here = owner == self.tasks.tag.encode() and digits in self.tasks.known_ids()
-            return owner is not None and end is None and not is_here
-        return False
+        except connection.FAILURES:
+            raise NotReady(_OWNER_UNKNOWN) from None
+        is_here = owner == self.tasks.tag.encode() and digits in self.tasks.known_ids()
+        return owner is not None and end is None and not is_here
 
     def is_of_dead(self, item_id: str) -> bool:
         """Whether an id was made by an orchestrator that is known not to be there any more."""

@@ -8,12 +8,12 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
 
-from perf.chaos import checks, soak
+from perf.chaos import checks, soak, starts
 from perf.chaos.clients import KINDS, ChaosLedger, SteadyClients
 from perf.chaos.faults import (
     ROLLING_RESTART,
@@ -66,13 +66,9 @@ def plan_of_kills(rng: random.Random, count: int, still: int) -> list[Fault]:
     """Kills of orchestrators, ``count`` of them or a few more, and ``still`` stops of them."""
     seed = rng.randrange(1000)
     plan: list[Fault] = []
-    for of in (kills, stops):
+    for of, what, most in ((kills, "kills", count), (stops, "stops", still)):
         kinds = [fault for i in (0, 1) for fault in of(i, seed)]
-        while (
-            sum(fault.kills for fault in plan) < count
-            if of is kills
-            else sum(fault.stops for fault in plan) < still
-        ):
+        while sum(getattr(fault, what) for fault in plan) < most:
             plan.append(rng.choice(kinds))
     rng.shuffle(plan)
     return plan
@@ -120,7 +116,7 @@ async def play(
             ledger.memory_prefixes |= world.memory_prefixes()
             left_s = await fault.happen(world)
             await settle(world)
-            took_s = time.monotonic() - at
+            took_s = round(time.monotonic() - at, 1)
             rows.append(FaultRow(ledger.round, took_s, {}, {}, out_of_service_s=left_s))
     finally:
         if polls is not None:
@@ -136,9 +132,7 @@ def _filled(row: FaultRow, ledger: ChaosLedger) -> FaultRow:
     counts = ledger.outcomes.get(row.fault, Counter())
     met = {kind: counts[kind, "met"] for kind in KINDS}
     others = {f"{kind} {what}": n for (kind, what), n in counts.items() if what != "met"}
-    left_s = None if row.out_of_service_s is None else round(row.out_of_service_s, 2)
-    seconds = round(row.seconds, 1)
-    return replace(row, seconds=seconds, met=met, others=others, out_of_service_s=left_s)
+    return replace(row, met=met, others=others)
 
 
 def merged(rows: list[FaultRow]) -> list[FaultRow]:
@@ -146,20 +140,17 @@ def merged(rows: list[FaultRow]) -> list[FaultRow]:
     found: dict[str, FaultRow] = {}
     for row in rows:
         name = row.fault.partition(" ")[2]
+        before = found.get(name) or FaultRow(name, 0.0, {}, {}, 0)
         met, others = Counter(row.met), Counter(row.others)
-        seconds, rounds = row.seconds, 1
-        if name in found:
-            before = found[name]
-            met.update(before.met)
-            others.update(before.others)
-            seconds, rounds = seconds + before.seconds, rounds + before.rounds
-        found[name] = FaultRow(name, round(seconds, 1), dict(met), dict(others), rounds)
+        met.update(before.met)
+        others.update(before.others)
+        seconds, rounds = round(row.seconds + before.seconds, 1), before.rounds + 1
+        found[name] = FaultRow(name, seconds, dict(met), dict(others), rounds)
     return list(found.values())
 
 
-def shown(rows: list[FaultRow], ledger: ChaosLedger, console: Console) -> dict[str, object]:
-    """Print requests met by kind and other outcomes of any kind, with faults below; returns what a
-    bundle has of it."""
+def show(rows: list[FaultRow], console: Console) -> None:
+    """Print requests met by kind and other outcomes of any kind."""
     table = new_table("fault", "times", "s", "out of service after, s", *KINDS, "others")
     for row in rows:
         others = ", ".join(f"{what} {count}" for what, count in row.others.items())
@@ -167,20 +158,6 @@ def shown(rows: list[FaultRow], ledger: ChaosLedger, console: Console) -> dict[s
         left = "" if row.out_of_service_s is None else f"{row.out_of_service_s:.2f}"
         table.add_row(row.fault, str(row.rounds), f"{row.seconds:.1f}", left, *met, others)
     console.print(table)
-    console.print(
-        f"{ledger.offered} requests, {len(ledger.durable_ids)} of them durable; "
-        f"{ledger.refusals} refusals, {ledger.reconnects} reconnects; {len(ledger.faults)} faults"
-    )
-    for fault in ledger.faults:
-        console.print(fault, markup=False, style="red")
-    return {
-        "rows": rows,
-        "offered": ledger.offered,
-        "durable": len(ledger.durable_ids),
-        "refusals": ledger.refusals,
-        "reconnects": ledger.reconnects,
-        "faults": ledger.faults,
-    }
 
 
 async def _soak(seconds: float, seed: int, recording: Recording, console: Console) -> int:
@@ -196,22 +173,32 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
     console.print(table)
     outcomes = {f"{k} {what}": n for (k, what), n in ledger.outcomes.get("soak", {}).items()}
     console.print(f"{found.looks.seconds:.0f} s, {ledger.offered} requests: {outcomes}")
+    facts = {
+        "engine": soak.SPEC.engine,
+        "seconds": round(found.looks.seconds, 1),
+        "parts": rows,
+        "kept_bytes": found.kept,
+        "outcomes": outcomes,
+        "journal": found.journal,
+    }
+    return saved(facts, ledger, recording, console)
+
+
+def saved(
+    facts: Mapping[str, object], ledger: ChaosLedger, recording: Recording, console: Console
+) -> int:
+    """Save what was found with what went wrong, and print that; returns the exit status."""
+    console.print(f"{ledger.refusals} refusals; {len(ledger.faults)} faults")
     for fault in ledger.faults:
         console.print(fault, markup=False, style="red")
-    recording.save(
-        recording.facts()
-        | {
-            "engine": soak.SPEC.engine,
-            "seconds": round(found.looks.seconds, 1),
-            "parts": rows,
-            "offered": ledger.offered,
-            "outcomes": outcomes,
-            "durable": len(ledger.durable_ids),
-            "journal": found.journal,
-            "refusals": ledger.refusals,
-            "faults": ledger.faults,
-        }
-    )
+    counts = {
+        "offered": ledger.offered,
+        "durable": len(ledger.durable_ids),
+        "refusals": ledger.refusals,
+        "reconnects": ledger.reconnects,
+        "faults": ledger.faults,
+    }
+    recording.save({**recording.facts(), **facts, **counts})
     return int(bool(ledger.faults))
 
 
@@ -219,6 +206,7 @@ async def _main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=0.0, help="so long; else each fault once")
     parser.add_argument("--kills", type=int, default=0, help="so many of orchestrators, and only")
+    parser.add_argument("--starts", type=int, default=0, help="so many polled ones, and --kills")
     parser.add_argument("--stops", type=int, default=None, help="beside kills; else as many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=3, help="of each kind")
@@ -239,6 +227,10 @@ async def _main() -> int:
         parser.error(f"--only: no fault has {args.only!r} in its name")
     async with running(StackSpec(args.engine, deterministic=True)) as world:
         polls = Polls(world, ledger)
+        if args.starts:
+            started = await starts.run(world, ledger, args.starts, args.kills)
+            console.print(*started, sep="\n")
+            return saved({"starts": started}, ledger, recording, console)
         rows = await play(
             world,
             plan,
@@ -258,20 +250,17 @@ async def _main() -> int:
     played = [plan[i % len(plan)] for i in range(len(rows))]
     if args.kills:
         rows = merged(rows)
-    found = shown(rows, ledger, console)
-    recording.save(
-        recording.facts()
-        | {
-            "engine": args.engine,
-            "clients": args.clients * len(KINDS),
-            "orchestrator_kills": sum(fault.kills for fault in played),
-            "orchestrator_stops": sum(fault.stops for fault in played),
-            "polls": polls.polled,
-            "journal": asdict(journal),
-        }
-        | found
-    )
-    return int(bool(ledger.faults))
+    show(rows, console)
+    facts = {
+        "engine": args.engine,
+        "clients": args.clients * len(KINDS),
+        "orchestrator_kills": sum(fault.kills for fault in played),
+        "orchestrator_stops": sum(fault.stops for fault in played),
+        "polls": polls.polled,
+        "journal": asdict(journal),
+        "rows": rows,
+    }
+    return saved(facts, ledger, recording, console)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Checks once the load has ended: what has to hold, whatever happened to whom."""
 
 import asyncio
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from perf.chaos.clients import ChaosLedger
 from perf.chaos.world import World
 from perf.load.connection import HOST
 from perf.stack.scrape import scrape
+from pool.process.proc import is_running
 
 _QUIET_S = 20.0
 _SHM = Path("/dev/shm")
@@ -82,19 +82,8 @@ def read_journals(paths: Sequence[Path], ledger: ChaosLedger) -> JournalFacts:
 
 def judge_leaks(pids: set[int], ledger: ChaosLedger) -> None:
     """Check that no process and no shared memory is left; call it when everything was stopped."""
-    if alive := [pid for pid in pids if _is_alive(pid)]:
+    if alive := [pid for pid in pids if is_running(pid)]:
         ledger.faults.append(f"afterwards: processes are left: {alive}")
     regions = [entry.name for entry in _SHM.iterdir()] if _SHM.is_dir() else []
     if left := [name for name in regions if name.startswith(tuple(ledger.memory_prefixes))]:
         ledger.faults.append(f"afterwards: shared memory is left: {left[:5]}")
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0] != "Z"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf.chaos import checks
-from perf.chaos.__main__ import merged, play, shown
+from perf.chaos.__main__ import merged, play, saved, show
 from perf.chaos.clients import KINDS, ChaosLedger
 from perf.chaos.faults import (
     DIES,
@@ -63,10 +63,7 @@ async def running(
     """Run a store, two Tritons and the orchestrators."""
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         async with store_server(program, Path(folder)) as store, tritons(spec, 2) as instances:
-            env = {
-                "TIDEGATE_STATE__URL": store.url,
-                "TIDEGATE_JOURNAL__PATH": "",
-            }
+            env = {"TIDEGATE_STATE__URL": store.url, "TIDEGATE_JOURNAL__PATH": ""}
             constants = {"orchestrator.state.connection.LEASE_S": LEASE_S}
             addresses = [[one.grpc_address for one in instances]] * count
             async with orchestrating(addresses, env, constants=constants) as (orchestrators, _):
@@ -184,21 +181,19 @@ async def _main() -> int:
         stored = await judge_store(fleet.store, ledger)
     await asyncio.sleep(0.5)
     checks.judge_leaks(pids, ledger)
-    found = shown(merged(rows), ledger, console)
-    recording.save(
-        recording.facts()
-        | {
-            "clients": args.clients * len(KINDS),
-            "orchestrators": args.orchestrators,
-            "lease_s": LEASE_S,
-            "orchestrator_kills": sum(fault.kills for fault in plan),
-            "orchestrator_stops": sum(fault.stops for fault in plan),
-            "polls": polls.polled,
-            "store": stored,
-        }
-        | found
-    )
-    return int(bool(ledger.faults))
+    rows = merged(rows)
+    show(rows, console)
+    facts = {
+        "clients": args.clients * len(KINDS),
+        "orchestrators": args.orchestrators,
+        "lease_s": LEASE_S,
+        "orchestrator_kills": sum(fault.kills for fault in plan),
+        "orchestrator_stops": sum(fault.stops for fault in plan),
+        "polls": polls.polled,
+        "store": stored,
+        "rows": rows,
+    }
+    return saved(facts, ledger, recording, console)
 
 
 if __name__ == "__main__":

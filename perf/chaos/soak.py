@@ -20,8 +20,10 @@ from perf.chaos import checks
 from perf.chaos.clients import ChaosLedger, SteadyClients
 from perf.chaos.every_kind import EveryKind
 from perf.chaos.world import World, orchestrating
+from perf.load.connection import HOST
 from perf.load.usage import PARTS, Looks, ServerUsage
 from perf.report.stats import median
+from perf.stack.scrape import scrape
 from perf.stack.stack import StackSpec, tritons
 
 TROUBLE: Final = ("cancelled", "dropped", "bad", "late")
@@ -143,6 +145,8 @@ class Soak:
     ledger: ChaosLedger
     looks: Looks = field(default_factory=Looks)
     journal: checks.JournalFacts | None = None
+    kept: list[dict[str, float]] = field(default_factory=list)
+    """Bytes that the orchestrator keeps of earlier requests by holder, each minute."""
 
 
 async def run(seconds: float, seed: int) -> Soak:
@@ -166,12 +170,20 @@ async def run(seconds: float, seed: int) -> Soak:
         def look() -> dict[str, ServerUsage]:
             return {part: ServerUsage.of_each(pids) for part, pids in world.parts().items()}
 
+        async def weigh() -> None:
+            while True:
+                kept = await scrape(HOST, orchestrators[0].port)
+                found.kept.append(kept.by("tidegate_kept_bytes", "holder"))
+                await asyncio.sleep(60.0)
+
+        weighing = asyncio.create_task(weigh())
         begun, rng = time.monotonic(), random.Random(f"bad clients {seed}")
         async with found.looks.looking(look):
             await _more(world, ledger, rng, BUSY_BAD_EVERY_S, begun + seconds / PARTS)
             load.pause_s = PAUSE_S
             await _more(world, ledger, rng, BAD_EVERY_S, begun + seconds)
             await load.stop()
+        weighing.cancel()
         await checks.close(world, ledger)
         if pids != world.pids():
             ledger.faults.append("a process was replaced while nothing was done to any")

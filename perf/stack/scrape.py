@@ -28,6 +28,12 @@ class Scrape:
             if found == name and wanted <= dict(own).items()
         )
 
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """A metric's samples by one of their labels."""
+        return {
+            dict(own)[label]: value for (one, own), value in self.samples.items() if one == name
+        }
+
     @classmethod
     def between(cls, before: Self, after: Self) -> Self:
         """Counts from ``before`` to ``after``; gauges mean nothing in the result."""

@@ -38,7 +38,7 @@ def front(slots: Triton) -> Iterator[Orchestrator]:
 def test_an_instance_that_is_there_for_clips_lacks_no_text_model(front: Orchestrator) -> None:
     """Nor does it fail again and again, which would wake somebody up."""
     eventually(
-        lambda: front.metric("tidegate_instance_state", state="absent") == 1,
+        lambda: front.metric("tidegate_instance_state", state="clips") == 1,
         "the instance to be known as one without a text model",
     )
     assert front.metric("tidegate_instance_health_failures_total") == 0

@@ -411,6 +411,23 @@ async def test_the_pod_that_answered_is_the_one_that_counts(one: Rig) -> None:
     await stream.hang_up()
 
 
+async def test_a_connection_that_goes_while_a_reply_is_sent_is_no_error(
+    one: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone:
+        async def read(self) -> bytes:
+            headers = {"headers": raw({":path": "/v1/models", ":method": "GET"})}
+            request = ProcessingRequest(request_headers={**headers, "end_of_stream": True})
+            encoded: bytes = request.SerializeToString()
+            return encoded
+
+        async def write(self, reply: Reply) -> None:
+            raise grpc.aio.InternalError("as gRPC says of it")
+
+    await one.served.server.process(None, Gone())  # type: ignore[arg-type]
+    assert one.flights() == 0 and caplog.text == ""
+
+
 async def test_bytes_that_are_no_message(one: Rig, caplog: pytest.LogCaptureFixture) -> None:
     codes = []
     for method in (f"/{SERVICE}/{METHOD}", "/grpc.health.v1.Health/Check"):

@@ -72,7 +72,7 @@ def measure(
             took_s[size] = min(took_s[size], row_s)
             all_s += row_s
     cpu_s = max(process_time() - cpu_began_s, _LEAST_S)
-    for request in list(scheduler.running):
+    for request in [*scheduler.running, *scheduler.waiting]:  # a small pool has no room for some
         scheduler.release(request)
     tokens = min(config.max_step_tokens, scheduler.capacity_tokens - 2)
     few = max(1, tokens // 4)

@@ -2,10 +2,11 @@
 nears, by the pace of its own tokens, the allowed tokens are narrowed:
 
 - without a grammar, the text ends with the first sentence that ends; the last tokens force one to
-end. A fenced block of code is closed first. - with a grammar, the shortest way to a matching text
-is searched in time, and taken when no more tokens than it needs are left, by time or
-``max_tokens``. Before that, tokens that would leave no time for it are excluded, such as a comma
-that begins another element of a list. For ``max_tokens`` this holds for every grammar.
+  end. A fenced block of code is closed first.
+- with a grammar, a short way to a matching text is searched in time, and taken when no more tokens
+  than it needs are left, by time or ``max_tokens``. Before that, tokens that would leave no time
+  for it are excluded, such as a comma that begins another element of a list. For ``max_tokens``
+  this holds for every grammar.
 
 Runs on the masks' thread, for every engine that takes masks.
 """
@@ -14,8 +15,8 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, partial
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -43,6 +44,8 @@ search."""
 _MANY: Final = 256
 """More tokens than that are not sorted by their length."""
 _CANDIDATES: Final = 4096
+_MAX_LITERALS, _MAX_SPELLED = 16, 64
+"""Most texts in a grammar that are tried as a step to its end, and how often in a search."""
 _RUN: Final = 4
 """One token so often in a row fills a text that must have some length; words are shorter."""
 _PACE_SMOOTHING: Final = 1 / 8
@@ -66,6 +69,8 @@ _STRUCTURE: Final = re.compile(rb"[\"'`<>{}\[\]()|\\\n]")
 _CLOSERS: Final = re.compile(rb"[\"'\]}>)\s]+")
 _SIMPLE: Final = tuple(b': , 0 1 null true false [] {} "" a -'.split())
 """A comma before all digits: a number may have another one for ever."""
+_PATTERN: Final = re.compile(r'"pattern"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_LITERAL: Final = re.compile(r"(?<!\\)[\w ,;:=@/'-]{2,}")
 
 
 class ClosingTables:
@@ -96,7 +101,7 @@ class ClosingTables:
     @cached_property
     def fence_end(self) -> list[int]:
         """Tokens that close a fenced block, as few as there are."""
-        return self._spelled(_FENCE_END)
+        return self.spelled(_FENCE_END)
 
     @cached_property
     def closers(self) -> NDArray[np.int64]:
@@ -108,8 +113,8 @@ class ClosingTables:
                 ranked.append((0, -len(piece.strip()), len(piece), token))
             elif piece in _SIMPLE:
                 ranked.append((1, _SIMPLE.index(piece), 0, token))
-            elif len(piece) == 1 and 0x20 < piece[0] < 0x7F:
-                ranked.append((2, 0, 0, token))
+            elif len(piece) == 1 and 0x20 <= piece[0] < 0x7F:
+                ranked.append((2 + piece.isspace(), 0, 0, token))
         return np.array([rank[-1] for rank in sorted(ranked)[:_CANDIDATES]], np.int64)
 
     @cached_property
@@ -125,24 +130,33 @@ class ClosingTables:
     def _pieces(self) -> list[tuple[int, bytes]]:
         return [(token, self.piece_of(token)) for token in range(self._vocab_size)]
 
+    @cached_property
+    def _token_of(self) -> dict[bytes, int]:
+        return {piece: token for token, piece in self._pieces if piece}
+
+    def literals(self, source: str) -> list[list[int]]:
+        """The last literal texts of a grammar or of a schema's patterns, spelled."""
+        if source.startswith("{"):
+            source = "\0".join(_PATTERN.findall(source))
+        texts = dict.fromkeys(reversed(_LITERAL.findall(source)))
+        spelled = [self.spelled(text.encode()) for text in islice(texts, _MAX_LITERALS)]
+        return [tokens for tokens in spelled if tokens]
+
     def _words(self, tokens: Iterable[int]) -> Words:
         words = np.zeros(-(-self._vocab_size // 32), np.uint32)
         for token in tokens:
             words[token // 32] |= np.uint32(1 << token % 32)
         return words
 
-    def _spelled(self, text: bytes) -> list[int]:
+    def spelled(self, text: bytes) -> list[int]:
         """``text`` in the longest tokens that begin the rest of it; empty if there are none."""
         found: list[int] = []
         while text:
-            fitting = [
-                (len(piece), token) for token, piece in self._pieces if text.startswith(piece)
-            ]
-            length, token = max(fitting, default=(0, 0))
-            if not length:
+            fitting = (end for end in range(len(text), 0, -1) if text[:end] in self._token_of)
+            if not (end := next(fitting, 0)):
                 return []
-            found.append(token)
-            text = text[length:]
+            found.append(self._token_of[text[:end]])
+            text = text[end:]
         return found
 
 
@@ -156,7 +170,9 @@ class Closing:
         deadline: float,
         clock: Callable[[], float] = time.monotonic,
         max_tokens: float = math.inf,
+        source: str = "",
     ) -> None:
+        """``source`` is the text of the grammar."""
         self.has_begun = False
         """Whether what may come next has been narrowed since the deadline may be near."""
         self.early_s = 0.0
@@ -165,6 +181,7 @@ class Closing:
         self._deadline = deadline
         self._clock = clock
         self._max_tokens = max_tokens
+        self._source = source
         self._text = bytearray()
         self._seen = 0
         self._seen_at = 0.0
@@ -181,6 +198,8 @@ class Closing:
         self._look_every = _LOOK_EVERY
         self._way: list[int] = []
         """The way that was found last."""
+        self._by_turns = False
+        """Whether the last way was found by turns."""
 
     def follow(self, generated: Sequence[int]) -> None:
         """Note the text as it is, all of its tokens."""
@@ -292,7 +311,7 @@ class Closing:
             state = matcher.deep_copy()
             if not state.consume_tokens([token]):
                 continue
-            path = shortest_end(state, tables.closers, len(words), most - 1)
+            path = self._end(state, tables.closers, len(words), most - 1)
             if path is not None:
                 _allow(words, token)
 
@@ -300,7 +319,7 @@ class Closing:
         """The tokens in ``words``, the shortest first; of many only those that close something."""
         tables = self._tables
         if _count(words) > _MANY:
-            return [int(token) for token in tables.closers[_allowed(words, tables.closers)]]
+            return _among(tables.closers, words)
         return sorted(_tokens(words), key=lambda token: len(tables.piece_of(token)))
 
     def _known(self, matcher: "LLMatcher") -> list[int] | None:
@@ -313,11 +332,31 @@ class Closing:
         return None
 
     def _shortest(self, matcher: "LLMatcher", size: int) -> list[int] | None:
-        path = shortest_end(matcher, self._tables.closers, size)
+        path = self._end(matcher, self._tables.closers, size)
         if path is None or max((len(list(run)) for _, run in groupby(path)), default=0) < _RUN:
             return path
-        filled = shortest_end(matcher, self._tables.fillers, size)
+        filled = self._end(matcher, self._tables.fillers, size)
         return path if filled is None else min(path, filled, key=len)
+
+    def _end(
+        self, matcher: "LLMatcher", closers: NDArray[np.int64], size: int, most: int = MAX_PATH
+    ) -> list[int] | None:
+        """A short way from a grammar's state to where it may end, in ``most`` tokens; None if none
+        is found. Not shortest for certain: by the first closers, which may go round for ever, or by
+        turns; first what was of use before. ``size`` is that of a mask in words."""
+        for by_turns in (self._by_turns, not self._by_turns):
+            turns = _Turns(self._tables, closers, self._literals)
+            found = _way(
+                matcher, size, most, turns.choose if by_turns else partial(_first, closers)
+            )
+            if found is not None:
+                self._by_turns = by_turns
+                return found
+        return None
+
+    @cached_property
+    def _literals(self) -> list[list[int]]:
+        return self._tables.literals(self._source)
 
     # ── pace ─────────────────────────────────────────────────────────────────────────────────
 
@@ -330,44 +369,104 @@ class Closing:
         self._deviation_s += _PACE_SMOOTHING * (abs(off) - self._deviation_s)
 
 
-def shortest_end(
-    matcher: "LLMatcher", closers: NDArray[np.int64], size: int, most: int = MAX_PATH
-) -> list[int] | None:
-    """A short way from a grammar's state to where it may end, in ``most`` tokens; None if none is
-    found.
+Choose = Callable[["LLMatcher", Words], list[int]]
+"""The tokens to take at a state with that mask; none for no way on."""
 
-    Greedy, not shortest for certain: what the grammar forces, else the first of ``closers`` that it
-    allows, else any token. ``size`` is that of a mask in words.
-    """
+
+def _way(matcher: "LLMatcher", size: int, most: int, choose: Choose) -> list[int] | None:
     state, path = matcher.deep_copy(), list[int]()
     words = np.empty(size, np.uint32)
     while len(path) <= most:
         if state.is_accepting() or state.is_stopped():
             return path
-        forced = state.compute_ff_tokens()
-        if not forced:
-            state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            if state.is_error():
+        taken = state.compute_ff_tokens()
+        if not taken:
+            if not _fill(state, words):
                 return None
-            allowed = _allowed(words, closers)
-            at = int(allowed.argmax()) if len(allowed) else 0
-            if len(allowed) and allowed[at]:
-                forced = [int(closers[at])]
-            else:
-                any_allowed = _tokens(words)
-                if not any_allowed:
-                    return None
-                forced = any_allowed[:1]
-        if not state.consume_tokens(forced):
+            taken = choose(state, words)
+        if not taken or not state.consume_tokens(taken):
             return None
-        path += forced
+        path += taken
     return None
+
+
+def _fill(state: "LLMatcher", words: Words) -> bool:
+    state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    return not state.is_error()
+
+
+def _first(closers: NDArray[np.int64], state: "LLMatcher", words: Words) -> list[int]:
+    """The first of ``closers`` that is allowed, else any token."""
+    allowed = _allowed(words, closers)
+    return [int(closers[allowed.argmax()])] if allowed.any() else _tokens(words)[:1]
+
+
+class _Turns:
+    """Takes another kind of token each time that a mask returns: what was not allowed before it
+    first, as the mark in ``[a-z]+;``, and each time a literal behind which the mask is new, as the
+    last word of ``([a-z]+ )+end``."""
+
+    def __init__(
+        self, tables: ClosingTables, closers: NDArray[np.int64], literals: list[list[int]]
+    ) -> None:
+        self._piece_of = tables.piece_of
+        self._closers = closers
+        self._literals = literals
+        self._before: Words | None = None
+        self._times: dict[bytes, int] = {}
+        """How often a mask was there."""
+        self._left = _MAX_SPELLED
+
+    def choose(self, state: "LLMatcher", words: Words) -> list[int]:
+        new = words if self._before is None else words & ~self._before
+        self._before = words.copy()
+        mask = words.tobytes()
+        turn = self._times.get(mask, 0)
+        self._times[mask] = turn + 1
+        return self._literal(state, np.empty_like(words)) or self._turn(turn, words, new)
+
+    def _literal(self, state: "LLMatcher", after: Words) -> list[int]:
+        for literal in self._literals:
+            then = state.deep_copy()
+            if not self._left or not then.consume_tokens(literal):
+                continue
+            self._left -= 1
+            if then.is_accepting() or (_fill(then, after) and after.tobytes() not in self._times):
+                return literal
+        return []
+
+    def _turn(self, turn: int, words: Words, new: Words) -> list[int]:
+        fresh = _among(self._closers, new)
+        options = [*fresh, *_among(self._closers, words & ~new)] or _tokens(words)[:_CANDIDATES]
+        if not options:
+            return []
+        kinds: dict[bytes, int] = {}
+        for token in options:
+            kinds.setdefault(_kind(self._piece_of(token)), token)
+        order = sorted(kinds, key=lambda kind: (kinds[kind] not in fresh, kind.isalnum()))
+        # One of each kind, then one of all others, and so on.
+        rest = [token for token in options if token not in kinds.values()]
+        round_, at = divmod(turn, len(order) + bool(rest))
+        return [kinds[order[at]] if at < len(order) else rest[round_ % len(rest)]]
+
+
+def _kind(piece: bytes) -> bytes:
+    """Digits are one kind, small and capital letters two, and any other character is its own."""
+    if piece[:1].isalpha():
+        return b"a" if piece[:1].islower() else b"A"
+    return b"0" if piece[:1].isdigit() else piece[:1]
 
 
 def _tokens(words: Words) -> list[int]:
     """The tokens whose bits are set."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return [int(token) for token in np.flatnonzero(bits)]
+
+
+def _among(tokens: NDArray[np.int64], words: Words) -> list[int]:
+    """Those of ``tokens`` whose bits are set."""
+    found: list[int] = tokens[_allowed(words, tokens)].tolist()
+    return found
 
 
 def _allowed(words: Words, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:

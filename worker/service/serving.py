@@ -60,7 +60,8 @@ class Constraints:
         is_held = finish_by is not None or grammar is not None
         if is_held and self._closings is not None and not sampling.ignore_eos:
             deadline = math.inf if finish_by is None else finish_by
-            closing = Closing(self._closings, deadline, clock, sampling.max_tokens)
+            source = "" if grammar is None else grammar.text
+            closing = Closing(self._closings, deadline, clock, sampling.max_tokens, source)
         if grammar is None:
             if closing is None:
                 return None

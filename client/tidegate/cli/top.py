@@ -185,7 +185,7 @@ class Picture:
 
         facts = self.facts()
         ready = sum(instance.ready for instance in self.instances)
-        wanted = sum(instance.state != "absent" for instance in self.instances)
+        wanted = sum(instance.is_for_text for instance in self.instances)
         text = Text(f"{self.url}   {ready} of {wanted} instances ready\n", style="bold")
         if self.error:
             text.append(f"not updated: {self.error}\n", style="red")

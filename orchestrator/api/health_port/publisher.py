@@ -51,11 +51,11 @@ class HealthPort:
 
     async def close(self) -> None:
         """End the responder; the port is free afterwards."""
+        self._listener.close()  # what waits there is the responder's to answer
         if self._runner is not None:
             self._runner.cancel()
             with suppress(asyncio.CancelledError):
                 await self._runner
-        self._listener.close()
 
     async def _run(self) -> None:
         while True:

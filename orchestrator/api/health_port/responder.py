@@ -31,6 +31,7 @@ IDLE_S = 60.0
 _LOOK_EVERY_S = 5.0
 _ACCEPTS_AT_ONCE = 64
 _OUT_OF_FILES_S = 0.01
+_READ_S = 0.02
 _READ_BYTES = 65536
 
 Answer = tuple[int, bytes]
@@ -157,6 +158,7 @@ class HealthResponder:
             if any(key.fd == self._pipe for key, _ in ready):
                 data = os.read(self._pipe, _READ_BYTES)
                 if not data:
+                    self._leave()
                     return
                 self._answers.take(data, time.monotonic())
             for key, _ in ready:
@@ -165,6 +167,16 @@ class HealthResponder:
                 elif key.fd != self._pipe:
                     self._serve(key.fd)
             self._drop_idle()
+
+    def _leave(self) -> None:
+        """Answer what has come by now, which would be reset."""
+        for _ in range(MAX_CONNECTIONS // _ACCEPTS_AT_ONCE + 1):
+            self._accept()
+        for gone in (self._pipe, self._listener):
+            self._selector.unregister(gone)
+        self._listener.close()
+        for key, _ in self._selector.select(_READ_S):
+            self._serve(key.fd)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):

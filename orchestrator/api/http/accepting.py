@@ -115,6 +115,8 @@ ACCEPTS_PER_PASS = 16
 takes some milliseconds when thousands come at once."""
 LISTEN_BACKLOG = 1024
 """Connections that may wait in the kernel; clients beyond them retry after a second."""
+READ_S = 0.02
+"""Time in which the request of a connection is read that was accepted last, in seconds."""
 RETRY_S = 1.0
 """Time until connections are accepted again after none could be, in seconds."""
 _ENOUGH_FILES = 65536
@@ -187,26 +189,30 @@ class Port(asyncio.AbstractServer):
             self.on_handed_over()
 
     def close(self) -> None:
-        """Accept no more; what was accepted is still attached (see ``wait_closed``)."""
+        """Accept what has come by now, and no more (see ``wait_closed``)."""
+        is_open = [listening for listening in self.sockets if listening.fileno() >= 0]
+        for listening in is_open:  # what waits in the kernel would be reset
+            self._accept(listening, LISTEN_BACKLOG + 1)
         if self._retry is not None:
             self._retry.cancel()
-        for listening in self.sockets:
-            if listening.fileno() >= 0:
-                self._loop.remove_reader(listening.fileno())
-                listening.close()
+        for listening in is_open:
+            self._loop.remove_reader(listening.fileno())
+            listening.close()
 
     async def wait_closed(self) -> None:
-        """Wait until each connection that was accepted has its protocol."""
+        """Wait until each connection that was accepted has its protocol, and what it asked at once
+        has been read."""
         while self._attaching:
             await asyncio.wait(self._attaching)
+        await asyncio.sleep(READ_S)
 
     def _listen(self) -> None:
         self._retry = None
         for listening in self.sockets:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_PER_PASS):
+    def _accept(self, listening: socket.socket, most: int = ACCEPTS_PER_PASS) -> None:
+        for _ in range(most):
             try:
                 accepted = listening.accept()[0]
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

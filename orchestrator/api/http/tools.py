@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
+from aiohttp import web
 
+from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL
-from orchestrator.api.http.ignored import passed_over
-from orchestrator.errors import InvalidRequest
+from orchestrator.api.http.ignored import pass_over, passed_over
+from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import JsonObject, TemplateArgument, Tool, ToolCall
 
@@ -122,3 +125,23 @@ def template_arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:
     if any(isinstance(value, str) and not _WORD.fullmatch(value) for value in arguments.values()):
         raise unfit
     return arguments
+
+
+EFFORT: Final = "reasoning_effort"
+
+
+def effort_argument(
+    request: web.Request, model: str, effort: str | None, place: str = "", name: str = EFFORT
+) -> Mapping[str, TemplateArgument]:
+    """How hard ``model`` is to think, for its template; named as ignored where that does not read
+    it. A model that is still to be loaded may. ``name`` is the field's, at ``place``."""
+    if effort is None:
+        return {}
+    encoder = None
+    with suppress(TidegateError):
+        encoder = request.app[ORCHESTRATOR].model(model)
+    if _WORD.fullmatch(effort) and (encoder is None or encoder.reads(EFFORT)):
+        return {EFFORT: effort}
+    field = f"{place}.{name}".lstrip(".")
+    pass_over(place, name, InvalidRequest(f"{field}: the model's template has none", field=field))
+    return {}

@@ -23,6 +23,7 @@ from orchestrator.api.http.responses import (
     task_fields,
     task_headers,
 )
+from orchestrator.api.http.tools import effort_argument
 from orchestrator.api.openai import echo, tokens
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream, ParsedChunkStream
@@ -36,7 +37,7 @@ from orchestrator.api.openai.types import (
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.parsing import collect
 from orchestrator.prompts.encoder import PromptEncoder
-from orchestrator.tasks.job import Api, OnDisconnect
+from orchestrator.tasks.job import Api, Chat, OnDisconnect
 from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
 from protocol import Delta
@@ -99,6 +100,13 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedComplet
     job = read_job_of(request, body, api, keep=keep)
     use = body.tool_use()
     prompts = body.prompts(use)
+    if isinstance(body, ChatRequest):
+        told = effort_argument(request, job.model, body.reasoning_effort)
+        prompts = tuple(
+            replace(chat, template_arguments={**told, **chat.template_arguments})
+            for chat in prompts
+            if isinstance(chat, Chat)
+        )
     n = body.choices_per_prompt(len(prompts))
     if keep and n * len(prompts) > 1:
         raise InvalidRequest(

@@ -297,7 +297,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     modalities: list[str] | None = None
     audio: Unused = NULL
     prediction: Unused = NULL
-    reasoning_effort: Unused = NULL
+    reasoning_effort: str | None = None
     verbosity: Unused = NULL
     web_search_options: Unused = NULL
 

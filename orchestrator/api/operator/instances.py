@@ -140,12 +140,11 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
     return {
         "address": instance.address,
         "kind": instance.kind.value,
-        "state": instance.state.value,
+        **instance.describe_state(),
         "ready": instance.ready,
         "draining": instance.draining or instance.cordoned,
         "jobs": instance.lane_load + instance.clips_running,
         "leaving": instance.retiring_since is not None,
-        "reason": instance.reason,
         "fault": instance.fault,
         "chat_fault": instance.chat_fault,
         "breaker": registry.breakers.state(instance.address).value,

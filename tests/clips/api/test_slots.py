@@ -366,6 +366,17 @@ async def test_clips_alone_make_a_service_ready(
     service = await serving(await make_service(worker, wait=False))
     await service.until(lambda: service.parts.health.status == "ready")
     await until_ended(service, await submit(service))
+    service.parts.health.refresh()
+    of_health = (await service.ask("GET", "/health/ready"))["instances"]
+    for (said,) in (of_health, (await service.ask("GET", "/v2/instances"))["instances"]):
+        assert (said["state"], said["reason"]) == ("clips", "")
+        assert all(gate["open"] for gate in said["gates"].values()), said
+    at = worker.address
+    assert service.metric("tidegate_instance_state", instance=at, state="clips") == 1
+    assert service.metric("tidegate_instance_state", instance=at, state="absent") == 0
+    service.orchestrator.registry.instances[at].other_work = ""  # its slot model is gone
+    (said,) = (await service.ask("GET", "/v2/instances"))["instances"]
+    assert said["state"] == "absent" and not any(gate["open"] for gate in said["gates"].values())
 
 
 async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, fake: FakeClips) -> None:

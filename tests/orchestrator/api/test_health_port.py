@@ -5,8 +5,9 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,7 @@ import pytest
 
 from orchestrator.__main__ import MAIN_PORT_ONLY, _health_port
 from orchestrator.api.health_port.publisher import HealthPort
-from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, Exchange
+from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, Exchange, HealthResponder
 from orchestrator.settings.sections import HealthSettings
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import Service, settings_of
@@ -103,6 +104,22 @@ def test_what_ends_a_connection(exchange: Exchange, request_bytes: bytes, status
     head, _ = ask(exchange, request_bytes)
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"Connection: close" in head and exchange.is_last
+
+
+def test_checks_that_wait_in_the_kernel_as_the_orchestrator_ends_are_answered() -> None:
+    answers, (pipe, of_orchestrator) = Answers(0.0), os.pipe()
+    answers.take(LINE, time.monotonic())
+    os.close(of_orchestrator)
+    with ExitStack() as stack:
+        stack.callback(os.close, pipe)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
+        where = listener.getsockname()
+        clients = [stack.enter_context(socket.create_connection(where, 2.0)) for _ in range(100)]
+        for client in clients:
+            client.send(b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        HealthResponder(listener, pipe, answers).run()
+        for client in clients:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
 # ── with an orchestrator behind it ───────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
 from tests.orchestrator.state.conftest import (
     Sharing,
     freeze,
+    is_dead,
     see_each_other,
     state_of,
     until_in_store,
@@ -87,15 +88,21 @@ async def test_a_task_that_is_being_taken_on_is_not_said_to_be_gone(
         assert (await events_of(asked, task_id))[-1].event == "end"
 
 
+@pytest.mark.parametrize("dies", [False, True])
 async def test_a_task_that_ends_while_it_is_looked_for_is_found(
-    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
+    """Its end is in the store even where the orchestrator that wrote it is dead by then."""
     one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     plan = Plan(stall_at=1)
     worker.plan = lambda job: plan
     task_id = await task_of(one)
     await one.until_tokens(1)
+    if dies:
+        state_of(two)._takeover.close()  # type: ignore[union-attr]
+        freeze(one)
+        await two.until(lambda: is_dead(two, one))
     holder_of = state_of(two).holder_of
 
     async def later(item_id: str) -> Holder | None:

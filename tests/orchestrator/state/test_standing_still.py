@@ -11,6 +11,8 @@ import pytest
 
 from catalog.paths import OWN_ADDRESS
 from orchestrator.api.http.event_stream import KEEP_ALIVE
+from orchestrator.errors import NotReady
+from orchestrator.ids import TAG_DIGITS
 from orchestrator.state import forwarding
 from tests.orchestrator.conftest import Service, read_events
 from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, see_each_other, state_of
@@ -146,6 +148,13 @@ async def test_or27_who_has_a_task_is_not_said_to_be_nobody_while_the_store_is_a
     await sharing.store.kill()
     async with two.http.get(f"/v2/tasks/{task_id}") as response:
         assert (response.status, "Retry-After" in response.headers) == (503, True)
+    shared = state_of(two)
+    for asking in (  # as when the store goes between the two looks
+        shared.holder_of(shared.tasks.tag + task_id[TAG_DIGITS:]),
+        shared.is_living(task_id),
+    ):
+        with pytest.raises(NotReady):
+            await asking
 
 
 async def test_or23_a_stream_of_an_orchestrator_that_stands_still_is_kept_alive_and_then_cut(

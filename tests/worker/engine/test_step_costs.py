@@ -61,6 +61,18 @@ def test_each_size_is_measured_and_disturbances_are_left_out(
     assert found.prompt_token_ms == pytest.approx(0.01, rel=0.2)
 
 
+def test_a_pool_without_room_for_all_rows_is_measured_too() -> None:
+    """Those that still wait must not come into the steps of prompts, which are of one row."""
+
+    class Looking(Bent):
+        def execute(self, plan: Plan) -> StepResult:
+            assert all(row.count == 1 for row in plan.rows[: plan.decodes])
+            assert sum(row.count > 1 for row in plan.rows) in (0, len(plan.rows))
+            return super().execute(plan)
+
+    assert measure(Looking(), CONFIG, blocks=9) is not None
+
+
 class Cleared(HostMemory):
     """Memory that knows which of its blocks were written."""
 

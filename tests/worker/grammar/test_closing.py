@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from tests.worker.grammar.test_constrained_texts import (
 from worker.core import Event, Job
 from worker.engine.engine import Engine
 from worker.engine.expiry import ExpiryCheck
+from worker.grammar import closing
 from worker.grammar.closing import Closing, ClosingTables
 from worker.grammar.constraint import Constraint
 from worker.loaded import LoadedEngine
@@ -52,7 +55,8 @@ class Steps:
         asked = {"max_tokens": 400, "temperature": 0.8, "seed": seed} | changes
         if steps is not None:
             deadline, most = self.clock.now() + steps * STEP_S, asked["max_tokens"]
-            closing = Closing(self.tables, deadline, self.clock.now, most)  # type: ignore[arg-type]
+            source = "" if grammar is None else grammar.text
+            closing = Closing(self.tables, deadline, self.clock.now, most, source)  # type: ignore[arg-type]
         if grammar is not None:
             assert self.loaded.grammars is not None
             constraint = self.loaded.grammars.constraint(grammar, closing=closing)
@@ -132,6 +136,75 @@ def test_a_number_is_left_for_what_must_follow_it(loaded: LoadedEngine) -> None:
     events = of.run([job])
     assert tuple(json.loads(text_of(loaded, job, events))) == sides
     assert end_of(job, events).reason is FinishReason.STOP
+
+
+HEX, WORDS = "0x[0-9a-f]+;", "([a-z]+ )+end"
+ROUND: Mapping[str, Grammar] = {
+    **{
+        said: schema({"type": "object", "properties": {"v": value}, "required": ["v"]})
+        for said, value in {
+            f'{{"v":"{HEX}"}}': {"type": "string", "pattern": f"^{HEX}$"},
+            f'{{"v":"{WORDS}"}}': {"type": "string", "pattern": f"^{WORDS}$"},
+            r'{"v":"\d+-\d+"}': {"type": "string", "pattern": r"^\d+-\d+$"},
+            r'{"v":"P[\dYMWDTHS]+"}': {"type": "string", "format": "duration"},
+            f'{{"v":\\["{HEX}","{HEX}"\\]}}': {
+                "type": "array",
+                "items": {"type": "string", "pattern": f"^{HEX}$"},
+                "minItems": 2,
+                "maxItems": 2,
+            },
+        }.items()
+    },
+    **{
+        said: Grammar(GrammarKind.REGEX, said)
+        for said in (
+            r"\d{3,}-\d{2,}x",
+            r"\w+@\w+\.com",
+            WORDS,
+            "([A-Z][a-z]+ )+stop!",
+            "(a+b)+c",
+            "[äöü]+é",
+        )
+    },
+    **{
+        said: Grammar(GrammarKind.LARK, text)
+        for said, text in {
+            "a+b": 'start: "a"+ "b"',
+            r"\d+!": 'start: NUM "!"\nNUM: /[0-9]+/',
+            r"([a-z]+ )+\.": 'start: w+ "."\nw: /[a-z]+ /',
+            "([a-z]+ )+the end": 'start: (WORD " ")+ "the end"\nWORD: /[a-z]+/',
+        }.items()
+    },
+}
+"""Grammars by the texts they allow, where the shortest token may be taken again for ever."""
+
+
+def test_what_may_go_round_for_ever_is_whole_within_max_tokens(
+    loaded: LoadedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, masks, fill = Steps(loaded), 0, closing._fill
+
+    def counted(*args: Any) -> bool:
+        nonlocal masks
+        masks += 1
+        return fill(*args)
+
+    monkeypatch.setattr(closing, "_fill", counted)
+    jobs = {
+        said: [
+            of.job(math.inf, seed, ROUND[said], temperature=1.2, max_tokens=32) for seed in (0, 1)
+        ]
+        for said in ROUND
+    }
+    events = of.run([job for both in jobs.values() for job in both])
+    for said, both in jobs.items():
+        for job in both:
+            text = text_of(loaded, job, events)
+            assert re.fullmatch(said, text) and end_of(job, events).reason is FinishReason.STOP, (
+                text
+            )
+    assert masks < 100 * 32 * 2 * len(ROUND), "a search takes too long"
+    print(masks / (32 * 2 * len(ROUND)))
 
 
 def test_free_text_that_matches_is_not_shortened(loaded: LoadedEngine) -> None:

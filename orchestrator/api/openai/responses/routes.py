@@ -18,7 +18,7 @@ from orchestrator.api.http.responses import (
     task_headers,
     until_answered,
 )
-from orchestrator.api.http.tools import template_arguments
+from orchestrator.api.http.tools import EFFORT, effort_argument, template_arguments
 from orchestrator.api.openai.responses.answer import OutputCollector, ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
 from orchestrator.api.openai.responses.output import response_id, status_of
@@ -113,6 +113,8 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
     body.refuse_unsupported()
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, Api.RESPONSES, keep=keep)
+    stated = None if body.reasoning is None else body.reasoning.effort
+    effort = effort_argument(request, job.model, stated, "reasoning", "effort")
     return ParsedResponses(
         job=job,
         created_unix=int(request[CONTEXT].arrival.unix),
@@ -121,11 +123,14 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         tools=asked_tools(
             body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False
         ),
-        template_arguments=template_arguments(body.chat_template_kwargs),
+        template_arguments={**effort, **template_arguments(body.chat_template_kwargs)},
         previous_id=body.previous_response_id,
         is_streamed=bool(body.stream),
         is_stored=body.store is not False,
-        echo=echo_of(body, job.priority),
+        echo={
+            **echo_of(body, job.priority),
+            "reasoning": {"effort": effort.get(EFFORT), "summary": None},
+        },
     )
 
 

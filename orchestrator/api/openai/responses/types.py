@@ -58,6 +58,14 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: Unused = NULL
 
 
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options for the model's thinking."""
+
+    effort: str | None = None
+    summary: Unused = NULL
+    generate_summary: Unused = NULL
+
+
 _text_reader: Reader[TextOptions | None] = Reader(TextOptions | None)
 
 
@@ -91,7 +99,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
 
     # harmless
     max_tool_calls: Unused = NULL
-    reasoning: Unused = NULL
+    reasoning: ReasoningOptions | None = None
     user: Unused = NULL
     service_tier: str | None = None
     safety_identifier: Unused = NULL
@@ -172,7 +180,6 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
         "metadata": read_metadata(body.metadata),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
         "service_tier": tier_of(priority),
         "store": body.store is not False,
         "text": {"format": {"type": "text"}} if body.text == NULL else body.text.copy(),

@@ -46,6 +46,38 @@ async def test_a_templates_own_arguments(make_service: MakeService, make_worker:
         assert prompt.endswith("<|assistant|>")
 
 
+EFFORT = (
+    '{% if reasoning_effort is not defined %}{% set reasoning_effort = "medium" %}{% endif %}'
+    "{{ reasoning_effort }}"
+)
+
+
+async def test_effort_reaches_a_template_that_reads_it_and_is_named_elsewhere(
+    make_service: MakeService, make_worker: Any
+) -> None:
+    chat, words = "/v1/chat/completions", {"input": "hi"}
+    low, reasoning = {"reasoning_effort": "low"}, {"reasoning": {"effort": "low"}}
+    worker = await make_worker(chat_template=TEMPLATE + EFFORT)
+    service = await make_service(worker)
+    for path, body, told in (
+        (chat, CHAT, "medium"),
+        (chat, CHAT | low, "low"),
+        (chat, CHAT | low | {"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+        ("/v1/responses", words | reasoning, "low"),
+    ):
+        answer = await answer_of(service, path, body)
+        assert prompt_of(service, worker).endswith(f"<|assistant|>{told}")
+    assert answer["reasoning"]["effort"] == "low"
+    service = await make_service(await make_worker())
+    for path, body, named in (
+        (chat, CHAT, None),
+        (chat, CHAT | low, "reasoning_effort"),
+        ("/v1/responses", words | reasoning, "reasoning.effort"),
+    ):
+        async with service.http.post(path, json=body) as response:
+            assert (response.status, response.headers.get("x-tidegate-ignored")) == (200, named)
+
+
 @for_each(
     "changes",
     [

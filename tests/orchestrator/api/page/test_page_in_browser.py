@@ -149,7 +149,13 @@ async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: 
         await set_deadline(tab, 0.1)
         odds = "document.querySelector('#odds').innerText"
         assert "90 % within" in await tab.until(f"parseFloat({odds}) < 5 && {odds}")
-    assert service.outcomes() == []
+        assert service.outcomes() == []
+        await tab.js("document.querySelector('#real').hidden = false")  # as with the demo model
+        assert await tab.js("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('#ask'))")
+        # What is cut has half the time that it needs here: 400 tokens of 10 ms each.
+        await tab.click("[data-try=partial]")
+        await ended(tab)
+        assert 1.5 < await tab.js("document.querySelector('#deadline-s').valueAsNumber") < 2.5
 
 
 @pytest.mark.slow

@@ -197,10 +197,10 @@ class InstanceCard {
     const { state, draining, ready } = instance;
     this.draining = draining;
     // What serves no text may serve a room's work, and nothing is wrong with it then.
-    const work = state === "absent" ? this.added.map((card) => card.serves(instance)).find(Boolean) : null;
-    this.state.textContent = draining && state === "up" ? "draining" : (work ?? state);
-    this.state.dataset.state = ready || work ? "ready" : draining ? "draining" : state;
-    const why = work ? "" : [instance.reason, instance.fault, instance.chat_fault].filter(Boolean).join("; ");
+    const works = Object.values(instance.gates).every(({ open }) => open);
+    this.state.textContent = draining && state === "up" ? "draining" : state;
+    this.state.dataset.state = ready || works ? "ready" : draining ? "draining" : state;
+    const why = [instance.reason, instance.fault, instance.chat_fault].filter(Boolean).join("; ");
     this.what.textContent =
       why || [instance.model, instance.engine, instance.device].filter(Boolean).join(" · ");
     this.load.show(instance.load, instance.slots_total, `${instance.load} of ${count(instance.slots_total)}`);

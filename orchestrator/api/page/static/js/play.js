@@ -13,11 +13,12 @@ const MAX_MS = 50_000;
 const STEPS = 200;
 const STILL_MS = 300; // nothing was typed for so long
 
-// Requests that show what can become of one, with the demo model on a slow machine.
+// Requests that show what can become of one. What is cut has `share` of the time in which half
+// such requests would be done, on whatever machine, or `deadlineMs` where that is not known.
 const TRIES = {
   met: { prompt: "Tell me a story about a lighthouse.", deadlineMs: 10_000, maxTokens: 120, onDeadline: "error", exactly: false },
-  fit: { prompt: "Tell me a long story about the sea.", deadlineMs: 400, maxTokens: 400, onDeadline: "fit", exactly: true },
-  partial: { prompt: "Tell me a long story about the tide.", deadlineMs: 400, maxTokens: 400, onDeadline: "partial", exactly: true },
+  fit: { prompt: "Tell me a long story about the sea.", deadlineMs: 400, share: 0.5, maxTokens: 400, onDeadline: "fit", exactly: true },
+  partial: { prompt: "Tell me a long story about the tide.", deadlineMs: 400, share: 0.5, maxTokens: 400, onDeadline: "partial", exactly: true },
   refused: { prompt: "Tell me a very long story, at once.", deadlineMs: 60, maxTokens: 400, onDeadline: "error", exactly: true },
 };
 
@@ -44,8 +45,10 @@ export class Playground {
     $("cancel").addEventListener("click", () => this.cancel());
     $("real-copy").addEventListener("click", () => copy($("real-copy"), "make demo MODEL=smollm2"));
     for (const button of document.querySelectorAll("[data-try]")) {
-      button.addEventListener("click", () => {
-        this.#fill(TRIES[button.dataset.try]);
+      button.addEventListener("click", async () => {
+        const { share, ...asked } = TRIES[button.dataset.try];
+        if (share) asked.deadlineMs = round(Math.max(MIN_MS, share * (await this.#middleMs(asked))));
+        this.#fill(asked);
         this.submit();
       });
     }
@@ -105,13 +108,23 @@ export class Playground {
     this.#quoting = setTimeout(() => this.#quote(this.#quoting), STILL_MS);
   }
 
+  async #quoted(asked) {
+    return (await call("POST", "/v2/quote", { body: bodyOf(asked), quiet: true })).json();
+  }
+
+  // The time in which half such requests are done whole; `deadlineMs` where it is not known.
+  async #middleMs(asked) {
+    const quoted = this.#quoted({ ...this.#asked(), ...asked, onDeadline: "error" });
+    const { earliest } = await quoted.catch(() => ({ earliest: [] }));
+    return earliest.find(({ chance }) => chance >= 0.5)?.within_ms ?? 2 * asked.deadlineMs;
+  }
+
   // The chance of being in time, as the form stands.
   async #quote(number) {
     let words = "";
     if (!document.hidden && $("model").value && $("ask").checkValidity()) {
       try {
-        const answer = await call("POST", "/v2/quote", { body: bodyOf(this.#asked()), quiet: true });
-        const { stated, earliest } = await answer.json();
+        const { stated, earliest } = await this.#quoted(this.#asked());
         const likely = earliest.find(({ chance }) => chance >= 0.9);
         words = stated ? `${percent(stated.chance)} likely in time` : "";
         if (likely) words += `; 90 % within ${ms(likely.within_ms)}`;
