@@ -128,10 +128,6 @@ class RefusalCounts:
         return sum(count for (_, met), count in self.sampled.items() if met)
 
     @property
-    def sampled_missed(self) -> int:
-        return sum(count for (_, met), count in self.sampled.items() if not met)
-
-    @property
     def false_rate(self) -> float:
         """Share of sampled decisions whose task was met after all; 0 without any."""
         samples = self.sampled.total()

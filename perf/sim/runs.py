@@ -203,8 +203,6 @@ class KeptRuns:
     runs_kept: int = 0
     others: int = 0
     others_kept: int = 0
-    wasted_calls: int = 0
-    """Calls that were met, in runs that were not kept."""
 
     @property
     def run_share(self) -> float:
@@ -218,7 +216,6 @@ class KeptRuns:
         """Count a run that is over, of whose calls ``done`` were met."""
         is_kept = done == len(run.calls)
         self.runs_kept += is_kept
-        self.wasted_calls += 0 if is_kept else done
 
 
 class RunsDriver(Driver):

@@ -166,4 +166,4 @@ def test_dl7_a_sample_of_what_waited_in_vain_gets_its_try() -> None:
     rig.clock.advance(0.6)
     assert rig.queue.expired(rig.clock.now()) == [task]
     task.end(Ending(Outcome.MISSED, FinishReason.DEADLINE), rig.clock.now())
-    assert (rig.feasibility.stats.infeasible, rig.feasibility.stats.sampled_missed) == (1, 1)
+    assert (rig.feasibility.stats.infeasible, rig.feasibility.stats.sampled.total()) == (1, 1)
