@@ -172,11 +172,13 @@ class Tab:
         return found
 
     async def click(self, selector: str) -> None:
-        """With the mouse, where the element is: nothing may lie over it."""
-        quoted = json.dumps(selector)
-        x, y = await self.js(
-            f"(e => (e.scrollIntoView({{block: 'center'}}), (b => [b.x + b.width / 2, "
-            f"b.y + b.height / 2])(e.getBoundingClientRect())))(document.querySelector({quoted}))"
+        """With the mouse, where the element is once the page stands still: nothing may lie over
+        it."""
+        x, y = await self.until(
+            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
+            " const at = [b.x + b.width / 2, b.y + b.height / 2], before = e.seenAt; e.seenAt = at;"
+            " return `${before}` === `${at}` && e.contains(document.elementFromPoint(...at)) && at"
+            f" }})(document.querySelector({json.dumps(selector)}))"
         )
         for kind in ("mousePressed", "mouseReleased"):
             await self._send(
