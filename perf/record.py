@@ -87,6 +87,7 @@ TABLE: Final = (
     Recordable(
         "chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"
     ),
+    Recordable("polled-starts", "perf.chaos --starts 50 --kills 20 --engine synthetic-paced"),
     Recordable("fleet-kills", "perf.chaos.fleet --orchestrators 2 --kills 100 --stops 50"),
     Recordable("batch-kills", "perf.chaos.batches"),
     # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
