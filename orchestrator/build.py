@@ -342,7 +342,7 @@ def _dispatch(
         pausing, registry, prediction, foresight.in_flight, clock, enabled=adapts_rows
     )
     prediction.schedule.may_free_row = pausing.may_free_row
-    prediction.schedule.adapts_rows = adapts_rows
+    prediction.schedule.adapts_rows = rows.adapts
     limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
     launcher = Launcher(registry, foresight.in_flight, prediction, retrier, hedger, limits, clock)
     completion = Completion(

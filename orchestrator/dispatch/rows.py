@@ -19,9 +19,10 @@ from orchestrator.instances.concurrency import UNBOUNDED
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.schedule import ROWS_EVERY_S
 from orchestrator.telemetry.log import service_log
 
-EVERY_S: Final = 0.1
+EVERY_S: Final = ROWS_EVERY_S
 """Seconds between two decisions. One plays the schedule once while all is met, else a dozen times,
 at 0.6 ms of CPU each with 164 requests, with pauses (``replan.PAUSE_S``). In the simulator 0.05 and
 0.2 seconds met 1.00 and 0.995 of that, and one number for each doubling instead of two 0.99."""
@@ -54,6 +55,15 @@ class RowControl:
         self._clock = clock
         self._enabled = enabled
         self._is_due = False
+        self._is_bound = False
+        """Whether some instance runs no more rows than urgent work needs it to."""
+
+    def adapts(self, model: str) -> bool:
+        """Whether every instance of ``model`` can be made to run fewer rows."""
+        of_model = [each for each in self._registry if each.card and each.card.model == model]
+        return self._enabled and all(
+            each.is_ours and each.can_pause and not each.foreign_load for each in of_model
+        )
 
     def wake(self, changed: Callable[[], None]) -> None:
         """Decide soon, and from then on while anything runs; ``changed`` is called when a decision
@@ -77,6 +87,9 @@ class RowControl:
         self._is_due = False
         if len(self._in_flight):
             self.wake(changed)
+        elif self._is_bound:  # by work that has ended
+            for instance in self._registry:
+                instance.concurrency.best_rows = UNBOUNDED
 
     def _deciding(self) -> Iterator[bool]:
         """Set the rows of all instances; yields after each play whether rows have changed."""
@@ -87,8 +100,6 @@ class RowControl:
         for model, instances in serving.items():
             learners = [each.step_learner for each in instances if each.step_learner is not None]
             most = max((learner.model.slots for learner in learners), default=1)
-            # No more than those among which urgent work was let in.
-            slots, most = most, int(min(most, self._schedule.most_rows(model)))
             foreign = sum(instance.foreign_load for instance in instances)
             chosen, rows, met = most, row_counts(most), list[float]()
             if any(share < ALL_MET for share in self._schedule.met_with(model, [most], foreign)):
@@ -98,10 +109,14 @@ class RowControl:
             if len(met) == len(rows):
                 current = min(most, instances[0].concurrency.best_rows)
                 chosen = best_rows(rows, met, current, self._schedule.count(model))
-            best = UNBOUNDED if chosen == slots else chosen
-            is_changed = any(instance.concurrency.best_rows != best for instance in instances)
+            best = UNBOUNDED if chosen == most else chosen
+            bounds, is_changed = self._schedule.most_rows(model), False
+            self._is_bound = bool(bounds)
             for instance in instances:
-                instance.concurrency.best_rows = best
+                # No more than those among which urgent work was let in.
+                bound = min(bounds.get("", best), bounds.get(instance.address, best))
+                is_changed |= instance.concurrency.best_rows != (own := int(min(best, bound)))
+                instance.concurrency.best_rows = own
             yield is_changed
 
 

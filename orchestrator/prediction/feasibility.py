@@ -309,8 +309,9 @@ class Feasibility:
         if not least or task.is_promised or task.completion_tokens or task.refusal_sample:
             return False
         prospect = self._schedule.of(task, least)
-        task.most_rows = prospect.most_rows
-        return prospect.gain < least
+        is_hopeless = prospect.gain < least
+        task.most_rows = math.inf if is_hopeless else min(task.most_rows, prospect.most_rows)
+        return is_hopeless
 
     def hopeless(self, model: str) -> list[Task]:
         """Tasks of ``model`` that wait, and whose chance has fallen below the least one."""

@@ -36,8 +36,13 @@ FRESH_S: Final = 0.01
 """Seconds for which a line that was looked at is good, as long as the same requests are in it."""
 KEPT: Final = 4
 """Lines kept of a model: as they are, and as they become with or without the request at hand."""
-_FEWER: Final = math.sqrt(2)
-"""Factor between the numbers of rows that are tried for one request."""
+ROWS_EVERY_S: Final = 0.1
+"""Seconds between two decisions on the number of rows (``dispatch.rows``)."""
+FEWER: Final = tuple(2 ** (-half / 2) for half in range(1, 8))
+"""Shares of the present rows that are tried for one request."""
+AMPLE: Final = 10.0
+"""How many times the time left of an urgent request those must have that are paused for it: enough
+that it is over long before they, and what comes meanwhile, run short of time."""
 _FIRST_GUESS_MS: Final = 1000.0
 
 
@@ -125,8 +130,8 @@ class Schedule:
         self._clock = clock
         self.may_free_row: Callable[[Task], bool] = lambda task: True
         """Whether a job could be paused for a task."""
-        self.adapts_rows = True
-        """Whether instances run fewer rows where that meets more."""
+        self.adapts_rows: Callable[[str], bool] = lambda model: True
+        """Whether all instances of a model run fewer rows where that meets more."""
         self._lines: dict[str, deque[_Line]] = {}
 
     def of(self, task: Task, enough: float = 0.0, *, guesses: bool = False) -> Prospect:
@@ -150,22 +155,22 @@ class Schedule:
             return found
         if place >= line.machine.rows:
             found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
-        if found.gain >= enough or not self.adapts_rows:
+        if found.gain >= enough or not self.adapts_rows(task.model):
             return found
         return max(found, self._among_fewer(task), key=lambda prospect: prospect.gain)
 
     def _among_fewer(self, task: Task) -> Prospect:
-        """The prospect of ``task`` where jobs are paused until steps are fast enough for it, as far
-        as nobody else is in doubt for that; equal requests at the same time have the same one."""
+        """The prospect of ``task`` where jobs that have ample time are paused until steps are fast
+        enough for it."""
         everybody = self._line(task.model, Priority.BATCH)
         if task.priority is Priority.BATCH or everybody is None:
             return HOPELESS
         if self._waits_in(everybody, task):
             everybody = everybody.without(everybody.tasks.index(task))
         asked = self._forecaster.asked(task, self._clock.now())
-        key = _about(asked)
+        key = task.tenant, *_about(asked)
         if key not in everybody.prospects:
-            everybody.prospects[key] = _among_fewer(asked, everybody)
+            everybody.prospects[key] = _among_fewer(task, asked, everybody)
         return everybody.prospects[key]
 
     def start_ms(self, task: Task) -> tuple[float, ...]:
@@ -216,10 +221,14 @@ class Schedule:
             chances |= {task: chance for task, chance in of if task in self._queue}
         return chances
 
-    def most_rows(self, model: str) -> float:
-        """Rows that each instance may run, so that what was let in on that condition is met."""
-        line = self._line(model, Priority.BATCH)
-        return min((task.most_rows for task in line.tasks), default=math.inf) if line else math.inf
+    def most_rows(self, model: str) -> dict[str, float]:
+        """Rows that an instance may run, by its address, so that what was let in on that condition
+        is met; that of ``""`` holds for all, for what waits may start on any."""
+        line, most = self._line(model, Priority.BATCH), dict[str, float]()
+        for task in line.tasks if line else ():
+            if task.most_rows < math.inf and not task.paused_on:
+                most[task.instance] = min(task.most_rows, most.get(task.instance, math.inf))
+        return most
 
     def count(self, model: str) -> int:
         """How many requests for ``model`` run or wait, up to ``MOST``."""
@@ -317,19 +326,35 @@ class Schedule:
         return running + [task for task in self._queue.first(most) if task.model == model]
 
 
-def _among_fewer(asked: Asked, everybody: _Line) -> Prospect:
+def _among_fewer(task: Task, asked: Asked, everybody: _Line) -> Prospect:
     machine, best = everybody.machine, HOPELESS
-    if not play([asked], machine._replace(fewest=1.0)).chances([asked])[0]:
+    delay_ms = 1000 * ROWS_EVERY_S
+    own = asked._replace(
+        stop_ms=asked.stop_ms - delay_ms,
+        whole_ms=asked.whole_ms - delay_ms,
+        first_ms=asked.first_ms - delay_ms,
+    )
+    if not play([own], machine._replace(fewest=1.0)).chances([own])[0]:
         return best
-    # The most urgent keep their rows.
-    line = [asked, *sorted(everybody.asked, key=lambda one: one.stop_ms)]
-    rows = min(machine.fewest, machine.rows / machine.instances)
-    while (rows := rows / _FEWER) >= 1 and best.chance < 1:
-        played = play(line, machine._replace(rows=int(rows) * machine.instances, fewest=rows))
-        chance, *others = played.chances(line).tolist()
-        if min(others, default=1.0) < 1:
+    # The most urgent keep their rows; those that do not are of the same tenant (OR-24).
+    order = sorted(range(len(everybody.asked)), key=lambda at: everybody.asked[at].stop_ms)
+    line = [own, *(everybody.asked[at] for at in order)]
+    now = min(machine.fewest, machine.rows / machine.instances)
+    for rows in dict.fromkeys(int(now * share) for share in FEWER):
+        paused = order[rows * machine.instances - 1 :] if rows else []
+        if not paused or best.chance == 1:
             break
-        best = _outlook(chance, chance, played, 0)._replace(most_rows=int(rows))
+        if everybody.asked[paused[0]].stop_ms < AMPLE * asked.stop_ms:
+            break
+        if any(everybody.tasks[at].tenant != task.tenant for at in paused):
+            break
+        fewer = machine._replace(rows=rows * machine.instances, fewest=float(rows))
+        played = play(line, fewer)
+        chance, *others = played.chances(line).tolist()
+        if min(others) < 1:
+            break
+        if chance > best.chance:
+            best = _outlook(chance, chance, played, 0)._replace(most_rows=rows)
     return best
 
 

@@ -6,11 +6,15 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.tasks.job import Priority
+from perf.load.cells import DEMO_COST
 from perf.sim.arrivals import SimArrival
+from perf.sim.crowds import TOKENS, newcomers
 from perf.sim.replay.worker import WorkerSpec
+from perf.sim.scenes import UNBOUNDED
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from protocol import Outcome
 from tests.perf.sim_load import SEED
+from tests.support.cases import for_each
 from worker.runner.synthetic import StepCost
 
 SLOTS = 64
@@ -72,3 +76,15 @@ def test_or24_a_flood_of_one_tenant_delays_no_urgent_work_of_another() -> None:
     calm = [result for result in ended.results if result.arrival.tenant == "calm"]
     assert len(calm) == 14 and {result.outcome for result in calm} == {Outcome.MET}
     assert max(result.first_s - result.arrival.at_s for result in calm) < 0.5
+
+
+@for_each(("instances", "rows", "behind", "many"), [(1, 64, 32, 32), (2, 32, 32, 1)])
+def test_dl15_newcomers_that_only_fewer_rows_are_fast_enough_for_are_met(
+    instances: int, rows: int, behind: int, many: int
+) -> None:
+    """They have twice what they take alone; those that make room for them have a minute."""
+    alone_ms = 1000 * TOKENS * (DEMO_COST.step_s + DEMO_COST.row_s * min(rows, many))
+    arrivals = newcomers(behind, many, 2 * alone_ms, stated=True)
+    fleet = Fleet(WorkerSpec(DEMO_COST, rows, kv_tokens=64 * 2048), instances)
+    ended = simulate(arrivals, fleet, UNBOUNDED, seed=1, linger_s=10.0)
+    assert {result.outcome for result in ended.results} == {Outcome.MET}

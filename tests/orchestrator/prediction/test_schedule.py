@@ -116,19 +116,47 @@ def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     assert rig.refuses(urgent), "no job can be paused for it"
 
 
-def test_dl15_urgent_work_runs_among_fewer_rows_where_nobody_loses_by_that() -> None:
-    """Among sixteen rows its hundred tokens take 1.3 s, among six 0.8 s."""
+def crowd_of_sixteen(left_ms: float, tenant: str = "") -> Rig:
     rig = new_rig()
     for _ in range(16):
-        runs(rig, rig.task(60_000, 1000))
+        runs(rig, rig.task(left_ms, 1000, tenant=tenant))
+    return rig
+
+
+def test_dl15_urgent_work_runs_among_fewer_rows_where_nobody_loses_by_that() -> None:
+    """Among sixteen rows its hundred tokens take 1.3 s, among four 0.7 s."""
+    rig = crowd_of_sixteen(60_000)
     urgent = rig.task(900, 100, prompt=1)
     assert not rig.refuses(urgent)
     rig.queue.push(urgent)
-    assert 5 <= rig.schedule.most_rows("m") == urgent.most_rows <= 7
-    runs(rig, rig.task(13_500, 1000))  # it would be late with fewer rows
-    assert rig.refuses(rig.task(900, 100, prompt=1))
-    rig.schedule.may_free_row = lambda task: False
-    assert rig.schedule.of(urgent, enough=0.1).chance == 0
+    assert 2 <= urgent.most_rows <= 6
+    assert rig.schedule.most_rows("m") == {"": urgent.most_rows}
+    urgent.paused_on = "a"
+    assert not rig.schedule.most_rows("m"), "it does not run"
+
+
+@for_each(
+    ("rig", "why"),
+    [
+        (crowd_of_sixteen(8_000), "it would cost those who have little time"),
+        (crowd_of_sixteen(60_000, "other"), "or24: the rows of another tenant"),
+    ],
+)
+def test_dl15_urgent_work_takes_no_rows_of_others_than_its_own(rig: Rig, why: str) -> None:
+    urgent = rig.task(900, 100, prompt=1)
+    assert rig.refuses(urgent), why
+    assert urgent.most_rows == math.inf
+
+
+def test_dl15_a_look_that_finds_no_gain_binds_nobody() -> None:
+    rig = new_rig(least_chance=0.5)
+    for _ in range(16):
+        runs(rig, rig.task(60_000, 1000))
+    urgent = rig.task(700, 100, prompt=1)
+    assert rig.refuses(urgent) and urgent.most_rows == math.inf
+    rig = crowd_of_sixteen(60_000)
+    rig.schedule.adapts_rows = lambda model: False
+    assert rig.refuses(rig.task(900, 100, prompt=1)), "rows are not adapted"
 
 
 def test_dl7_rows_stay_full_as_more_work_comes() -> None:
