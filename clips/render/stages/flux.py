@@ -128,7 +128,7 @@ class FluxPortrait:
         size += -size % _MULTIPLE
         # On the CPU, so that a seed gives the same noise on every device.
         generator = torch.Generator().manual_seed(recipe.portrait.seed)
-        # Parameters that are moved or quantised are swapped in ways that inference mode forbids.
+        # Parameters that are moved or quantized are swapped in ways that inference mode forbids.
         with self._looked_after(step), torch.inference_mode(False), torch.no_grad():
             words, pooled = self._encoded(FRAMING + recipe.portrait.prompt)
             (picture,) = self._pictures(
@@ -221,14 +221,14 @@ def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
     """Move transformer and decoder to ``device``, as small as asked. Raises ``LoadError``."""
     transformer = pictures.transformer
     transformer.requires_grad_(False)
-    is_quantised = getattr(transformer, "is_quantized", False)
-    if options.precision == "nf4" and not is_quantised:
+    is_quantized = getattr(transformer, "is_quantized", False)
+    if options.precision == "nf4" and not is_quantized:
         for blocks in (transformer.transformer_blocks, transformer.single_transformer_blocks):
             for block in blocks:
-                quantise(block, device, options.dtype)
-    if is_quantised and options.precision != "nf4":
+                quantize(block, device, options.dtype)
+    if is_quantized and options.precision != "nf4":
         raise LoadError(
-            f"{SETTING} has a transformer that is quantised already: state nf4 for it in"
+            f"{SETTING} has a transformer that is quantized already: state nf4 for it in"
             " TIDEGATE_SLOT__PRECISIONS, which takes it as it is"
         )
     if options.precision == "fp8":
@@ -270,7 +270,7 @@ def _name(dtype: torch.dtype) -> str:
     return "fp32" if dtype == torch.float32 else "bf16"
 
 
-def quantise(module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def quantize(module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Replace each linear layer of ``module`` by one of 4.13 bits a weight on ``device`` that
     computes in ``dtype``, one after the other, so that the module is never in memory twice.
 

@@ -169,14 +169,16 @@ class HealthResponder:
             self._drop_idle()
 
     def _leave(self) -> None:
-        """Answer what has come by now, which would be reset."""
+        """Answer what comes by now or right after, which would be reset."""
         for _ in range(MAX_CONNECTIONS // _ACCEPTS_AT_ONCE + 1):
             self._accept()
         for gone in (self._pipe, self._listener):
             self._selector.unregister(gone)
         self._listener.close()
-        for key, _ in self._selector.select(_READ_S):
-            self._serve(key.fd)
+        until = time.monotonic() + _READ_S
+        while self._connections and (left_s := until - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                self._serve(key.fd)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):

@@ -234,6 +234,8 @@ class Port(asyncio.AbstractServer):
     def _pause(self, error: OSError) -> None:
         for listening in self.sockets:
             self._loop.remove_reader(listening.fileno())
+        if self._retry is not None:  # of another socket, or from before the port closes
+            self._retry.cancel()
         self._retry = self._loop.call_later(RETRY_S, self._listen)
         self._failures += 1
         if self._loop.time() < self._log_at:

@@ -8,6 +8,7 @@ hides an end of input.
 import asyncio
 import select
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -117,6 +118,8 @@ class Connection(RequestHandler):
         self._in_head = False
         """Whether the last bytes belong to a request whose head is still incomplete."""
         self._is_hung_up = False
+        self.answered_at = 0.0
+        """When the last answer was finished, by ``time.monotonic``; 0 before the first one."""
         self.is_reserved = False
         """Whether this is one of the last few connections, for probes and operators only."""
 
@@ -215,6 +218,7 @@ class Connection(RequestHandler):
         if self._close and isinstance(resp, web.StreamResponse):
             resp.force_close()
         finished = await super().finish_response(request, resp, start_time)
+        self.answered_at = time.monotonic()
         if self._in_head and not self._messages:
             self._expect_head()
         if self._is_hung_up and not self._messages:

@@ -3,6 +3,8 @@
 import re
 import socket
 import struct
+import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,16 +128,19 @@ def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Diale
 
 def _waited_s(request: web.BaseRequest) -> float:
     """Seconds for which the last bytes from the client of ``request`` have waited in the kernel for
-    a busy event loop, which its deadline does not wait for; 0 where that cannot be told."""
+    a busy event loop, which its deadline does not wait for; 0 where that cannot be told. The kernel
+    knows of the connection alone: a pipelined request waits from the end of the answer before."""
     transport = request.transport
     client = None if transport is None else transport.get_extra_info("socket")
-    if client is None:
+    if client is None or sys.platform != "linux":
         return 0.0
     try:
         info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.size)
-    except (AttributeError, OSError):  # not on Linux, or not by TCP
+        ago_ms = int(_LAST_DATA.unpack(info)[0])
+    except (OSError, struct.error):  # not by TCP, or of an old kernel
         return 0.0
-    return max(0, int(_LAST_DATA.unpack(info)[0]) - _TICK_MS) / 1000
+    in_turn_s = time.monotonic() - getattr(request.protocol, "answered_at", 0.0)
+    return min(max(0, ago_ms - _TICK_MS) / 1000, in_turn_s)
 
 
 def context_of(

@@ -91,10 +91,10 @@ def refuse_file(where: str) -> InvalidRequest:
 
 
 FORMATS = "PNG, JPEG, GIF or WebP"
-_HEADER_BYTES = 2**20
+_HEADER_BYTES = 2**18
 """How much of a file is searched for its size: metadata in front of it, such as color profiles and
-previews, may take some hundred kilobytes. The search takes 0.1 s at most (measured with a file of
-empty segments)."""
+previews, rarely takes more. Empty segments of this size took 0.03 s, and 0.25 s on a busy machine
+(measured)."""
 
 
 class Pixels(NamedTuple):
@@ -105,6 +105,7 @@ class Pixels(NamedTuple):
 def pixels_of(data: bytes) -> Pixels | None:
     """The size of an image file; None for one that is of another format or broken."""
     is_webp = data.startswith(b"RIFF") and data[8:12] == b"WEBP"
+    is_webp &= data[12:16] != b"VP8L" or data[20:21] == b"\x2f"  # the signature of a lossless one
     if not (is_webp or data.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF87a", b"GIF89a"))):
         return None
     size = Pixels(*imagesize.get(io.BytesIO(data[:_HEADER_BYTES]), exif_rotation=False))

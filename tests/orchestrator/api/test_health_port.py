@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 
 from orchestrator.__main__ import MAIN_PORT_ONLY, _health_port
+from orchestrator.api.health_port import responder
 from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, Exchange, HealthResponder
 from orchestrator.settings.sections import HealthSettings
@@ -106,7 +108,11 @@ def test_what_ends_a_connection(exchange: Exchange, request_bytes: bytes, status
     assert b"Connection: close" in head and exchange.is_last
 
 
-def test_checks_that_wait_in_the_kernel_as_the_orchestrator_ends_are_answered() -> None:
+def test_checks_that_come_as_the_orchestrator_ends_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that wait in the kernel, and some whose bytes come a little later."""
+    monkeypatch.setattr(responder, "_READ_S", 10.0)
     answers, (pipe, of_orchestrator) = Answers(0.0), os.pipe()
     answers.take(LINE, time.monotonic())
     os.close(of_orchestrator)
@@ -115,8 +121,14 @@ def test_checks_that_wait_in_the_kernel_as_the_orchestrator_ends_are_answered() 
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
         where = listener.getsockname()
         clients = [stack.enter_context(socket.create_connection(where, 2.0)) for _ in range(100)]
-        for client in clients:
+
+        def send(client: socket.socket) -> None:
             client.send(b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+
+        for client in clients[:-3]:
+            send(client)
+        for number, client in enumerate(clients[-3:], 1):
+            threading.Timer(number / 20, send, [client]).start()
         HealthResponder(listener, pipe, answers).run()
         for client in clients:
             assert client.recv(100).startswith(b"HTTP/1.1 200")

@@ -1,12 +1,15 @@
 """How many connections there may be, in all and of one key."""
 
+import asyncio
+import errno
+import socket
 from contextlib import ExitStack
 
 import pytest
 
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.http import accepting
-from orchestrator.api.http.accepting import most_connections
+from orchestrator.api.http.accepting import Port, most_connections
 from orchestrator.api.server import KEY_SHARES
 from tests.orchestrator.conftest import MakeService
 from tests.support.cases import for_each
@@ -19,6 +22,28 @@ async def test_some_open_files_are_never_connections(
 ) -> None:
     monkeypatch.setattr(accepting, "raise_file_limit", lambda: files)
     assert most_connections() == most
+
+
+async def test_a_port_that_is_closed_while_no_file_is_left_stays_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = asyncio.Event()
+
+    def refuse(_: socket.socket) -> None:
+        refused.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", refuse)
+    monkeypatch.setattr(accepting, "RETRY_S", accepting.READ_S / 2)
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+    port = await Port.open("127.0.0.1", 0, asyncio.Protocol)
+    _, writer = await asyncio.open_connection(*port.sockets[0].getsockname())
+    await refused.wait()
+    port.close()
+    await port.wait_closed()
+    writer.close()
+    assert not failures
 
 
 async def test_or24_one_key_leaves_connections_for_the_others(

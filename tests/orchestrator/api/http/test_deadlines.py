@@ -245,6 +245,12 @@ async def test_dl9_an_error_before_admission_has_the_budget_that_was_stated(
         assert 0 < left_of(response) <= 60_000
 
 
+def posted(path: str, body: dict[str, Any]) -> bytes:
+    text = json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux says when data came")
 async def test_dl1_a_deadline_does_not_wait_for_a_busy_loop(
     service: Service, worker: FakeWorker
@@ -252,10 +258,7 @@ async def test_dl1_a_deadline_does_not_wait_for_a_busy_loop(
     """It runs from when the request was there, not from when the loop read it."""
     reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
     await service.ask("GET", "/health/live")  # the connection is accepted by now
-    body = json.dumps(TASK | {"deadline_ms": 10_000}).encode()
-    head = "POST /v2/tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(body)}\r\n\r\n"
-    writer.get_extra_info("socket")._sock.send(head.encode() + body)
+    writer.get_extra_info("socket")._sock.send(posted("/v2/tasks", TASK | {"deadline_ms": 10_000}))
     until = time.perf_counter() + 0.3
     while time.perf_counter() < until:  # nothing else runs on this loop meanwhile
         pass
@@ -263,3 +266,21 @@ async def test_dl1_a_deadline_does_not_wait_for_a_busy_loop(
     writer.close()
     await worker.until(lambda: bool(worker.submits))
     assert worker.submits[0].budget_ms <= 9_750
+
+
+async def test_dl1_a_pipelined_request_has_its_time_from_the_answer_before_on(
+    service: Service, worker: FakeWorker
+) -> None:
+    """The one before it took time of its own, not of a busy loop."""
+    release = asyncio.Event()
+    worker.plan = lambda submit: Plan(stall_at=0, release=release)
+    reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
+    second = posted("/v2/tasks", TASK | {"deadline_ms": 10_000})
+    writer.write(posted("/v1/chat/completions", CHAT) + second)
+    await worker.until(lambda: bool(worker.submits))
+    await asyncio.to_thread(time.sleep, 0.5)  # the wait is measured in real time
+    release.set()
+    await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 202"), 5)
+    writer.close()
+    await worker.until(lambda: len(worker.submits) == 2)
+    assert worker.submits[1].budget_ms > 9_600

@@ -44,6 +44,7 @@ def test_other_files_have_no_size() -> None:
     assert pixels_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>") is None
     assert pixels_of(picture(1, kind="BMP")) is None
     assert pixels_of(b"\xff\xd8" + b"\xff" * 100_000) is None
+    assert pixels_of(b"RIFF\0\0\0\0WEBPVP8L" + bytes(20)) is None  # without its signature
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 60), st.binary(max_size=40))
