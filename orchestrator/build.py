@@ -367,7 +367,7 @@ def _loading(
         registry,
         common.queue,
         foresight.in_flight,
-        foresight.forecaster,
+        foresight.prediction,
         swaps,
         clock,
         DemandConfig(

@@ -32,7 +32,6 @@ from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.quotes import Quote
-from orchestrator.prediction.schedule import middle
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, has_turns, is_short, tokens_about
 from orchestrator.prompts.stage import EncodingStage, Steps
@@ -514,7 +513,7 @@ class Orchestrator:
 
     def predicted_start_ms(self, task: Task) -> float:
         """Predicted time until a queued task starts, in ms; 0 once it has left the queue."""
-        return middle(self.stages.prediction.schedule.start_ms(task)) if task in self.queue else 0.0
+        return self.stages.prediction.schedule.start_ms(task) if task in self.queue else 0.0
 
     def model(self, name: str) -> PromptEncoder:
         """Prompt encoder of the model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
@@ -575,12 +574,10 @@ class Orchestrator:
     def end_hopeless(self, by: float) -> int:
         """End waiting work that has nothing to show and will probably not finish by ``by``, when
         the service shuts down; returns how many."""
-        prediction = self.stages.prediction
+        schedule = self.stages.prediction.schedule
         now, ended = self.clock.now(), sum(room.end_hopeless(by) for room in self.rooms)
         for task in list(self.queue):
-            times = prediction.forecaster.residual_ms(task, now)
-            through_ms = middle(prediction.schedule.start_ms(task)) + middle(times)
-            if not task.completion_tokens and through_ms > 1000 * (by - now):
+            if not task.completion_tokens and schedule.left_ms(task) > 1000 * (by - now):
                 self._end_for_drain(task)
                 ended += 1
         return ended

@@ -141,9 +141,7 @@ def _slow_ms(needs: Needs, prospect: Outlook) -> float:
     """Ms that the request seldom exceeds there."""
     if prospect.pace is None:
         return 0.0
-    return prospect.pace.estimate(
-        Work(needs.prompt_tokens, 0, _at(needs, LONG)), prospect.load
-    ).upper_ms
+    return prospect.pace.upper_ms(Work(needs.prompt_tokens, 0, _at(needs, LONG)), prospect.load)
 
 
 def _at(needs: Needs, share: float) -> int:

@@ -15,7 +15,6 @@ from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
 from orchestrator.placement.requirements import FIELDS, features_of
 from orchestrator.prediction.prediction import Prediction
-from orchestrator.prediction.schedule import middle
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Job, PlacementMode
 from orchestrator.tasks.task import Task
@@ -168,7 +167,7 @@ class Admission:
         forecaster.plan(task, now)
         wait_ms = 0.0
         if not self._placer.could_start(task):
-            wait_ms = middle(self._prediction.schedule.start_ms(task))
+            wait_ms = self._prediction.schedule.start_ms(task)
         tokens = forecaster.fitting_tokens(task, task.deadline.left_ms(now) - wait_ms)
         if tokens is not None and tokens < task.sampling.max_tokens:
             task.fitted_tokens = tokens

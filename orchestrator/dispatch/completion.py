@@ -141,8 +141,8 @@ class Completion:
             task = attempt.task
             if task.attempt is not attempt or task.hedge is not None:
                 continue
-            left = self._prediction.forecaster.residual_ms(task, now)
-            if left[len(left) // 2] <= 1000 * (ends[attempt.address] - now):
+            left_ms = self._prediction.schedule.left_ms(task)
+            if left_ms <= 1000 * (ends[attempt.address] - now):
                 continue
             retry = self._retrier.decide(task, attempt.address, now, elsewhere=True, planned=True)
             if retry is not None:

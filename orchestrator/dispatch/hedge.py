@@ -71,7 +71,7 @@ class Hedger:
         usual = Work(task.prompt_tokens, 0, self._forecaster.usual_tokens(task))
         if left_ms > SHORT_SLACK * model.slow_ms(usual) or left_ms <= least_ms:
             return False
-        first_ms = model.estimate(Work(task.prompt_tokens), load).upper_ms
+        first_ms = model.upper_ms(Work(task.prompt_tokens), load)
         return 1000 * (now - sent_at) > first_ms
 
     def target(self, task: Task, now: float) -> str | None:

@@ -345,4 +345,4 @@ def _predicted_ms(instance: Instance, attempt: AttemptFacts, end: End) -> float:
         return 0.0
     model, load = attempt.basis
     work = Work(end.prompt_tokens, end.cached_tokens, max(1, end.completion_tokens))
-    return max(model.estimate(work, at).upper_ms for at in (load, instance.occupancy))
+    return max(model.upper_ms(work, at) for at in (load, instance.occupancy))

@@ -28,7 +28,7 @@ from orchestrator.instances.registry import Registry
 from orchestrator.loading.choice import LoadChoice, LoadPlace, choose_place
 from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.feasibility import RESUBMIT_MS
-from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.job import Job
@@ -78,7 +78,7 @@ class ModelDemand:
         registry: Registry,
         queue: TaskQueue[Task],
         in_flight: AttemptsInFlight,
-        forecaster: Forecaster,
+        prediction: Prediction,
         swaps: Swaps,
         clock: Clock,
         config: DemandConfig,
@@ -90,7 +90,8 @@ class ModelDemand:
         self._registry = registry
         self._queue = queue
         self._in_flight = in_flight
-        self._forecaster = forecaster
+        self._forecaster = prediction.forecaster
+        self._schedule = prediction.schedule
         self._swaps = swaps
         self._clock = clock
         self._config = config
@@ -463,10 +464,6 @@ class ModelDemand:
         )
 
     def _drain_ms(self, instance: Instance, now: float) -> float:
-        """Ms until the last of the instance's jobs is over, by each job's median."""
-        left = [
-            self._forecaster.residual_ms(attempt.task, now)
-            for attempt in self._in_flight
-            if attempt.address == instance.address
-        ]
-        return max((times[len(times) // 2] for times in left if len(times)), default=0.0)
+        """Ms until the last of the instance's jobs is probably over."""
+        jobs = (each for each in self._in_flight if each.address == instance.address)
+        return max((self._schedule.left_ms(each.task) for each in jobs), default=0.0)

@@ -9,7 +9,6 @@ A plan says how urgent a task is among others (``urgency``), and so its place in
 """
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -351,23 +350,6 @@ class Forecaster:
         slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more)
         slow_ms *= model.high / model.mid
         return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
-
-    def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
-        """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely
-        times in ms.
-
-        No time goes beyond its deadline, at which it is stopped.
-        """
-        costs = self._costs_of(task.model, now)
-        left_ms = max(0.0, task.deadline.left_ms(now))
-        if costs is None:
-            return (min(left_ms, _FIRST_GUESS_MS),)
-        token_ms = costs.token_ms
-        made, left = task.completion_tokens, self._left(task)
-        first_ms = 0.0 if made else self._prompt_left(task, costs, now) * costs.prompt_ms
-        fits = bisect_left(left, (left_ms - first_ms) / token_ms)
-        times = [first_ms + tokens * token_ms for tokens in left[:fits]]
-        return (*times, *[left_ms] * (len(left) - fits))
 
     def fit(self, task: Task, budget_ms: float) -> None:
         """Set how long a ``fit`` task's answer will usually be with ``budget_ms``, and bound it

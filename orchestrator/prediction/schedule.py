@@ -173,17 +173,25 @@ class Schedule:
             everybody.prospects[key] = _among_fewer(task, asked, everybody)
         return everybody.prospects[key]
 
-    def start_ms(self, task: Task) -> tuple[float, ...]:
-        """Equally likely times in ms from now until ``task`` starts, rising."""
+    def start_ms(self, task: Task) -> float:
+        """Ms from now until ``task`` probably starts."""
         line = self._line(task.model, task.priority)
-        if line is None:
-            return (0.0,)
-        place = self._place(task, line)
-        if place < line.machine.rows:
-            return (0.0,)
+        if line is None or (place := self._place(task, line)) < line.machine.rows:
+            return 0.0
         if self._waits_in(line, task):
-            return _sorted(line.played.start_ms[:, place])
-        return self._at(place, task, line).start_ms
+            return float(np.median(line.played.start_ms[:, place]))
+        return middle(self._at(place, task, line).start_ms)
+
+    def left_ms(self, task: Task) -> float:
+        """Ms from now until ``task``, which runs or waits, has probably ended: at its deadline, at
+        the latest."""
+        left_ms = max(0.0, task.deadline.left_ms(self._clock.now()))
+        line = self._line(task.model, Priority.BATCH)
+        if line is None:
+            return min(left_ms, _FIRST_GUESS_MS)
+        if task in line.tasks:
+            return min(left_ms, float(np.median(line.played.end_ms[:, line.tasks.index(task)])))
+        return min(left_ms, middle(self._at(0, task, line).end_ms))
 
     def in_a_crowd(self, task: Task) -> Prospect:
         """The prospect of ``task`` once it has a row, among twice as many others as run now."""
@@ -367,13 +375,10 @@ def _prospect(task: Task, line: _Line, place: int, others: _Line) -> Prospect:
 
 def _outlook(chance: float, gain: float, played: Played, at: int) -> Prospect:
     start, first, end = (
-        _sorted(times[:, at]) for times in (played.start_ms, played.first_ms, played.end_ms)
+        tuple(sorted(times[:, at].tolist()))
+        for times in (played.start_ms, played.first_ms, played.end_ms)
     )
     return Prospect(chance, gain, start, first, end)
-
-
-def _sorted(times: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(sorted(times.tolist()))
 
 
 def _about(asked: Asked) -> tuple[Hashable, ...]:

@@ -47,17 +47,6 @@ _NOTHING = Work(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Milliseconds from now, usual case; ``upper_ms`` is a finish that few jobs exceed."""
-
-    wait_ms: float
-    prefill_ms: float
-    decode_ms: float
-    finish_ms: float
-    upper_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class StepUnderLoad:
     """A ``StepModel`` under one load, worked out as far as it does not depend on the job.
 
@@ -151,17 +140,14 @@ class StepModel:
         contexts_ms = self.context_token_ms * self.context_per_row * rows
         return self.base_ms + self.row_ms * (self.bends[rows] if self.bends else rows) + contexts_ms
 
-    def finish_ms(self, work: Work, load: Load) -> float:
-        """Ms from now until the usual finish: ``estimate`` without the parts."""
-        wait, prefill, decode = self._raw(work, load)
-        return (wait + prefill + decode) * self.mid
+    def finish_ms(self, work: Work, load: Load = IDLE) -> float:
+        """Ms from now until the usual finish of ``work`` that is sent now to an instance with that
+        ``load``."""
+        return sum(self._raw(work, load)) * self.mid
 
-    def estimate(self, work: Work, load: Load = IDLE) -> Estimate:
-        """What ``work`` takes when it is sent now to an instance with that ``load``."""
-        mid, high = self.ratios
-        wait, prefill, decode = self._raw(work, load)
-        total = wait + prefill + decode
-        return Estimate(wait * mid, prefill * mid, decode * mid, total * mid, total * high)
+    def upper_ms(self, work: Work, load: Load = IDLE) -> float:
+        """Ms from now until a finish that few such jobs exceed."""
+        return sum(self._raw(work, load)) * self.high
 
     def under(self, load: Load) -> StepUnderLoad:
         """The model under one load: ``finish_ms`` for many jobs."""

@@ -132,12 +132,6 @@ class MachinePace:
 ALONE: Final = MachinePace()
 
 
-def median_factor(pairs: Iterable[Pair]) -> float:
-    """Median factor between reported and real, 1 or more either way; NaN of none."""
-    factors = [pair.factor for pair in pairs]
-    return percentile(factors, 50) if factors else math.nan
-
-
 def median_ratio(pairs: Iterable[Pair]) -> float:
     """Median of reported over real; NaN of none."""
     ratios = [pair.reported / max(1.0, pair.real) for pair in pairs]

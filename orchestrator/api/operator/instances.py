@@ -220,10 +220,9 @@ def _pace(instance: Instance) -> dict[str, object]:
     if instance.step_learner is None or not instance.step_learner.model.known:
         return {"perf_tokens_per_s": None, "first_token_ms": None, "prediction": None}
     model = instance.step_learner.model
-    first = model.estimate(Work(1), instance.occupancy)
     return {
         "perf_tokens_per_s": round(model.tokens_per_s, 1) or None,
-        "first_token_ms": round(first.wait_ms + first.prefill_ms, 2),
+        "first_token_ms": round(model.finish_ms(Work(1), instance.occupancy), 2),
         "prediction": {
             "steps": model.steps,
             "jobs": model.jobs,

@@ -261,10 +261,10 @@ def test_dl7_nothing_is_certain_before_steps_have_been_seen() -> None:
         learner.observe(worker.run(steps, 1, 0))
         assert not learner.model.known
         assert learner.model.least_ms(work) == 0.0
-    estimate = learner.model.estimate(work)
-    assert 0 < estimate.prefill_ms < estimate.finish_ms <= estimate.upper_ms
+    finish_ms = learner.model.finish_ms(work)
+    assert 0 < finish_ms <= learner.model.upper_ms(work)
     for _ in range(1000):
-        learner.finished(learner.model, Load(), work, estimate.finish_ms)
+        learner.finished(learner.model, Load(), work, finish_ms)
     assert not learner.model.known  # jobs that finished say nothing of the fastest step
     learner.observe(worker.run(8, 1, 0))
     assert learner.model.known
@@ -357,15 +357,13 @@ works = st.builds(Work, st.integers(1, 4000), st.integers(0, 5000), st.integers(
 
 
 @given(load=loads, work=works)
-def test_an_estimate_is_physical(load: Load, work: Work) -> None:
-    """Parts add up, more work takes longer, nothing beats the least."""
+def test_a_predicted_finish_is_physical(load: Load, work: Work) -> None:
+    """More work takes longer, nothing beats the least."""
     model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, (1.0, 1.4), fastest_ms=10.5)
-    estimate = model.estimate(work, load)
-    parts = estimate.wait_ms + estimate.prefill_ms + estimate.decode_ms
-    assert parts == pytest.approx(estimate.finish_ms) == model.finish_ms(work, load)
-    assert model.least_ms(work) <= estimate.finish_ms <= estimate.upper_ms
+    finish_ms = model.finish_ms(work, load)
+    assert model.least_ms(work) <= finish_ms <= model.upper_ms(work, load)
     longer = Work(work.prompt_tokens, work.cached_tokens, work.output_tokens + 1)
-    assert model.estimate(longer, load).finish_ms > estimate.finish_ms
+    assert model.finish_ms(longer, load) > finish_ms
     assert model.slow_ms(work) >= model.service_ms(work)
 
 
