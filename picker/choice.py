@@ -14,9 +14,10 @@ from orchestrator.errors import DeadlineInfeasible, NotReady
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement.choose import place
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.prediction import IDLE, Costs, Due, Load, StepModel, Work, urgency
 from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import LONG, MIN_WAIT_MS, USUAL
+from orchestrator.prediction.step_model import IDLE, Load, StepModel, Work
+from orchestrator.prediction.urgency import Costs, Due, urgency
 
 EQUAL_CHANCE = 0.05
 """Chances of being in time that differ by at most this much count as equal."""

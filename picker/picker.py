@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from orchestrator.clock import Clock
 from orchestrator.placement.choose import Affinity
-from orchestrator.prediction import AnswerLengths, Due, LengthKey
-from orchestrator.prediction.answer_length import STATED
+from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthKey
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.prediction.forecaster import USUAL
+from orchestrator.prediction.urgency import Due
 from orchestrator.settings import Settings
 from orchestrator.telemetry.log import fields, service_log
 from picker.asked import Asking

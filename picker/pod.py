@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.instances.candidate import UNLIMITED, Candidate
-from orchestrator.prediction import LEARNT_STEPS, Load, StepLearner, StepModel, Work
-from orchestrator.prediction.step_model import MIN_SHARE
+from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
+from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
 from picker.choice import Outlook
 from picker.vllm_page import VllmPage
 from protocol import WorkerStats

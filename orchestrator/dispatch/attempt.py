@@ -8,7 +8,7 @@ from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import BreakerToken
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.lanes import Lane
-from orchestrator.prediction import Load, StepModel
+from orchestrator.prediction.step_model import Load, StepModel
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from protocol import AbortCause, Delta, End, PromptLogprobs

@@ -13,8 +13,8 @@ from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.retry import RetryBudget
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Requirements, feasible
-from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.prediction.forecaster import Forecaster, least_tokens
+from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.tasks.task import Task
 
 SHORT_SLACK = 2.0

@@ -35,7 +35,7 @@ from orchestrator.dispatch.resume import (
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.requirements import Requirements, features_now
-from orchestrator.prediction import Work
+from orchestrator.prediction.step_model import Work
 from orchestrator.tasks.task import Loss, Task
 from protocol import Code
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from orchestrator.clock import Clock
 from orchestrator.instances.instance import Instance
-from orchestrator.prediction import Quantiles
+from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Final, Protocol
 
 from orchestrator.instances.instance import Instance
-from orchestrator.prediction import Load, StepModel, Work
+from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.telemetry.log import fields, service_log
 from protocol import AbortCause, Code, End, FinishReason
 

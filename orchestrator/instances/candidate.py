@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.instances.provenance import UNKNOWN, Provenance
-from orchestrator.prediction import StepUnderLoad
+from orchestrator.prediction.step_model import StepUnderLoad
 from protocol import Adapter, Feature
 
 UNLIMITED = 2**62

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.prediction import Load
+from orchestrator.prediction.step_model import Load
 from protocol import WorkerStats
 
 FIRST_BACKLOG = 2.0

@@ -17,7 +17,9 @@ from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.instances.concurrency import ConcurrencyLimit
 from orchestrator.instances.provenance import UNKNOWN
 from orchestrator.lanes import Lane, kind_of
-from orchestrator.prediction import Load, Quantiles, StepLearner, StepModel
+from orchestrator.prediction.quantiles import Quantiles
+from orchestrator.prediction.step_learner import StepLearner
+from orchestrator.prediction.step_model import Load, StepModel
 from orchestrator.prompts.encoder import PromptEncoder
 from protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
 

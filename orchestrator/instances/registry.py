@@ -17,8 +17,8 @@ from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.lanes import Lane, LaneConfig, LaneOwner, ServerKind, StreamLane, name_of
-from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction.step_model import StepModel
 from orchestrator.telemetry.log import fields, lane_log, service_log
 from protocol import ModelCard
 

@@ -4,7 +4,8 @@ import pytest
 
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.instances.candidate import UNLIMITED, Candidate
-from orchestrator.prediction import Due, Load, StepModel
+from orchestrator.prediction.step_model import Load, StepModel
+from orchestrator.prediction.urgency import Due
 from picker.choice import Needs, Outlook, rank, require_feasible
 
 

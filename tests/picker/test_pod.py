@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.prediction import LEARNT_STEPS, Due
+from orchestrator.prediction.step_learner import LEARNT_STEPS
+from orchestrator.prediction.urgency import Due
 from picker.choice import Needs
 from picker.pod import AnswerEnd, Flight, Pod
 from picker.vllm_page import VllmPage

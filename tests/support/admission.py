@@ -15,13 +15,13 @@ from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.placement import Candidate, Placer, PrefixIndex
-from orchestrator.prediction import StepModel
 from orchestrator.prediction.feasibility import Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.schedule import Schedule
+from orchestrator.prediction.step_model import StepModel
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline

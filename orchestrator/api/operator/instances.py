@@ -16,7 +16,7 @@ from orchestrator.instances.gates import gates_of
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.swaps import RunningSwap, Swaps
-from orchestrator.prediction import Work
+from orchestrator.prediction.step_model import Work
 from orchestrator.service import Orchestrator
 
 DISCOVERY = web.AppKey("discovery", DiscoverySync)

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.retry import RetryBudget
-from orchestrator.prediction import IDLE, StepModel
+from orchestrator.prediction.step_model import IDLE, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task

@@ -19,7 +19,7 @@ from orchestrator.instances.breaker import (
     record_end,
 )
 from orchestrator.instances.instance import Instance
-from orchestrator.prediction import IDLE, Load, StepModel
+from orchestrator.prediction.step_model import IDLE, Load, StepModel
 from protocol import AbortCause, Code, End, FinishReason
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each

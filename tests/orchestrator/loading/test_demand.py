@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.loading import demand
-from orchestrator.prediction import Work
+from orchestrator.prediction.step_model import Work
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service

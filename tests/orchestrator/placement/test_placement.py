@@ -20,7 +20,7 @@ from orchestrator.placement import (
 from orchestrator.placement.choose import TIE_MS, TIE_SHARE
 from orchestrator.placement.placer import OTHERS_TTL_S
 from orchestrator.placement.policy import Policy
-from orchestrator.prediction import Load, StepModel, Work
+from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task

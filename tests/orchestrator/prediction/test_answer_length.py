@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey, answer_length
-from orchestrator.prediction.answer_length import QUANTILES, STATED
+from orchestrator.prediction import answer_length
+from orchestrator.prediction.answer_length import (
+    QUANTILES,
+    STATED,
+    AnswerLengths,
+    LengthCurve,
+    LengthKey,
+)
 from orchestrator.tasks.prompt_kind import PromptKind
 from tests.support.cases import for_each
 

@@ -6,9 +6,9 @@ from orchestrator.api.http.responses import error_headers
 from orchestrator.api.native.events import error_object
 from orchestrator.api.openai.shapes import error_body
 from orchestrator.errors import DeadlineInfeasible
-from orchestrator.prediction import StepModel
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction.step_model import StepModel
 from orchestrator.tasks.ending import Ending
 from protocol import End, FinishReason, Outcome, Sampling
 from tests.support.admission import PACE, Rig

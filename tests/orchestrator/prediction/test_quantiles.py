@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.prediction import Quantiles
+from orchestrator.prediction.quantiles import Quantiles
 
 SIZE = 32
 

@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.prediction import (
-    LEARNT_STEPS,
-    Load,
-    Quantiles,
-    StepLearner,
-    StepModel,
-    Work,
-)
-from orchestrator.prediction.step_model import MIN_SHARE
+from orchestrator.prediction.quantiles import Quantiles
+from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
+from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
 from protocol import StepCosts, WorkerStats
 from tests.support.cases import for_each
 

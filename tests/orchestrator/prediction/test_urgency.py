@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.prediction import Costs, Due, Urgency, urgency
-from orchestrator.prediction.urgency import LOST, SURE
+from orchestrator.prediction.urgency import LOST, SURE, Costs, Due, Urgency, urgency
 from worker.scheduler.order import prompt_urgency
 
 COSTS = Costs(prompt_ms=1.0, token_ms=10.0, token_work_ms=1.25)

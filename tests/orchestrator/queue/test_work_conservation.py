@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.prediction import Urgency
+from orchestrator.prediction.urgency import Urgency
 from protocol import Submit
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import FIT_HEADROOM, Capacity
 from orchestrator.prediction.promises import FIRST_STRETCH
+from orchestrator.prediction.step_model import StepModel
 from protocol import FinishReason, OnDeadline
 from tests.orchestrator.conftest import Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction.promises import MAX_HELD
+from orchestrator.prediction.step_model import StepModel
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker

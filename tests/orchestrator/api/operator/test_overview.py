@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.api.operator import overview
 from orchestrator.api.operator.overview import OVERVIEW, Overview
-from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction.step_model import StepModel
 from orchestrator.settings import KeySettings
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction.step_model import StepModel
 from protocol import OnDeadline
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
