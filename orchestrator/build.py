@@ -40,8 +40,7 @@ from orchestrator.loading.demand import DemandConfig, ModelDemand
 from orchestrator.loading.metrics import DEMAND, SWAPS
 from orchestrator.loading.swaps import Swaps
 from orchestrator.parsing import FormatConfig
-from orchestrator.placement import Placer
-from orchestrator.placement.placer import PLACEMENT, POLICY
+from orchestrator.placement.placer import PLACEMENT, POLICY, Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility
 from orchestrator.prediction.forecaster import Forecaster

@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.clock import Clock
 from orchestrator.errors import ContextOverflow, Draining, InvalidRequest, NoCapacity, NotReady
 from orchestrator.instances.registry import Registry
-from orchestrator.placement import Placer
+from orchestrator.placement.placer import Placer
 from orchestrator.placement.requirements import FIELDS, features_of
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue

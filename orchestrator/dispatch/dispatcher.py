@@ -11,7 +11,8 @@ from orchestrator.dispatch.replan import Replanner
 from orchestrator.dispatch.retry import FATE_LOOK_S, RetryAfter
 from orchestrator.dispatch.rows import RowControl
 from orchestrator.errors import QueueFull, TidegateError
-from orchestrator.placement import Choice, Placer, Requirements
+from orchestrator.placement.placer import Choice, Placer
+from orchestrator.placement.requirements import Requirements
 from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.retry import RetryBudget
 from orchestrator.instances.registry import Registry
-from orchestrator.placement import Requirements, feasible
+from orchestrator.placement.choose import feasible
+from orchestrator.placement.requirements import Requirements
 from orchestrator.prediction.forecaster import Forecaster, least_tokens
 from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.tasks.task import Task

@@ -10,7 +10,7 @@ from orchestrator.dispatch.retry import Retrier
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.registry import Registry
-from orchestrator.placement import Choice
+from orchestrator.placement.placer import Choice
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.task import Task

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
-from orchestrator.placement import Placer
+from orchestrator.placement.placer import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority

@@ -14,7 +14,9 @@ from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.errors import DeadlineInfeasible
-from orchestrator.placement import Candidate, Placer, PrefixIndex
+from orchestrator.instances.candidate import Candidate
+from orchestrator.instances.prefix_index import PrefixIndex
+from orchestrator.placement.placer import Placer
 from orchestrator.prediction.feasibility import Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.prediction import Prediction

@@ -11,9 +11,10 @@ import pytest
 from orchestrator.api.http import event_stream
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.pausing import AT_ONCE, MAX_PAUSES, Pausing
+from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
-from orchestrator.placement import Candidate, Placer
+from orchestrator.placement.placer import Placer
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage

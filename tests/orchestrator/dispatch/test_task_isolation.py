@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from orchestrator.placement import Choice
+from orchestrator.placement.placer import Choice
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.instances.candidate import Candidate, read_capability
-from orchestrator.placement import Requirements
-from orchestrator.placement.requirements import features_of
+from orchestrator.placement.requirements import Requirements, features_of
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint
 from protocol import Feature, Grammar, GrammarKind, Sampling

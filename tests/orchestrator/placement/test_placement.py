@@ -7,19 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.placement import (
-    Affinity,
-    Candidate,
-    Demand,
-    Placer,
-    PrefixIndex,
-    Requirements,
-    feasible,
-    place,
-)
-from orchestrator.placement.choose import TIE_MS, TIE_SHARE
-from orchestrator.placement.placer import OTHERS_TTL_S
+from orchestrator.instances.candidate import Candidate
+from orchestrator.instances.prefix_index import PrefixIndex
+from orchestrator.placement.choose import TIE_MS, TIE_SHARE, Affinity, feasible, place
+from orchestrator.placement.placer import OTHERS_TTL_S, Placer
 from orchestrator.placement.policy import Policy
+from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
