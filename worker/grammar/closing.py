@@ -44,8 +44,13 @@ search."""
 _MANY: Final = 256
 """More tokens than that are not sorted by their length."""
 _CANDIDATES: Final = 4096
+_MAX_PIECE: Final = 64
+"""Most bytes of a token that spells a text."""
 _MAX_LITERALS, _MAX_SPELLED = 16, 64
 """Most texts in a grammar that are tried as a step to its end, and how often in a search."""
+_MAX_WORK, _TURN_WORK, _TOKEN_WORK = 1024, 4, 128
+"""Most steps of searches that are saved up, what one by turns counts, and how many each token adds.
+Not a clock, so that a text does not depend on the machine."""
 _RUN: Final = 4
 """One token so often in a row fills a text that must have some length; words are shorter."""
 _PACE_SMOOTHING: Final = 1 / 8
@@ -70,7 +75,10 @@ _CLOSERS: Final = re.compile(rb"[\"'\]}>)\s]+")
 _SIMPLE: Final = tuple(b': , 0 1 null true false [] {} "" a -'.split())
 """A comma before all digits: a number may have another one for ever."""
 _PATTERN: Final = re.compile(r'"pattern"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_LITERAL: Final = re.compile(r"(?<!\\)[\w ,;:=@/'-]{2,}")
+_LITERAL: Final = re.compile(r"(?<!\\)([\w ,;:=@/'-]{2,64})[\w ,;:=@/'-]*")
+"""The beginning of a long one is enough: what must follow it is known."""
+_COMMENT: Final = re.compile(r'((^|\n)[ \t]*//.*|\s//[^"/\n]*)(?=\n)')
+"""Only in several lines: in a regular expression it may be meant."""
 
 
 class ClosingTables:
@@ -127,6 +135,11 @@ class ClosingTables:
         return np.array([*first, *self.closers], np.int64)
 
     @cached_property
+    def kinds(self) -> NDArray[np.uint8]:
+        """Each token's kind."""
+        return np.frombuffer(b"".join(_kind(piece) for _, piece in self._pieces), np.uint8)
+
+    @cached_property
     def _pieces(self) -> list[tuple[int, bytes]]:
         return [(token, self.piece_of(token)) for token in range(self._vocab_size)]
 
@@ -138,7 +151,7 @@ class ClosingTables:
         """The last literal texts of a grammar or of a schema's patterns, spelled."""
         if source.startswith("{"):
             source = "\0".join(_PATTERN.findall(source))
-        texts = dict.fromkeys(reversed(_LITERAL.findall(source)))
+        texts = dict.fromkeys(reversed(_LITERAL.findall(_COMMENT.sub("", source))))
         spelled = [self.spelled(text.encode()) for text in islice(texts, _MAX_LITERALS)]
         return [tokens for tokens in spelled if tokens]
 
@@ -152,8 +165,8 @@ class ClosingTables:
         """``text`` in the longest tokens that begin the rest of it; empty if there are none."""
         found: list[int] = []
         while text:
-            fitting = (end for end in range(len(text), 0, -1) if text[:end] in self._token_of)
-            if not (end := next(fitting, 0)):
+            ends = range(min(len(text), _MAX_PIECE), 0, -1)
+            if not (end := next((end for end in ends if text[:end] in self._token_of), 0)):
                 return []
             found.append(self._token_of[text[:end]])
             text = text[end:]
@@ -196,8 +209,10 @@ class Closing:
         """The most that it ever took: what one more element may take, by those before."""
         self._looked_at = -MAX_PATH
         self._look_every = _LOOK_EVERY
-        self._way: list[int] = []
-        """The way that was found last."""
+        self._way: list[int] | None = None
+        """The way that was found last; None if none was."""
+        self._work = _MAX_WORK
+        """Steps of searches that are saved up."""
         self._by_turns = False
         """Whether the last way was found by turns."""
 
@@ -219,6 +234,7 @@ class Closing:
                 self._path = None
         for token in new:
             self._text += self._tables.piece_of(token)
+        self._work = min(self._work + _TOKEN_WORK * len(new), _MAX_WORK)
         self._seen, self._seen_at = made, now
 
     def restrict(self, words: Words, end: Words, matcher: "LLMatcher | None") -> None:
@@ -274,9 +290,12 @@ class Closing:
                 return
             if left > MAX_PATH + _LOOK_AHEAD:
                 return
+            # A search in vain takes longest. It is repeated when it is paid for, or time runs out.
+            wait = 0 if self._work > 0 or self._way is not None else max(left / 2, FORCED)
+            if self._seen < self._looked_at + wait:
+                return
             self._looked_at = self._seen
-            path = self._known(matcher) or self._shortest(matcher, len(words))
-            self._way = path or []
+            self._way = path = self._known(matcher) or self._shortest(matcher)
             if path is None:  # as while a model thinks: each look takes as long as the longest way
                 self._look_every *= 2
                 return
@@ -309,9 +328,9 @@ class Closing:
         tried = _MAX_TRIED_IN_TEXT if is_free else _MAX_TRIED
         for token in [token for token in self._shortest_first(doubtful) if token != first][:tried]:
             state = matcher.deep_copy()
-            if not state.consume_tokens([token]):
+            if self._work <= 0 or not state.consume_tokens([token]):
                 continue
-            path = self._end(state, tables.closers, len(words), most - 1)
+            path = self._end(state, tables.closers, most - 1)
             if path is not None:
                 _allow(words, token)
 
@@ -319,39 +338,57 @@ class Closing:
         """The tokens in ``words``, the shortest first; of many only those that close something."""
         tables = self._tables
         if _count(words) > _MANY:
-            return _among(tables.closers, words)
-        return sorted(_tokens(words), key=lambda token: len(tables.piece_of(token)))
+            return [*map(int, _among(tables.closers, words))]
+        return sorted(map(int, _tokens(words)), key=lambda token: len(tables.piece_of(token)))
 
     def _known(self, matcher: "LLMatcher") -> list[int] | None:
         """The way that was found last, or its end, if that still leads to an end: within a string
         it does."""
-        for way in (self._way, self._way[1:]):
+        for way in (self._way, self._way[1:]) if self._way else ():
             state = matcher.deep_copy()
             if way and state.consume_tokens(way) and state.is_accepting():
                 return way
         return None
 
-    def _shortest(self, matcher: "LLMatcher", size: int) -> list[int] | None:
-        path = self._end(matcher, self._tables.closers, size)
+    def _shortest(self, matcher: "LLMatcher") -> list[int] | None:
+        path = self._end(matcher, self._tables.closers)
         if path is None or max((len(list(run)) for _, run in groupby(path)), default=0) < _RUN:
             return path
-        filled = self._end(matcher, self._tables.fillers, size)
-        return path if filled is None else min(path, filled, key=len)
+        return self._end(matcher, self._tables.fillers, len(path) - 1) or path
 
     def _end(
-        self, matcher: "LLMatcher", closers: NDArray[np.int64], size: int, most: int = MAX_PATH
+        self, matcher: "LLMatcher", closers: NDArray[np.int64], most: int = MAX_PATH
     ) -> list[int] | None:
         """A short way from a grammar's state to where it may end, in ``most`` tokens; None if none
         is found. Not shortest for certain: by the first closers, which may go round for ever, or by
-        turns; first what was of use before. ``size`` is that of a mask in words."""
+        turns; first what was of use before."""
         for by_turns in (self._by_turns, not self._by_turns):
-            turns = _Turns(self._tables, closers, self._literals)
-            found = _way(
-                matcher, size, most, turns.choose if by_turns else partial(_first, closers)
-            )
+            found = self._walk(matcher, closers, most, by_turns)
             if found is not None:
                 self._by_turns = by_turns
                 return found
+        return None
+
+    def _walk(
+        self, matcher: "LLMatcher", closers: NDArray[np.int64], most: int, by_turns: bool
+    ) -> list[int] | None:
+        choose: Callable[[LLMatcher, Words], list[int]] = partial(_first, closers)
+        if by_turns:
+            choose = _Turns(self._tables, closers, self._literals).choose
+        state, path = matcher.deep_copy(), list[int]()
+        words = np.empty_like(self._tables.letters)
+        while len(path) <= most:
+            if state.is_accepting() or state.is_stopped():
+                return path
+            self._work -= _TURN_WORK if by_turns else 1
+            taken = state.compute_ff_tokens()
+            if not taken:
+                if not _fill(state, words):
+                    return None
+                taken = choose(state, words)
+            if not taken or not state.consume_tokens(taken):
+                return None
+            path += taken
         return None
 
     @cached_property
@@ -369,27 +406,6 @@ class Closing:
         self._deviation_s += _PACE_SMOOTHING * (abs(off) - self._deviation_s)
 
 
-Choose = Callable[["LLMatcher", Words], list[int]]
-"""The tokens to take at a state with that mask; none for no way on."""
-
-
-def _way(matcher: "LLMatcher", size: int, most: int, choose: Choose) -> list[int] | None:
-    state, path = matcher.deep_copy(), list[int]()
-    words = np.empty(size, np.uint32)
-    while len(path) <= most:
-        if state.is_accepting() or state.is_stopped():
-            return path
-        taken = state.compute_ff_tokens()
-        if not taken:
-            if not _fill(state, words):
-                return None
-            taken = choose(state, words)
-        if not taken or not state.consume_tokens(taken):
-            return None
-        path += taken
-    return None
-
-
 def _fill(state: "LLMatcher", words: Words) -> bool:
     state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     return not state.is_error()
@@ -398,7 +414,7 @@ def _fill(state: "LLMatcher", words: Words) -> bool:
 def _first(closers: NDArray[np.int64], state: "LLMatcher", words: Words) -> list[int]:
     """The first of ``closers`` that is allowed, else any token."""
     allowed = _allowed(words, closers)
-    return [int(closers[allowed.argmax()])] if allowed.any() else _tokens(words)[:1]
+    return [int(closers[allowed.argmax()])] if allowed.any() else _tokens(words, 1).tolist()
 
 
 class _Turns:
@@ -409,7 +425,7 @@ class _Turns:
     def __init__(
         self, tables: ClosingTables, closers: NDArray[np.int64], literals: list[list[int]]
     ) -> None:
-        self._piece_of = tables.piece_of
+        self._kinds = tables.kinds
         self._closers = closers
         self._literals = literals
         self._before: Words | None = None
@@ -423,12 +439,13 @@ class _Turns:
         mask = words.tobytes()
         turn = self._times.get(mask, 0)
         self._times[mask] = turn + 1
-        return self._literal(state, np.empty_like(words)) or self._turn(turn, words, new)
+        return self._literal(state, words) or self._turn(turn, words, new)
 
-    def _literal(self, state: "LLMatcher", after: Words) -> list[int]:
+    def _literal(self, state: "LLMatcher", words: Words) -> list[int]:
+        after = np.empty_like(words)
         for literal in self._literals:
-            then = state.deep_copy()
-            if not self._left or not then.consume_tokens(literal):
+            is_allowed = self._left and words[literal[0] // 32] >> literal[0] % 32 & 1
+            if not is_allowed or not (then := state.deep_copy()).consume_tokens(literal):
                 continue
             self._left -= 1
             if then.is_accepting() or (_fill(then, after) and after.tobytes() not in self._times):
@@ -437,36 +454,33 @@ class _Turns:
 
     def _turn(self, turn: int, words: Words, new: Words) -> list[int]:
         fresh = _among(self._closers, new)
-        options = [*fresh, *_among(self._closers, words & ~new)] or _tokens(words)[:_CANDIDATES]
-        if not options:
+        options = np.concatenate((fresh, _among(self._closers, words & ~new)))
+        if not options.size and not (options := _tokens(words, _CANDIDATES)).size:
             return []
-        kinds: dict[bytes, int] = {}
-        for token in options:
-            kinds.setdefault(_kind(self._piece_of(token)), token)
-        order = sorted(kinds, key=lambda kind: (kinds[kind] not in fresh, kind.isalnum()))
+        kinds, firsts = np.unique(self._kinds[options], return_index=True)
+        order = np.lexsort((firsts, kinds > 0xFC, firsts >= fresh.size))
         # One of each kind, then one of all others, and so on.
-        rest = [token for token in options if token not in kinds.values()]
-        round_, at = divmod(turn, len(order) + bool(rest))
-        return [kinds[order[at]] if at < len(order) else rest[round_ % len(rest)]]
+        rest = np.delete(options, firsts)
+        round_, at = divmod(turn, order.size + bool(rest.size))
+        return [int(options[firsts[order[at]]] if at < order.size else rest[round_ % rest.size])]
 
 
 def _kind(piece: bytes) -> bytes:
     """Digits are one kind, small and capital letters two, and any other character is its own."""
     if piece[:1].isalpha():
-        return b"a" if piece[:1].islower() else b"A"
-    return b"0" if piece[:1].isdigit() else piece[:1]
+        return b"\xfe" if piece[:1].islower() else b"\xfd"
+    return b"\xff" if piece[:1].isdigit() else piece[:1] or b"\0"
 
 
-def _tokens(words: Words) -> list[int]:
-    """The tokens whose bits are set."""
+def _tokens(words: Words, most: int | None = None) -> NDArray[np.int64]:
+    """The first tokens whose bits are set."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    return [int(token) for token in np.flatnonzero(bits)]
+    return np.flatnonzero(bits.view(np.bool_))[:most]  # much faster than of numbers
 
 
-def _among(tokens: NDArray[np.int64], words: Words) -> list[int]:
+def _among(tokens: NDArray[np.int64], words: Words) -> NDArray[np.int64]:
     """Those of ``tokens`` whose bits are set."""
-    found: list[int] = tokens[_allowed(words, tokens)].tolist()
-    return found
+    return tokens[_allowed(words, tokens)]
 
 
 def _allowed(words: Words, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -179,17 +179,24 @@ ROUND: Mapping[str, Grammar] = {
 """Grammars by the texts they allow, where the shortest token may be taken again for ever."""
 
 
-def test_what_may_go_round_for_ever_is_whole_within_max_tokens(
-    loaded: LoadedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of, masks, fill = Steps(loaded), 0, closing._fill
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """One for each mask that searches take."""
+    made: list[object] = []
+    fill = closing._fill
 
     def counted(*args: Any) -> bool:
-        nonlocal masks
-        masks += 1
+        made.append(None)
         return fill(*args)
 
     monkeypatch.setattr(closing, "_fill", counted)
+    return made
+
+
+def test_what_may_go_round_for_ever_is_whole_within_max_tokens(
+    loaded: LoadedEngine, masks: list[object]
+) -> None:
+    of = Steps(loaded)
     jobs = {
         said: [
             of.job(math.inf, seed, ROUND[said], temperature=1.2, max_tokens=32) for seed in (0, 1)
@@ -203,8 +210,23 @@ def test_what_may_go_round_for_ever_is_whole_within_max_tokens(
             assert re.fullmatch(said, text) and end_of(job, events).reason is FinishReason.STOP, (
                 text
             )
-    assert masks < 100 * 32 * 2 * len(ROUND), "a search takes too long"
-    print(masks / (32 * 2 * len(ROUND)))
+    assert len(masks) < 100 * 32 * 2 * len(ROUND), "a search takes too long"
+
+
+def test_searches_in_vain_are_rare(loaded: LoadedEngine, masks: list[object]) -> None:
+    of, grammar = Steps(loaded), schema({"type": "string", "minLength": 4000})
+    job = of.job(math.inf, 0, grammar, max_tokens=100)
+    assert end_of(job, of.run([job])).reason is FinishReason.LENGTH
+    assert 500 < len(masks) < 80 * 100
+
+
+def test_of_long_texts_in_a_grammar_only_the_beginning_is_spelled(loaded: LoadedEngine) -> None:
+    of = Steps(loaded)
+    long = "ab" * 2000
+    source = f'// {long}\nstart: "the end" | "{long}"  // or {long}\n' + 'x: "stop"\n' * 400
+    spelled = [b"".join(map(of.tables.piece_of, one)) for one in of.tables.literals(source)]
+    assert b"the end" in spelled and b"stop" in spelled
+    assert {long[:64].encode()} == {text for text in spelled if b"abab" in text}
 
 
 def test_free_text_that_matches_is_not_shortened(loaded: LoadedEngine) -> None:
