@@ -191,7 +191,11 @@ class Schedule:
             return min(left_ms, _FIRST_GUESS_MS)
         if task in line.tasks:
             return min(left_ms, float(np.median(line.played.end_ms[:, line.tasks.index(task)])))
-        return min(left_ms, middle(self._at(0, task, line).end_ms))
+        # Its instance takes no more work: as long as it takes among as many as elsewhere.
+        machine, asked = line.machine, self._forecaster.asked(task, self._clock.now())
+        rows = np.array(float(machine.fewest * machine.instances))
+        step_ms = float(machine.steps_ms(rows, rows * float(asked.context_tokens)))
+        return min(left_ms, asked.prompt_ms + middle(asked.left) * step_ms)
 
     def in_a_crowd(self, task: Task) -> Prospect:
         """The prospect of ``task`` once it has a row, among twice as many others as run now."""
