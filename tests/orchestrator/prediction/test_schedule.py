@@ -242,6 +242,16 @@ def test_dl16_a_start_is_when_the_rows_before_are_free() -> None:
     assert rig.schedule.room_ms("m") == pytest.approx(start_ms, rel=0.05)
 
 
+def test_or14_what_is_left_of_a_job_ends_at_its_deadline_at_the_latest() -> None:
+    rig = new_rig()
+    tasks = [runs(rig, rig.task(60_000, 101)) for _ in range(16)]
+    assert rig.schedule.left_ms(tasks[0]) == pytest.approx(100 * 13.0, rel=0.05)
+    elsewhere = rig.task(60_000, 101)
+    elsewhere.completion_tokens = 1
+    assert rig.schedule.left_ms(elsewhere) == pytest.approx(100 * 13.0, rel=0.05)
+    assert rig.schedule.left_ms(runs(rig, rig.task(500, 101))) == pytest.approx(500, abs=1)
+
+
 def test_dl7_a_refusal_names_the_gap_that_cannot_be_kept_or_that_others_would_be_late() -> None:
     rig = new_rig()
     task = rig.task(60_000, 100, prompt=1, parts=Parts(math.inf, 0.002))
