@@ -97,6 +97,7 @@ class RowControl:
         for instance in self._registry:
             if instance.ready and instance.is_ours and instance.card:
                 serving[instance.card.model].append(instance)
+        is_bound = False
         for model, instances in serving.items():
             learners = [each.step_learner for each in instances if each.step_learner is not None]
             most = max((learner.model.slots for learner in learners), default=1)
@@ -111,12 +112,13 @@ class RowControl:
                 chosen = best_rows(rows, met, current, self._schedule.count(model))
             best = UNBOUNDED if chosen == most else chosen
             bounds, is_changed = self._schedule.most_rows(model), False
-            self._is_bound = bool(bounds)
+            is_bound = is_bound or bool(bounds)
             for instance in instances:
                 # No more than those among which urgent work was let in.
                 bound = min(bounds.get("", best), bounds.get(instance.address, best))
                 is_changed |= instance.concurrency.best_rows != (own := int(min(best, bound)))
                 instance.concurrency.best_rows = own
+            self._is_bound = is_bound
             yield is_changed
 
 
