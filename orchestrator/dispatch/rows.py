@@ -22,10 +22,6 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.schedule import ROWS_EVERY_S
 from orchestrator.telemetry.log import service_log
 
-EVERY_S: Final = ROWS_EVERY_S
-"""Seconds between two decisions. One plays the schedule once while all is met, else a dozen times,
-at 0.6 ms of CPU each with 164 requests, with pauses (``replan.PAUSE_S``). In the simulator 0.05 and
-0.2 seconds met 1.00 and 0.995 of that, and one number for each doubling instead of two 0.99."""
 ALL_MET: Final = 0.95
 """Share from which all are taken to be met."""
 CHANCE: Final = 0.35
@@ -70,7 +66,7 @@ class RowControl:
         changes rows. Idempotent."""
         if self._enabled and not self._is_due:
             self._is_due = True
-            self._clock.call_at(self._clock.now() + EVERY_S, lambda: self._decide(changed))
+            self._clock.call_at(self._clock.now() + ROWS_EVERY_S, lambda: self._decide(changed))
 
     def _decide(self, changed: Callable[[], None], deciding: Iterator[bool] | None = None) -> None:
         """Play the schedule once; the next play is after a pause, so that no stream is delayed."""

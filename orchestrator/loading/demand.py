@@ -457,13 +457,13 @@ class ModelDemand:
             is_spare=is_spare,
             running=instance.lane_load,
             waiting=waiting[model],
-            drain_ms=self._drain_ms(instance, now),
+            drain_ms=self._drain_ms(instance),
             resident_s=now - instance.serves_since,
             unneeded_s=now - max(needed_at.values(), default=-1e6),
             is_others=not is_spare and not lately.issubset(asking),
         )
 
-    def _drain_ms(self, instance: Instance, now: float) -> float:
+    def _drain_ms(self, instance: Instance) -> float:
         """Ms until the last of the instance's jobs is probably over."""
         jobs = (each for each in self._in_flight if each.address == instance.address)
         return max((self._schedule.left_ms(each.task) for each in jobs), default=0.0)

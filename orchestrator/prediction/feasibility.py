@@ -304,7 +304,8 @@ class Feasibility:
         return True
 
     def is_hopeless(self, task: Task) -> bool:
-        """Whether letting ``task`` in adds less to what is met than the least chance."""
+        """Whether letting ``task`` in adds less to what is met than the least chance. If it does
+        not, the task keeps the number of rows that it needs (``most_rows``)."""
         least = self._config.least_chance
         if not least or task.is_promised or task.completion_tokens or task.refusal_sample:
             return False

@@ -5,7 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.dispatch.rows import EVERY_S, RowControl, best_rows, row_counts
+from orchestrator.dispatch.rows import RowControl, best_rows, row_counts
+from orchestrator.prediction.schedule import ROWS_EVERY_S
 from orchestrator.tasks.job import Priority
 from tests.support.admission import Rig
 from tests.support.cases import for_each
@@ -29,13 +30,13 @@ def test_it_is_decided_while_something_runs_and_not_after() -> None:
     rows = RowControl(none, registry, rig.prediction, in_flight, rig.clock, enabled=True)
     for _ in range(3):
         rows.wake(lambda: None)
-    rig.clock.advance(10.5 * EVERY_S)
+    rig.clock.advance(10.5 * ROWS_EVERY_S)
     assert registry.decisions == 10
     in_flight.clear()
-    rig.clock.advance(10 * EVERY_S)
+    rig.clock.advance(10 * ROWS_EVERY_S)
     assert registry.decisions == 11
     RowControl(none, registry, rig.prediction, in_flight, rig.clock, enabled=False).wake(print)
-    rig.clock.advance(10 * EVERY_S)
+    rig.clock.advance(10 * ROWS_EVERY_S)
     assert registry.decisions == 11
 
 
