@@ -79,6 +79,8 @@ async def test_or14_an_operator_says_until_when_an_instance_is_to_be_free(
     async with service.http.post(url, json={"grace_ms": 0}, headers=OPERATOR) as response:
         assert (response.status, (await response.json())["draining"]) == (202, True)
     assert text_of(await running) == EXPECTED
+    left = service.orchestrator.registry.instances[first.address]
+    await service.until(lambda: left.lane_load == 0)  # its worker may have yet to say so
     async with service.http.get("/v2/instances") as response:
         jobs = {i["address"]: i["jobs"] for i in (await response.json())["instances"]}
     assert jobs[first.address] == 0
