@@ -113,6 +113,19 @@ class Played(NamedTuple):
     first_ms: Floats
     end_ms: Floats
     """When the last token comes, if nothing stops the request before."""
+    free_ms: Floats
+    """When a row is free for one more request behind all of these, by scenario."""
+    step_ms: Floats
+    """What a step takes while all rows run, by scenario."""
+
+    def behind(self, asked: Asked) -> "Played":
+        """One more request behind all of these, where they fill the rows: it delays none of
+        them."""
+        tokens, start = lengths([asked]), self.free_ms[:, None]
+        steps = max(0, asked.prompt_steps - 1) + np.concatenate([np.ones_like(tokens), tokens], 1)
+        takes = asked.prompt_ms + steps * self.step_ms[:, None]
+        first, end = np.split(start + takes, 2, axis=1)
+        return Played(tokens, start, first, end, self.free_ms, self.step_ms)
 
     def chances(self, asked: "Sequence[Asked] | Table") -> Floats:
         """The chance of each request that every part of it is in time."""
@@ -160,15 +173,16 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     tokens, prompts, extra, stop = table[:4]
     (draws, count), rows, share = tokens.shape, machine.rows, 1 / machine.instances
     if not count:
-        return Played(*[np.empty((draws, 0))] * 4)
+        return Played(*[np.empty((draws, 0))] * 4, *[np.zeros(draws)] * 2)
     crowd = float(min(count, rows))
     context = table.context_tokens + tokens / 2  # halfway through its answer
     busy_ms = float(machine.steps_ms(np.array(crowd), crowd * context.mean()))
     # What does not end by its deadline is stopped there, and leaves its row to others.
     most = np.maximum(1.0, (stop - prompts) / busy_ms)
     steps = np.minimum(tokens, most) + extra
-    starts = np.zeros((draws, count))
-    if count > rows:
+    # The last start is that of one more request.
+    starts = np.zeros((draws, count + 1))
+    if count >= rows:
         for scenario, own in enumerate(steps.tolist()):
             free, begun = own[:rows], []
             heapify(free)
@@ -176,24 +190,29 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
                 start = free[0]
                 begun.append(start)
                 heapreplace(free, start + length)
-            starts[scenario, rows:] = begun
+            starts[scenario, rows:] = [*begun, free[0]]
     # Of events at one step ends come first: a prompt that takes a row delays nobody who left it.
-    at = np.concatenate([starts + steps, starts], axis=1)
+    at = np.concatenate([starts[:, :count] + steps, starts], axis=1)
     order = np.argsort(at, axis=1, kind="stable")
-    running = np.cumsum(np.repeat((-1.0, 1.0), count)[order], axis=1)
-    read = np.concatenate([-context, context], axis=1)
+    running = np.cumsum(np.repeat((-1.0, 1.0, 0.0), (count, count, 1))[order], axis=1)
+    read = np.concatenate([-context, context, np.zeros((draws, 1))], axis=1)
     contexts = np.cumsum(np.take_along_axis(read, order, axis=1), axis=1)
     step_ms = machine.steps_ms(running, contexts)
-    wall = np.cumsum(np.concatenate([np.zeros(count), prompts * share])[order], axis=1)
+    wall = np.cumsum(np.concatenate([np.zeros(count), prompts * share, [0.0]])[order], axis=1)
     passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
     wall[:, 1:] += np.cumsum(passed, axis=1)
     times, step_then = np.empty_like(wall), np.empty_like(wall)
     np.put_along_axis(times, order, wall, axis=1)
     np.put_along_axis(step_then, order, step_ms, axis=1)
     pace = np.exp(machine.spread * _NORMAL[:draws])[:, None]
-    begun, own_ms = times[:, count:], prompts * (1 - share)
-    first = begun + own_ms + step_then[:, count:] * (1 + extra)
+    begun, own_ms = times[:, count:-1], prompts * (1 - share)
+    first = begun + own_ms + step_then[:, count:-1] * (1 + extra)
     end = times[:, :count] + own_ms + (tokens - np.minimum(tokens, most)) * busy_ms
     return Played(
-        tokens, (begun - prompts * share) * pace, first * pace, np.maximum(first, end) * pace
+        tokens,
+        (begun - prompts * share) * pace,
+        first * pace,
+        np.maximum(first, end) * pace,
+        times[:, -1] * pace[:, 0],
+        busy_ms * pace[:, 0],
     )

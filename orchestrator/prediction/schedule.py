@@ -153,7 +153,7 @@ class Schedule:
             others = self._keep(task.model, line.without(place))
             found = _prospect(task, line, place, others)
         else:
-            found = self._at(place, task, others)
+            found = self._at(place, task, others, enough)
         if found.gain >= enough or not self.may_free_row(task):
             return found
         if place >= line.machine.rows:
@@ -281,12 +281,17 @@ class Schedule:
     def _knows(self, model: str) -> bool:
         return self._forecaster.knows(model, self._clock.now())
 
-    def _at(self, place: int, task: Task, others: _Line) -> Prospect:
+    def _at(self, place: int, task: Task, others: _Line, enough: float = 0.0) -> Prospect:
         """The prospect of ``task`` behind ``place`` of ``others``. Equal requests that come at the
         same time have the same one."""
         asked = self._forecaster.asked(task, self._clock.now())
         key = (place, task.tenant, task.priority, task.job.on_deadline, *_about(asked))
         found = others.prospects.get(key)
+        if found is None and place == len(others.tasks) >= others.machine.rows:
+            behind = others.played.behind(asked)
+            chance = float(behind.chances([asked])[0])
+            if chance < enough:  # whatever others lose
+                found = others.prospects[key] = _outlook(chance, chance, behind, 0)
         if found is None:
             line = self._keep(task.model, others.with_one(place, task, asked))
             found = others.prospects[key] = _prospect(task, line, place, others)
