@@ -195,4 +195,4 @@ def _differs(state: dict[str, Any], known: dict[str, Any]) -> bool:
 
 def _figures(pace: StepModel) -> tuple[float, ...]:
     step_ms = pace.base_ms + max(1, pace.slots // 2) * pace.row_ms
-    return step_ms, pace.prompt_token_ms, pace.mid, pace.high, float(pace.known)
+    return step_ms, pace.prompt_token_ms, pace.slow, float(pace.known)

@@ -100,7 +100,6 @@ class EndpointPicker:
             return
         if picked.flight is not None:
             picked.pod.remove(picked.flight)
-            picked.flight.basis = None
             pod.flights.add(picked.flight)
         picked.pod = pod
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
-from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
+from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel
 from picker.choice import Outlook
 from picker.vllm_page import VllmPage
 from protocol import WorkerStats
@@ -36,8 +36,6 @@ class Flight:
     prompt_tokens: int
     output_tokens: int
     """Usual number of tokens of its answer."""
-    basis: tuple[StepModel, Load] | None = None
-    """The pace and the load that it was routed by."""
     first_at: float = 0.0
     tokens: int = 0
     """Tokens of the answer that have passed so far."""
@@ -135,7 +133,6 @@ class Pod:
 
     def add(self, flight: Flight) -> None:
         """Count a request that goes to the pod."""
-        flight.basis = None if self._pace is None else (self._pace, self._load())
         self.flights.add(flight)
         self._mean_output += _SMOOTHING * (flight.output_tokens - self._mean_output)
 
@@ -157,9 +154,6 @@ class Pod:
             self._learner.observe(
                 _stats(VllmPage(load.running, load.waiting), step_ms=token_ms, tokens=0)
             )
-        if flight.basis is not None:
-            work = Work(end.prompt_tokens or flight.prompt_tokens, 0, end.tokens)
-            self._learner.finished(*flight.basis, work, took_ms)
 
     def _see_token_ms(self, token_ms: float, count: int) -> None:
         self._told += count

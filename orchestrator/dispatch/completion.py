@@ -196,8 +196,7 @@ class Completion:
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
         if (is_current or is_abandoned) and not attempt.begun_tokens:
-            learner = None if instance is None else instance.step_learner
-            self._prediction.forecaster.ended(task, end, learner, attempt.basis)
+            self._prediction.forecaster.ended(task, end)
         if instance is not None and end.code is None and not task.pauses:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
             instance.round_trip_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))

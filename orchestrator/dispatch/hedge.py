@@ -70,7 +70,7 @@ class Hedger:
         least_ms = model.least_ms(Work(1, 0, least_tokens(task)))
         left_ms = task.deadline.left_ms(now)
         usual = Work(task.prompt_tokens, 0, self._forecaster.usual_tokens(task))
-        if left_ms > SHORT_SLACK * model.slow_ms(usual) or left_ms <= least_ms:
+        if left_ms > SHORT_SLACK * model.slow * model.service_ms(usual) or left_ms <= least_ms:
             return False
         first_ms = model.upper_ms(Work(task.prompt_tokens), load)
         return 1000 * (now - sent_at) > first_ms

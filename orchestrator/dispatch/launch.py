@@ -82,7 +82,7 @@ class Launcher:
             model = instance.step_learner.model
             attempt.basis = (model, instance.occupancy)
             prompts = job.new_tokens + instance.concurrency.outstanding_work(load).prefill_tokens
-            task.prompt_ready_at = now + prompts * model.prompt_token_ms * model.mid / 1000
+            task.prompt_ready_at = now + prompts * model.prompt_token_ms / 1000
         attempt.handle = lane.submit(
             attempt,
             token_ids=token_ids,

@@ -19,8 +19,7 @@ import msgspec
 
 from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
 from orchestrator.prediction.forecast import Asked, Machine
-from orchestrator.prediction.step_learner import StepLearner
-from orchestrator.prediction.step_model import Load, StepModel, Work
+from orchestrator.prediction.step_model import StepModel, Work
 from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
@@ -101,14 +100,13 @@ class _Serving(NamedTuple):
     @classmethod
     def of(cls, capacity: Capacity, until: float) -> "_Serving":
         rows, models = capacity.rows, capacity.models
-        fastest = min(models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
+        fastest = min(models, key=lambda m: m.step_ms(rows), default=None)
         if fastest is None:
             return cls(capacity, None, None, frozenset(), 0.0, 1, until)
         # Work is that of an engine with jobs in every slot, as where there is much of it; without
         # prompts, which are the work of the jobs that bring them.
-        share_ms = fastest.plain_step_ms(fastest.slots) * fastest.mid / fastest.slots
-        token_ms = fastest.step_ms(rows) * fastest.mid
-        costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
+        share_ms = fastest.plain_step_ms(fastest.slots) / fastest.slots
+        costs = Costs(fastest.prompt_token_ms, fastest.step_ms(rows), share_ms)
         least_ms = min(pace.step_ms(1) for pace in models)
         each = zip(models, capacity.names or ("",) * len(models), strict=True)
         fast = [(p, name) for p, name in each if p.step_ms(1) < MUCH_SLOWER * least_ms]
@@ -202,7 +200,7 @@ class Forecaster:
         costs = self._costs_of(task.model, now)
         if costs is not None and task.most_rows < math.inf:
             pace = self.known_speed[task.model]
-            costs = replace(costs, token_ms=pace.plain_step_ms(int(task.most_rows)) * pace.mid)
+            costs = replace(costs, token_ms=pace.plain_step_ms(int(task.most_rows)))
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.share_ms(now) / MIN_WAIT_MS, 1.0)
         made = task.completion_tokens
@@ -251,7 +249,7 @@ class Forecaster:
             known = self._serving[model] = _Serving.of(capacity, now + _SERVING_TTL_S)
             if capacity.models:
                 rows = capacity.rows
-                fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid)
+                fastest = min(capacity.models, key=lambda m: m.step_ms(rows))
                 self.known_speed[model] = fastest
         return known
 
@@ -347,8 +345,7 @@ class Forecaster:
         usual, long = (math.ceil(left[int(share * len(left))]) for share in (USUAL, LONG))
         usual_ms = model.service_ms(Work(prompt_tokens, 0, usual), rows)
         more = min(model.slots, 2 * rows + 1)
-        slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more)
-        slow_ms *= model.high / model.mid
+        slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more) * model.slow
         return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
 
     def fit(self, task: Task, budget_ms: float) -> None:
@@ -385,27 +382,11 @@ class Forecaster:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
-    def ended(
-        self,
-        task: Task,
-        end: End,
-        learner: StepLearner | None,
-        basis: tuple[StepModel, Load] | None,
-    ) -> None:
-        """Learn from a job's end; ``basis`` is what its dispatch knew of the instance."""
+    def ended(self, task: Task, end: End) -> None:
+        """Learn from a job's end."""
         if end.completion_tokens and not _is_length_stated(task):
             finished = end.code is None and end.reason is FinishReason.STOP
             self.lengths.answered(length_key(task), end.completion_tokens, finished=finished)
-        # A job that was cut cleanly took its time for the tokens that it has.
-        is_told = end.reason in (FinishReason.STOP, FinishReason.LENGTH) or (
-            end.reason is FinishReason.DEADLINE and end.completion_tokens > 0
-        )
-        if end.code is not None or not is_told:
-            return
-        took_ms = end.wait_ms + end.prefill_ms + end.decode_ms
-        if learner is not None and basis is not None and not task.pauses:
-            work = Work(end.prompt_tokens, end.cached_tokens, max(1, end.completion_tokens))
-            learner.finished(*basis, work, took_ms)
 
 
 def length_key(task: Task) -> LengthKey:

@@ -1,8 +1,5 @@
-"""Learns what an instance's steps take, from its statistics and from jobs that finished on it.
-
-``StepLearner`` fits the model's coefficients to the differences between a worker's totals
-(``step_filter``). The ratios of finished jobs' actual to predicted times are kept in a window.
-"""
+"""Learns what an instance's steps take, from the differences between its worker's totals
+(``step_filter``)."""
 
 import math
 from collections import deque
@@ -10,20 +7,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_filter import StepFilter
-from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
+from orchestrator.prediction.step_model import LEAST_SPREAD, MIN_SHARE, StepModel
 from protocol import StepCosts, WorkerStats
 
-MID, HIGH = 0.5, 0.98
-"""Quantiles of the ratio of actual to predicted time: usual, and seldom slower."""
 LEARNT_STEPS = 64
 """Steps before the fastest of them bounds anything: ignorance refuses nobody. A time that beats
 what would have been certain begins the count anew: the machine was busy until then."""
 
-_RATIOS: Final = 64
-"""Finished jobs that are remembered: few, so that a crowded start is soon forgotten (DL-19)."""
-_MAX_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
 _FIRST_GUESS_MS = 20.0
 """Time of a step of one row; what the worker did before replaces it."""
@@ -33,10 +24,6 @@ _MAX_RATES = 256
 _JUDGED_MS = 500.0
 """Ms of steps that are compared with what was foretold: about as long as deadlines are."""
 _FIRST_SPREAD, _SQUARE_SMOOTHING = 0.1, 0.2
-LEAST_SPREAD = 0.09
-"""How far off a straight line through step times is at least: the demo model on an AMD EPYC took
-4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line misses by 9 % (root mean
-square)."""
 _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
@@ -56,7 +43,7 @@ class _Totals(NamedTuple):
 
 
 class StepLearner:
-    """Learns one instance's step times from its statistics and from jobs that finished on it."""
+    """Learns one instance's step times from its statistics."""
 
     def __init__(self, slots: int, step_tokens: int, costs: StepCosts | None = None) -> None:
         """``costs``: what steps took when the engine was loaded, where that was measured."""
@@ -79,7 +66,6 @@ class StepLearner:
         self._last_step_ms = 0.0
         self._prompts_per_step = self._context_per_row = 0.0
         self._fitted = costs is not None
-        self._epoch = 0
         self._fastest_ms = math.inf
         self._bound_steps = 0
         """Number of steps since the bound was last beaten."""
@@ -88,9 +74,6 @@ class StepLearner:
         self._rates: deque[float] = deque(maxlen=_MAX_RATES)
         """Tokens per second, each over at least ``_RATE_MS`` of steps."""
         self._rate_tokens, self._rate_ms = 0, 0.0
-        # ± 40 % around 1, as log ratios.
-        self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)], _RATIOS)
-        self._jobs = 0
         self._model: StepModel | None = None
         self._known: tuple[float, ...] = ()
         """Coefficients at the beginning of the steps that are judged."""
@@ -120,12 +103,9 @@ class StepLearner:
                 prompt_tokens_per_step=self._prompts_per_step,
                 context_token_ms=context,
                 context_per_row=self._context_per_row,
-                ratios=(math.exp(self._ratios.at(MID)), math.exp(self._ratios.at(HIGH))),
                 fastest_ms=self._bound_ms if known else 0.0,
-                epoch=self._epoch,
                 tokens_per_s=max(self._rates, default=0.0),
                 steps=self._steps_at_pace,
-                jobs=self._jobs,
                 spread=self._spread(known=known),
                 doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0, 0.0))),
                 bends=self._bends,
@@ -223,22 +203,6 @@ class StepLearner:
             self._rates.append(1000 * self._rate_tokens / self._rate_ms)
             self._rate_tokens, self._rate_ms = 0, 0.0
 
-    def finished(self, model: StepModel, load: Load, work: Work, service_ms: float) -> None:
-        """Learn from a job that took ``service_ms`` from dispatch to its end; ``work`` is what it
-        really was.
-
-        ``model`` and ``load`` are those that it was dispatched by. Call it only for jobs that ran
-        to their own end: one that was cut short says nothing.
-        """
-        if model.epoch != self._epoch or not 0 < service_ms < math.inf:
-            return
-        modelled = model.finish_ms(work, load) / model.mid
-        if modelled > 0:
-            ratio = math.log(service_ms / modelled)
-            self._ratios.add(min(max(ratio, -_MAX_RATIO), _MAX_RATIO))
-            self._jobs += 1
-            self._model = None
-
     def _guess_from(self, features: list[float], step_ms: float) -> None:
         """Rescale the guess to the average step time before anybody listened."""
         self._speed_up(features, step_ms)
@@ -255,7 +219,6 @@ class StepLearner:
             self._speed_up(features, step_ms)
             return
         if self._filter.fit(features, step_ms):
-            self._epoch += 1
             self._steps_at_pace = 0
             self._rates.clear()
 

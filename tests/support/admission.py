@@ -36,10 +36,10 @@ from protocol import Sampling
 from tests.support.clock import ManualClock
 
 # 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.
-PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)
+PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, fastest_ms=10.0, steps=1000)
 
 
-UNKNOWN = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25))
+UNKNOWN = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0)
 
 
 class Site:

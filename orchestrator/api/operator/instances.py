@@ -223,11 +223,7 @@ def _pace(instance: Instance) -> dict[str, object]:
     return {
         "perf_tokens_per_s": round(model.tokens_per_s, 1) or None,
         "first_token_ms": round(model.finish_ms(Work(1), instance.occupancy), 2),
-        "prediction": {
-            "steps": model.steps,
-            "jobs": model.jobs,
-            "spread": round(model.high / model.mid, 2),
-        },
+        "prediction": {"steps": model.steps, "spread": round(model.slow, 2)},
     }
 
 

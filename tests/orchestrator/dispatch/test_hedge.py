@@ -24,7 +24,6 @@ PACE = StepModel(
     base_ms=10.0,
     row_ms=0.0,
     prompt_token_ms=1.0,
-    ratios=(1.0, 1.5),
     fastest_ms=10.0,
 )
 """A first token of a prompt of 10 tokens takes 20 ms, 30 where things go badly; the 5 tokens of

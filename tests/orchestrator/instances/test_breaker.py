@@ -263,7 +263,6 @@ PACE = StepModel(
     base_ms=10.0,
     row_ms=0.0,
     prompt_token_ms=0.1,
-    ratios=(1.0, 1.2),
     fastest_ms=10.0,
 )
 """100 tokens take about a second, 1.2 where things go badly."""

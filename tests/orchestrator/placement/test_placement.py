@@ -32,7 +32,6 @@ models = st.builds(
     row_ms=st.floats(0.01, 5),
     prompt_token_ms=st.floats(0.001, 1),
     prompt_tokens_per_step=st.floats(0, 100),
-    ratios=st.tuples(st.floats(0.5, 2), st.just(3.0)),
 )
 loads = st.builds(
     Load,

@@ -38,7 +38,7 @@ def test_dl7_what_was_learnt_refuses_nobody() -> None:
     for _ in range(1000):
         done = rig.task(1000, ignore_eos=False)
         end = End(0, FinishReason.STOP, 100, 50, 0.0, 10.0, 900.0, 0.0)
-        rig.forecaster.ended(done, end, None, None)
+        rig.forecaster.ended(done, end)
     task = rig.task(20, ignore_eos=False)
     assert not rig.refuses(task)
     assert task.is_background  # but it gets what nobody else wants
@@ -98,7 +98,7 @@ def test_dl7_a_faster_instance_that_has_come_since_is_a_chance() -> None:
     rig.admission.finish(task)
     rig.clock.advance(0.21)
     assert task.drop_at < rig.clock.now()
-    fast = StepModel(16, 512, 0.95, 0.05, 0.01, 0.0, (1.0, 1.25), fastest_ms=1.0)
+    fast = StepModel(16, 512, 0.95, 0.05, 0.01, 0.0, fastest_ms=1.0)
     slow, rig.capacity = rig.capacity, Capacity((PACE, fast), 32, 32, 0.0)
     assert not rig.feasibility.gives_up(task)
     assert task.drop_at > rig.clock.now() + 0.5

@@ -44,7 +44,7 @@ def test_an_answers_token_costs_no_share_of_others_prompts() -> None:
     """Prompts cost the jobs that bring them; a token among them only takes longer."""
     found = []
     for prompts in (0.0, 90.0):
-        pace = StepModel(8, 512, 6.0, 0.5, 0.4, prompt_tokens_per_step=prompts, ratios=(1.0, 2.0))
+        pace = StepModel(8, 512, 6.0, 0.5, 0.4, prompt_tokens_per_step=prompts)
         capacity = Capacity((pace,), slots=8, free=0, min_start_ms=0.0)
         costs = Forecaster(lambda _, of=capacity: of, drops_infeasible=True)._costs_of("m", 0.0)  # type: ignore[misc]
         assert costs is not None

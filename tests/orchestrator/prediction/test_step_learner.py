@@ -160,26 +160,6 @@ def test_dl19_ten_times_quicker_is_learnt_as_soon_as_ten_times_slower(
     assert 1 / 1.5 < (model.base_ms + model.row_ms * rows) / exact < 1.5
 
 
-@for_each("factor", [10.0, 0.1])
-def test_dl19_jobs_that_took_another_time_are_forgotten_as_soon_either_way(factor: float) -> None:
-    """Steps are as before and jobs are not, where something else takes time: a way, a crowd."""
-    worker, rng = Steps(), random.Random(2)
-    learner, work = learnt(worker), Work(10, 0, 50)
-
-    def finish(count: int, ratio: float) -> None:
-        for _ in range(count):
-            took_ms = ratio * learner.model.finish_ms(work, Load()) / learner.model.mid
-            learner.finished(learner.model, Load(), work, took_ms * math.exp(rng.gauss(0, 0.05)))
-
-    finish(300, 1.0)
-    assert learner.model.mid == pytest.approx(1.0, rel=0.1)
-    finish(64, factor)
-    assert 1 / 1.5 < learner.model.mid / factor < 1.5
-    finish(64, 1.0)
-    assert 1 / 1.5 < learner.model.mid < 1.5
-    assert 1 / 1.5 < learner.model.high < 1.5
-
-
 def test_the_rate_is_what_was_made_and_not_what_more_rows_might() -> None:
     worker = Steps(base=4.0, row=0.01, noise=0.0)
     learner = StepLearner(64, 512)
@@ -194,7 +174,7 @@ def test_the_rate_is_what_was_made_and_not_what_more_rows_might() -> None:
     assert learner.model.tokens_per_s == pytest.approx(32_000 / 4.32)
     learner.observe(worker.run(30, 1, 0))
     assert learner.model.tokens_per_s == pytest.approx(32_000 / 4.32)
-    assert (learner.model.steps, learner.model.jobs) == (630, 0)
+    assert learner.model.steps == 630
 
 
 def test_one_pause_of_the_machine_is_no_change_of_pace() -> None:
@@ -257,9 +237,6 @@ def test_dl7_nothing_is_certain_before_steps_have_been_seen() -> None:
         assert learner.model.least_ms(work) == 0.0
     finish_ms = learner.model.finish_ms(work)
     assert 0 < finish_ms <= learner.model.upper_ms(work)
-    for _ in range(1000):
-        learner.finished(learner.model, Load(), work, finish_ms)
-    assert not learner.model.known  # jobs that finished say nothing of the fastest step
     learner.observe(worker.run(8, 1, 0))
     assert learner.model.known
     assert 0 < learner.model.least_ms(work) < 50 * 12.5
@@ -313,37 +290,6 @@ def test_several_tokens_a_step_count_as_such() -> None:
     assert learner.model.least_ms(Work(1, 0, 100)) <= 100 * 10.0 / 4
 
 
-def test_dl7_quantiles_hold_the_share_that_they_name() -> None:
-    """Jobs that scatter by 20 %: about half are slower than usual, 2 % than high."""
-    worker, rng = Steps(), random.Random(9)
-    learner = learnt(worker)
-    usual = slower = 0
-    count = 4000
-    for _ in range(count):
-        work = Work(rng.randint(1, 300), 0, rng.randint(1, 100))
-        model = learner.model
-        modelled = model.finish_ms(work, Load()) / model.mid
-        took = 1.3 * modelled * math.exp(rng.gauss(0, 0.2))
-        usual += took > modelled * model.mid
-        slower += took > modelled * model.high
-        learner.finished(model, Load(), work, took)
-    assert 0.45 < usual / count < 0.55
-    assert 0.01 < slower / count < 0.04
-    assert learner.model.mid == pytest.approx(1.3, rel=0.05)
-
-
-def test_jobs_under_way_at_a_jump_say_nothing() -> None:
-    worker = Steps()
-    learner = learnt(worker)
-    old = learner.model
-    worker.base *= 10
-    worker.row *= 10
-    for _ in range(3):
-        learner.observe(worker.run(5, 16, 0))
-    learner.finished(old, Load(), Work(10, 0, 10), 10_000)
-    assert learner.model.ratios == old.ratios
-
-
 loads = st.builds(
     Load, st.integers(0, 64), st.integers(0, 64), st.integers(0, 5000), st.integers(0, 9999)
 )
@@ -353,17 +299,16 @@ works = st.builds(Work, st.integers(1, 4000), st.integers(0, 5000), st.integers(
 @given(load=loads, work=works)
 def test_a_predicted_finish_is_physical(load: Load, work: Work) -> None:
     """More work takes longer, nothing beats the least."""
-    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, (1.0, 1.4), fastest_ms=10.5)
+    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, fastest_ms=10.5)
     finish_ms = model.finish_ms(work, load)
     assert model.least_ms(work) <= finish_ms <= model.upper_ms(work, load)
     longer = Work(work.prompt_tokens, work.cached_tokens, work.output_tokens + 1)
     assert model.finish_ms(longer, load) > finish_ms
-    assert model.slow_ms(work) >= model.service_ms(work)
 
 
 @given(budget=st.floats(0, 1e5), work=works)
 def test_dl6_what_fits_is_what_service_ms_allows(budget: float, work: Work) -> None:
-    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, (1.0, 1.4), fastest_ms=10.5)
+    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, fastest_ms=10.5)
     count = model.tokens_within(budget, work)
 
     def usual(tokens: int) -> float:
@@ -391,7 +336,6 @@ def test_what_is_no_number_teaches_nothing() -> None:
     for wrong in (math.nan, math.inf):
         learner.observe(msgspec.structs.replace(worker.run(5, 4, 0), busy_ms_total=wrong))
         learner.observe(msgspec.structs.replace(worker.run(5, 4, 0), steps_total=0, step_ms=wrong))
-        learner.finished(before, Load(), Work(10), wrong)
     assert learner.model == before
     learner.observe(worker.run(5, 4, 0))
     assert math.isfinite(learner.model.base_ms)

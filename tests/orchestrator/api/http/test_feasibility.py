@@ -15,7 +15,7 @@ from tests.orchestrator.conftest import Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 
 # 10 ms a token for one, 16 ms with all 64 slots in use; never less than 10 ms so far.
-PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, fastest_ms=10.0, steps=1000)
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 400, "ignore_eos": True}
 CHAT = {
     "model": "fake",
@@ -32,7 +32,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def assert_used(fitted: int) -> None:
     """DL-16: as many tokens as usually fit into a second at ``PACE``."""
-    slowest_ms = (PACE.base_ms + 2 * PACE.row_ms) * PACE.high
+    slowest_ms = (PACE.base_ms + 2 * PACE.row_ms) * PACE.slow
     assert 1000 / slowest_ms - 2 <= fitted <= 1000 / PACE.base_ms
 
 

@@ -11,7 +11,7 @@ from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
-PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, fastest_ms=10.0, steps=1000)
 STATED = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
 
 

@@ -14,7 +14,7 @@ from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_e
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "a secret of mine", "max_tokens": 3, "tenant": "acme"}
-PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0)
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, fastest_ms=10.0)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from tests.support.fake_worker import FakeWorker, Plan
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 
 # 10 ms a token for one.
-PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0)
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, fastest_ms=10.0)
 KEY = "a-key-that-nobody-guesses"
 VERDICT = "document.querySelector('#verdict')"
 
