@@ -266,8 +266,8 @@ class Pausing:
                 continue
             if task.attempt is not attempt or attempt.is_paused or task.hedge is not None:
                 continue
-            if task.is_promised and not task.is_unread:
-                continue  # we named its deadline ourselves: it is not traded away
+            if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
+                continue  # we named its deadline ourselves, or its next token is due soon
             if not attempt.has_slot or attempt.pauses >= _most_pauses(attempt):
                 continue
             urgency = (
@@ -299,6 +299,14 @@ def _most_pauses(attempt: Attempt) -> int:
     instances made."""
     made = attempt.task.completion_tokens - attempt.begun_tokens
     return MAX_PAUSES + made // TOKENS_PER_PAUSE
+
+
+def _keeps_pace(task: Task) -> bool:
+    """Whether a pause would break a stated gap between tokens (DL-14). In the simulator, on code
+    and conversations with deadlines for parts at 2 and 3 times the capacity, three seeds each,
+    keeping such rows met 1.01 to 1.08 times as many."""
+    is_paced = task.completion_tokens > 0 and task.parts.token_gap_s < math.inf
+    return is_paced and task.priority is Priority.INTERACTIVE
 
 
 def _beyond_shares(jobs: Sequence[PausableJob], over: int) -> list[Attempt]:

@@ -124,7 +124,7 @@ class Backend(ABC):
         """Work before each step."""
 
     @abstractmethod
-    def next_prompt_tokens(self, is_more_coming: bool) -> int:
+    def next_prompt_tokens(self, now: float, *, is_more_coming: bool) -> int:
         """Most prompt tokens that the next step can carry with its decodes."""
 
     @abstractmethod

@@ -129,8 +129,8 @@ class OwnBackend(Backend):
         self._tier.collect(now)
         self._scheduler.sessions.expire(now)
 
-    def next_prompt_tokens(self, is_more_coming: bool) -> int:
-        return self._scheduler.next_prompt_tokens(is_more_coming)
+    def next_prompt_tokens(self, now: float, *, is_more_coming: bool) -> int:
+        return self._scheduler.next_prompt_tokens(now, is_more_coming=is_more_coming)
 
     def schedule(self, now: float) -> Schedule:
         self._tier.restore(self._scheduler.waiting, now)

@@ -319,7 +319,7 @@ class EngineLoop:
         begun = backend.running
         if backend.paused:
             begun = [*begun, *backend.paused]
-        for request in expiry.expired(begun, now, self._next_prompt_tokens):
+        for request in expiry.expired(begun, now, lambda: self._next_prompt_tokens(now)):
             self._finish(request, expiry.end_reason(request, now), events)
         if not backend.waiting:
             return
@@ -329,8 +329,8 @@ class EngineLoop:
         for request in [one for one in backend.waiting if one.job.deadline <= floor]:
             self._finish(request, TOO_LATE_TO_START, events)
 
-    def _next_prompt_tokens(self) -> int:
-        return self.backend.next_prompt_tokens(bool(self._inbox))
+    def _next_prompt_tokens(self, now: float) -> int:
+        return self.backend.next_prompt_tokens(now, is_more_coming=bool(self._inbox))
 
     def _take_commands(self, now: float, events: list[Event]) -> None:
         while self._inbox:

@@ -247,7 +247,7 @@ class SteppedBackend(Backend):
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
-    def next_prompt_tokens(self, is_more_coming: bool) -> int:
+    def next_prompt_tokens(self, now: float, *, is_more_coming: bool) -> int:
         begun = [one for one in self.running if one.first_token_at is None]
         tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self.waiting))
         return min(tokens, self._card.max_step_tokens)

@@ -53,6 +53,8 @@ class Scheduler:
         """Blocks that are pinned, and how often."""
         self._blocked = False
         """Whether no request can be admitted until something ends or arrives."""
+        self._planned_prompts = 0
+        """Prompt tokens of the step planned last."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -73,7 +75,7 @@ class Scheduler:
             self.sessions.begin(request)
         return refusal
 
-    def next_prompt_tokens(self, is_more_coming: bool) -> int:
+    def next_prompt_tokens(self, now: float, *, is_more_coming: bool) -> int:
         """Most prompt tokens that the next step can carry with its decodes."""
         if not (
             is_more_coming
@@ -81,7 +83,7 @@ class Scheduler:
             or any(len(request.tokens) - request.computed > 1 for request in self.running)
         ):
             return 0
-        gap_s = min((request.job.token_gap_s for request in self.running), default=math.inf)
+        gap_s = min((self._within_s(one, now) for one in self.running), default=math.inf)
         return self._prompt_budget(len(self.running), gap_s)
 
     def schedule(self, now: float = -math.inf) -> Schedule:
@@ -98,8 +100,8 @@ class Scheduler:
             computed = request.computed
             if len(request.tokens) - computed == 1:
                 rows.append(Row(request, computed, 1, True))
-                if request.job.token_gap_s < gap_s:
-                    gap_s = request.job.token_gap_s
+                if request.job.token_gap_s < math.inf:
+                    gap_s = min(gap_s, self._within_s(request, now))
             else:
                 prefilling.append(request)
         decodes = len(rows)
@@ -122,7 +124,8 @@ class Scheduler:
             budget -= self._add_chunk(rows, request, budget, ahead)
         if not rows:
             return Schedule(None, started)
-        tokens = decodes + sum(row.count for row in rows[decodes:])
+        self._planned_prompts = sum(row.count for row in rows[decodes:])
+        tokens = decodes + self._planned_prompts
         return Schedule(Plan(rows, decodes, tokens), started)
 
     def advance(self, row: Row, new_ids: list[int]) -> None:
@@ -261,11 +264,30 @@ class Scheduler:
         """Whether a step that was launched, and not read yet, fills blocks of ``request``."""
         return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
+    def _within_s(self, request: Request, now: float) -> float:
+        """Seconds within which a request that decodes needs its next token (DL-14).
+
+        A stated gap makes a schedule: a first token that came early leaves the later ones time,
+        which prompts may have (QoServe's dynamic chunks, arXiv 2503.22562). A row with none left
+        gets a token each gap.
+        """
+        job, step_time = request.job, self.step_time
+        if job.token_gap_s == math.inf:
+            return math.inf
+        start = job.first_token_by if job.first_token_by < math.inf else request.first_token_at
+        if start is None:
+            return job.token_gap_s
+        slow_s = step_time.slow_step_s(0) - step_time.plain_step_s
+        if request.tokens[-1] == PENDING:  # the step before is not over
+            slow_s += step_time.slow_step_s(self._planned_prompts)
+        left_s = start + request.generated * job.token_gap_s - now - slow_s
+        return max(left_s, job.token_gap_s)
+
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
         """Most prompt tokens for the next step, before its decodes' limits. They delay its decodes
         by ``max_stall_s``, or by the time of a step without prompts if that is longer: with less,
-        prompts would starve. ``gap_s`` is the least time that any decode allows between two tokens
-        (DL-14): a step may take no longer.
+        prompts would starve. ``gap_s`` is the least time within which a decode needs its next token
+        (``_within_s``): a step may take no longer.
 
         A partial tile of tokens costs a whole one: one that is half full is filled up, unless
         ``gap_s`` forbids it, and any other is dropped.

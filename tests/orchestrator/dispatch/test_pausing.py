@@ -15,6 +15,7 @@ from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
 from orchestrator.placement.placer import Placer
+from orchestrator.tasks.deadline import Parts
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
@@ -223,7 +224,10 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 
 @pytest.mark.parametrize(
     "why",
-    ["pauses", "paused", "rival", "is the rival", "not begun", "promised", "cannot", "gone", "off"],
+    [
+        *("pauses", "paused", "rival", "is the rival", "not begun", "promised", "paced"),
+        *("cannot", "gone", "off"),
+    ],
 )
 def test_who_is_never_paused(why: str) -> None:
     rig = Rig(enabled=why != "off")
@@ -241,6 +245,8 @@ def test_who_is_never_paused(why: str) -> None:
             rig.running[0].has_slot = False
         case "promised":
             run.is_promised = True
+        case "paced":  # DL-14: its next token is due soon
+            run.completion_tokens, run.parts = 1, Parts(token_gap_s=0.025)
         case "cannot":
             rig.instances["a"].can_pause = False
         case "gone":

@@ -12,7 +12,7 @@ from tests.support.engine import config
 from worker.core import Job
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan, Row
-from worker.scheduler.request import Request, make_request
+from worker.scheduler.request import PENDING, Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
 
@@ -374,6 +374,33 @@ def test_prompts_do_not_stall_decodes(
         scheduler.release(one)
     alone = min(40, 60 - chunk)
     assert run_steps(scheduler) == [[(prompt, chunk, alone)]], "nothing is stalled"
+
+
+@for_each(
+    ("now", "is_ahead", "chunk"),
+    [
+        (0.0, False, 18),  # the second token is due in 0.1 s: 0.09 s are left beyond a plain step
+        (0.04, False, 10),
+        (0.09, False, 6),  # it is late: a token each gap, and what a gap leaves goes to prompts
+        (0.0, True, 16),  # a step is under way, which takes 0.01 s
+    ],
+)
+def test_dl14_prompts_take_the_time_by_which_a_row_is_early(
+    now: float, is_ahead: bool, chunk: int
+) -> None:
+    scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=1.0), BlockPool(64))
+    scheduler.step_time.prefilled(0.01, 0)
+    for _ in range(200):
+        scheduler.step_time.prefilled(0.01 + 0.005 * 20, 20)
+    early = request(1, 9, first_token_by=0.06, token_gap_s=0.041)
+    assert scheduler.enqueue(early, 0.0) is None
+    run_steps(scheduler)
+    if is_ahead:
+        early.tokens[-1] = PENDING
+    assert scheduler.enqueue(request(60, 4), 0.0) is None
+    plan = scheduler.schedule(now).plan
+    assert plan is not None
+    assert [row.count for row in plan.rows] == [1, chunk]
 
 
 def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
