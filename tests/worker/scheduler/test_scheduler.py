@@ -382,7 +382,7 @@ def test_prompts_do_not_stall_decodes(
         (0.0, False, 18),  # the second token is due in 0.1 s: 0.09 s are left beyond a plain step
         (0.04, False, 10),
         (0.09, False, 6),  # it is late: a token each gap, and what a gap leaves goes to prompts
-        (0.0, True, 16),  # a step is under way, which takes 0.01 s
+        (0.0, True, 15),  # a step with one prompt token is under way, which takes 0.015 s
     ],
 )
 def test_dl14_prompts_take_the_time_by_which_a_row_is_early(
