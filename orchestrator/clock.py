@@ -23,6 +23,9 @@ class Clock(Protocol):
     def unix(self) -> float:
         """Wall time: seconds since 1970, UTC."""
 
+    def cpu_s(self) -> float:
+        """Seconds of CPU that the calling thread has used; only differences mean anything."""
+
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Run ``callback`` on the event loop once ``now()`` reaches ``when``."""
 
@@ -82,6 +85,7 @@ class LoopClock:
         self._loop = loop
         self.now = loop.time
         self.unix = time.time
+        self.cpu_s = time.thread_time
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         return self._loop.call_at(when, callback)

@@ -243,10 +243,10 @@ class _Looks:
         return self._left_s > 0
 
     def take(self, look: Callable[[], Found]) -> Found:
-        """What ``look`` finds; its time is taken off."""
-        began = self._clock.now()
+        """What ``look`` finds; the CPU time that it takes is taken off."""
+        began = self._clock.cpu_s()
         found = look()
-        self._left_s -= self._clock.now() - began
+        self._left_s -= self._clock.cpu_s() - began
         return found
 
 

@@ -42,6 +42,9 @@ class ManualClock:
     def unix(self) -> float:
         return 1_800_000_000.0 + self._now
 
+    def cpu_s(self) -> float:
+        return self._now  # as of a thread that never waits
+
     def call_at(self, when: float, callback: Callable[[], object]) -> ManualTimer:
         timer = ManualTimer(callback)
         heapq.heappush(self._timers, (when, next(self._count), timer))

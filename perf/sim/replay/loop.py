@@ -51,6 +51,10 @@ class VirtualClock:
     def unix(self) -> float:
         return 1_800_000_000.0 + self._loop.time()
 
+    def cpu_s(self) -> float:
+        """Nothing: what the orchestrator computes takes no time here."""
+        return 0.0
+
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         return self._loop.call_at(when, callback)
 
