@@ -14,7 +14,7 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed
 from orchestrator.telemetry.log import fields, service_log
-from orchestrator.telemetry.metrics import Row
+from orchestrator.telemetry.metrics import MetricRow
 
 UPKEEP_EVERY_S = 0.25
 CONFIRM_ABORTS_S = 0.5
@@ -233,15 +233,15 @@ async def _until(done: Callable[[], bool], changed: asyncio.Event, limit_s: floa
                 await changed.wait()
 
 
-_METRICS: tuple[Row[Lifecycle], ...] = (
-    Row(
+_METRICS: tuple[MetricRow[Lifecycle], ...] = (
+    MetricRow(
         "gauge",
         "graceful_shutdown_duration_ms",
         "ms",
         "How long the drain has taken so far; 0 before it begins",
         lambda lifecycle: lifecycle.drain_ms,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "http_server_start_duration_ms",
         "ms",

@@ -11,17 +11,17 @@ from orchestrator.extension import Core
 from orchestrator.prediction.metrics import refusals
 from orchestrator.retention import KeptStore, Retention
 from orchestrator.settings.derived import feasibility_config
-from orchestrator.telemetry.metrics import Row
+from orchestrator.telemetry.metrics import MetricRow
 
-CLIPS: tuple[Row[Clips], ...] = (
-    Row(
+CLIPS: tuple[MetricRow[Clips], ...] = (
+    MetricRow(
         "gauge",
         "slots_waiting",
         "slots",
         "Clips that wait for an instance",
         lambda clips: clips.waiting,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "slots_running",
         "slots",

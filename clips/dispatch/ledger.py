@@ -9,7 +9,7 @@ from clips.plan.budgets import ClipStage, quantile
 from orchestrator.clock import Clock
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import log_end
-from orchestrator.telemetry.metrics import Metrics, Row
+from orchestrator.telemetry.metrics import MetricRow, Metrics
 from protocol import Outcome
 
 TIMES = (*(stage.value for stage in ClipStage), "total")
@@ -87,8 +87,8 @@ def _quantiles(ledger: ClipLedger) -> Iterator[tuple[tuple[str, ...], float]]:
                 yield (name, f"{q:g}"), quantile(sorted(times), q)
 
 
-_ROWS: tuple[Row[ClipLedger], ...] = (
-    Row(
+_ROWS: tuple[MetricRow[ClipLedger], ...] = (
+    MetricRow(
         "gauge",
         "slot_stage_quantile_ms",
         "ms",
@@ -116,8 +116,8 @@ def _aborts(fleet: ClipFleet) -> Iterator[tuple[tuple[str, ...], float]]:
                     yield (instance.address, q), ms
 
 
-FLEET: tuple[Row[ClipFleet], ...] = (
-    Row(
+FLEET: tuple[MetricRow[ClipFleet], ...] = (
+    MetricRow(
         "gauge",
         "instance_slot_buffers",
         "slots",
@@ -125,7 +125,7 @@ FLEET: tuple[Row[ClipFleet], ...] = (
         lambda fleet: (sample for one in fleet if one.is_known for sample in _each(one)),
         ("instance", "kind"),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "slot_abort_to_freed_ms",
         "ms",

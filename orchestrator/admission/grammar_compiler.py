@@ -2,7 +2,7 @@
 that no thread can be called back from.
 
 Requests and answers are on its standard streams: a length of four bytes, then a ``Grammar`` or a
-``Finding``, as msgpack. The process ends when a grammar takes too long, and with its input.
+``GrammarFinding``, as msgpack. The process ends when a grammar takes too long, and with its input.
 """
 
 import resource
@@ -21,7 +21,7 @@ MAX_BYTES = 2 * 2**30
 """Bound on the address space, the interpreter's own included."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class GrammarFinding(msgspec.Struct, frozen=True):
     """The result of trying one grammar out."""
 
     problem: str = ""
@@ -39,11 +39,11 @@ def main() -> None:
         grammar = decoder.decode(read(int.from_bytes(size, "big")))
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # nobody handles the signal: it ends us
         try:
-            found = Finding(passed_over=tuple(check_source(grammar)))
+            found = GrammarFinding(passed_over=tuple(check_source(grammar)))
         except InvalidGrammar as error:
-            found = Finding(str(error).encode(errors="replace").decode())
+            found = GrammarFinding(str(error).encode(errors="replace").decode())
         except Exception as error:  # the library's own error, of which nothing may be logged
-            found = Finding(f"the grammar cannot be used: {type(error).__name__}")
+            found = GrammarFinding(f"the grammar cannot be used: {type(error).__name__}")
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         answer = msgspec.msgpack.encode(found)
         write.write(len(answer).to_bytes(4, "big") + answer)

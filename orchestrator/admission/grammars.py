@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import msgspec
 
-from orchestrator.admission.grammar_compiler import Finding
+from orchestrator.admission.grammar_compiler import GrammarFinding
 from orchestrator.admission.rate_limits import Rate
 from orchestrator.errors import InvalidRequest, RateLimited, TidegateError
 from orchestrator.fair_share import FairGate
@@ -29,8 +29,8 @@ _GAVE_UP = (-signal.SIGPROF, -signal.SIGABRT)
 MS_PER_MIN = 30_000
 """Time of the process, in ms, that one tenant may take per minute: half of it, so that nobody keeps
 a core busy."""
-_NOTHING = Finding()
-_finding_decoder = msgspec.msgpack.Decoder(Finding)
+_NOTHING = GrammarFinding()
+_finding_decoder = msgspec.msgpack.Decoder(GrammarFinding)
 _KEPT = 256
 _KEPT_CHARS = 4 * 2**20
 
@@ -40,7 +40,7 @@ class GrammarCheck:
     that can be ended, and whose time tenants share equally."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Grammar, Finding] = OrderedDict()
+        self._found: OrderedDict[Grammar, GrammarFinding] = OrderedDict()
         self._chars = 0
         self._gate = FairGate()
         self._spent: dict[str, Rate] = {}
@@ -110,7 +110,7 @@ class GrammarCheck:
                 process.kill()
             await process.wait()
 
-    async def _try_out(self, grammar: Grammar) -> Finding:
+    async def _try_out(self, grammar: Grammar) -> GrammarFinding:
         try:
             if self._process is None or self._process.returncode is not None:
                 self._process = await start_helper(_COMPILER)
@@ -130,7 +130,7 @@ class GrammarCheck:
             is_over = True
         except (asyncio.IncompleteReadError, ConnectionError):
             if await process.wait() in _GAVE_UP:
-                return Finding(_TOO_LONG)
+                return GrammarFinding(_TOO_LONG)
             raise TidegateError("the grammar could not be checked; try again") from None
         finally:
             if not is_over:  # an answer that nobody waits for would be taken for the next one's
@@ -139,7 +139,7 @@ class GrammarCheck:
                     process.kill()
         return found
 
-    def _keep(self, grammar: Grammar, found: Finding) -> None:
+    def _keep(self, grammar: Grammar, found: GrammarFinding) -> None:
         if found.passed_over:
             # Formats are the client's own words, which are not logged.
             names = sorted({name.partition("=")[0] for name in found.passed_over})

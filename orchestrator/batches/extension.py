@@ -14,24 +14,24 @@ from orchestrator.batches.service import Batches
 from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.extension import Core, Extension
 from orchestrator.settings.derived import journal_config
-from orchestrator.telemetry.metrics import Row
+from orchestrator.telemetry.metrics import MetricRow
 
-METRICS: tuple[Row[Batches], ...] = (
-    Row(
+METRICS: tuple[MetricRow[Batches], ...] = (
+    MetricRow(
         "gauge",
         "batches_unfinished",
         "batches",
         "Batches that are not over",
         lambda b: b.unfinished,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "batch_lines_under_way",
         "lines",
         "Lines of batches that are being served, or wait to be tried again",
         lambda batches: batches.under_way,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "batch_lines",
         "lines",
@@ -39,7 +39,7 @@ METRICS: tuple[Row[Batches], ...] = (
         lambda batches: [((kind.name.lower(),), n) for kind, n in batches.outcomes().items()],
         ("outcome",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "batch_folder_bytes",
         "bytes",

@@ -2,7 +2,7 @@
 
 from orchestrator.dispatch.hedge import HedgeStats
 from orchestrator.dispatch.retry import Retrier, RetryDenied
-from orchestrator.telemetry.metrics import Metrics, Row
+from orchestrator.telemetry.metrics import MetricRow, Metrics
 
 
 class DispatchMetrics:
@@ -24,8 +24,8 @@ class DispatchMetrics:
         )
 
 
-RETRIES: tuple[Row[Retrier], ...] = (
-    Row(
+RETRIES: tuple[MetricRow[Retrier], ...] = (
+    MetricRow(
         "counter",
         "retries",
         "jobs",
@@ -35,7 +35,7 @@ RETRIES: tuple[Row[Retrier], ...] = (
         ],
         ("kind",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "retries_denied",
         "jobs",
@@ -45,8 +45,8 @@ RETRIES: tuple[Row[Retrier], ...] = (
     ),
 )
 
-HEDGES: tuple[Row[HedgeStats], ...] = (
-    Row(
+HEDGES: tuple[MetricRow[HedgeStats], ...] = (
+    MetricRow(
         "counter",
         "hedges",
         "jobs",
@@ -54,7 +54,7 @@ HEDGES: tuple[Row[HedgeStats], ...] = (
         lambda of: [(("begun",), of.begun), (("won",), of.won), (("lost",), of.lost)],
         ("what",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "hedge_aborts_verified",
         "jobs",

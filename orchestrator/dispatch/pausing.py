@@ -57,7 +57,7 @@ class PausableJob(NamedTuple):
     attempt: Attempt
 
 
-class Swap(NamedTuple):
+class Trade(NamedTuple):
     """The waiting task that gets a slot, and the running attempt that leaves it."""
 
     waiting: Task
@@ -182,7 +182,7 @@ class Pausing:
 
     def victims(
         self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
-    ) -> list[Swap]:
+    ) -> list[Trade]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
         if not (queue or self.is_wanted_inside) or not self.is_due(now):
             return []
@@ -191,7 +191,7 @@ class Pausing:
         self._next_at = now + SCAN_S_PER_JOB * len(attempts)
         running = self._by_instance(attempts, now)
         rows = _rows_of(running)
-        chosen: list[Swap] = []
+        chosen: list[Trade] = []
         # In order of urgency alone: a tenant whose turn it is may have nothing worth a pause.
         for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):
             if not running:
@@ -206,7 +206,7 @@ class Pausing:
                 continue
             jobs = running[least.attempt.address]
             jobs.remove(least)
-            chosen.append(Swap(task, least.attempt))
+            chosen.append(Trade(task, least.attempt))
             if not jobs:
                 del running[least.attempt.address]
         return chosen

@@ -6,7 +6,7 @@ from orchestrator.instances.breaker import BreakerState
 from orchestrator.instances.instance import Instance, InstanceState
 from orchestrator.instances.registry import Registry
 from orchestrator.lanes import Lane
-from orchestrator.telemetry.metrics import Row, Samples
+from orchestrator.telemetry.metrics import MetricRow, Samples
 from protocol import WorkerStats
 
 _Read = Callable[[Registry], Samples]
@@ -73,15 +73,15 @@ def _reuse_rate(registry: Registry) -> float:
     return 1.0 - min(1.0, sessions / submitted) if submitted else 1.0
 
 
-INSTANCES: tuple[Row[Registry], ...] = (
-    Row(
+INSTANCES: tuple[MetricRow[Registry], ...] = (
+    MetricRow(
         "gauge",
         "snapshot_version",
         "version",
         "Moves with topology and capability of the instances",
         lambda registry: registry.snapshot_version,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "instance_state",
         "0 or 1",
@@ -89,7 +89,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         _states,
         ("instance", "state"),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "instance_load",
         "jobs",
@@ -97,7 +97,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         _each(lambda instance: instance.lane_load),
         ("instance",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "instance_slots",
         "jobs",
@@ -105,7 +105,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         _serving(lambda instance: instance.concurrency.fitting),
         ("instance",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "instance_rows",
         "jobs",
@@ -113,14 +113,14 @@ INSTANCES: tuple[Row[Registry], ...] = (
         _serving(lambda instance: instance.concurrency.slots),
         ("instance",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "utilization",
         "share",
         "Slots taken, by us or others, of all instances that are up; 0 without any",
         _utilization,
     ),
-    Row(
+    MetricRow(
         "counter",
         "instance_health_failures",
         "times",
@@ -128,7 +128,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         _each(lambda instance: instance.health_failures),
         ("instance",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "instance_prefix_blocks",
         "blocks",
@@ -136,7 +136,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         lambda registry: (((i.address,), registry.prefixes.count(i.address)) for i in registry),
         ("instance",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "breaker_state",
         "0 or 1",
@@ -144,7 +144,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         _breaker_states,
         ("instance", "state"),
     ),
-    Row(
+    MetricRow(
         "counter",
         "ejections",
         "times",
@@ -152,14 +152,14 @@ INSTANCES: tuple[Row[Registry], ...] = (
         lambda registry: (((i.address,), registry.breakers.ejections[i.address]) for i in registry),
         ("instance",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "lane_frames",
         "frames",
         "Frames received",
         lambda registry: sum(lane.frames_total for lane in _lanes(registry)),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "worker_connection_reuse_rate",
         "share",
@@ -168,8 +168,8 @@ INSTANCES: tuple[Row[Registry], ...] = (
     ),
 )
 
-REPORTED: tuple[Row[Registry], ...] = (
-    Row(
+REPORTED: tuple[MetricRow[Registry], ...] = (
+    MetricRow(
         "gauge",
         "model_load_duration_ms",
         "ms",
@@ -181,7 +181,7 @@ REPORTED: tuple[Row[Registry], ...] = (
         ),
         ("instance", "model"),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "kv_blocks",
         "blocks",
@@ -195,7 +195,7 @@ REPORTED: tuple[Row[Registry], ...] = (
         ),
         ("instance", "kind"),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "worker_jobs",
         "jobs",
@@ -204,7 +204,7 @@ REPORTED: tuple[Row[Registry], ...] = (
         ("instance", "kind"),
     ),
     *(
-        Row("gauge", name, unit, text, _reported(read), ("instance",))
+        MetricRow("gauge", name, unit, text, _reported(read), ("instance",))
         for name, unit, text, read in (
             ("step_ms", "ms", "Moving average of a decoding step", lambda of: of.step_ms),
             (
@@ -290,7 +290,7 @@ _TOTALS: tuple[_Total, ...] = (
         lambda of: of.disk_failures_total,
     ),
 )
-TOTALS: tuple[Row[Registry], ...] = tuple(
-    Row("counter", name, unit, text, _reported(read), ("instance",))
+TOTALS: tuple[MetricRow[Registry], ...] = tuple(
+    MetricRow("counter", name, unit, text, _reported(read), ("instance",))
     for name, unit, text, read in _TOTALS
 )

@@ -14,7 +14,7 @@ from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.windows import MissStage, SlidingWindow, blame
-from orchestrator.telemetry.metrics import Row, Samples
+from orchestrator.telemetry.metrics import MetricRow, Samples
 from protocol import Code, Outcome
 
 TARGET = 0.8
@@ -96,8 +96,8 @@ def is_lost(task: Task) -> bool:
     return ending.error.code in (Code.QUEUE_FULL, Code.NO_CAPACITY)
 
 
-NEED: tuple[Row[Need], ...] = (
-    Row(
+NEED: tuple[MetricRow[Need], ...] = (
+    MetricRow(
         "gauge",
         "instances_needed",
         "instances",

@@ -2,10 +2,10 @@
 
 from orchestrator.loading.demand import ModelDemand
 from orchestrator.loading.swaps import Swaps
-from orchestrator.telemetry.metrics import Row
+from orchestrator.telemetry.metrics import MetricRow
 
-SWAPS: tuple[Row[Swaps], ...] = (
-    Row(
+SWAPS: tuple[MetricRow[Swaps], ...] = (
+    MetricRow(
         "counter",
         "model_swaps",
         "swaps",
@@ -15,8 +15,8 @@ SWAPS: tuple[Row[Swaps], ...] = (
     ),
 )
 
-DEMAND: tuple[Row[ModelDemand], ...] = (
-    Row(
+DEMAND: tuple[MetricRow[ModelDemand], ...] = (
+    MetricRow(
         "counter",
         "model_loads",
         "loads",
@@ -24,14 +24,14 @@ DEMAND: tuple[Row[ModelDemand], ...] = (
         lambda of: [((result,), of.loads[result]) for result in ("done", "failed")],
         ("result",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "model_evictions",
         "models",
         "Models that no instance serves any more, for one that was asked for took their place",
         lambda of: of.evictions,
     ),
-    Row(
+    MetricRow(
         "counter",
         "model_load_refused",
         "requests",

@@ -15,7 +15,7 @@ from orchestrator.placement.requirements import Demand, Requirements, features_n
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
-from orchestrator.telemetry.metrics import Row
+from orchestrator.telemetry.metrics import MetricRow
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
 from protocol import Feature
 
@@ -339,16 +339,16 @@ def _facts(demand: Demand, candidate: Candidate, cached: Mapping[str, int]) -> d
     }
 
 
-PLACEMENT: tuple[Row[Placer], ...] = (
-    Row("counter", "placements", "tasks", "Tasks placed", lambda placer: placer.choices),
-    Row(
+PLACEMENT: tuple[MetricRow[Placer], ...] = (
+    MetricRow("counter", "placements", "tasks", "Tasks placed", lambda placer: placer.choices),
+    MetricRow(
         "counter",
         "placements_by_prefix",
         "tasks",
         "Tasks placed where some of the prompt was cached (OR-9)",
         lambda placer: placer.prefix_choices,
     ),
-    Row(
+    MetricRow(
         "counter",
         "placements_by_session",
         "tasks",
@@ -357,8 +357,8 @@ PLACEMENT: tuple[Row[Placer], ...] = (
     ),
 )
 
-POLICY: tuple[Row[Policy], ...] = (
-    Row(
+POLICY: tuple[MetricRow[Policy], ...] = (
+    MetricRow(
         "counter",
         "placement_policy_fallbacks",
         "choices",

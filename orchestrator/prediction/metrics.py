@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from orchestrator.prediction.feasibility import RefusalCounts, RefusalKind
 from orchestrator.prediction.quotes import BROKEN, EDGES, ChanceBin, Quotes
-from orchestrator.telemetry.metrics import Row, Samples
+from orchestrator.telemetry.metrics import MetricRow, Samples
 
 
 def _of_quotes(read: Callable[[ChanceBin], int]) -> Callable[[Quotes], Samples]:
@@ -14,24 +14,24 @@ def _of_quotes(read: Callable[[ChanceBin], int]) -> Callable[[Quotes], Samples]:
     )
 
 
-def refusals(prefix: str, what: str) -> tuple[Row[RefusalCounts], ...]:
+def refusals(prefix: str, what: str) -> tuple[MetricRow[RefusalCounts], ...]:
     """Metrics of refusals; ``what`` is the plural of what is offered."""
     return (
-        Row(
+        MetricRow(
             "counter",
             f"{prefix}infeasible_judged",
             what,
             f"{what.capitalize()} judged certain to miss (DL-7)",
             lambda of: of.infeasible,
         ),
-        Row(
+        MetricRow(
             "counter",
             f"{prefix}infeasible_refused",
             what,
             f"{what.capitalize()} refused as certain to miss (DL-7)",
             lambda of: of.refused,
         ),
-        Row(
+        MetricRow(
             "counter",
             f"{prefix}unserved",
             what,
@@ -39,7 +39,7 @@ def refusals(prefix: str, what: str) -> tuple[Row[RefusalCounts], ...]:
             lambda of: [((kind,), of.unserved[kind]) for kind in RefusalKind],
             ("kind",),
         ),
-        Row(
+        MetricRow(
             "counter",
             f"{prefix}infeasible_samples",
             what,
@@ -51,7 +51,7 @@ def refusals(prefix: str, what: str) -> tuple[Row[RefusalCounts], ...]:
             ],
             ("kind", "result"),
         ),
-        Row(
+        MetricRow(
             "gauge",
             f"{prefix}false_refusal_rate",
             "share",
@@ -62,9 +62,9 @@ def refusals(prefix: str, what: str) -> tuple[Row[RefusalCounts], ...]:
     )
 
 
-QUOTES: tuple[Row[Quotes], ...] = (
-    Row("counter", "quotes", "quotes", "Quotes made", lambda quotes: quotes.made),
-    Row(
+QUOTES: tuple[MetricRow[Quotes], ...] = (
+    MetricRow("counter", "quotes", "quotes", "Quotes made", lambda quotes: quotes.made),
+    MetricRow(
         "counter",
         "reservations",
         "reservations",
@@ -72,7 +72,7 @@ QUOTES: tuple[Row[Quotes], ...] = (
         lambda quotes: [((f"{100 * chance:g}",), quotes.reserved[chance]) for chance in BROKEN],
         ("chance",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "reservations_ended",
         "reservations",
@@ -84,7 +84,7 @@ QUOTES: tuple[Row[Quotes], ...] = (
         ],
         ("chance", "result"),
     ),
-    Row(
+    MetricRow(
         "counter",
         "quoted_chance",
         "requests",
@@ -93,7 +93,7 @@ QUOTES: tuple[Row[Quotes], ...] = (
         _of_quotes(lambda found: found.given),
         ("pressure", "bin"),
     ),
-    Row(
+    MetricRow(
         "counter",
         "quoted_met",
         "requests",

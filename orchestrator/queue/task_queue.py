@@ -51,7 +51,7 @@ from orchestrator.queue.order import (
     Waiting,
 )
 from orchestrator.tasks.job import Priority
-from orchestrator.telemetry.metrics import Row
+from orchestrator.telemetry.metrics import MetricRow
 
 BATCH_EVERY = 16
 """Most interactive tasks that leave in a row while a batch task could go."""
@@ -382,16 +382,16 @@ class TaskQueue(Generic[T]):
         assert abs(self.work_ms - total_ms) < 1e-6 * (1 + total_ms)
 
 
-QUEUE: tuple[Row[TaskQueue[Any]], ...] = (
-    Row("gauge", "queue_depth", "tasks", "Tasks that wait", len),
-    Row(
+QUEUE: tuple[MetricRow[TaskQueue[Any]], ...] = (
+    MetricRow("gauge", "queue_depth", "tasks", "Tasks that wait", len),
+    MetricRow(
         "gauge",
         "queue_background",
         "tasks",
         "Waiting tasks that have next to no chance of being in time",
         lambda queue: queue.background,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "queue_work_ms",
         "ms",

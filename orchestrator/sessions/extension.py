@@ -10,11 +10,11 @@ from orchestrator.sessions import api
 from orchestrator.sessions.store import SessionStore, is_session
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.metrics import Kept, Row
+from orchestrator.telemetry.metrics import Kept, MetricRow
 
-SESSIONS: tuple[Row[SessionStore], ...] = (
-    Row("gauge", "sessions", "sessions", "Sessions (WK-9)", len),
-    Row(
+SESSIONS: tuple[MetricRow[SessionStore], ...] = (
+    MetricRow("gauge", "sessions", "sessions", "Sessions (WK-9)", len),
+    MetricRow(
         "counter",
         "session_turns",
         "turns",
@@ -22,7 +22,7 @@ SESSIONS: tuple[Row[SessionStore], ...] = (
         lambda store: (((what,), store.turns[what]) for what in ("kept", "dropped")),
         ("what",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "sessions_ended",
         "sessions",

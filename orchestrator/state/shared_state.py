@@ -23,7 +23,7 @@ from orchestrator.tasks.journal.records import UnfinishedTask
 from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.metrics import Metrics, Row
+from orchestrator.telemetry.metrics import MetricRow, Metrics
 
 _OWNER_UNKNOWN = "the store does not answer, so the owner of this is unknown: ask again in a moment"
 
@@ -214,29 +214,29 @@ class SharedState(Sharing):
         return None
 
 
-STATE: tuple[Row[SharedState], ...] = (
-    Row(
+STATE: tuple[MetricRow[SharedState], ...] = (
+    MetricRow(
         "gauge",
         "state_members",
         "orchestrators",
         "Orchestrators that share the state and are alive, with this one, as far as it knows",
         lambda state: state.members.alive,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "state_failing",
         "bool",
         "1 while the shared store cannot be used, and this orchestrator continues alone",
         lambda state: bool(state.members.fault),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "state_strangers",
         "orchestrators",
         "Orchestrators under the same prefix with other keys, or without a common instance",
         lambda state: len(state.members.strangers),
     ),
-    Row(
+    MetricRow(
         "counter",
         "state_limits_alone",
         "requests",
@@ -244,7 +244,7 @@ STATE: tuple[Row[SharedState], ...] = (
         "answer in time",
         lambda state: 0 if state.limits is None else state.limits.alone,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "state_items_waiting",
         "items",

@@ -22,8 +22,8 @@ from orchestrator.telemetry.metrics import (
     MAX_TENANTS,
     TENANT,
     BoundedValues,
+    MetricRow,
     Metrics,
-    Row,
     exemplar_of,
 )
 from protocol import Outcome
@@ -158,36 +158,36 @@ class TaskMetrics:
         self.tokens_late += tokens
 
 
-_ROWS: tuple[Row[TaskMetrics], ...] = (
-    Row(
+_ROWS: tuple[MetricRow[TaskMetrics], ...] = (
+    MetricRow(
         "gauge",
         "attainment",
         "share",
         "Requests met, of all that ended (DL-10)",
         lambda of: of.attainment,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "waste",
         "share",
         "Tokens for requests not met, of all tokens (DL-10)",
         lambda of: of.waste,
     ),
-    Row(
+    MetricRow(
         "counter",
         "tokens_generated",
         "tokens",
         "Tokens received from workers",
         lambda of: of.tokens_generated,
     ),
-    Row(
+    MetricRow(
         "counter",
         "tokens_wasted",
         "tokens",
         "Tokens received for requests that were not met",
         lambda of: of.tokens_wasted,
     ),
-    Row(
+    MetricRow(
         "counter",
         "tokens_late",
         "tokens",
@@ -197,30 +197,32 @@ _ROWS: tuple[Row[TaskMetrics], ...] = (
 )
 
 
-JOURNAL: tuple[Row[DurableTasks], ...] = (
-    Row(
+JOURNAL: tuple[MetricRow[DurableTasks], ...] = (
+    MetricRow(
         "gauge",
         "journal_failing",
         "bool",
         "1 while the journal cannot be written, and durable tasks are refused",
         lambda durable: bool(durable.fault),
     ),
-    Row("gauge", "journal_live", "tasks", "Durable tasks that have not ended", lambda d: d.live),
-    Row(
+    MetricRow(
+        "gauge", "journal_live", "tasks", "Durable tasks that have not ended", lambda d: d.live
+    ),
+    MetricRow(
         "gauge",
         "journal_left",
         "tasks",
         "Durable tasks that a drain has left to the next process, which counts their outcome",
         lambda durable: durable.left,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "journal_unwritten",
         "records",
         "Promised records that wait for the disk",
         lambda durable: durable.unwritten,
     ),
-    Row(
+    MetricRow(
         "counter",
         "journal_lost",
         "tasks",
@@ -229,7 +231,7 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
         lambda durable: [(("live",), durable.lost), (("ended",), durable.outdone)],
         ("stage",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "journal_recovered",
         "tasks",

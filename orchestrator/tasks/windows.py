@@ -13,7 +13,7 @@ from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.metrics import TENANT, Row, Samples
+from orchestrator.telemetry.metrics import TENANT, MetricRow, Samples
 from protocol import Outcome
 
 LIKELY = 0.9
@@ -168,8 +168,8 @@ def _goodput(windows: Windows) -> Samples:
         yield (window, priority), tally.met / max(1.0, seconds)
 
 
-WINDOWED: tuple[Row[Windows], ...] = (
-    Row(
+WINDOWED: tuple[MetricRow[Windows], ...] = (
+    MetricRow(
         "gauge",
         "class_attainment",
         "share",
@@ -177,7 +177,7 @@ WINDOWED: tuple[Row[Windows], ...] = (
         _attainment(Windows.by_class),
         ("window", "class"),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "goodput",
         "requests/s",
@@ -187,8 +187,8 @@ WINDOWED: tuple[Row[Windows], ...] = (
     ),
 )
 
-BY_TENANT: tuple[Row[Windows], ...] = (
-    Row(
+BY_TENANT: tuple[MetricRow[Windows], ...] = (
+    MetricRow(
         "gauge",
         "tenant_attainment",
         "share",

@@ -53,7 +53,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Generic[S]):
+class MetricRow(Generic[S]):
     """A metric that is read from ``S`` at every scrape."""
 
     type: Literal["counter", "gauge"]
@@ -107,7 +107,7 @@ class Metrics:
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
         return self._added(made, labels)
 
-    def watch(self, source: S, rows: Sequence[Row[S]], prefix: str = PREFIX) -> None:
+    def watch(self, source: S, rows: Sequence[MetricRow[S]], prefix: str = PREFIX) -> None:
         """Read ``rows`` from ``source`` at every scrape. Their names begin with ``prefix``."""
         for row in rows:
             self.declared.append(
@@ -154,7 +154,7 @@ def exemplar_of(trace: TraceContext | None) -> dict[str, str] | None:
 
 
 class _Watch(Collector, Generic[S]):
-    def __init__(self, source: S, rows: Sequence[Row[S]], prefix: str) -> None:
+    def __init__(self, source: S, rows: Sequence[MetricRow[S]], prefix: str) -> None:
         self._source = source
         self._rows = rows
         self._prefix = prefix
@@ -169,15 +169,15 @@ class _Watch(Collector, Generic[S]):
             yield metric
 
 
-KEPT: tuple[Row[Mapping[str, Callable[[], Kept]]], ...] = (
-    Row(
+KEPT: tuple[MetricRow[Mapping[str, Callable[[], Kept]]], ...] = (
+    MetricRow(
         "gauge",
         "resident_peak_bytes",
         "bytes",
         "Most memory that the process has had",
         lambda _: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "kept_items",
         "items",
@@ -185,7 +185,7 @@ KEPT: tuple[Row[Mapping[str, Callable[[], Kept]]], ...] = (
         lambda holders: [((name,), read().items) for name, read in holders.items()],
         ("holder",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "kept_bytes",
         "bytes",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from orchestrator.telemetry.metrics import Metrics, Row, Samples
+from orchestrator.telemetry.metrics import MetricRow, Metrics, Samples
 from pool.fleet.home import Answer
 from pool.supervise import UnitState
 
@@ -21,9 +21,9 @@ def _by_name(read: Read, what: str) -> Samples:
     return [((each["name"],), each[what]) for each in read()["instances"]]
 
 
-POOL: tuple[Row[Read], ...] = (
-    Row("gauge", "pool_instances", "instances", "Instances by state", _by_state, ("state",)),
-    Row(
+POOL: tuple[MetricRow[Read], ...] = (
+    MetricRow("gauge", "pool_instances", "instances", "Instances by state", _by_state, ("state",)),
+    MetricRow(
         "counter",
         "pool_restarts",
         "starts",
@@ -31,7 +31,7 @@ POOL: tuple[Row[Read], ...] = (
         lambda read: _by_name(read, "restarts"),
         ("name",),
     ),
-    Row(
+    MetricRow(
         "counter",
         "pool_heartbeat_misses",
         "heartbeats",
@@ -39,21 +39,21 @@ POOL: tuple[Row[Read], ...] = (
         lambda read: _by_name(read, "heartbeats_missed"),
         ("name",),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "pool_gpus_out",
         "GPUs",
         "GPUs that are used no more after a fault (PV-2)",
         lambda read: len(read()["gpus_out"]),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "pool_targets_failing",
         "targets",
         "Orchestrators and files that cannot be updated with the ready instances",
         lambda read: len(read()["targets_failing"]),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "preflight_cache_hit_rate",
         "share",

@@ -16,7 +16,7 @@ from orchestrator.api.http.responses import json_response
 from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.work import Stage
-from orchestrator.telemetry.metrics import Row, Samples
+from orchestrator.telemetry.metrics import MetricRow, Samples
 
 
 async def version(request: web.Request) -> web.Response:
@@ -106,8 +106,8 @@ def _loras(orchestrator: Orchestrator) -> Samples:
 _WAITING = (Stage.RECEIVED, Stage.QUEUED, Stage.DISPATCHED)
 _MODEL = ("model_name",)
 
-VLLM: tuple[Row[Orchestrator], ...] = (
-    Row(
+VLLM: tuple[MetricRow[Orchestrator], ...] = (
+    MetricRow(
         "gauge",
         "num_requests_running",
         "requests",
@@ -115,7 +115,7 @@ VLLM: tuple[Row[Orchestrator], ...] = (
         _tasks((Stage.RUNNING,)),
         _MODEL,
     ),
-    Row(
+    MetricRow(
         "gauge",
         "num_requests_waiting",
         "requests",
@@ -124,7 +124,7 @@ VLLM: tuple[Row[Orchestrator], ...] = (
         _MODEL,
     ),
     *(
-        Row(
+        MetricRow(
             "gauge",
             name,
             "share",
@@ -137,7 +137,7 @@ VLLM: tuple[Row[Orchestrator], ...] = (
             ("gpu_cache_usage_perc", ", by its older name"),
         )
     ),
-    Row(
+    MetricRow(
         "gauge",
         "cache_config_info",
         "1",
@@ -145,7 +145,7 @@ VLLM: tuple[Row[Orchestrator], ...] = (
         _cache_config,
         ("model_name", "block_size", "num_gpu_blocks"),
     ),
-    Row(
+    MetricRow(
         "gauge",
         "lora_requests_info",
         "s",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.admission.grammar_compiler import Finding
+from orchestrator.admission.grammar_compiler import GrammarFinding
 from orchestrator.admission.grammars import MS_PER_MIN
 from protocol import Grammar, GrammarKind
 from tests.orchestrator.conftest import Service
@@ -192,10 +192,10 @@ async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
     """Whose turn it is in the one process that tries them out goes by tenant, not by arrival."""
     check, log, release = service.orchestrator.grammars, list[str](), asyncio.Event()
 
-    async def try_out(grammar: Grammar) -> Finding:
+    async def try_out(grammar: Grammar) -> GrammarFinding:
         log.append(grammar.text)
         await release.wait()
-        return Finding()
+        return GrammarFinding()
 
     monkeypatch.setattr(check, "_try_out", try_out)
 
@@ -220,8 +220,8 @@ async def test_or24_a_tenant_has_half_of_the_time_for_new_grammars(
 ) -> None:
     check = service.orchestrator.grammars
 
-    async def try_out(grammar: Grammar) -> Finding:
-        return Finding()
+    async def try_out(grammar: Grammar) -> GrammarFinding:
+        return GrammarFinding()
 
     monkeypatch.setattr(check, "_try_out", try_out)
     known, fresh = ({"guided_regex": pattern} for pattern in ("known", "fresh"))
