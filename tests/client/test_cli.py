@@ -12,7 +12,6 @@ import pytest
 from catalog.paths import DEMO_CHECKPOINT, ROOT
 from orchestrator.tls import SETTING, Tls
 from pool import command
-from pool.engines.triton import TritonPorts
 from pool.preflight import host
 from pool.spec import LaunchSpec
 from tidegate.cli.main import main
@@ -80,13 +79,6 @@ def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
     assert "_KV_BLOCKS: not a setting; did you mean TIDEGATE_WORKER__KV__BLOCKS?" in said
     assert "TIDEGATE_WORKER__DEVIC: not a setting; did you mean TIDEGATE_WORKER__DEVICE?" in said
     assert launched == []
-
-
-def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
-    assert main(["worker", "--triton-host", "0.0.0.0"]) == 0
-    spec, hint = launched[0]
-    assert (spec.serve, hint) == (False, None)
-    assert (spec.triton_host, spec.triton_ports) == ("0.0.0.0", TritonPorts(8000, 8001, 8002))
 
 
 @pytest.mark.parametrize("command_name", ["up", "worker"])
@@ -174,17 +166,6 @@ def test_or25_tls_to_triton_is_what_the_environment_says(
         monkeypatch.setenv(SETTING, stated)
         assert main(["up"]) == command.EXIT_FAILED
         assert f"tidegate: {SETTING}: {said}" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_checkpoint_is_told_apart(
-    launched: list[Any], tmp_path: Path, capsys: Any
-) -> None:
-    assert main(["up", "--model", "/nowhere"]) == command.EXIT_FAILED
-    assert "no model in /nowhere: expected a checkpoint" in capsys.readouterr().err
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert main(["up", "--model", str(tmp_path)]) == command.EXIT_FAILED
-    assert "is a LoRA adapter" in capsys.readouterr().err
-    assert launched == []
 
 
 @pytest.mark.parametrize(
