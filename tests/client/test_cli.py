@@ -81,33 +81,6 @@ def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
     assert launched == []
 
 
-@pytest.mark.parametrize("command_name", ["up", "worker"])
-def test_clips_come_beside_the_text_model_on_its_device(
-    launched: list[Any], monkeypatch: pytest.MonkeyPatch, command_name: str
-) -> None:
-    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name)
-    assert main([command_name, "--device", "cpu", "--slot"]) == 0
-    monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "96")
-    monkeypatch.setenv("TIDEGATE_SLOT__DEVICE", "cpu")
-    assert main([command_name, "--slot"]) == 0
-    monkeypatch.delenv("TIDEGATE_SLOT__DEVICE")
-    assert main([command_name, "--slot"]) == 0
-    assert main([command_name]) == 0
-    envs = [
-        {k[15:]: v for k, v in spec.worker_env.items() if k.startswith("TIDEGATE_SLOT__")}
-        for spec, _ in launched
-    ]
-    assert envs == [
-        {"DEVICE": "cpu", "SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
-        {"DEVICE": "cpu", "SIZE": "96", "SECONDS": "15", "BUFFER_S": "2"},
-        {"DEVICE": "cuda", "SIZE": "96", "SECONDS": "45"},
-        {},
-    ]
-    assert [spec.models for spec, _ in launched] == [("llm", "slot")] * 3 + [("llm",)]
-    if command_name == "up":
-        assert ["tidegate slot" in hint for _, hint in launched] == [True] * 3 + [False]
-
-
 def test_clips_alone(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protocol import AbortCause, FinishReason, Sampling
-from tests.support.checkpoints import DEMO, make_checkpoint
+from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
 from tests.support.worker_constants import constants_among
@@ -18,11 +18,6 @@ from worker.environment import nested
 from worker.settings import WorkerSettings
 
 FAR = 1e12
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def build(path: Path, device: str = "cpu", **changes: object) -> Engine:

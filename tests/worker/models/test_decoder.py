@@ -63,11 +63,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), **VARIANTS[request.param])
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
 def test_logits_are_those_of_transformers(checkpoint: Path) -> None:
     """A chunk of the prompt, decodes, another chunk; pages in no order."""
     ids = random_ids(100, 300)
