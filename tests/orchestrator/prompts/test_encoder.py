@@ -20,16 +20,6 @@ def encoder_of(*, special_in_prompts: bool = False, **changes: object) -> Prompt
     return PromptEncoder(make_card(**changes), special_in_prompts=special_in_prompts)
 
 
-def test_text_ids_and_chat() -> None:
-    encoder = encoder_of()
-    text = encoder.encode("héllo")
-    assert len(text) == 6
-    assert "".join(encoder.tokens.token_text(i) for i in text if i < 200)[:1] == "h"
-    assert encoder.encode((1, 2, 3)) == (1, 2, 3)
-    chat = encoder.encode((Message("user", "hi"),))
-    assert list(chat) == [0, 3, *(encoder.encode("hi")), 5, 4]
-
-
 @for_each("content", ["{{ m.content }}", "{{ m.content|trim }}", "{{ m.content }}\n"])
 def test_an_open_message_is_gone_on_with(content: str) -> None:
     """What a template has behind the last text, or takes off it, would end the turn."""
