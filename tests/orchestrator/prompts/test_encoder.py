@@ -65,21 +65,6 @@ def test_more_ids_than_fit_are_refused_unseen() -> None:
         encoder_of().encode(Unseen([1] * 512))
 
 
-@for_each(
-    ("prompt", "field", "word"),
-    [
-        ("", "prompt", "empty"),
-        ((), "prompt", "empty"),
-        ((1, 262), "prompt", "0 to 261"),
-        ((10**30,), "prompt", "0 to 261"),
-    ],
-)
-def test_what_cannot_be_encoded(prompt: str | tuple[int, ...], field: str, word: str) -> None:
-    with pytest.raises(InvalidRequest, match=word) as caught:
-        encoder_of().encode(prompt)
-    assert caught.value.field == field
-
-
 def test_templates_can_refuse_and_are_fenced_in() -> None:
     refusing = encoder_of(chat_template="{{ raise_exception('no system role') }}")
     with pytest.raises(InvalidRequest, match="no system role"):
