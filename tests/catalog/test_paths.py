@@ -7,11 +7,6 @@ import pytest
 from catalog import paths
 
 
-def test_state_is_kept_in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TIDEGATE_HOME", raising=False)
-    assert paths.state_dir() == paths.ROOT / ".tidegate"
-
-
 def test_an_installed_wheel_keeps_it_with_the_users_data(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -43,15 +43,6 @@ async def test_tools_and_reasoning(service: Service, worker: FakeWorker) -> None
     assert deltas[-1].usage == answer.usage
 
 
-async def test_leaving_a_stream_frees_the_worker(service: Service, worker: FakeWorker) -> None:
-    """WP-1."""
-    worker.plan = lambda submit: Plan(stall_at=2)
-    async with Client(service.url) as client:
-        async with client.chat_stream("fake", HI) as stream:
-            assert (await anext(stream)).text == "w0 "
-        await service.until(lambda: service.outcomes() == ["aborted"])
-
-
 async def test_deadlines_reach_the_worker(service: Service, worker: FakeWorker) -> None:
     async with Client(service.url) as client:
         with deadline(90):

@@ -12,7 +12,6 @@ import pytest
 from catalog.paths import DEMO_CHECKPOINT, ROOT
 from orchestrator.tls import SETTING, Tls
 from pool import command
-from pool.engines.triton import TritonPorts
 from pool.preflight import host
 from pool.spec import LaunchSpec
 from tidegate.cli.main import main
@@ -82,40 +81,6 @@ def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
     assert launched == []
 
 
-def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
-    assert main(["worker", "--triton-host", "0.0.0.0"]) == 0
-    spec, hint = launched[0]
-    assert (spec.serve, hint) == (False, None)
-    assert (spec.triton_host, spec.triton_ports) == ("0.0.0.0", TritonPorts(8000, 8001, 8002))
-
-
-@pytest.mark.parametrize("command_name", ["up", "worker"])
-def test_clips_come_beside_the_text_model_on_its_device(
-    launched: list[Any], monkeypatch: pytest.MonkeyPatch, command_name: str
-) -> None:
-    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name)
-    assert main([command_name, "--device", "cpu", "--slot"]) == 0
-    monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "96")
-    monkeypatch.setenv("TIDEGATE_SLOT__DEVICE", "cpu")
-    assert main([command_name, "--slot"]) == 0
-    monkeypatch.delenv("TIDEGATE_SLOT__DEVICE")
-    assert main([command_name, "--slot"]) == 0
-    assert main([command_name]) == 0
-    envs = [
-        {k[15:]: v for k, v in spec.worker_env.items() if k.startswith("TIDEGATE_SLOT__")}
-        for spec, _ in launched
-    ]
-    assert envs == [
-        {"DEVICE": "cpu", "SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
-        {"DEVICE": "cpu", "SIZE": "96", "SECONDS": "15", "BUFFER_S": "2"},
-        {"DEVICE": "cuda", "SIZE": "96", "SECONDS": "45"},
-        {},
-    ]
-    assert [spec.models for spec, _ in launched] == [("llm", "slot")] * 3 + [("llm",)]
-    if command_name == "up":
-        assert ["tidegate slot" in hint for _, hint in launched] == [True] * 3 + [False]
-
-
 def test_clips_alone(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
@@ -174,17 +139,6 @@ def test_or25_tls_to_triton_is_what_the_environment_says(
         monkeypatch.setenv(SETTING, stated)
         assert main(["up"]) == command.EXIT_FAILED
         assert f"tidegate: {SETTING}: {said}" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_checkpoint_is_told_apart(
-    launched: list[Any], tmp_path: Path, capsys: Any
-) -> None:
-    assert main(["up", "--model", "/nowhere"]) == command.EXIT_FAILED
-    assert "no model in /nowhere: expected a checkpoint" in capsys.readouterr().err
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert main(["up", "--model", str(tmp_path)]) == command.EXIT_FAILED
-    assert "is a LoRA adapter" in capsys.readouterr().err
-    assert launched == []
 
 
 @pytest.mark.parametrize(

@@ -17,23 +17,6 @@ async def collect(client: Client, **options: object) -> list[tidegate.Event]:
     return [event async for event in client.stream("hi", **options)]  # type: ignore[arg-type]
 
 
-async def test_stream_yields_typed_events_in_order() -> None:
-    queued = sse(0, "queued", {"task_id": "t1", "queue_position": 3})
-    narration = sse(9, "narration", {"text": "a sentence"})
-    script = [queued, STARTED, token(2, "a"), narration, token(3, "b"), end(4, 2)]
-    async with FakeOrchestrator(script).serve() as fake, Client(fake.base_url) as client:
-        events = await collect(client)
-    assert events[:4] == [
-        tidegate.Queued("t1", queue_position=3),
-        tidegate.Started(),
-        tidegate.Token("a", (2,), 0),
-        tidegate.Token("b", (3,), 1),
-    ]
-    assert isinstance(events[4], tidegate.End)
-    assert events[4].usage == tidegate.Usage(3, 2, 5)
-    assert fake.cancelled == []
-
-
 async def test_options_travel_and_the_deadline_becomes_milliseconds() -> None:
     """DL-1: ``deadline_ms`` in the body."""
     async with (

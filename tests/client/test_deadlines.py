@@ -1,6 +1,5 @@
 """Deadlines of blocks, in async code, in plain code and on the wire."""
 
-import asyncio
 from datetime import timedelta
 
 import pytest
@@ -30,18 +29,6 @@ def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: Fa
 def test_only_a_finite_number_is_a_deadline(seconds: float) -> None:
     with pytest.raises(ValueError, match="finite number of seconds"):
         deadline(seconds)
-
-
-async def test_tasks_inherit_their_block_and_siblings_have_their_own(fake_time: FakeTime) -> None:
-    async def within(seconds: float) -> tuple[float | None, float | None]:
-        inherited = remaining()
-        with deadline(seconds):
-            await asyncio.sleep(0)
-            return inherited, remaining()
-
-    with deadline(10):
-        both = await asyncio.gather(within(3), within(20), asyncio.to_thread(remaining))
-    assert both == [(10, 3), (10, 10), 10]
 
 
 async def test_every_call_states_what_is_left(fake_time: FakeTime) -> None:

@@ -61,21 +61,6 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
     assert ModelCatalog(home).entries() == ()
 
 
-def test_what_goes_wrong_is_one_line_and_status_1(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("show", "none") == 1
-    assert capsys.readouterr().err == (
-        "tidegate models show: there is no model 'none' on this machine; none has been added:"
-        " tidegate models add HF_ID, PATH or FILE.gguf\n"
-    )
-    make_folder(tmp_path, {"bad.gguf": gguf()[:-1]})
-    assert run("add", str(tmp_path / "bad.gguf"), "--keep-free", "0") == 1
-    assert "bad.gguf: its tensors need" in capsys.readouterr().err
-    assert run("list") == 0
-    assert "staging" in capsys.readouterr().out
-
-
 def test_up_takes_a_model_by_its_name(
     home: Path,
     tmp_path: Path,

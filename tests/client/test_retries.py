@@ -10,7 +10,7 @@ from tests.client.conftest import FakeTime
 from tests.orchestrator.conftest import Service
 from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_orchestrator import FakeOrchestrator, end
-from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker
 from tidegate import Client, Retries, deadline
 
 BUSY = {"error": {"code": "queue_full", "message": "full"}}
@@ -85,26 +85,3 @@ async def test_a_lost_answer_does_not_run_the_task_twice(
     assert len(answer.token_ids) == 3
     assert len(worker.submits) == 1
     assert len(fake_time.pauses) == 2
-
-
-async def test_another_program_reads_on(service: Service, worker: FakeWorker) -> None:
-    """Task id, last event id and key are all that it takes over."""
-    plan = Plan(stall_at=5)
-    worker.plan = lambda submit: plan
-    async with Client(service.url) as client:
-        task = await client.submit("hi", max_tokens=9, idempotency_key="mine")
-        first: list[tidegate.Event] = []
-        async with client.events(task.task_id) as events:
-            async for event in events:
-                first.append(event)
-                if len(first) == 4:
-                    break
-            position = events.last_event_id
-    async with Client(service.url) as client:
-        again = await client.submit("hi", max_tokens=9, idempotency_key="mine")
-        assert again.task_id == task.task_id
-        plan.release.set()
-        rest = [e async for e in client.events(again.task_id, last_event_id=position)]
-    tokens = [event.index for event in first + rest if isinstance(event, tidegate.Token)]
-    assert tokens == list(range(9))
-    assert len(worker.submits) == 1

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
@@ -14,9 +13,8 @@ import pytest
 import tidegate
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
-from tests.support.fake_orchestrator import CUT, FakeOrchestrator, sse
 from tests.support.fake_worker import FakeWorker, Plan
-from tidegate import Event, StreamLost, SyncClient, deadline
+from tidegate import SyncClient, deadline
 
 _T = TypeVar("_T")
 
@@ -165,17 +163,3 @@ def test_a_patience_that_is_none_is_said_so_and_leaves_no_thread(patience: Any) 
     with pytest.raises(ValueError, match=r"reconnect_for is .*, got"):
         SyncClient(reconnect_for=patience)
     assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]
-
-
-@for_each("patience", [0, 0.3, timedelta(seconds=0.3)])
-async def test_a_broken_stream_is_followed_for_so_many_seconds(patience: timedelta | float) -> None:
-    fake = FakeOrchestrator([sse(1, "started", {}), CUT], *[[CUT] for _ in range(20)])
-
-    def follow(base_url: str) -> list[Event]:
-        with SyncClient(base_url, reconnect_for=patience) as client:
-            return list(client.events("t1"))
-
-    async with fake.serve():
-        with pytest.raises(StreamLost, match="events of task t1"):
-            await asyncio.to_thread(follow, fake.base_url)
-    assert (len(fake.last_event_ids) > 1) is bool(patience)

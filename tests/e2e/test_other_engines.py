@@ -14,7 +14,6 @@ from catalog.paths import state_dir
 from pool.engines.environments import environment_if_made
 from tests.e2e.conftest import Stack, stack_of
 from tests.support.engines import ENGINES, EngineCase
-from tests.support.sse import read_events
 from tests.support.stack import Triton
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -53,24 +52,6 @@ async def test_texts_are_streamed_whole_and_alike(http: aiohttp.ClientSession) -
     first = await text(False)
     assert len(first) > 20
     assert set(await asyncio.gather(*(text(i % 2 == 0) for i in range(8)))) == {first}
-
-
-async def test_a_cancelled_task_ends_and_frees_its_blocks(http: aiohttp.ClientSession) -> None:
-    asked = STORY | {"max_tokens": 1500, "ignore_eos": True}
-    async with http.post("/v2/tasks", json=asked) as response:
-        assert response.status == 202, await response.text()
-        task = await response.json()
-    kinds = []
-    async with http.get(task["events_url"]) as stream:
-        async for event in read_events(stream):
-            kinds.append(event.kind)
-            if kinds.count("token") == 3 and "cancelled" not in kinds:
-                async with http.post(f"/v2/tasks/{task['task_id']}/cancel") as response:
-                    assert response.status == 202
-                kinds.append("cancelled")
-    assert kinds[-1] == "error" and kinds.count("error") == 1
-    async with http.get(f"/v2/tasks/{task['task_id']}") as response:
-        assert (await response.json())["outcome"] == "aborted"
 
 
 async def test_the_operator_sees_which_engine_it_is(http: aiohttp.ClientSession) -> None:

@@ -9,16 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.e2e.test_slot import RECIPE
 from tests.support.stack import Orchestrator, Triton, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-RECIPE: dict[str, Any] = {
-    "schema": "1.0",
-    "text": "Good morning to everybody.",
-    "portrait": {"prompt": "a friendly host, red hair, forest background", "seed": 5},
-    "video": {"fps": 12},
-}
 LONG = RECIPE | {"text": "Good morning to everybody. " * 12, "video": {"fps": 30}}
 SHORT = RECIPE | {"text": "Hi.", "video": {"fps": 6, "size": 64}}
 

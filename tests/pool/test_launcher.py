@@ -163,15 +163,6 @@ def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None:
         assert [each.ports.http - 7000 for each in made] == above
 
 
-def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> None:
-    spec = LaunchSpec(instances=3, gpus=("0", "1", "2", "3"), gpus_each=2)
-    assert [each.groups for each in spec.instance_specs] == [
-        (("0", "1"),),
-        (("2", "3"),),
-        (("0", "1"),),
-    ]
-
-
 @pytest.mark.slow
 async def test_another_port_when_one_was_taken_meanwhile(
     launch: Launch, monkeypatch: pytest.MonkeyPatch

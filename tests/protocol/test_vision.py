@@ -30,10 +30,6 @@ def test_tokens_by_size_are_those_of_the_library() -> None:
         assert QWEN.tokens_of(height, width) == QWEN.tokens_of(width, height)
 
 
-def test_a_fixed_number_is_that_of_any_image() -> None:
-    assert Vision("<image>", 9, image_tokens=576).tokens_of(1, 5000) == 576
-
-
 def test_blocks_are_shared_by_prompts_with_the_same_images_only() -> None:
     ids = [1, 2, 3, 4, 9, 9, 9, 9, 5, 6, 9, 9, 7, 8, 7, 8]
 

@@ -1,7 +1,6 @@
 """Every engine that can be built here, and a worker over one, spoken to on a lane."""
 
 import itertools
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -96,16 +95,6 @@ class Served:
     def lane(self) -> "LaneClient":
         return LaneClient(self)
 
-    def lane_after_drain(self) -> "LaneClient":
-        """A lane as soon as the worker takes work again."""
-        give_up_at = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return self.lane()
-            except LaneRefused:
-                assert time.monotonic() < give_up_at, "it never took work again"
-                time.sleep(0.02)
-
     def send(self, message: LaneMessage) -> FakeResponder:
         responder = FakeResponder()
         self.worker.accept(lane_call(message, responder))
@@ -126,10 +115,6 @@ class Served:
         self._restore()
 
 
-class LaneRefused(Exception):
-    """The worker opens no lane now."""
-
-
 class LaneClient:
     """An orchestrator's side of one lane."""
 
@@ -144,7 +129,7 @@ class LaneClient:
         assert self.responder.error is None, self.responder.error
         (frame,) = self.responder.frames()[:1]
         if frame.error is not None:
-            raise LaneRefused(frame.error.message)
+            raise AssertionError(frame.error.message)
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
         """Until it holds; frames come while engines work, so no clock is needed but a limit."""

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker import free_memory
 from worker.free_memory import free_of_groups
-from worker.runner.memory import ProcessMemory
 
 GIB = 2**30
 
@@ -44,10 +42,3 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
 def test_without_limits_there_is_no_figure(tmp_path: Path, text: str) -> None:
     assert free_of_groups(own(tmp_path, text), tmp_path / "mount") is None
     assert free_of_groups(tmp_path / "nothing", tmp_path) is None
-
-
-def test_what_is_free_is_the_less_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "free_of_groups", lambda: 12345)
-    assert ProcessMemory().free_bytes() == 12345
-    monkeypatch.setattr(free_memory, "free_of_groups", lambda: 2**62)
-    assert 0 < ProcessMemory().free_bytes() < 2**62

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from clips.api import CLIP_SUBMISSIONS
-from orchestrator.retention import Retention
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_slots import MP4, PNG, WAV, FakeClips, FakePlan, clips_of
@@ -152,21 +150,6 @@ async def test_wp1_a_client_that_goes_away(
         assert (await until_ended(service, clip))["outcome"] == "met"
 
 
-async def test_the_same_key_gets_the_same_clip(service: Service, fake: FakeClips) -> None:
-    key = {"Idempotency-Key": "a"}
-    first = await submit(service, headers=key)
-    async with service.http.post(
-        "/v2/slots", json={"recipe": RECIPE, "deadline_ms": 20_000}, headers=key
-    ) as response:
-        assert response.headers["Idempotent-Replayed"] == "true"
-        assert (await response.json())["slot_id"] == first["slot_id"]
-    # As for tasks: another try with it cannot help, which 409 would ask for.
-    error = await submit(service, 422, headers=key, outputs=["wav"])
-    assert error["field"] == "Idempotency-Key"
-    await until_ended(service, first)
-    assert len(fake.calls) == 1
-
-
 @for_each(
     ("changes", "status", "field", "words"),
     [
@@ -187,25 +170,6 @@ async def test_bad_input_is_told_what_is_wrong(
 ) -> None:
     error = await submit(service, status, **changes)
     assert error["field"] == field and words in error["message"]
-
-
-async def test_what_cannot_be_in_time_is_refused_with_a_reason(
-    make_service: MakeService, worker: FakeWorker
-) -> None:
-    """40 ms of work, and 100 s are kept back."""
-    worker.slots = FakeClips(buffer_s=100.0)
-    service = await serving(await make_service(worker))
-    error = await submit(service, 504, deadline_ms=100_020)
-    assert error["code"] == "deadline_infeasible" and error["predicted_finish_ms"] > 100_000
-    late = await submit(service, 504, deadline_ms=5)
-    assert late["code"] == "deadline_exceeded"
-
-
-async def test_less_than_was_asked_for_is_partial(service: Service, fake: FakeClips) -> None:
-    fake.plan = lambda call: FakePlan(given_up=("no check",))
-    clip = await submit(service, on_deadline="degrade")
-    assert (await until_ended(service, clip))["outcome"] == "partial"
-    assert fake.calls[0].parameters["on_deadline"] == "degrade"
 
 
 @for_each(
@@ -277,27 +241,6 @@ async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
     assert (await status_of(service, clip))["outcome"] == "aborted"
 
 
-async def test_what_is_kept_is_bounded(
-    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    most = Retention(keep_count=200, keep_s=600, keep_bytes=3 * len(MP4) + 20_000)
-    monkeypatch.setattr("clips.dispatch.build.KEPT", most)
-    worker.slots = FakeClips()
-    service = await serving(await make_service(worker))
-    app = service.runner.app
-    assert app is not None
-    made = []
-    for number in range(4):
-        clip = await submit(service, headers={"Idempotency-Key": str(number)})
-        found = clips_of(service.orchestrator).store.get(clip["slot_id"])
-        await service.until(lambda found=found: found.ending is not None)  # type: ignore[misc]
-        made.append(clip)
-    store = clips_of(service.orchestrator).store
-    assert 0 < store.kept().bytes <= most.keep_bytes
-    assert len(store) < 4 and len(app[CLIP_SUBMISSIONS]) == len(store)
-    await service.ask("GET", f"/v2/slots/{made[0]['slot_id']}", 404)
-
-
 async def test_files_have_ranges_and_heads(service: Service) -> None:
     clip = await submit(service)
     url = (await until_ended(service, clip))["outputs"]["mp4"]
@@ -357,26 +300,6 @@ async def test_instances_show_their_slot_models(
     assert found[both.address]["slot"]["told"]["stages"]["video"]["seconds_per_unit"] == 0.01
     assert found[clips.address]["slot"]["slots_total"] == 5 and not found[clips.address]["ready"]
     assert service.metric("tidegate_slot_abort_to_freed_ms", instance=both.address, quantile="0.5")
-
-
-async def test_clips_alone_make_a_service_ready(
-    make_service: MakeService, worker: FakeWorker
-) -> None:
-    worker.slots, worker.is_slots_only = FakeClips(), True
-    service = await serving(await make_service(worker, wait=False))
-    await service.until(lambda: service.parts.health.status == "ready")
-    await until_ended(service, await submit(service))
-    service.parts.health.refresh()
-    of_health = (await service.ask("GET", "/health/ready"))["instances"]
-    for (said,) in (of_health, (await service.ask("GET", "/v2/instances"))["instances"]):
-        assert (said["state"], said["reason"]) == ("clips", "")
-        assert all(gate["open"] for gate in said["gates"].values()), said
-    at = worker.address
-    assert service.metric("tidegate_instance_state", instance=at, state="clips") == 1
-    assert service.metric("tidegate_instance_state", instance=at, state="absent") == 0
-    service.orchestrator.registry.instances[at].other_work = ""  # its slot model is gone
-    (said,) = (await service.ask("GET", "/v2/instances"))["instances"]
-    assert said["state"] == "absent" and not any(gate["open"] for gate in said["gates"].values())
 
 
 async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, fake: FakeClips) -> None:

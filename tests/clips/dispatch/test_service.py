@@ -30,18 +30,6 @@ def slow(seconds: float) -> dict[str, StageState]:
     return make_state().stages | {"clip": StageState("fake", seconds)}
 
 
-async def test_it_goes_where_it_is_done_first(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    far = await a_worker(make_worker, stages=slow(5.0))
-    near = await a_worker(make_worker)
-    service = await serving(await make_service(far, near), 2)
-    for _ in range(2):
-        clip = await submit(service)
-        assert (await until_ended(service, clip))["instance"] == near.address
-    assert not fake_of(far).calls
-
-
 async def test_the_least_slack_goes_first_and_no_buffer_idles(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
@@ -177,21 +165,6 @@ async def test_a_silent_instance_is_suspect_then_down(
     assert instance.health is ClipHealth.DOWN and not broken
     fake_of(near).is_silent = False
     await service.until(lambda: instance.health is ClipHealth.UP)
-
-
-async def test_a_model_that_comes_and_goes(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    worker = await a_worker(make_worker)
-    service = await serving(await make_service(worker))
-    instance = clips_of(service.orchestrator).fleet.instances[worker.address]
-    port = worker.port
-    await worker.stop()
-    await service.until(lambda: instance.health is not ClipHealth.UP)
-    assert (await submit(service, 503))["code"] == "not_ready"
-    await a_worker(make_worker, port=port)
-    await service.until(lambda: instance.health is ClipHealth.UP)
-    assert (await until_ended(service, await submit(service)))["outcome"] == "met"
 
 
 async def test_an_instance_taken_out_of_use_gets_no_clips(

@@ -2,15 +2,13 @@
 
 import pytest
 
-from clips.plan.budgets import BUDGETS, ClipStage, StageTimes, backoffs
+from clips.plan.budgets import BUDGETS, ClipStage, StageTimes
 from clips.plan.plan import ClipPlan, asked_for, fit
 from clips.plan.recipe import read_recipe
-from clips.render.clip import judge, keyframes_of
-from clips.render.memory import CountedMemory, ResidencyPlan, Resident, clip_guard, clips_within
+from clips.render.clip import judge
+from clips.render.memory import ResidencyPlan, Resident, clips_within
 from clips.render.stages.base import ModelScore
 from tests.support.cases import for_each
-from worker.errors import MemoryLimitExceeded
-from worker.memory import MemoryLimits
 
 FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
 
@@ -72,15 +70,6 @@ def test_a_warm_up_says_how_fast_a_stage_is_until_enough_was_seen() -> None:
     assert times.likely_s(2.0) == pytest.approx(0.1)
 
 
-def test_backoff_doubles() -> None:
-    assert list(backoffs(3)) == [0.5, 1.0, 2.0]
-
-
-def test_keyframes_are_spread() -> None:
-    assert keyframes_of(101) == [0, 25, 50, 75, 100]
-    assert keyframes_of(2) == [0, 1] and keyframes_of(1) == [0]
-
-
 @for_each(
     ("a", "b", "passed", "outliers"),
     [
@@ -96,21 +85,6 @@ def test_a_check_is_judged_by_both_models(
     result = judge([ModelScore("a", a), ModelScore("b", b)])
     assert (result.passed, result.outliers) == (passed, outliers)
     assert result.score == pytest.approx(0.4 * sum(a) / 5 + 0.6 * sum(b) / 5)
-
-
-def test_memory_warns_once_and_refuses_beyond_its_hard_limit(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    used = [10]
-    guard = clip_guard(CountedMemory(lambda: used[0]), MemoryLimits(20))
-    guard.check(what="video")
-    guard.check(9, "video")
-    used[0] = 20
-    guard.check(what="video")
-    guard.check(what="video")
-    assert [r.levelname for r in caplog.records] == ["WARNING"]
-    with pytest.raises(MemoryLimitExceeded, match=r"\(video\): .* GiB of .*TIDEGATE_SLOT__SLOTS"):
-        guard.check(11, "video")
 
 
 def test_the_residency_plan_adds_up() -> None:

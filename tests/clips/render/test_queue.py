@@ -107,15 +107,6 @@ def test_views_share_the_memory_that_was_taken_once() -> None:
         lease.video(5, 8)
 
 
-def test_buffers_are_cleared_when_asked() -> None:
-    pool = new_pool()
-    with pool.lease() as lease:  # type: ignore[union-attr]
-        lease.audio(100).fill_(1)
-    pool.clear_buffers()
-    leases = [pool.lease() for _ in range(SLOTS)]
-    assert not any(float(lease.audio(100).abs().max()) for lease in leases if lease)
-
-
 class Leasing(RuleBasedStateMachine):
     """Any order of leasing, writing and giving back, doubly too."""
 

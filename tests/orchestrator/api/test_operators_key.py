@@ -67,12 +67,6 @@ async def test_every_call_that_operates_asks_for_it(
         assert response.status not in (401, 403)
 
 
-async def test_whoever_operates_is_the_same_client_otherwise(service: Service) -> None:
-    task = {"prompt": "x", "max_tokens": 3}
-    task_id = (await service.ask("POST", "/v2/tasks", 202, json=task, headers=OPERATOR))["task_id"]
-    await service.ask("GET", f"/v2/tasks/{task_id}")
-
-
 async def test_with_tokens_and_no_admins_it_operates_and_no_token_does(
     worker: FakeWorker, make_service: MakeService
 ) -> None:

@@ -257,12 +257,6 @@ async def test_a_name_that_cannot_be_resolved_is_a_source_that_fails() -> None:
 # ── spelling ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@for_each("text", ["a:1", "127.0.0.1:8001", "[::1]:8002"])
-def test_addresses(text: str) -> None:
-    assert check_address(text) == text
-    assert check_entry(f"dns:{text}") == f"dns:{text}"
-
-
 @for_each("text", ["a", ":1", "a:", "a:x", "a:0", "a:65536", "::1:8", "a/b:1", "a b:1"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"host:port|port must be|brackets"):

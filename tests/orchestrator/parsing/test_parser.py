@@ -368,24 +368,6 @@ def test_calls_are_told_as_they_are_written(format: CallFormat, text: str) -> No
     assert pieces[-1] == CallEnds(0)
 
 
-@for_each(
-    ("format", "text", "expected"),
-    [
-        (GLM45, "<tool_call>get_weather<arg_key>days</arg{", None),
-        (
-            QWEN3_CODER,
-            "<function=get_weather><parameter=city>Köln\n\n",
-            ParsedCall("get_weather", '{"city": "Köln\\n', True),
-        ),
-    ],
-)
-def test_a_limit_cuts_the_same_in_whatever_pieces(
-    format: CallFormat, text: str, expected: ParsedCall | None
-) -> None:
-    output = both_ways(text, format, forced="add", is_cut=True)
-    assert output == (Output(content=text) if expected is None else Output("", "", [expected]))
-
-
 def test_a_call_that_fails_after_it_has_begun() -> None:
     broken = '<tool_call>{"name": "add", "arguments": {"a": }'
     pieces = parse([*broken, "\n", *H], HERMES)

@@ -20,16 +20,6 @@ def encoder_of(*, special_in_prompts: bool = False, **changes: object) -> Prompt
     return PromptEncoder(make_card(**changes), special_in_prompts=special_in_prompts)
 
 
-def test_text_ids_and_chat() -> None:
-    encoder = encoder_of()
-    text = encoder.encode("héllo")
-    assert len(text) == 6
-    assert "".join(encoder.tokens.token_text(i) for i in text if i < 200)[:1] == "h"
-    assert encoder.encode((1, 2, 3)) == (1, 2, 3)
-    chat = encoder.encode((Message("user", "hi"),))
-    assert list(chat) == [0, 3, *(encoder.encode("hi")), 5, 4]
-
-
 @for_each("content", ["{{ m.content }}", "{{ m.content|trim }}", "{{ m.content }}\n"])
 def test_an_open_message_is_gone_on_with(content: str) -> None:
     """What a template has behind the last text, or takes off it, would end the turn."""
@@ -57,14 +47,6 @@ def test_images_stay_in_their_places_where_turns_are_joined() -> None:
     assert shown == f"user:{seen}a\n\nb\n\nc{seen};assistant:"
 
 
-def test_a_long_prompt_comes_out_whole() -> None:
-    encoder = encoder_of(context_tokens=100_000)
-    text = "Once upon a time. " * 1000
-    assert len(encoder.encode(text)) == len(text)
-    chat = encoder.encode((Message("user", text),))
-    assert len(chat) == len(text) + 4
-
-
 def test_many_empty_messages_leave_the_loop_alone() -> None:
     assert is_short((Message("user", ""),) * 3)
     assert not is_short((Message("user", ""),) * 1000)
@@ -81,21 +63,6 @@ def test_more_ids_than_fit_are_refused_unseen() -> None:
 
     with pytest.raises(ContextOverflow, match="has 512 tokens"):
         encoder_of().encode(Unseen([1] * 512))
-
-
-@for_each(
-    ("prompt", "field", "word"),
-    [
-        ("", "prompt", "empty"),
-        ((), "prompt", "empty"),
-        ((1, 262), "prompt", "0 to 261"),
-        ((10**30,), "prompt", "0 to 261"),
-    ],
-)
-def test_what_cannot_be_encoded(prompt: str | tuple[int, ...], field: str, word: str) -> None:
-    with pytest.raises(InvalidRequest, match=word) as caught:
-        encoder_of().encode(prompt)
-    assert caught.value.field == field
 
 
 def test_templates_can_refuse_and_are_fenced_in() -> None:

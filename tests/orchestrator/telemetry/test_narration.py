@@ -1,12 +1,9 @@
 """OR-15: one sentence per event, without ids and secrets, with fields; never per token."""
 
-import io
-import json
 import logging
 import re
 
 import pytest
-from rich.console import Console
 
 from orchestrator.telemetry import narration
 from orchestrator.telemetry.narration import (
@@ -18,8 +15,7 @@ from orchestrator.telemetry.narration import (
     Narration,
     of_ending,
 )
-from pool.command import open_view
-from pool.events import EventKind, PoolEvent
+from pool.events import EventKind
 from protocol import AbortCause, Code, Outcome
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -53,18 +49,6 @@ def test_every_end_and_every_step_of_a_launch_is_told() -> None:
                 assert of_ending(outcome, code, cause) in every_narration()
     assert of_ending(Outcome.REFUSED, Code.QUEUE_FULL, None).action is Action.REFUSE
     assert of_ending(Outcome.ABORTED, None, AbortCause.DISCONNECT).actor is Actor.CLIENT
-
-
-def test_a_launch_is_told_in_json_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_TELEMETRY__LOG_FORMAT", "json")
-    out = io.StringIO()
-    with open_view(Console(file=out, width=20), None) as view:
-        for kind in LAUNCH:
-            view(PoolEvent(EventKind(kind), "triton", "what [it] says", 1.25))
-    entries = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [entry["message"] for entry in entries] == [LAUNCH[k].sentence for k in LAUNCH]
-    assert entries[0]["actor"] == "launcher" and entries[0]["target"] == "triton"
-    assert entries[0]["detail"] == "what [it] says" and entries[0]["seconds"] == 1.25
 
 
 def told(caplog: pytest.LogCaptureFixture, action: Action) -> list[dict[str, object]]:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +11,12 @@ from catalog.errors import EngineNotFound, MachineUnfit
 from pool.engines import triton_wheel as wheel
 from pool.engines.triton import (
     Links,
-    TritonInstall,
     TritonPorts,
     TritonSpec,
     compile_models,
     find_triton,
     is_plain,
     triton_command,
-    triton_environment,
 )
 from tests.pool.engines.test_triton_wheel import unpack
 
@@ -87,27 +84,6 @@ def test_a_stub_that_triton_left_unreadable_is_mended(tmp_path: Path, home: Path
         assert stub.stat().st_mode & 0o777 == 0o555
 
 
-@pytest.mark.parametrize(
-    ("host", "http", "grpc"),
-    [("127.0.0.2", "127.0.0.2", "127.0.0.2"), ("::1", "ipv6:::1", "[::1]")],
-)
-def test_command_line(home: Path, tmp_path: Path, host: str, http: str, grpc: str) -> None:
-    spec = TritonSpec(Path("/models"), ("llm", "slot"), host=host, load_timeout_s=60)
-    install = find_triton(None, home, tmp_path)
-    assert {
-        "--http-port=1",
-        "--grpc-port=2",
-        "--metrics-port=3",
-        f"--http-address={http}",
-        f"--grpc-address={grpc}",
-        f"--metrics-address={http}",
-        "--load-model=llm",
-        "--load-model=slot",
-        "--backend-config=python,shm-region-prefix-name=tidegate_x_",
-        "--backend-config=python,stub-timeout-seconds=60",
-    } <= set(triton_command(install, spec, TritonPorts(1, 2, 3), "tidegate_x_"))
-
-
 def test_what_is_no_clients_business_is_locked_without_a_key(home: Path, tmp_path: Path) -> None:
     """A key would stand in the command line; what no header can carry need not be kept secret."""
     install, ports = find_triton(None, home, tmp_path), TritonPorts(1, 2, 3)
@@ -142,20 +118,6 @@ def test_models_are_compiled_before_triton_looks_at_them(tmp_path: Path) -> None
     assert compiled.stat().st_mtime_ns > later
     source.write_text("this is no Python\n")
     compile_models(spec)  # the stub says so
-
-
-def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/theirs")
-    install = TritonInstall(Path("/t"), Path("/b"), (Path("/l1"), Path("/l2")), "1", "wheel")
-    variables = {"TIDEGATE_WORKER__DEVICE": "cpu"}
-    spec = TritonSpec(Path("/models"), ("llm",), env=variables, lane_token="ours")
-    env = triton_environment(install, spec)
-    assert env["LD_LIBRARY_PATH"] == "/l1:/l2:/theirs"
-    assert env["PATH"].startswith(f"{Path(sys.executable).parent}:")
-    assert env["TIDEGATE_WORKER__DEVICE"] == "cpu"
-    assert env["TIDEGATE_LEGACY_STUB"] == "1"
-    assert env["TIDEGATE_WORKER__LANE_TOKEN"] == "ours"
-    assert env.get("VIRTUAL_ENV") == (sys.prefix if sys.prefix != sys.base_prefix else None)
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "$HOME", "a;b", "a'b", "a:b", "a\nb"])

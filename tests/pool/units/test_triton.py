@@ -231,14 +231,3 @@ async def test_a_server_that_crashes_while_it_starts_is_started_once_more(
     regions = run.marked.regions()
     await triton.stop(0.0)
     run.marked.wait_gone(regions)
-
-
-async def test_a_cancelled_start_leaves_nothing(run: Run) -> None:
-    triton = run.make(QUIET)
-    starting = asyncio.create_task(triton.start())
-    await asyncio.sleep(0)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    await triton.stop(0.0)
-    run.marked.wait_gone(set())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
+from tests.support.checkpoints import DEMO, edit_config
 from worker.engine import build as factory
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
@@ -21,11 +21,6 @@ from worker.runner.forward import BatchForward
 from worker.runner.memory import ProcessMemory
 from worker.runner.torch_runner import TorchRunner
 from worker.settings import SHARED_BY, WorkerSettings
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def settings(path: Path, **changes: object) -> WorkerSettings:
@@ -149,22 +144,6 @@ def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
     assert chosen() is torch.float32
     monkeypatch.setattr(precision, "blocks_fit", lambda dtype: True)
     assert chosen() is torch.bfloat16
-
-
-def test_threads_by_setting_environment_and_size(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_to: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    config = read_config(tiny)
-    precision.set_threads(config)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    precision.set_threads(config)
-    monkeypatch.setattr(precision, "SMALL_BYTES", 0)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    precision.set_threads(config)
-    assert set_to == [1, precision._THREADS]
 
 
 def test_every_phase_of_the_start_is_timed(tiny: Path) -> None:

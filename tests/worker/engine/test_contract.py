@@ -1,6 +1,5 @@
 """What a job gets of every engine: one suite over the loop on each kind of backend (DL-3, DL-4)."""
 
-import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -199,10 +198,6 @@ def test_dl17_one_that_keeps_on_is_spared_until_its_deadline(bench: Bench) -> No
     job = bench.submit(left_s=0.2, max_tokens=60, ignore_eos=True, keeps_on=True)
     end = end_of(job, bench.finish())
     assert end.spared and end.left_ms <= 0 and end.completion_tokens >= 15
-
-
-def test_jobs_without_a_deadline(bench: Bench) -> None:
-    assert end_of(bench.submit(left_s=math.inf), bench.finish()).left_ms == math.inf
 
 
 # ── aborts ───────────────────────────────────────────────────────────────────────────────────

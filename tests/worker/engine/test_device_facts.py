@@ -30,7 +30,3 @@ def test_several_gpus_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None
     for visible, mask in (("3,1,0", 0b1010), ("GPU-12ab,1", 0)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert device_facts("cuda:0,1", 2) == DeviceFacts(10, "8.9", mask)
-
-
-def test_without_a_gpu_there_is_nothing_to_tell() -> None:
-    assert device_facts("cpu") == DeviceFacts(0, "", 0)

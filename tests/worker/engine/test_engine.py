@@ -82,17 +82,6 @@ def test_the_cost_of_the_look_is_sampled() -> None:
     assert bench.engine.stats().check_us == pytest.approx(1.5)
 
 
-def test_steps_are_measured() -> None:
-    bench = Bench()
-    bench.runner.step_s = 0.02
-    bench.submit(prompt=10)
-    bench.step(3)
-    stats = bench.engine.stats()
-    assert stats.step_ms == pytest.approx(20)
-    assert stats.kv_blocks_used + stats.kv_blocks_free == stats.kv_blocks_total == 64
-    assert stats.kv_blocks_used == 5
-
-
 def test_cached_tokens_are_counted_and_reported() -> None:
     """WK-5: a prompt that was computed before is not computed again."""
     bench = Bench()

@@ -7,17 +7,11 @@ import pytest
 import torch
 
 from protocol import AbortCause, Code, FinishReason, TokenLogprob
-from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
 from tests.support.lazy import transformers
 from tests.worker.engine.test_torch_engine import build, greedy, prompt, run
 from worker.core import Event, Job, JobPrompt
 from worker.sampling import prompt_results
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def read_of(job: Job, events: list[Event]) -> list[TokenLogprob]:

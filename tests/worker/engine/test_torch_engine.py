@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from protocol import AbortCause, FinishReason, Sampling
-from tests.support.checkpoints import DEMO, make_checkpoint
+from protocol import FinishReason, Sampling
+from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
 from tests.support.worker_constants import constants_among
@@ -18,11 +18,6 @@ from worker.environment import nested
 from worker.settings import WorkerSettings
 
 FAR = 1e12
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def build(path: Path, device: str = "cpu", **changes: object) -> Engine:
@@ -109,21 +104,6 @@ def test_tokens_do_not_depend_on_what_is_cached(tiny: Path, prefix_cache: bool) 
     together = jobs()
     events = run(engine, together)
     assert [ids_of(job, events) for job in together] == alone
-
-
-def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
-    """WP-4: in a pool that holds one text at a time."""
-    engine = build(tiny, kv__blocks=10, max_running=2)
-    ids = prompt(20)
-    expected_job = greedy(ids, 15)
-    expected = ids_of(expected_job, run(engine, [expected_job]))
-    aborted = greedy(prompt(20, seed=5), 18)
-    engine.submit(aborted)
-    for _ in range(6):
-        engine.step()
-    engine.cancel(aborted, AbortCause.CANCEL)
-    again = greedy(ids, 15)
-    assert ids_of(again, run(engine, [again])) == expected
 
 
 @pytest.mark.cuda

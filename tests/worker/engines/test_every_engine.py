@@ -272,25 +272,6 @@ def test_dl4_a_cancelled_job_is_gone_within_a_step(served: Served, lane: LaneCli
     lane.end(jobs[0])
 
 
-def test_a_job_that_waits_is_cancelled_without_a_step(served: Served, lane: LaneClient) -> None:
-    running = [lane.submit(served.encode(PROMPT), **_endless(served)) for _ in range(MAX_RUNNING)]
-    for handle in running:
-        lane.begin(handle)
-    waiting = lane.submit(served.encode(PROMPT), max_tokens=5)
-    lane.cancel(waiting)
-    end = lane.end(waiting)
-    assert end.code is Code.CANCELLED or end.completion_tokens == 5  # a slot was free by then
-    lane.cancel(*running)
-    for handle in running:
-        lane.end(handle)
-
-
-def test_a_deadline_is_an_error(served: Served, lane: LaneClient) -> None:
-    end = lane.end(lane.submit(served.encode(PROMPT), budget_ms=150.0, **_endless(served)))
-    assert (end.reason, end.code) == (FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
-    assert end.late_tokens <= 2
-
-
 def test_dl6_a_deadline_is_a_clean_end_where_the_client_takes_what_there_is(
     served: Served, lane: LaneClient
 ) -> None:
@@ -338,31 +319,6 @@ def test_dl3_no_time_to_start_is_no_start(served: Served, lane: LaneClient) -> N
     assert (answer.end.code, answer.ids) == (Code.DEADLINE_EXCEEDED, [])
 
 
-def test_a_lost_lane_takes_its_jobs_with_it(served: Served) -> None:
-    lost, kept = served.lane(), served.lane()
-    jobs = [lost.submit(served.encode(PROMPT), **_endless(served)) for _ in range(MAX_RUNNING)]
-    for handle in jobs:
-        lost.begin(handle)
-    lost.lose()
-    # All slots were taken: this one can only end when the others are gone, or done.
-    answer = kept.run(served.encode(PROMPT), max_tokens=5)
-    assert answer.end.completion_tokens == 5
-    kept.lose()
-
-
-def test_a_drain_ends_what_runs_and_what_waits(served: Served) -> None:
-    lane = served.lane()
-    jobs = [lane.submit(served.encode(PROMPT), **_endless(served)) for _ in range(2 * MAX_RUNNING)]
-    lane.begin(jobs[0])
-    lane.drain()
-    codes = {lane.end(handle).code for handle in jobs}
-    assert codes <= {None, Code.DRAINING}
-    lane.wait(lambda: lane.responder.finals, "the lane's end")
-    last = served.lane_after_drain()  # nobody stopped it, so it takes work again
-    assert last.run(served.encode(PROMPT), max_tokens=3).end.completion_tokens == 3
-    last.lose()
-
-
 # ── many at once ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -403,7 +359,3 @@ def test_an_answer_ends_with_the_context(served: Served, lane: LaneClient) -> No
     end = lane.run(prompt, max_tokens=100).end
     assert end.code is None
     assert end.completion_tokens == room or end.reason is FinishReason.STOP
-
-
-def test_no_prompt_is_refused(served: Served, lane: LaneClient) -> None:
-    assert lane.run([]).end.code is Code.INVALID_REQUEST

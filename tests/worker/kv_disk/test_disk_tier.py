@@ -169,73 +169,38 @@ def test_a_broken_file_is_computed_instead(rig: Rig) -> None:
     assert rig.tier.stats().failures == 1
 
 
-def test_a_load_that_takes_too_long_is_not_waited_for(rig: Rig) -> None:
-    first = rig.talk(list(range(10, 30)), session="s")
-    rig.restart()
-    again = rig.submit([*first.tokens, 50, 51])
-    rig.step()
-    assert again.slot < 0
-    rig.now += 1.5
-    rig.step()
-    assert again.slot >= 0 and again.cached_tokens == 0
-    rig.finish(again)
-
-
-def test_a_load_is_given_up_while_computing_still_keeps_the_deadline(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("computing", "block_load_s", "left_s", "seen"),
+    [
+        pytest.param(None, None, math.inf, {0: True, 1.5: False}, id="it takes too long"),
+        pytest.param(None, None, 0.5, {0.4: True, 0.5: False}, id="computing keeps the deadline"),
+        pytest.param(None, None, 30.0, {0.4: True, 0.5: True}, id="there is time"),
+        pytest.param((0.2, 20), None, math.inf, {0.15: True, 0.25: False}, id="as computing"),
+        pytest.param((2.0, 20), 0.01, 1.0, {0.9: True}, id="it alone keeps the deadline"),
+        pytest.param((0.001, 1000), 1.0, math.inf, {0: False}, id="it does not pay"),
+        pytest.param(None, 1.0, 3.0, {0: False}, id="the deadline does not allow it"),
+        pytest.param(None, 1.0, 30.0, {0: True}, id="the deadline allows it"),
+    ],
+)
+def test_a_load_is_waited_for_while_that_pays_and_keeps_the_deadline(
+    rig: Rig,
+    computing: tuple[float, int] | None,
+    block_load_s: float | None,
+    left_s: float,
+    seen: dict[float, bool],
+) -> None:
     """WK-5: a stalled disk costs no deadline that computing would have kept."""
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()
-    urgent = rig.submit([*first.tokens, 50, 51], deadline=0.5)
-    patient = rig.submit([*first.tokens, 60], deadline=30.0)
-    rig.now = 0.4
-    rig.step()
-    assert urgent.loading and patient.loading
-    rig.now = 0.5
-    rig.step()
-    assert urgent.slot >= 0 and patient.loading
-
-
-def test_a_load_is_given_up_after_the_time_that_computing_takes(rig: Rig) -> None:
-    first = rig.talk(list(range(10, 30)), session="s")
-    rig.restart()
-    rig.scheduler.step_time.prefilled(0.2, 20)
-    again = rig.submit([*first.tokens, 50, 51])
-    rig.now = 0.15
-    rig.step()
-    assert again.loading
-    rig.now = 0.25
-    rig.step()
-    assert again.slot >= 0 and again.cached_tokens == 0
-
-
-def test_a_load_that_alone_keeps_the_deadline_is_waited_for(rig: Rig) -> None:
-    first = rig.talk(list(range(10, 30)), session="s")
-    rig.restart()
-    rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, 0.01
-    rig.scheduler.step_time.prefilled(2.0, 20)
-    again = rig.submit([*first.tokens, 50, 51], deadline=1.0)
-    rig.now = 0.9
-    rig.step()
-    assert again.loading
-
-
-def test_a_load_that_does_not_pay_is_left_alone(rig: Rig) -> None:
-    first = rig.talk(list(range(10, 30)), session="s")
-    rig.restart()
-    rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, 1.0
-    rig.scheduler.step_time.prefilled(0.001, 1000)
-    again = rig.submit([*first.tokens, 50, 51])
-    assert not again.loading
-
-
-def test_a_load_that_the_deadline_does_not_allow_is_left_alone(rig: Rig) -> None:
-    first = rig.talk(list(range(10, 30)), session="s")
-    rig.restart()
-    rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, 1.0
-    late = rig.submit([*first.tokens, 50, 51], deadline=3.0)
-    assert not late.loading
-    easy = rig.submit([*first.tokens, 50, 51], deadline=30.0)
-    assert easy.loading
+    if block_load_s is not None:
+        rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, block_load_s
+    if computing is not None:
+        rig.scheduler.step_time.prefilled(*computing)
+    again = rig.submit([*first.tokens, 50, 51], deadline=left_s)
+    for rig.now, is_waited_for in seen.items():
+        rig.step()
+        assert again.loading == is_waited_for == (again.slot < 0)
+    assert again.cached_tokens == 0
 
 
 def test_who_is_cancelled_while_loading_leaves_its_blocks_to_others(rig: Rig) -> None:

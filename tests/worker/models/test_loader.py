@@ -16,7 +16,6 @@ from worker.models import loader
 from worker.models.checkpoint import Checkpoint
 from worker.models.config import read_config
 from worker.models.cuda_loader import cut
-from worker.models.linear import Format
 from worker.models.loader import Layout
 from worker.models.model import Decoder, load_model, parameter_count
 from worker.models.parameters import stacked_shape
@@ -41,33 +40,6 @@ def test_every_layout_gives_the_same_logits(tiny: Path, monkeypatch: pytest.Monk
     torch.testing.assert_close(logits(tiny, ids), packed)
     monkeypatch.setattr(loader, "packs", lambda dtype: False)
     torch.testing.assert_close(logits(tiny, ids), packed)
-
-
-def test_the_layout_is_measured_by_the_largest_product_of_a_layer(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def last(
-        formats: dict[str, Format],
-        shape: tuple[int, int],
-        dtype: torch.dtype,
-        *_: int,
-        **__: object,
-    ) -> Format:
-        asked.append((list(formats)[-1], shape, dtype))
-        return list(formats.values())[-1]
-
-    monkeypatch.setattr(loader, "fastest_format", last)
-    config = read_config(tiny)
-    model = load_model(tiny, config, torch.float32, CPU, Layout(measured=True))
-    gate_and_up = (2 * config.intermediate_size, config.hidden_size)
-    assert asked == [("oneDNN", gate_and_up, torch.float32)]
-    assert model.products == "PackedLinear"
-    small = load_model(tiny, config, torch.float32, CPU, Layout(measured=True, small=True))
-    assert small.products == "DenseLinear"
-    load_model(tiny, config, torch.float32, CPU, Layout())
-    assert len(asked) == 1
 
 
 def test_a_step_reads_every_weight_but_the_table(tiny: Path) -> None:

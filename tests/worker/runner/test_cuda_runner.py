@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protocol import Code, FinishReason, Sampling
-from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_engine_thread import Collector
 from tests.worker.engine.test_torch_engine import FAR, prompt, run
@@ -82,11 +81,6 @@ class RefilledReference(ReferenceAttention):
                 return backend.prepare(batch).attend(layer, queries, keys_values)
 
         return RefilledStep()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = True) -> Engine:

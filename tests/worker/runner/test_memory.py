@@ -11,7 +11,6 @@ import torch
 
 from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.cases import for_each
-from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
 from tests.support.worker_constants import constants_among
 from tests.worker.engine.test_torch_engine import run
@@ -246,11 +245,6 @@ def test_a_hard_limit_costs_the_longest_request_and_no_other() -> None:
 
 
 # ── the real runner ──────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def test_a_pool_beyond_the_hard_limit_stops_the_load(tiny: Path) -> None:

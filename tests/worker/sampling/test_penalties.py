@@ -3,14 +3,12 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 import torch
 
 from protocol import Sampling
 from tests.support.cases import for_each
 from tests.support.lazy import transformers
 from worker.core import Job
-from worker.sampling import filters as penalties
 from worker.sampling.sampler import Sampler
 from worker.scheduler.request import Request, make_request
 
@@ -123,19 +121,3 @@ def test_repetition_is_that_of_transformers(penalty: float) -> None:
         text = torch.tensor([request.tokens])
         expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
         torch.testing.assert_close(step(on, logits, [(0, request)]), expected)
-
-
-def test_a_texts_ids_go_to_the_device_by_way_of_page_locked_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A copy from any other memory has the engine's thread wait for all steps that are queued."""
-    on, sent = sampler(1), list[object]()
-
-    def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-        sent.append(array.tolist())
-        return torch.from_numpy(array)
-
-    monkeypatch.setattr(penalties, "upload", upload)
-    monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("a pageable copy"))
-    on.begin(0, request_of([4, 9], presence_penalty=1.0, logit_bias=((5, 1.5), (7, -2.0))))
-    assert sent == [[4, 9], [5, 7], [1.5, -2.0]]

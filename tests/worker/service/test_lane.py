@@ -322,16 +322,6 @@ def test_a_long_prompts_logprobs_come_few_in_a_frame_and_before_its_tokens(
     assert [frame.seq for frame in frames] == list(range(len(frames)))
 
 
-def test_a_stop_token_is_told_and_no_part_of_the_text(harness: Harness) -> None:
-    ids = harness.tokenizer.encode("hey!")
-    job, _ = harness.submit(1, stop_token_ids=(ids[-1],))
-    harness.engine.emit(JobTokens(job, ids[:2], None), JobTokens(job, ids[2:], None))
-    harness.finish(job, FinishReason.STOP)
-    end = harness.wait_end(1)
-    assert (harness.text(1) + end.tail, end.stop_token_id, end.stop) == ("hey", ids[-1], "")
-    assert end.completion_tokens == 4
-
-
 def test_a_job_for_an_adapter_that_is_not_served_never_reaches_the_engine(harness: Harness) -> None:
     harness.send(Submit("lane", 1, [1], Sampling(max_tokens=1), 1000.0, adapter="tone"))
     end = harness.wait_end(1)

@@ -122,14 +122,6 @@ def test_a_token_that_is_not_in_the_list_has_its_rank(harness: Harness) -> None:
     ]
 
 
-def test_a_stop_string_ends_the_text_before_it(harness: Harness) -> None:
-    job, responder = ask(harness, stream=True, sampling_parameters='{"stop": "X"}')
-    harness.speak(job, "cdXef")
-    responder.wait_final()
-    assert harness.engine.cancelled == [(job, AbortCause.STOP_STRING)]
-    assert "".join(texts(responder)) == "cd"
-
-
 def test_the_stop_string_or_token_may_stay_in_the_text(harness: Harness) -> None:
     kept = {"include_stop_str_in_output": True, "stop": "X"}
     job, responder = ask(harness, stream=True, sampling_parameters=json.dumps(kept))

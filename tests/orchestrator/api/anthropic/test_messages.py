@@ -142,17 +142,6 @@ async def test_what_a_prompt_is_made_of(service: Service, worker: FakeWorker) ->
     assert "whitespace" in error["message"]
 
 
-async def test_sampling_and_our_own_fields(service: Service, worker: FakeWorker) -> None:
-    ours = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "deadline_ms": 5000}
-    await answer_of(service, HI | ours | {"metadata": {"user_id": "u"}, "service_tier": "auto"})
-    sampling = worker.submits[0].sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
-    assert (sampling.seed, sampling.max_tokens) == (3, 4)
-    assert worker.submits[0].budget_ms <= 5000
-    await answer_of(service, HI, **{"X-Timeout-Ms": "3000"})
-    assert worker.submits[1].budget_ms <= 3000
-
-
 async def test_tokens_are_counted_as_they_are_computed(
     service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
 ) -> None:

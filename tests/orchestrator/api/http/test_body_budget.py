@@ -23,26 +23,6 @@ def nothing() -> None:
     """Nobody reads."""
 
 
-def test_the_one_that_holds_most_makes_room_for_one_that_holds_less() -> None:
-    budget, gone = BodyBudget(100), []
-    with (
-        budget.share(lambda: gone.append("large")) as large,
-        budget.share(lambda: gone.append("larger")) as larger,
-        budget.share(nothing) as small,
-    ):
-        large.take(40)
-        larger.take(60)
-        small.take(10)
-        assert gone == ["larger"] and budget.total_bytes == 50
-        with pytest.raises(NoCapacity, match="100 bytes"):
-            larger.take(1)
-        small.take(50)
-        with pytest.raises(NoCapacity):  # it would now hold more than the other
-            small.take(1)
-        assert gone == ["larger"]
-    assert budget.total_bytes == 0
-
-
 def test_a_whole_body_is_given_up_for_no_other() -> None:
     budget = BodyBudget(100)
     with budget.share(nothing) as whole, budget.share(nothing) as small:
@@ -153,19 +133,6 @@ async def test_bodies_that_never_end_take_no_more_than_the_budget(
     await asyncio.gather(*answers, return_exceptions=True)
     labels = {"status": "503", "code": "no_capacity"}
     assert service.metric("tidegate_http_errors_total", **labels) >= 8
-
-
-async def test_a_length_that_is_only_announced_reserves_nothing(
-    make_service: MakeService, worker: FakeWorker
-) -> None:
-    service = await small_service(make_service, worker)
-    idle = [await Sender.begin(service, 65536, 0) for _ in range(20)]
-    sender = await Sender.begin(service, 60000, 0)
-    sender.writer.write(b"x" * (60000 - 14) + b'"}')
-    assert (await sender.answer()).startswith(b"HTTP/1.1 400 ")  # read, and too long a prompt
-    for each in (*idle, sender):
-        each.writer.close()
-    await service.until(lambda: service.runner.app[BODIES].total_bytes == 0)
 
 
 async def test_what_has_come_gives_a_body_more_time(monkeypatch: pytest.MonkeyPatch) -> None:

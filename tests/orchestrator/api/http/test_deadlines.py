@@ -131,23 +131,26 @@ async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
     await worker.until(lambda: not worker.running)
 
 
+@pytest.mark.parametrize(
+    ("part", "body"), [("", {"deadline_ms": 20_000}), ("first_token", {"first_token_ms": 20_000})]
+)
 async def test_dl8_what_expires_in_the_queue_never_leaves_it(
-    make_worker: MakeWorker, make_service: MakeService
+    make_worker: MakeWorker, make_service: MakeService, part: str, body: dict[str, Any]
 ) -> None:
-    """DL-8: the deadline holds in the queue, and the next in line takes the free slot."""
+    """DL-8, DL-14: both deadlines hold in the queue, and the next in line takes the free slot."""
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
     service = await make_service(worker, MOST_BACKLOG=0)
     await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 1)
-    body = TASK | {"deadline_ms": 20_000}
-    asking = asyncio.create_task(service.http.post("/v1/completions", json=body))
+    asking = asyncio.create_task(service.http.post("/v1/completions", json=TASK | body))
     await service.until(lambda: len(service.orchestrator.queue) == 1)
     service.leap(21)
     async with await asking as response:
         error = (await response.json())["error"]
         assert_exceeded(response.status, response.headers, error)
+        assert error.get("part", "") == part
         assert "prefill=0.0" in response.headers["X-Deadline-Budget"]
     assert (await service.ask("POST", "/v2/tasks", 202, json=TASK))["queue_position"] == 0
     first.release.set()

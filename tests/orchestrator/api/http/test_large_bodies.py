@@ -11,7 +11,6 @@ from orchestrator.api.http import body as bodies
 from orchestrator.api.http.body import LargeBodies
 from orchestrator.api.native.types import TaskRequest
 from tests.orchestrator.conftest import MakeService, Service
-from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 JSON = {"Content-Type": "application/json"}
@@ -42,47 +41,6 @@ async def test_others_are_served_while_a_large_body_is_decoded(
     release.set()
     async with await large as response:
         assert response.status == 202
-
-
-@for_each(
-    ("text", "word"),
-    [
-        ('{"prompt": "x", "max_token": 3}', "max_token: is not a known field"),
-        ('{"prompt": "x"', "not valid JSON"),
-        ('{"prompt": "x", "prompt_token_ids": [1]}', "exactly one of"),
-    ],
-)
-async def test_a_large_body_gets_the_same_errors(service: Service, text: str, word: str) -> None:
-    assert (
-        word
-        in (await service.ask("POST", "/v2/tasks", 400, data=text + LARGE, headers=JSON))["error"][
-            "message"
-        ]
-    )
-
-
-async def test_the_smallest_goes_first_and_one_that_is_gone_holds_up_nobody() -> None:
-    large, release, log = LargeBodies(), threading.Event(), list[int]()
-    far = asyncio.get_running_loop().time() + 3600
-    first = asyncio.create_task(large.work(lambda: release.wait(20), 1, far))
-    await asyncio.sleep(0)
-    waiting = {
-        size: asyncio.create_task(
-            large.work(lambda size=size: log.append(size), size * 2**20, far)  # type: ignore[misc]
-        )
-        for size in (30, 10, 40, 20)
-    }
-    await asyncio.sleep(0)
-    waiting[20].cancel()
-    await asyncio.sleep(0)
-    first.cancel()  # its thread goes on, and the others still wait for it
-    await asyncio.sleep(0)
-    assert not log
-    release.set()
-    await asyncio.gather(*(waiting[size] for size in (10, 30, 40)))
-    assert log == [10, 30, 40]
-    assert not large.is_busy
-    large.close()
 
 
 async def test_or24_large_bodies_of_one_key_keep_no_other_waiting(
@@ -148,31 +106,3 @@ def _busy(service: Service) -> bool:
 def _large(service: Service) -> LargeBodies:
     assert service.runner.app is not None
     return service.runner.app[bodies.LARGE_BODIES]
-
-
-@for_each(
-    ("prompt", "ids"),
-    [
-        ('"ab"', [103, 104]),
-        ('["ab"]', [103, 104]),
-        ("[7, 8]", [7, 8]),
-        ("[[7,8]]", [7, 8]),
-        ("[" + "[]," * 1000 + "[]]", None),
-        ('[7, "a"]', None),
-        ("null", None),
-        ("[1.5]", None),
-    ],
-)
-async def test_one_prompt_in_every_spelling(
-    service: Service, worker: FakeWorker, prompt: str, ids: list[int] | None
-) -> None:
-    worker.submits.clear()
-    text = f'{{"model": "fake", "max_tokens": 1, "prompt": {prompt}}}'
-    async with service.http.post("/v1/completions", data=text, headers=JSON) as response:
-        assert response.status == (400 if ids is None else 200)
-        if ids is None:
-            error = (await response.json())["error"]
-            assert error["param"] == "prompt" and error["message"].startswith("prompt")
-    if ids is not None and ids[0] < 10:
-        assert worker.submits[0].token_ids == ids
-    assert len(worker.submits) == (ids is not None)

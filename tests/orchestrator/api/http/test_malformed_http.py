@@ -117,12 +117,6 @@ async def test_a_malformed_request_is_counted_and_logged_without_its_content(
     assert service.metric("tidegate_http_errors_total", **labels) == 1
 
 
-async def test_an_openai_path_gets_openais_errors(service: Service) -> None:
-    """As far as the path is known: of what was never parsed there is none."""
-    answer = await exchange(service, MALFORMED["CONNECT"])
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
-
-
 async def test_silent_connections_are_closed(
     make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.api.http.ignored import IGNORED_HEADER, MAX_LOGGED, Ignored, header_of
 from tests.orchestrator.api.tools import CARD
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
@@ -85,17 +85,6 @@ async def test_our_own_routes_refuse_them(service: Service) -> None:
     body = BODIES[CHAT] | {"placement": {"instance": "a:1"}}  # ours alone: it is a slip
     status, told, message = await sent(service, CHAT, body)
     assert (status, told, message) == (400, "", f"placement.instance: {NO_FIELD}")
-
-
-async def test_a_stream_and_a_refusal_name_them(service: Service) -> None:
-    for path in (CHAT, TEXT, RESPONSES, MESSAGES):
-        body = BODIES[path] | {"stream": True, "brand_new": 1}
-        async with service.http.post(path, json=body) as response:
-            assert response.status == 200
-            assert response.headers[IGNORED_HEADER] == "brand_new"
-            assert [event async for event in read_events(response)]
-    status, told, _ = await sent(service, CHAT, BODIES[CHAT] | {"brand_new": 1, "n": 999})
-    assert (status, told) == (400, "brand_new")
 
 
 async def test_they_are_counted_by_place_and_logged_once(

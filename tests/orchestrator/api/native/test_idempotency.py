@@ -45,16 +45,6 @@ async def test_another_body_is_refused(service: Service, worker: FakeWorker) -> 
     assert len(_known(service)) == 1
 
 
-async def test_at_the_same_time(service: Service, worker: FakeWorker) -> None:
-    """Also while the prompt is encoded, which takes a thread for one so long."""
-    prompt = [5] * 300
-    answers = await asyncio.gather(
-        *(submit(service, "a", prompt=None, prompt_token_ids=prompt) for _ in range(5))
-    )
-    assert len({task_id for task_id, _ in answers}) == 1
-    assert sorted(replayed or "" for _, replayed in answers) == ["", *["true"] * 4]
-
-
 async def test_a_refusal_keeps_no_key(service: Service, worker: FakeWorker) -> None:
     await submit(service, "a", status=400, max_tokens=10**6)
     assert len(_known(service)) == 0

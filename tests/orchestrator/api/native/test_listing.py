@@ -50,20 +50,6 @@ async def test_what_cannot_be_listed_is_named(service: Service, query: str) -> N
     assert (response.status, body["error"]["field"]) == (400, query[1:].partition("=")[0])
 
 
-async def test_a_key_sees_its_own_tasks(worker: FakeWorker, make_service: MakeService) -> None:
-    keys = {
-        "ann": {"token": "a" * 20},
-        "bob": {"token": "b" * 20},
-        "root": {"token": "c" * 20, "is_admin": True},
-    }
-    service = await make_service(worker, keys=keys)
-    mine, theirs = await submit(service, "x", "a" * 20), await submit(service, "y", "b" * 20)
-    await service.until(lambda: len(service.outcomes()) == 2)
-    assert await listed(service, token="a" * 20) == ([mine], False)
-    assert await listed(service, token="b" * 20) == ([theirs], False)
-    assert await listed(service, token="c" * 20) == ([theirs, mine], False)
-
-
 SAYING = [{"role": "user", "content": "secret"}]
 CHAT: dict[str, Any] = {"model": "fake", "messages": SAYING, "max_tokens": 5}
 LIVE = {

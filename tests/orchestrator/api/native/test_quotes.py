@@ -165,20 +165,3 @@ async def test_what_cannot_be_quoted_is_refused_by_name(
 ) -> None:
     error = await ask(paced, 400, **body)
     assert field in error["message"]
-
-
-async def test_a_service_that_goes_down_quotes_nothing(paced: Service) -> None:
-    paced.orchestrator.stages.admission.draining = True
-    await ask(paced, 503)
-    paced.orchestrator.stages.admission.draining = False
-
-
-async def test_chances_learn_from_what_became_of_requests(paced: Service) -> None:
-    """Only once quotes are asked for: a prediction takes a millisecond."""
-    body = STATED | {"deadline_ms": 1100}
-    for asks in (False, True):
-        if asks:
-            await ask(paced)
-        await paced.ask("POST", "/v1/completions", json=body)
-        bins = paced.orchestrator.stages.prediction.quotes.bins()
-        assert sum(found.given for _, _, found in bins) == asks

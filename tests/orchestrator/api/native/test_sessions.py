@@ -116,18 +116,6 @@ async def test_one_turn_at_a_time(service: Service, worker: FakeWorker) -> None:
     await turn(service, session_id)
 
 
-async def test_a_submission_that_is_sent_again_is_no_second_turn(service: Service) -> None:
-    session_id = await create(service)
-    body = {"messages": [{"role": "user", "content": "hi"}], "session_id": session_id}
-    asked = {"json": body | {"max_tokens": 2}, "headers": {"Idempotency-Key": "k"}}
-    answers = set()
-    for _ in range(2):
-        answers.add((await service.ask("POST", "/v2/tasks", 202, **asked))["task_id"])
-        await service.until(lambda: service.outcomes() == ["met"])
-    assert len(answers) == 1
-    assert room(service.orchestrator, SessionRoom).store.get(session_id, None).turns == 1
-
-
 async def test_deleting_ends_what_runs(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(stall_at=1)
     session_id = await create(service)

@@ -355,14 +355,6 @@ async def test_waiting_tasks_know_their_place(
     assert sorted(service.outcomes()) == ["aborted", "met", "met", "refused"]
 
 
-@for_each("method", ["get", "delete"])
-async def test_an_unknown_task(service: Service, method: str) -> None:
-    async with getattr(service.http, method)("/v2/tasks/nothing") as response:
-        assert response.status == 404
-        error = (await response.json())["error"]
-    assert error["code"] == "not_found" and "nothing" in error["message"]
-
-
 async def test_a_long_replay_is_not_a_slow_client(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
@@ -373,20 +365,3 @@ async def test_a_long_replay_is_not_a_slow_client(
     await service.until(lambda: service.outcomes() == ["met"])
     events = await follow(service, str(task["events_url"]))
     assert [int(e.id) for e in events] == list(range(603))
-
-
-async def test_the_status_follows_the_task(service: Service, worker: FakeWorker) -> None:
-    """From the queue to a worker, until that begins, and to its end."""
-    plan = Plan(begin=asyncio.Event(), stall_at=0)
-    worker.plan = lambda submit: plan
-    task_id = (await submit(service))["task_id"]
-    await worker.until(lambda: len(worker.submits) == 1)
-    assert (await status_of(service, task_id))["status"] == "dispatched"
-    assert plan.begin is not None
-    plan.begin.set()
-    task = service.orchestrator.store.get(str(task_id))
-    await service.until(lambda: task.marks.started > 0)
-    assert (await status_of(service, task_id))["status"] == "running"
-    plan.release.set()
-    await service.until(lambda: task.ending is not None)
-    assert (await status_of(service, task_id))["status"] == "ended"

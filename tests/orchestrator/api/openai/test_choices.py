@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from orchestrator.errors import NotReady
-from orchestrator.instances.prefix_index import PrefixIndex
-from orchestrator.tasks.task import Task
 from protocol import Submit
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -43,28 +40,6 @@ async def test_n_choices_of_a_chat(service: Service, worker: FakeWorker) -> None
     assert [submit.sampling.seed for submit in worker.submits] == [7, 8, 9]
     assert len({tuple(submit.token_ids) for submit in worker.submits}) == 1
     assert service.outcomes() == ["met"] * 3
-
-
-async def test_or24_a_prompt_is_read_once_for_all_its_choices(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Names of the blocks of a long one take milliseconds of the event loop, for each choice."""
-    orchestrator, read = service.orchestrator, list[str]()
-    encode = orchestrator._encode
-
-    async def noted(task: Task, *rest: Any) -> Sequence[int]:
-        read.append("encoded")
-        return await encode(task, *rest)
-
-    async def hashes(task: Task, *_: object) -> Sequence[bytes]:
-        read.append("hashed")
-        return [bytes(32)]
-
-    monkeypatch.setattr(orchestrator, "_encode", noted)
-    monkeypatch.setattr(orchestrator, "_prefix_hashes", hashes)
-    monkeypatch.setattr(PrefixIndex, "__bool__", lambda _: True, raising=False)
-    await answer_of(service, "/v1/completions", TEXT | {"prompt": ["a", "b"], "n": 5})
-    assert read == ["encoded", "hashed"] * 2
 
 
 async def test_the_last_seeds_stay_within_64_bits(service: Service, worker: FakeWorker) -> None:

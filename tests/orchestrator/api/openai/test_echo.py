@@ -20,13 +20,6 @@ async def choice_of(service: Service, **changes: object) -> Any:
     return answer["choices"][0]
 
 
-async def test_the_prompt_stands_before_the_text(service: Service, worker: FakeWorker) -> None:
-    assert (await choice_of(service, echo=True))["text"] == "hiw0 w1 w2 w3 "
-    ids = worker.submits[-1].token_ids
-    assert (await choice_of(service, echo=True, prompt=ids))["text"] == "hiw0 w1 w2 w3 "
-    assert worker.submits[-1].sampling.prompt_logprobs is None
-
-
 async def test_as_lm_eval_asks(service: Service, worker: FakeWorker) -> None:
     """Several prompts as ids, one token, and a logprob for each but the first."""
     body = TEXT | {

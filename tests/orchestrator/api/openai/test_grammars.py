@@ -68,6 +68,7 @@ def strictly(schema: object) -> dict[str, Any]:
             Grammar(GrammarKind.LARK, 'root ::= "a"'),
         ),
         ("guided_json", SCHEMA, as_json(SCHEMA)),
+        ("guided_json", True, as_json(True)),
         ("guided_regex", "a+", Grammar(GrammarKind.REGEX, "a+")),
         ("guided_grammar", 'start: "a"', Grammar(GrammarKind.LARK, 'start: "a"')),
     ],
@@ -179,11 +180,6 @@ async def test_kserves_parameters_say_it_too(service: Service, able: FakeWorker)
     body = {"text_input": "x", "parameters": {"guided_decoding": value, "max_tokens": 2}}
     await service.ask("POST", "/v2/models/fake/generate", json=body)
     assert able.submits[0].grammar == Grammar(GrammarKind.REGEX, "a+")
-
-
-async def test_a_schema_that_any_json_matches(service: Service, able: FakeWorker) -> None:
-    """JSON Schema has ``true`` for it."""
-    await service.ask("POST", "/v1/chat/completions", json=CHAT | {"guided_json": True})
 
 
 async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(

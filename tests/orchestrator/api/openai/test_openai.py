@@ -9,7 +9,6 @@ import pytest
 
 from orchestrator.tasks.job import Message
 from protocol import Code
-from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -137,34 +136,6 @@ async def test_the_sdk_retries_what_may_help_and_nothing_else(
     with pytest.raises(openai.APIStatusError):
         await sdk.chat.completions.create(**CHAT)  # type: ignore[call-overload]
     assert len(worker.submits) == 3
-
-
-async def test_content_parts_and_harmless_fields(service: Service, worker: FakeWorker) -> None:
-    body = CHAT | {
-        "messages": [
-            {"role": "developer", "content": "be brief"},
-            {"role": "user", "name": "a", "content": [{"type": "text", "text": "h"}] * 2},
-        ],
-        "max_tokens": None,
-        "max_completion_tokens": 2,
-        "user": "u",
-        "metadata": {"a": "b"},
-        "store": False,
-        "n": 1,
-        "presence_penalty": 0,
-        "logit_bias": {},
-        "tools": [],
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
-        "stop": "x",
-        "temperature": None,
-        "stream": None,
-    }
-    await service.ask("POST", "/v1/chat/completions", json=body)
-    sampling = worker.submits[0].sampling
-    assert (sampling.max_tokens, sampling.stop, sampling.temperature) == (2, ("x",), 1.0)
-    text = prompt_of(service, worker)
-    assert text == "<|bos|><|system|>be brief<|end|><|user|>hh<|end|><|assistant|>"
 
 
 async def test_sampling_by_the_sdk(sdk: openai.AsyncOpenAI, worker: FakeWorker) -> None:

@@ -96,16 +96,6 @@ async def test_a_stream_of_all_kinds_of_items(service: Service, worker: FakeWork
     assert (await ask(service, ASK))["usage"] == last["usage"]
 
 
-async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
-    worker.plan = lambda submit: says(CALL + CALL)
-    async with sdk.responses.stream(**ASK) as stream:
-        answer = await stream.get_final_response()
-    assert [item.arguments for item in answer.output] == [ARGUMENTS] * 2
-    assert len({item.call_id for item in answer.output}) == 2
-    one = await sdk.responses.create(**ASK, parallel_tool_calls=False)
-    assert len(one.output) == 1 and one.parallel_tool_calls is False
-
-
 async def test_a_call_that_is_cut_is_incomplete(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: says(CALL[:50], reason=FinishReason.LENGTH)
     answer = await ask(service, ASK)

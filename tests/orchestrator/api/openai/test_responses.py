@@ -221,27 +221,6 @@ async def test_bad_input_is_told_what_was_wrong(service: Service, worker: FakeWo
     assert not worker.submits
 
 
-async def test_what_changes_nothing_is_accepted(service: Service) -> None:
-    harmless = {
-        "tools": [],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "include": ["reasoning.encrypted_content"],
-        "reasoning": {"effort": "low", "summary": "auto"},
-        "text": {"format": {"type": "text"}, "verbosity": "low"},
-        "truncation": "disabled",
-        "background": False,
-        "conversation": None,
-        "user": "u",
-        "prompt_cache_key": "k",
-        "service_tier": "auto",
-        "max_tool_calls": 3,
-        "instructions": None,
-        "previous_response_id": None,
-    }
-    await ask(service, HI | harmless)
-
-
 async def test_agents_that_send_truncation_auto_are_served_what_fits(service: Service) -> None:
     body = {"input": "hi", "truncation": "auto", "max_output_tokens": 4}
     async with service.http.post("/v1/responses", json=body) as response:

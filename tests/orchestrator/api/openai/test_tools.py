@@ -275,12 +275,6 @@ async def test_a_form_of_the_answer_leaves_the_tools_callable(
     assert grammar is not None and grammar.kind == "lark" and "get_weather" in grammar.text
 
 
-@for_each("choice", FORCED)
-async def test_no_call_is_forced_without_a_grammar_engine(service: Service, choice: object) -> None:
-    error = (await answer_of(service, PATH, ASK | {"tool_choice": choice}, status=400))["error"]
-    assert error["param"] == "tool_choice" and "grammars" in error["message"]
-
-
 @pytest.mark.skipif(find_spec("llguidance") is None, reason="needs the engine of grammars")
 async def test_schemas_that_no_grammar_takes(
     make_worker: MakeWorker, make_service: MakeService

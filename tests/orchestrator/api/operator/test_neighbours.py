@@ -26,14 +26,6 @@ async def test_probes_need_no_key_and_say_whether_work_may_come(
         assert (status, answer["error"]["code"]) == (401, "unauthenticated")
 
 
-async def test_versions(service: Service) -> None:
-    _, told = await get(service, "/version")
-    assert await get(service, "/v2") == (
-        200,
-        {"name": "tidegate", "version": told["version"], "extensions": ["generate"]},
-    )
-
-
 async def test_load_counts_what_waits_and_runs(service: Service, worker: FakeWorker) -> None:
     assert await get(service, "/load") == (200, {"server_load": 0})
     worker.plan = lambda submit: Plan(stall_at=0)

@@ -30,21 +30,6 @@ async def submit(service: Service, **more: object) -> None:
     await service.ask("POST", "/v2/tasks", 202, json=TASK | more)
 
 
-async def test_what_it_tells(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(stall_at=0)
-    await submit(service)
-    await service.until(lambda: bool(worker.submits))
-    told = await service.ask("GET", "/v2/overview")
-    assert told["status"] == "ready"
-    assert told["models"] == ["fake"]
-    assert told["live"] == 1
-    assert told["queue"]["depth"] == 0
-    (instance,) = told["instances"]
-    assert (instance["address"], instance["state"]) == (worker.address, "up")
-    assert instance["kv_blocks_total"] == 100
-    assert set(told["totals"]) > {"met", "missed", "refused", "tokens"}
-
-
 async def test_who_waits_is_told_in_order_without_a_word_of_theirs(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:

@@ -4,9 +4,8 @@ import posixpath
 import re
 
 from orchestrator.api.page import page
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
-from tests.support.fake_worker import FakeWorker
 
 OWN = sorted(name for name in page._FILES if not name.startswith("vendor/"))
 
@@ -64,16 +63,3 @@ def test_no_file_of_ours_names_another_host(name: str) -> None:
 @for_each("path", ["/page/none.js", "/page/../auth.py", "/page/%2e%2e/page.py"])
 async def test_no_other_file_is_served(service: Service, path: str) -> None:
     await service.ask("GET", path, 404)
-
-
-async def test_it_needs_no_key_and_what_it_asks_does(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await make_service(worker, token="opensesame-and-more")
-    for path in ("/", "/page/js/main.js"):
-        await service.ask("GET", path)
-    await service.ask("GET", "/v1/models", 401)
-
-
-async def test_a_strange_name_gets_no_page_while_there_is_no_key(service: Service) -> None:
-    await service.ask("GET", "/", 403, headers={"Host": "evil.example"})

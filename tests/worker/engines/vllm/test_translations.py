@@ -51,12 +51,6 @@ def values_of(**asked: Any) -> dict[str, Any]:
     return sampling_values(job, 9, EOS)
 
 
-def test_end_tokens_are_stop_tokens_unless_they_are_ignored() -> None:
-    assert values_of(stop_token_ids=(7, 5))["stop_token_ids"] == [7, 5, 1]
-    assert values_of(stop_token_ids=(7,), ignore_eos=True)["stop_token_ids"] == [7]
-    assert values_of()["ignore_eos"] is True  # vLLM knows of no end token but these
-
-
 def test_what_vllm_spells_otherwise() -> None:
     assert values_of(top_k=-1)["top_k"] == 0
     assert values_of()["seed"] is None
