@@ -3,11 +3,11 @@
     pip install tidegate-0.1.0-py3-none-any.whl     # make wheel
     python agent_chain.py "a fox who learns to sail" --url http://127.0.0.1:8080 --seconds 10
 
-Every call states the run's deadline and how many calls follow (``calls_left``). The service ranks
-each by its share of what is left, so that the first calls do not use up the time of the last, and
-stops none before the run's own deadline. ``on_deadline="fit"`` makes each answer as long as its
-share allows, and ``tell_time`` tells the model what is left, to finish in the last fifth. The
-session keeps what was computed of the conversation while the agent's tools run.
+Every call in ``client.run`` states the run's deadline and how many calls follow (``calls_left``).
+The service ranks each by its share of what is left, so that the first calls do not use up the time
+of the last, and stops none before the run's own deadline. ``on_deadline="fit"`` makes each answer
+as long as its share allows, and the model is told what is left, to finish in the last fifth. What
+was computed of the conversation is kept while the agent's tools run.
 
 A tool has at most a quarter of what is left: the run continues without one that hangs, as with
 ``--tool-seconds 60``. What a tool does not use is left for the calls.
@@ -16,17 +16,9 @@ A tool has at most a quarter of what is left: the run continues without one that
 import argparse
 import asyncio
 import sys
-import uuid
+from datetime import timedelta
 
-from tidegate import (
-    Client,
-    DeadlineExceeded,
-    Message,
-    ToolTimeout,
-    deadline,
-    remaining,
-    tool_deadline,
-)
+from tidegate import Client, DeadlineExceeded, Message, ToolTimeout, remaining, tool_deadline
 
 STEPS = (
     "Name three things that could happen in a story about {about}.",
@@ -44,22 +36,20 @@ async def use_a_tool(takes_s: float) -> None:
 
 async def run(about: str, url: str, seconds: float, tool_s: float = 0.05) -> str:
     """The last answer. Raises ``DeadlineExceeded`` when there is not enough time for it."""
-    session_id = f"agent-{uuid.uuid4().hex}"
     messages: list[Message] = []
     async with Client(url) as client:
-        with deadline(seconds, tell_time=True):
+        with client.run(timedelta(seconds=seconds)):
             for number, step in enumerate(STEPS):
                 messages.append({"role": "user", "content": step.format(about=about)})
                 answer = await client.generate(
                     messages,
-                    session_id=session_id,
                     idle_keep_s=30,
                     calls_left=len(STEPS) - 1 - number,
                     on_deadline="fit",
                     max_tokens=48,
                 )
-                left_s = remaining() or 0.0
-                print(f"call {number + 1} of {len(STEPS)}, {left_s:.1f} s left: {answer.text}")
+                left = f"{remaining() or 0:.1f} s left"
+                print(f"call {number + 1} of {len(STEPS)}, {left}: {answer.text}")
                 messages.append({"role": "assistant", "content": answer.text})
                 if number + 1 < len(STEPS):
                     try:

@@ -8,7 +8,8 @@ from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
 
 from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions, chat_call, deltas, whole
-from tidegate.deadlines import Deadline, block_seconds, to_seconds
+from tidegate.deadlines import Deadline, DeadlineScope, block_seconds, to_seconds
+from tidegate.deadlines import deadline as block
 from tidegate.errors import ProtocolError, error_class
 from tidegate.following import FollowedWork, Stream
 from tidegate.operating import Operating
@@ -89,6 +90,14 @@ class Client(FollowedWork[Submitted, Event]):
     @property
     def base_url(self) -> str:
         return self._transport.base_url
+
+    @staticmethod
+    def run(
+        deadline: Deadline, *, wind_down: float | None = None, tools_until: float | None = None
+    ) -> DeadlineScope:
+        """A block for an agent's loop, whose chats tell the model what is left of ``deadline``."""
+        seconds = to_seconds(deadline)
+        return block(seconds, tell_time=True, wind_down=wind_down, tools_until=tools_until)
 
     # ── the API, call by call ────────────────────────────────────────────────────────────────
 

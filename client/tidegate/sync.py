@@ -232,6 +232,7 @@ class SyncClient(SyncPart[Client]):
         """Leave the streams that are still open, and close the connections. Idempotent."""
         self._loop.close()
 
+    run = staticmethod(Client.run)
     models = plain(Client.models)
     model_infos = plain(Client.model_infos)
     instances = plain(Client.instances)

@@ -155,10 +155,10 @@ class RunWatch:
 
     def begin(self, task: Task) -> None:
         """Note a call with a read prompt, and set what its share of the time must allow for.
-        Ignores calls that state their number of later calls, state no deadline, or have neither
-        session nor trace."""
+        Ignores calls that state their number of later calls, whose model is told when to finish,
+        that state no deadline, or have neither session nor trace."""
         job = task.job
-        if job.calls_left is not None or job.deadline.is_default:
+        if job.calls_left is not None or job.tell_time is not None or job.deadline.is_default:
             return
         names = run_names(job)
         if not names:

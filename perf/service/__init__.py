@@ -9,6 +9,7 @@ from perf.report.command import result, within
 from perf.report.recording import Recording
 from perf.service import (
     admission,
+    agents,
     cancel,
     deadline,
     emitter,
@@ -32,6 +33,7 @@ BENCHES: tuple[Bench, ...] = (
     promises.FLOOD,
     cancel.BENCH,
     admission.BENCH,
+    agents.BENCH,
     starts.BENCH,
 )
 

@@ -49,7 +49,7 @@ async def test_dl24_a_block_that_tells_the_time_is_one_run_of_chats(fake_time: F
     fake = FakeOrchestrator(*[[end(1, 0)]] * 5)
     chat: list[tidegate.Message] = [{"role": "user", "content": "hi"}]
     async with fake.serve(), Client(fake.base_url) as client:
-        with deadline(10, tell_time=True, tools_until=0.3):
+        with client.run(10_000, tools_until=0.3):
             await client.generate(chat)
             with deadline(3):
                 await client.generate(chat, wind_down=0.5)

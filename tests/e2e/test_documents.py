@@ -50,8 +50,10 @@ class Block(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        """Whether it is a whole program, or calls the service by curl."""
-        return self.kind == "python" or (
+        """Whether it is a whole program that needs no other package (tests/e2e/clients runs
+        those), or calls the service by curl."""
+        others = ("from agents import", "from langgraph.")
+        return (self.kind == "python" and not any(one in self.text for one in others)) or (
             self.kind == "sh" and "curl " in self.text and "docker " not in self.text
         )
 

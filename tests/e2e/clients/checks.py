@@ -3,10 +3,13 @@
 Every function that is called ``check_…`` is one thing that must work; it gets the service's URL.
 """
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
 MODEL = "demo"
 HELLO = [{"role": "user", "content": "Tell me a story about a fox."}]
 SCHEMA = {
@@ -26,6 +29,13 @@ def matches(said: object) -> bool:
     """Whether it is what ``SCHEMA`` says."""
     assert isinstance(said, dict)
     return set(said) == {"city", "days"} and said["city"] in ("Oslo", "Rome") and said["days"] < 8
+
+
+def run_the_pages(module: str, url: str) -> None:
+    """Run the program of docs/clients.md that imports from ``module``."""
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    (program,) = (one for one in programs if f"from {module} import" in one)
+    exec(compile(program.replace("http://127.0.0.1:8080", url), module, "exec"), {})
 
 
 def run(namespace: Mapping[str, object]) -> None:

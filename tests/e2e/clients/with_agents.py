@@ -11,7 +11,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from checks import MODEL, run
+from checks import MODEL, run, run_the_pages
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -72,6 +72,10 @@ def check_a_tool_is_called(url: str) -> None:
         assert len(called) == 2 and called[0] == called[1]
 
     asyncio.run(ask())
+
+
+def check_a_run_that_knows_its_time(url: str) -> None:
+    run_the_pages("agents", url)
 
 
 run(globals())

@@ -1,7 +1,7 @@
 """Anthropic's own SDK."""
 
 import anthropic
-from checks import HELLO, MODEL, SCHEMA, matches, run
+from checks import HELLO, MODEL, SCHEMA, matches, run, run_the_pages
 
 ASKED = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "extra_body": {"temperature": 0}}
 
@@ -51,6 +51,10 @@ def check_errors(url: str) -> None:
         assert error.request_id
     else:
         raise AssertionError("there is no such model")
+
+
+def check_a_run_that_knows_its_time(url: str) -> None:
+    run_the_pages("anthropic", url)
 
 
 run(globals())

@@ -1,6 +1,6 @@
 """LangChain's client for OpenAI."""
 
-from checks import FUNCTION, HELLO, MODEL, matches, run
+from checks import FUNCTION, HELLO, MODEL, matches, run, run_the_pages
 from langchain_openai import ChatOpenAI, OpenAI
 
 
@@ -58,6 +58,10 @@ def check_structured_output(url: str) -> None:
 def check_plain(url: str) -> None:
     model = OpenAI(model=MODEL, base_url=f"{url}/v1", api_key="unused", max_tokens=8)
     assert model.invoke("The fox")
+
+
+def check_a_run_of_langgraph_that_knows_its_time(url: str) -> None:
+    run_the_pages("langgraph.prebuilt", url)
 
 
 run(globals())

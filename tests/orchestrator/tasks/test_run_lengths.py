@@ -7,6 +7,7 @@ import pytest
 from orchestrator.errors import QueueFull
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import TellTime
 from orchestrator.tasks.prompt_kind import PromptKind
 from orchestrator.tasks.run_lengths import HALF_LIFE, MAX_CALLS, RunLengths, RunWatch
 from orchestrator.tasks.task import Task
@@ -76,6 +77,7 @@ class Bench:
         trace: str = "",
         calls_left: int | None = None,
         states_deadline: bool = True,
+        tells: bool = False,
         tenant: str = "t",
     ) -> Task:
         job = make_job(
@@ -85,6 +87,7 @@ class Bench:
             session_id=session,
             trace=TraceContext(trace, "1" * 16, False) if trace else None,
             calls_left=calls_left,
+            tell_time=TellTime() if tells else None,
         )
         task = Task(f"t{next(self._numbers)}", job)
         task.prompt_kind = PromptKind(b"instructions")
@@ -148,6 +151,7 @@ def test_who_says_how_many_are_to_come_or_states_no_deadline_is_not_second_guess
     due_at = bench.clock.now() + 60
     assert bench.call("a", due_at, calls_left=7).calls_left == 7
     assert bench.call("b", due_at, states_deadline=False).calls_left == 0
+    assert bench.call("c", due_at, tells=True).calls_left == 0, "its model is told when to finish"
     assert bench.call("", due_at).calls_left == 0
 
 
