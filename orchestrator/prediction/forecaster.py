@@ -274,7 +274,8 @@ class Forecaster:
         serving = self._serving_of(task.model, now)
         made, parts = task.completion_tokens, task.parts
         new = self._prompt_left(task, serving.costs, now) if serving.costs and not made else 0.0
-        left_ms = task.share_ms(now)
+        # A number of calls that was learnt, and not stated, is seldom right: it refuses nobody.
+        left_ms = task.deadline.left_ms(now) if task.job.calls_left is None else task.share_ms(now)
         ends_cleanly = task.job.on_deadline is not OnDeadline.ERROR
         first_ms = 1000 * (parts.due_at(made + 1, task.marks.first_token) - now)
         return Asked(

@@ -103,6 +103,15 @@ def test_lb1_looks_ahead_take_a_small_share_of_the_time() -> None:
     assert rig.refuses(rig.task(100, 100, prompt=1))
 
 
+def test_dl22_a_learnt_number_of_calls_refuses_nobody() -> None:
+    """An idle service has a second for a call of 0.5 s, and learnt that nine are to come."""
+    rig = new_rig()
+    learnt, stated = rig.task(1000, 50, prompt=1), rig.task(1000, 50, prompt=1, calls_left=9)
+    learnt.calls_left = stated.calls_left = 9
+    assert not rig.refuses(learnt)
+    assert rig.refuses(stated), "the run cannot be in time"
+
+
 def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     """A place behind all rows is too late for it; a row of theirs is not."""
     rig = new_rig()
