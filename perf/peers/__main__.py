@@ -23,12 +23,12 @@ from typing import Final
 from msgspec.structs import replace
 from rich.console import Console
 
-from catalog.models import ModelCatalog
-from catalog.paths import DEMO_CHECKPOINT, state_dir
+from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.goodput.policies import HANG_UP
 from perf.load.chats import APPLICATIONS
 from perf.load.lane import open_lane
+from perf.load.models import model_of
 from perf.load.usage import busy_loops
 from perf.peers import goodput, speed
 from perf.peers.servers import SLOTS, VLLM, Served, Start, ours, peers_on, together, vllm_version
@@ -38,9 +38,7 @@ from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack.offer import BUSY
 from perf.stack.stack import Stack, orchestrating
-from pool.artifacts.packaged import list_packaged
-from pool.artifacts.resolve import DEMO, resolve_model
-from pool.artifacts.staging import AddRequest, add_model
+from pool.artifacts.resolve import DEMO
 from protocol import ModelCard
 
 PARTS: Final = {
@@ -155,9 +153,7 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.peers", *sys.argv[1:], seed=SEED)
     console = new_console()
-    if list_packaged(args.model):
-        await add_model(ModelCatalog(state_dir()), AddRequest(args.model))
-    comparison = Comparison(load_of(args), console, resolve_model(args.model, state_dir()))
+    comparison = Comparison(load_of(args), console, await model_of(args.model))
     with busy_loops(args.busy):
         await (comparison.alone() if args.alone else comparison.parts(args.only or list(PARTS)))
     bundle = bundle_of(comparison, recording)
