@@ -5,7 +5,7 @@
 
 goodput: chats of clients with three kinds of patience, at each offered rate or times the capacity;
 to Tidegate without deadlines, first come, first served, too.
-speed: tokens per second at 1, 8 and 32 streams, a prompt's first token, the longest gap beside one.
+speed: tokens per second at 1, 8 and 32 streams, a prompt's first token, the longest gap then.
 
 All servers are up for the whole run, idle but in their turns. With ``--alone`` each is started for
 its turns, of speed alone. ``--busy`` has other processes want cores meanwhile. A peer that cannot
@@ -43,7 +43,7 @@ from protocol import ModelCard
 
 PARTS: Final = {
     "goodput": "chats met in time, beside vLLM",
-    "speed": "tokens per second and first tokens, beside vLLM",
+    "speed": "tokens per second and first tokens, against vLLM",
 }
 
 

@@ -18,8 +18,8 @@ from perf.peers.servers import MODEL, Served, Start
 from perf.report.bundle import Better, Figure
 
 PROMPT_TOKENS: Final = 512
-BESIDE: Final = 4
-"""Streams beside the second prompt."""
+OTHERS: Final = 4
+"""Streams that run when the second prompt comes."""
 _LINGER_S = 60.0
 _BEGUN_S = 0.5
 """Seconds after which all streams have begun."""
@@ -85,11 +85,11 @@ async def _turn(server: Served, load: SpeedLoad, seed: int) -> list[tuple[What, 
         results = await offer(PATH, at_once(count, load.tokens, seed, MODEL))
         rate = load.tokens * count / max(result.end_s for result in results)
         found.append((What(str(count), f"{count} at once", "tokens/s", "higher"), rate))
-    for key, count in (("prompt", 0), ("prompt_beside", BESIDE)):
+    for key, count in (("prompt", 0), ("prompt_among", OTHERS)):
         streams = [ask(0.0, 16, load.tokens) for _ in range(count)]
         asks = [*streams, ask(_BEGUN_S * bool(count), PROMPT_TOKENS, 8)]
         *others, last = await offer(drive.PATH, asks)
-        label = f"first token of {PROMPT_TOKENS}" + f" beside {count} streams" * bool(count)
+        label = f"first token of {PROMPT_TOKENS}" + f" among {count} streams" * bool(count)
         found.append((What(key, label, "ms", "lower"), 1000 * last.first_s))
         if others:
             gap_ms = 1000 * max(result.gap_s for result in others)
