@@ -37,6 +37,8 @@ VARIANTS: dict[str, dict[str, object]] = {
         "sliding_window": 7,
         "max_window_layers": 1,
     },
+    "gemma3": {"model_type": "gemma3_text", "sliding_window": 9, "num_hidden_layers": 6}
+    | dict.fromkeys(("head_dim", "query_pre_attn_scalar"), 16),
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3-tied-mixed-windows": {
         "model_type": "qwen3",
