@@ -67,6 +67,7 @@ TABLE: Final = (
         "perf.service --only deadline ttft relay relay-single paced cancel admission",
     ),
     Recordable("starts", "perf.service --only starts"),
+    Recordable("choices", "perf.engine.choices"),
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
     Recordable("picker", "perf.peers.picker"),
     Recordable(
