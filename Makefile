@@ -42,7 +42,7 @@ help:
 	@echo '                   ARGS="runs --loads 1.2", quotes, reported, refusals, crowds: a study'
 	@echo 'make bench-goodput requests met in time under overload, by policy'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts"'
-	@echo 'make bench-peers   against vLLM, which it installs  ARGS="--only speed"'
+	@echo 'make bench-peers   against vLLM and llama.cpp, which it installs  ARGS="--model smollm2"'
 	@echo 'make bench-slot    clips per minute, by stage, memory   ARGS="--quick"'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load;'
@@ -138,6 +138,7 @@ bench-goodput: setup-dev
 
 bench-peers: setup-dev
 	$(BIN)/python -m tidegate engines ensure vllm --device cpu
+	$(BIN)/python -m tidegate engines ensure llamacpp
 	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)
 
 bench-slot: setup-dev

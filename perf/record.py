@@ -68,6 +68,7 @@ TABLE: Final = (
     ),
     Recordable("starts", "perf.service --only starts"),
     Recordable("agents", "perf.service --only agents"),
+    Recordable("choices", "perf.engine.choices"),
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
     Recordable("picker", "perf.peers.picker"),
     Recordable(

@@ -1,17 +1,24 @@
-"""Chats with the demo model: stories, which end where the model ends them.
+"""Chats that end where the model ends them: stories of the demo model, three kinds of a real one.
 
 One seed makes the same requests for every server.
 """
 
 import random
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from perf.load.open_loop import StreamRequest
 
 PATH: Final = "/v1/chat/completions"
-PATIENCE_S: Final = (1.0, 3.0, 8.0)
-"""Deadlines of the clients of ``stories`` in seconds; each kind is a third of them."""
+STORIES: Final = tuple(("Tell me a story about {}.", patience_s) for patience_s in (1.0, 3.0, 8.0))
+"""What clients ask, and their deadlines in seconds; each kind is a third of them."""
+APPLICATIONS: Final = (
+    ("Write one sentence about {}.", 1.5),
+    ("List three facts about {}.", 4.0),
+    ("Tell me a short story about {}.", 10.0),
+)
+"""The same for a chat model with real weights."""
 MAX_TOKENS: Final = 512
 """Cap that every story states, as a careful client does; most are told in some 170 tokens."""
 
@@ -44,20 +51,27 @@ def chat(model: str, text: str, **more: object) -> dict[str, object]:
     }
 
 
-def story(rng: random.Random) -> str:
-    """Message that is answered by a story of some 170 tokens."""
-    return _articles(f"Tell me a story about a {rng.choice(_WHO)} and a {rng.choice(_THINGS)}.")
+Kinds = Sequence[tuple[str, float]]
+"""Like ``STORIES``."""
 
 
-def stories(per_s: float, seconds: float, seed: int, model: str) -> list[StreamRequest]:
+def story(rng: random.Random, form: str = STORIES[0][0]) -> str:
+    """Message of a form; the demo model answers a story of some 170 tokens."""
+    return _articles(form.format(f"a {rng.choice(_WHO)} and a {rng.choice(_THINGS)}"))
+
+
+def stories(
+    per_s: float, seconds: float, seed: int, model: str, kinds: Kinds = STORIES
+) -> list[StreamRequest]:
     """Requests of a Poisson process of ``per_s`` for ``seconds``."""
     rng, asks, at_s = random.Random(seed), list[StreamRequest](), 0.0
-    kinds: list[float] = []
+    left: list[tuple[str, float]] = []
     while (at_s := at_s + rng.expovariate(per_s)) < seconds:
         # Drawn like cards, so that the shares are equal in a short run too.
-        kinds = kinds or rng.sample(PATIENCE_S, len(PATIENCE_S))
-        body = chat(model, story(rng), max_tokens=MAX_TOKENS)
-        asks.append(StreamRequest(at_s, 1000 * kinds.pop(), body))
+        left = left or rng.sample(kinds, len(kinds))
+        form, patience_s = left.pop()
+        body = chat(model, story(rng, form), max_tokens=MAX_TOKENS)
+        asks.append(StreamRequest(at_s, 1000 * patience_s, body))
     return asks
 
 

@@ -91,7 +91,8 @@ class Result(msgspec.Struct):
     ``late_s`` is how late it was sent. ``status`` 0: no answer. ``code`` is the error's, also of
     one in the stream; ``complete`` says that the whole answer came, ``finish`` why it ended there.
     ``tokens`` are events until the usage says it exactly. ``missed`` is the first part of the
-    answer that came late: ``first_token``, ``token_gap``, or nothing.
+    answer that came late: ``first_token``, ``token_gap``, or nothing. ``gap_s`` is the longest time
+    between two arrivals of tokens.
     """
 
     late_s: float = 0.0
@@ -103,6 +104,7 @@ class Result(msgspec.Struct):
     complete: bool = False
     finish: str = ""
     missed: str = ""
+    gap_s: float = 0.0
 
 
 class _Connection(asyncio.Protocol):
@@ -117,6 +119,7 @@ class _Connection(asyncio.Protocol):
         self._head = b""
         self._tail = b""
         self._events = 0
+        self._last = 0.0
         self._left: int | None = None
         self._patience: asyncio.TimerHandle | None = None
 
@@ -128,7 +131,7 @@ class _Connection(asyncio.Protocol):
         """Send a request; what comes back while its client waits is written to ``result``."""
         assert self.transport is not None
         self._ask, self._result, self._due = ask, result, due
-        self._head, self._tail, self._events, self._left = b"", b"", 0, None
+        self._head, self._tail, self._events, self._left, self._last = b"", b"", 0, None, 0.0
         result.late_s = self._pool.now() - due
         self.transport.write(request)
         self._wait(ask.patience_ms)
@@ -178,6 +181,8 @@ class _Connection(asyncio.Protocol):
                 result.first_s = now
                 self._wait(self._ask.deadline_ms)
         if events:
+            result.gap_s = max(result.gap_s, now - (self._last or now))
+            self._last = now if result.first_s else 0.0
             self._judge(result, self._events + 1, now)
         self._events += events
         self._tail = joined[-TAIL:]
@@ -234,10 +239,8 @@ class _Pool:
         self.now = self._loop.time
 
     async def take(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection in self._all:
-                return connection
+        if self._idle:
+            return self._idle.pop()
         _, connection = await self._loop.create_connection(
             lambda: _Connection(self), self._host, self._port
         )
@@ -250,6 +253,7 @@ class _Pool:
 
     def drop(self, connection: _Connection) -> None:
         self._all.discard(connection)
+        self._idle = [each for each in self._idle if each is not connection]
         self._ended.set()
 
     async def wait_idle(self, limit_s: float) -> None:

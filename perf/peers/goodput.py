@@ -1,64 +1,83 @@
-"""Requests met in time, beside vLLM: the same arrivals to either in turns, at each offered rate.
+"""Requests met in time: the same arrivals to each server in turns, at each offered rate.
 
-Every client hangs up when its patience is over. Tidegate is told each deadline; vLLM has nothing
-that could be told, so it learns of one when the connection closes.
+Every client hangs up when its patience is over. Tidegate is told each deadline; the others have
+nothing that could be told, so they learn of one when the connection closes.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from rich.console import Console
 
-from perf.load.chats import PATH, PATIENCE_S, stories
+from perf.load.chats import PATH, STORIES, Kinds, stories
+from perf.load.open_loop import StreamRequest
 from perf.load.outcomes import Cell, OfferedTurn
 from perf.peers.servers import MODEL, Served
 from perf.report.bundle import Figure
 
 _WARM_PER_S = 12.0
-_LINGER_S = max(PATIENCE_S) + 0.25
+_FLOOD = 48
+"""Requests at once by which the capacity is found."""
+_FLOOD_S = 120.0
 
 
 class GoodputLoad(NamedTuple):
-    """``rates`` are offered requests per second; ``rounds`` turns of either server at each, in
-    which requests count that come within ``window_s`` after ``warm_s``."""
+    """``rates`` are offered requests per second, or times the capacity with ``of_capacity``;
+    ``rounds`` turns of either server at each, in which requests count that come within ``window_s``
+    after ``warm_s``."""
 
     rates: tuple[float, ...]
     warm_s: float
     window_s: float
     rounds: int
+    kinds: Kinds = STORIES
+    of_capacity: bool = False
+
+    def asks(self, per_s: float, seconds: float, seed: int) -> list[StreamRequest]:
+        return stories(per_s, seconds, seed, MODEL, self.kinds)
+
+    @property
+    def linger_s(self) -> float:
+        return max(patience_s for _, patience_s in self.kinds) + 0.25
 
 
 async def measure(
     servers: Sequence[Served], load: GoodputLoad, seed: int, console: Console
 ) -> list[Cell]:
     """Run all rates in turns; returns a cell per rate and server."""
+    capacity = await _capacity(servers[0], load, seed) if load.of_capacity else 0.0
     for server in servers:
         # The forecasts learn the pace from these, and whatever compiles on first use does so.
-        asks = stories(_WARM_PER_S, 2 * load.warm_s, seed - 1, MODEL)
-        await server.offer(PATH, asks, _LINGER_S, hang_up=True)
+        asks = load.asks(capacity or _WARM_PER_S, 2 * load.warm_s, seed - 1)
+        await server.offer(PATH, asks, load.linger_s, hang_up=True)
     cells = []
-    for rate in load.rates:
+    for factor in load.rates:
+        rate = factor * (capacity or 1.0)
         turns: dict[str, list[OfferedTurn]] = {server.name: [] for server in servers}
         idle_s: dict[str, list[float]] = {server.name: [] for server in servers}
         for number in range(load.rounds):
             for server in servers:
                 turn, idle = await _turn(server, servers, load, rate, seed + number)
-                console.print(f"{rate:g}/s {server.label}: {turn.line()}", style="dim")
+                console.print(f"{rate:.3g}/s {server.label}: {turn.line()}", style="dim")
                 turns[server.name].append(turn)
                 idle_s[server.name].append(idle)
-        cells += [
-            cell_of(server, rate, turns[server.name], idle_s[server.name]) for server in servers
-        ]
+        for server in servers:
+            times = "x" * load.of_capacity
+            key, title = f"goodput.{server.name}.{factor:g}{times}", f"{rate:.3g}/s"
+            label = f"{title}, {server.label}: CPU of the other servers meanwhile"
+            took = Figure.of(f"{key}.idle_cpu_s", label, "s", idle_s[server.name], better="neither")
+            kinds = [_kind(patience_s) for _, patience_s in load.kinds]
+            cells.append(Cell(key, title, server.label, turns[server.name], kinds, more=[took]))
     return cells
 
 
-def cell_of(server: Served, rate: float, turns: Sequence[OfferedTurn], idle_s: list[float]) -> Cell:
-    """Cell of a server at one offered rate. ``idle_s`` is the CPU time of the other server in each
-    turn, in seconds."""
-    key, load = f"goodput.{server.name}.{rate:g}", f"{rate:g}/s"
-    label = f"{load}, {server.label}: CPU of the other server meanwhile"
-    idle = Figure.of(f"{key}.idle_cpu_s", label, "s", idle_s, better="neither")
-    return Cell(key, load, server.label, turns, list(map(_kind, PATIENCE_S)), more=[idle])
+async def _capacity(server: Served, load: GoodputLoad, seed: int) -> float:
+    """Requests per second that a server answers when it has many."""
+    asks = load.asks(2.0 * _FLOOD, 2.0, seed - 2)[:_FLOOD]
+    flood = [replace(ask, at_s=0.0, deadline_ms=1000 * _FLOOD_S) for ask in asks]
+    results = await server.offer(PATH, flood, _FLOOD_S)
+    return len(flood) / max(result.end_s for result in results)
 
 
 def _kind(patience_s: float) -> str:
@@ -69,10 +88,10 @@ async def _turn(
     server: Served, servers: Sequence[Served], load: GoodputLoad, rate: float, seed: int
 ) -> tuple[OfferedTurn, float]:
     """A server's turn, and the seconds of CPU that the others took meanwhile."""
-    asks = stories(rate, load.warm_s + load.window_s, seed, MODEL)
-    idle = [other for other in servers if other is not server]
+    asks = load.asks(rate, load.warm_s + load.window_s, seed)
+    idle = [other for other in servers if not server.pids.items() & other.pids.items()]
     before = [other.cpu_s() for other in idle]
-    results = await server.offer(PATH, asks, _LINGER_S, hang_up=True)
+    results = await server.offer(PATH, asks, load.linger_s, hang_up=True)
     others = sum(other.cpu_s() - was for other, was in zip(idle, before, strict=True))
     kinds = [_kind(ask.deadline_ms / 1000) for ask in asks]
     return OfferedTurn.of(asks, results, load.warm_s, load.window_s, kinds), others

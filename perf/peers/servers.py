@@ -1,4 +1,4 @@
-"""The servers: ours as a user would start it, and vLLM.
+"""The servers: ours as a user would start it, vLLM and llama.cpp's.
 
 Those that take turns stay up for the whole run, and only one has anything to do at a time. What the
 others take of the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to
@@ -7,9 +7,10 @@ nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
 from pool.process.process import GuardedProcess, command_environment
+from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec
 
 VLLM: Final = "vLLM"
 MODEL: Final = "demo"
@@ -66,19 +68,36 @@ class Served:
         return await offer(plan, self.label, self.busy)
 
 
+Start = Callable[[], AbstractAsyncContextManager[Served]]
+"""Has a server up meanwhile."""
+
+
 def tidegate(stack: Stack) -> Served:
     """Tidegate's running stack as a server to measure."""
     return Served("tidegate", "Tidegate", stack.port, True, BUSY, stack.pids())
 
 
 @asynccontextmanager
-async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Served]]]:
-    """Start ours and vLLM on one checkpoint. Raises ``Skip`` where vLLM does not start."""
+async def ours(checkpoint: Path) -> AsyncIterator[tuple[Stack, Served]]:
+    """Start ours on a checkpoint."""
+    async with running(StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)) as stack:
+        yield stack, tidegate(stack)
+
+
+@asynccontextmanager
+async def together(checkpoint: Path) -> AsyncIterator[tuple[Stack, list[Served]]]:
+    """Start ours and its peers on one checkpoint. Raises ``Skip`` where vLLM does not start."""
     async with AsyncExitStack() as servers:
-        peer = await servers.enter_async_context(vllm(checkpoint))
-        spec = StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)
-        stack = await servers.enter_async_context(running(spec))
-        yield stack, (tidegate(stack), peer)
+        peers = [await servers.enter_async_context(start()) for start in peers_on(checkpoint)]
+        stack, own = await servers.enter_async_context(ours(checkpoint))
+        yield stack, [own, *peers]
+
+
+def peers_on(checkpoint: Path) -> list[Start]:
+    """vLLM; llama.cpp's server where it is installed and the checkpoint was made of its format."""
+    made = environment_if_made("llamacpp", state_dir(), "cpu")
+    files = checkpoint.glob("*.gguf") if made else ()
+    return [partial(vllm, checkpoint), *(partial(llamacpp, file) for file in files)]
 
 
 def vllm_home() -> Path:
@@ -153,3 +172,26 @@ async def vllm(
         pids = {f"vllm-{pid}": pid for pid in tree(process.pid)}
         busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         yield Served("vllm", VLLM, port, False, busy, pids)
+
+
+@asynccontextmanager
+async def llamacpp(file: Path) -> AsyncIterator[Served]:
+    """Start llama.cpp's server as ``tidegate up --engine llamacpp`` does, with as many slots and
+    as long a context as the others. Raises ``Skip`` where it does not start."""
+    told = {"model_path": str(file), "device": "cpu", "max_running": str(SLOTS)}
+    told["engine_args"] = f"n_ctx={SLOTS * CONTEXT_TOKENS} n_batch={CONTEXT_TOKENS}"
+    variables = {f"TIDEGATE_WORKER__{name.upper()}": value for name, value in told.items()}
+    log = state_dir() / "perf" / "llamacpp.log"
+    server = LlamaCppServer(
+        "llamacpp", LlamaCppSpec(variables, state_dir()), *free_ports(1), log=log
+    )
+    try:
+        await server.start()
+        assert server.pid is not None
+        busy = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+        pids = {f"llamacpp-{pid}": pid for pid in tree(server.pid)}
+        yield Served("llamacpp", "llama.cpp", server.port, False, busy, pids)
+    except StartFailed as error:
+        raise Skip(f"llama.cpp's server does not start here: {error}") from error
+    finally:
+        await server.stop(0.0)

@@ -11,11 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from catalog.errors import FetchFailed
-from catalog.models import ModelCatalog
-from catalog.paths import state_dir
-from pool.artifacts.staging import AddRequest, add_model
 from tests.e2e.conftest import Stack, stack_of
+from tests.support.real_weights import smollm2
 from tests.support.stack import Triton
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -38,13 +35,7 @@ CITY = {
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Stack]:
-    catalog = ModelCatalog(state_dir())
-    try:
-        entry = asyncio.run(add_model(catalog, AddRequest("smollm2")))
-    except FetchFailed as error:
-        pytest.skip(f"the model cannot be fetched: {error}")
-    folder = catalog.servable_path(entry)
-    yield from stack_of(Triton(model_path=folder, model_name="smollm2", dtype="float32"))
+    yield from stack_of(Triton(model_path=smollm2(), model_name="smollm2", dtype="float32"))
 
 
 @pytest.fixture
@@ -82,7 +73,23 @@ async def test_greedy_tokens_are_transformers_in_a_batch_and_cached_too(chat: Ch
 
     for each in ANSWERS:
         await ids_of(each)
-    assert all(await asyncio.gather(*map(ids_of, ANSWERS))), "from the cache, at once"
+    assert all(await asyncio.gather(*map(ids_of, (3 * ANSWERS)[:16]))), "from the cache, at once"
+
+
+async def test_the_bytes_of_tokens_make_the_text(chat: Chat) -> None:
+    for each in ANSWERS:
+        answer = await chat(each["asked"], logprobs=True, top_logprobs=2)
+        tokens = answer["choices"][0]["logprobs"]["content"]
+        said = b"".join(bytes(token["bytes"]) for token in tokens).decode()
+        assert said.removesuffix("<|im_end|>") == each["text"]
+        assert all(token["logprob"] == token["top_logprobs"][0]["logprob"] for token in tokens)
+
+
+async def test_a_client_that_hangs_up_frees_its_row(chat: Chat) -> None:
+    told = body(HAIKU["asked"], stream=True, max_tokens=4000, ignore_eos=True)
+    async with chat.http.post("/v1/chat/completions", json=told) as response:
+        await response.content.readany()
+        response.close()
 
 
 @pytest.mark.parametrize("text", RECORDED["texts"])

@@ -6,14 +6,16 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from rich.console import Console
 
-from perf.load import open_loop
-from perf.load.chats import PATH, PATIENCE_S, at_once, stories
+from perf.load import drive, open_loop
+from perf.load.chats import PATH, STORIES, at_once, stories
 from perf.load.open_loop import Result
 from perf.peers import __main__ as program
 from perf.peers import fleet, goodput, picker, speed
@@ -28,20 +30,24 @@ SILENT = Console(quiet=True)
 
 
 class Fake:
-    """A chat server."""
+    """A chat server; with ``closes``, it ends each connection behind its answer."""
 
     def __init__(self) -> None:
         self.port = 0
         self.told: list[str | None] = []
+        self.closes = False
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.told.append(request.headers.get("X-Timeout-Ms"))
         response = web.StreamResponse()
+        if self.closes:
+            response.force_close()
         await response.prepare(request)
         await response.write(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02 * (1 + len(self.told) % 3))
         await response.write(b'data: {"choices":[{"delta":{"content":"Once"}}]}\n\n')
+        await asyncio.sleep(0.005)
         await response.write(
             b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
             + b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % body["max_tokens"]
@@ -67,6 +73,7 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
     fake = Fake()
     app = web.Application()
     app.router.add_post(PATH, fake.chat)
+    app.router.add_post(drive.PATH, fake.chat)
     app.router.add_get("/metrics", fake.metrics)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
@@ -82,7 +89,7 @@ def test_the_same_seed_asks_for_the_same_stories_with_patience_of_three_kinds() 
     assert 850 < len(first) < 1150
     assert all(a.at_s < b.at_s for a, b in itertools.pairwise(first))
     shares = Counter(ask.deadline_ms / 1000 for ask in first)
-    assert set(shares) == set(PATIENCE_S)
+    assert set(shares) == {patience_s for _, patience_s in STORIES}
     assert max(shares.values()) - min(shares.values()) <= 1
     said = {str(ask.body["messages"]) for ask in first}
     assert len(said) > 300 and all("Tell me a story about a" in each for each in said)
@@ -110,13 +117,18 @@ async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> 
 
 async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
     both = fake.served("ours"), fake.served("theirs")
-    figures = await speed.measure(both, speed.SpeedLoad((1, 3), tokens=9, rounds=2), 5, "speed")
+    starts = [partial(nullcontext, each) for each in both]
+    fake.closes = True
+    figures = await speed.measure(starts, speed.SpeedLoad((1, 3), tokens=9, rounds=2), 5, "speed")
     by_key = {figure.key: figure for figure in figures}
+    assert by_key.keys() >= {"speed.ratio.prompt_among", "speed.theirs.gap_ms"}
     assert by_key["speed.ratio.3"].n == 2 and by_key["speed.ours.1.tokens_per_s"].median > 0
     assert all(told is None for told in fake.told), "no deadlines here"
     assert at_once(2, 9, 1, "m")[0].body["ignore_eos"] is True
     with pytest.raises(RuntimeError, match="Theirs: a stream of 9 tokens had 8"):
-        speed.tokens_per_s([Result(status=200, tokens=8, complete=True)], 9, "Theirs")
+        speed.require_whole(
+            at_once(1, 9, 1, "m"), [Result(status=200, tokens=8, complete=True)], "Theirs"
+        )
 
 
 async def test_a_run_without_peers_is_a_bundle_that_says_so(

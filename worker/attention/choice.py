@@ -23,7 +23,7 @@ from worker.attention.numba_backend import NumbaAttention
 from worker.attention.paged import AttentionBackend, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.attention.triton_backend import TritonAttention
-from worker.choices import TURNS, KeptChoices, cpu_seconds, in_turns, one_thread
+from worker.choices import TURNS, KeptChoices, best_of, cpu_seconds, in_turns, one_thread
 from worker.log import model_log
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -165,8 +165,8 @@ def choose_attention(
     timer: Timer | None = None,
     choices: KeptChoices | None = None,
 ) -> AttentionChoice:
-    """The backend that ``setting`` names, or with ``auto`` the fastest sound one; on the CPU that
-    of ``choices``, where one was kept.
+    """The backend that ``setting`` names, or with ``auto`` the first sound one unless another is
+    clearly faster; on the CPU that of ``choices``, where one was kept.
 
     With ``deterministic`` nothing is measured: ``auto`` is ``fixed`` on the CPU and ``triton`` on
     CUDA, and every backend makes a row's result independent of the batch, which the reference and
@@ -203,10 +203,10 @@ def choose_attention(
     sound = [one for one in tried if one.problem is None]
     if not sound:
         raise ValueError("; ".join(_refusal(one.name, one.problem or "") for one in tried))
-    best = min(sound, key=lambda one: one.step_us)
-    model_log.info("attention runs on %s", best.name)
-    choices.keep(_ATTENTION, best.name)
-    return AttentionChoice(best.name, build(best.name), tried)
+    best = best_of({one.name: one.step_us for one in sound})
+    model_log.info("attention runs on %s", best)
+    choices.keep(_ATTENTION, best)
+    return AttentionChoice(best, build(best), tried)
 
 
 def _fixed(

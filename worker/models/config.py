@@ -45,6 +45,8 @@ class ModelConfig:
     """Type that the weights were saved in."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    local_rope_theta: float = DEFAULT_ROPE_THETA
+    """That of layers with a window, where it is one of its own."""
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -59,15 +61,19 @@ def read_config(path: Path) -> ModelConfig:
             f"{path}: architecture {architecture!r} is not supported;"
             f" this worker runs {', '.join(sorted(FAMILIES))}; {OTHERWISE}"
         )
-    for name in ("attention_bias", "mlp_bias"):
+    for name in ("attention_bias", "mlp_bias", "use_bidirectional_attention"):
         fields.refuse(name, allowed=(False, None))
-    fields.refuse("hidden_act", allowed=("silu", None))
+    for name in ("hidden_act", "hidden_activation"):
+        fields.refuse(name, allowed=(family.activation, None))
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        fields.refuse(name, allowed=(None,))
     fields.refuse("quantization_config", allowed=(None,))
     fields.refuse("partial_rotary_factor", allowed=(1.0, None))
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     kv_heads = fields.integer("num_key_value_heads", heads)
     head_dim = fields.integer("head_dim", family.head_dim or hidden // heads)
+    fields.refuse("query_pre_attn_scalar", allowed=(head_dim, None))
     if head_dim % 2:
         raise UnsupportedModel(f"{fields.file}: head_dim={head_dim} is odd; halves are rotated")
     if heads % kv_heads:
@@ -83,7 +89,9 @@ def read_config(path: Path) -> ModelConfig:
         )
     layers = fields.integer("num_hidden_layers")
     positions = fields.integer("max_position_embeddings")
-    rope = rope_fields(fields)
+    by_kind = family.window == "by-pattern"
+    local, whole = _by_kind(fields) if by_kind else (DEFAULT_ROPE_THETA, fields)
+    rope = rope_fields(whole)
     scaling = rope_scaling(rope, positions)
     if isinstance(scaling, YarnScaling):  # some count the stretch in already, some do not
         stretched = scaling.original_max_position_embeddings * scaling.factor
@@ -104,11 +112,24 @@ def read_config(path: Path) -> ModelConfig:
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         windows=_windows(fields, family.window, layers),
-        tie_word_embeddings=bool(fields.values.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(fields.values.get("tie_word_embeddings", family.tied)),
         dtype=_dtype(fields),
         bos_token_id=next(iter(_ids(path, "bos_token_id", generation, fields.values)), None),
         eos_token_ids=eos,
+        local_rope_theta=local,
     )
+
+
+def _by_kind(fields: Fields) -> tuple[float, Fields]:
+    """The theta of layers with a window, and the fields with the others' rope settings alone."""
+    kinds, local = fields.values.get("rope_parameters"), fields
+    own: dict[str, Any] = {} if "rope_theta" in fields.values else {"rope_theta": 1e6}
+    if isinstance(kinds, dict) and isinstance(kinds.get("full_attention"), dict):
+        own = {"rope_parameters": kinds["full_attention"]}
+        local = Fields(fields.file, kinds.get("sliding_attention") or {})
+    name = "rope_local_base_freq" if local is fields else "rope_theta"
+    theta = local.number(name, DEFAULT_ROPE_THETA)
+    return theta, Fields(fields.file, fields.values | own)
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
@@ -144,14 +165,18 @@ def _dtype(fields: Fields) -> DTypeName:
 def _windows(fields: Fields, rule: WindowRule, layers: int) -> tuple[int, ...]:
     """The window of each layer, with transformers' defaults for what is not stated."""
     types = fields.values.get("layer_types")
-    if types is not None and rule != "by-layer":
+    if types is not None and not rule.startswith("by-"):
         fields.refuse("layer_types", allowed=(["full_attention"] * layers, None))
     if rule == "none":
         fields.refuse("sliding_window", allowed=(None,))
         return (0,) * layers
     if rule == "every-layer":
         return (_window(fields),) * layers
-    window = _window(fields) if fields.values.get("use_sliding_window", False) else 0
+    uses = rule == "by-pattern" or fields.values.get("use_sliding_window", False)
+    window = _window(fields) if uses else 0
+    if types is None and rule == "by-pattern":
+        whole = fields.integer("sliding_window_pattern", 6)
+        return tuple(window if (i + 1) % whole else 0 for i in range(layers))
     if types is None:
         first = fields.values.get("max_window_layers", 28)
         return tuple(0 if i < first else window for i in range(layers))

@@ -6,7 +6,7 @@ docs/extending.md says how to add one.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-WindowRule = Literal["none", "every-layer", "by-layer"]
+WindowRule = Literal["none", "every-layer", "by-layer", "by-pattern"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,10 @@ class Family:
     """Traits of an architecture that its ``config.json`` does not state, or states differently.
 
     ``window``: ``every-layer`` reads ``sliding_window`` (Mistral 0.1); ``by-layer`` reads
-    ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen).
-    ``head_dim``: the default; None is hidden size / heads. ``decoder``: the module whose
+    ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen); ``by-pattern`` has
+    no window in each sixth layer (Gemma 3).
+    ``head_dim``: the default; None is hidden size / heads. ``tied``: whether the head is the
+    embedding by default. ``decoder``: the module whose
     ``DECODER`` computes it, a subclass of ``worker.models.model.Decoder``.
     """
 
@@ -23,6 +25,8 @@ class Family:
     qk_norm: bool = False
     window: WindowRule = "none"
     head_dim: int | None = None
+    activation: str = "silu"
+    tied: bool = False
     decoder: str = "worker.models.model"
 
 
@@ -37,4 +41,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "MistralForCausalLM": Family(window="every-layer"),
     "Qwen2ForCausalLM": Family(qkv_bias=True, window="by-layer"),
     "Qwen3ForCausalLM": Family(qk_norm=True, window="by-layer", head_dim=128),
+    "Gemma3ForCausalLM": Family(
+        qk_norm=True,
+        window="by-pattern",
+        head_dim=256,
+        activation="gelu_pytorch_tanh",
+        tied=True,
+        decoder="worker.models.gemma3",
+    ),
 }

@@ -25,7 +25,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from worker.choices import KeptChoices, cpu_seconds, in_turns, one_thread
+from worker.choices import KeptChoices, best_of, cpu_seconds, in_turns, one_thread
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.block_products import fastest_form
 from worker.cpu_kernels.compiled import has_dots
@@ -47,8 +47,6 @@ from worker.models.parameters import Kind, Parameter, StoredPart, stacked_shape
 _PRODUCTS: Final = "matrix products"
 TRIAL_ROWS: Final = (1, 8, 32, 256)
 """Rows of the trials: one text, several, and a prompt's chunk. All count alike."""
-CLEARLY: Final = 0.95
-"""Share of the first layout's time below which another takes its place: less is chance."""
 _MATRIX_ELEMENTS: Final = 1 << 22
 _BEYOND_CACHE_BYTES: Final = 1 << 26
 """Most bytes of weights that are used in turn, so that each comes from where it comes from in a
@@ -85,8 +83,7 @@ def fastest_format(
     with one_thread():
         times = _times(formats, shape, dtype, model_bytes, timer or cpu_seconds)
     ratios = {name: _ratio(each, times[first]) for name, each in times.items()}
-    best = min(ratios, key=lambda name: ratios[name])
-    chosen = best if ratios[best] < CLEARLY else first
+    chosen = best_of(ratios)
     figures = [
         f"{name} takes {ratios[name]:.2f} times as long as {first}"
         f" ({', '.join(_figure(*one) for one in zip(TRIAL_ROWS, each, strict=True))})"

@@ -130,19 +130,19 @@ class Decoder:
         if filler:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
         embedded = self._embedded(token_ids)
-        rotation = self._rotation.at(positions)
+        rotations = self._rotations(positions)
         # Each sum is computed with the norm that follows it: on CUDA that is one kernel.
         after = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
         x = torch.zeros_like(embedded)
         normed = self._add_normed_(x, embedded, self._layers[0].attention_norm)
         for i, layer in enumerate(self._layers):
-            queries, keys_values = self._project(layer, normed, rotation)
+            queries, keys_values = self._project(layer, normed, rotations[i])
             mixed = attention.attend(i, queries[:tokens], keys_values[:tokens])
             mixed = mixed.flatten(1).to(self._dtype)
             if filler:
                 mixed = pad(mixed, (0, 0, 0, filler))
-            normed = self._add_normed_(x, layer.output(mixed), layer.mlp_norm)
-            normed = self._add_normed_(x, layer.down(layer.gate_up(normed)), after[i])
+            normed = self._add_normed_(x, self._mixed(i, mixed), layer.mlp_norm)
+            normed = self._add_normed_(x, self._mlp(i, normed), after[i])
         return normed[:tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,6 +155,17 @@ class Decoder:
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """What the first layer reads of ``token_ids`` [tokens]: [tokens, hidden]."""
         return embedding(token_ids, self._embedding).to(self._dtype)
+
+    def _rotations(self, positions: Tensor) -> list[AngleTable]:
+        """The angles by which each layer rotates."""
+        return [self._rotation.at(positions)] * len(self._layers)
+
+    def _mixed(self, i: int, mixed: Tensor) -> Tensor:
+        """What attention adds, of its heads' results: [tokens, hidden]."""
+        return self._layers[i].output(mixed)
+
+    def _mlp(self, i: int, x: Tensor) -> Tensor:
+        return self._layers[i].down(self._layers[i].gate_up(x))
 
     def _project(self, layer: "Layer", x: Tensor, rotation: AngleTable) -> tuple[Tensor, Tensor]:
         """Rotated queries [tokens, heads, head_dim]; rotated keys, then values, likewise."""

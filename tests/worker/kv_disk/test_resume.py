@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ import pytest
 from protocol import Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
+from tests.support.real_weights import smollm2
 from worker.core import Event, Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
@@ -36,10 +37,10 @@ def disk_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
 class Server:
     """An engine on its own thread; ``say`` waits for the whole answer."""
 
-    def __init__(self, disk: Path | None, **changes: object) -> None:
+    def __init__(self, disk: Path | None, model: Path = DEMO, **changes: object) -> None:
         # What is computed anew comes in other chunks than before: the same bits in this mode only.
         values = {"device": "cpu", "deterministic": True, "kv__disk_path": disk} | changes
-        bundle = build_engine(WorkerSettings(model_path=DEMO, **nested(values)))
+        bundle = build_engine(WorkerSettings(model_path=model, **nested(values)))
         assert isinstance(bundle.engine, Engine)
         self.engine = bundle.engine
         self._ended = threading.Condition()
@@ -78,11 +79,13 @@ def servers() -> Iterator[list[Server]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", [lambda: DEMO, smollm2], ids=["demo", "smollm2"])
 def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
-    tmp_path: Path, servers: list[Server]
+    tmp_path: Path, servers: list[Server], model: Callable[[], Path]
 ) -> None:
     """WK-5, WK-6: the same tokens as from an engine that was never stopped, and from a cold one."""
-    first = Server(tmp_path)
+    path = model()
+    first = Server(tmp_path, path)
     servers.append(first)
     answer, cached = first.say(LONG, "chat")
     assert cached == 0
@@ -91,7 +94,7 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     first.stop()
     assert first.engine.stats().disk_saved_blocks_total == (len(LONG) + ANSWER - 1) // 16
 
-    second = Server(tmp_path)
+    second = Server(tmp_path, path)
     servers.append(second)
     resumed, from_disk = second.say(question, "chat")
     assert resumed == unbroken
@@ -101,7 +104,7 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     assert stats.prefill_tokens_total == len(question) - from_disk
     assert stats.disk_load_ms_total > 0 and stats.disk_failures_total == 0
 
-    cold = Server(None, kv__prefix_cache=False)
+    cold = Server(None, path, kv__prefix_cache=False)
     servers.append(cold)
     assert cold.say(question) == (unbroken, 0)
 

@@ -39,7 +39,7 @@ def weights_file(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel'.*runs Llama.*, Mistral"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel'.*runs Gemma3.*Llama"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints import LLAMA3_ROPE, ROPE, YARN, edit_config, make_checkpoint
 from tests.support.lazy import transformers
 from tests.support.model import Rig
+from tests.support.real_weights import smollm2
 
 VARIANTS: dict[str, dict[str, object]] = {
     "llama-gqa-untied": {},
@@ -36,6 +37,8 @@ VARIANTS: dict[str, dict[str, object]] = {
         "sliding_window": 7,
         "max_window_layers": 1,
     },
+    "gemma3": {"model_type": "gemma3_text", "sliding_window": 9, "num_hidden_layers": 6}
+    | dict.fromkeys(("head_dim", "query_pre_attn_scalar"), 16),
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3-tied-mixed-windows": {
         "model_type": "qwen3",
@@ -79,8 +82,16 @@ def test_logits_are_those_of_transformers(checkpoint: Path) -> None:
 def test_a_short_type_is_as_near_as_transformers_is(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
+    is_as_near(make_checkpoint(tmp_path, **VARIANTS[name]), dtype)
+
+
+@pytest.mark.slow
+def test_real_weights_in_bfloat16_are_as_near_as_transformers() -> None:
+    is_as_near(smollm2(), torch.bfloat16)
+
+
+def is_as_near(checkpoint: Path, dtype: torch.dtype) -> None:
     """Root mean square error against float32, ours at most a tenth above theirs."""
-    checkpoint = make_checkpoint(tmp_path, **VARIANTS[name])
     ids = random_ids(100, 300)
     exact = oracle(checkpoint, ids)
     rig = Rig(checkpoint, dtype=dtype)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.choices import KeptChoices, in_turns
+from worker.choices import CLEARLY, KeptChoices, in_turns
 from worker.models.linear import DenseFormat, Format, PackedFormat, TurnedFormat, packs
-from worker.models.loader import CLEARLY, TRIAL_ROWS, fastest_format
+from worker.models.loader import TRIAL_ROWS, fastest_format
 
 FORMATS: dict[str, Format] = {"dense": DenseFormat(), "packed": PackedFormat()}
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 6e-3}

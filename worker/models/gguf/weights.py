@@ -25,6 +25,7 @@ _CLASSES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 """Our architectures by llama.cpp's names. Mistral's are ``llama`` there, and so are its weights."""
 _OUTER: Final = {
@@ -46,7 +47,13 @@ _INNER: Final = {
 _MORE: Final = {
     "llama": {},
     "qwen2": {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"},
-    "qwen3": {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"},
+    "qwen3": (_NORMED := {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}),
+    "gemma3": _NORMED
+    | {
+        "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+        "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+    },
 }
 _ROPE: Final = "rope_freqs.weight"
 _PIECE_ELEMENTS: Final = 2**22
@@ -75,7 +82,7 @@ def plan_weights(file: GgufFile) -> Conversion:
     if file.text("general.type", "model") != "model" or arch not in _CLASSES:
         raise UnsupportedModel(
             f"{name} is a {file.text('general.type', 'model')} of the architecture {arch!r}; only"
-            f" models of {', '.join(_CLASSES)} (Llama, Mistral, Qwen2, Qwen3) are read from GGUF"
+            f" models of {', '.join(_CLASSES)} (llama is Mistral's, too) are read from GGUF"
         )
     try:
         found = {one.name: one for part in parts_of(file.path) for one in read_tensors(part)}
@@ -106,6 +113,7 @@ def write_weights(plan: Conversion, target: Path, came: Callable[[int], None]) -
     heads = {"q_proj.weight": plan.config["num_attention_heads"]}
     heads["k_proj.weight"] = plan.config["num_key_value_heads"]
     turned = plan.config["architectures"] == [_CLASSES["llama"]]
+    has_one_more = plan.config["architectures"] == [_CLASSES["gemma3"]]  # in its norms
     header, at = {}, 0
     for name, tensor in plan.tensors.items():
         end = at + 2 * math.prod(tensor.shape)
@@ -120,6 +128,8 @@ def write_weights(plan: Conversion, target: Path, came: Callable[[int], None]) -
             for piece in _dequantized(tensor, tensor.shape[0] // its if its else 1):
                 if its:
                     piece = _halves(piece, plan.config["head_dim"])
+                if has_one_more and name.endswith("norm.weight"):
+                    piece = piece - 1
                 data = quants.quantize(piece, GGMLQuantizationType.BF16)
                 out.write(data.tobytes())
                 came(data.nbytes)
@@ -193,6 +203,15 @@ def _config(
         "bos_token_id": file.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": vocabulary.end_ids(file),
     }
+    if arch == "gemma3":
+        config |= {
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": head_dim,
+            "sliding_window": file.of_model("attention.sliding_window"),
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": file.number("gemma3.rope.freq_base_swa") or 10000.0,
+        }
     scaling = _llama3(file, rope, theta) if rope is not None else _stretch(file)
     return config | ({"rope_scaling": scaling} if scaling else {})
 

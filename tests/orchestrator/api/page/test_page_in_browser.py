@@ -133,6 +133,7 @@ async def test_a_request_as_a_command(devtools: str, service: Service, worker: F
     assert command[:3] == ["curl", "-N", f"{service.url}/v1/chat/completions"]
     body = json.loads(command[command.index("-d") + 1])
     assert body["messages"] == [{"role": "user", "content": "It's late"}]
+    assert body["temperature"] == 0.4
     async with service.http.post("/v1/chat/completions", json=body) as response:
         assert response.status == 200 and "[DONE]" in await response.text()
     first, again = worker.submits

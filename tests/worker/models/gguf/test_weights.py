@@ -66,7 +66,7 @@ _HEAD = {"general.architecture": "llama", "llama.block_count": 1}
 @pytest.mark.parametrize(
     ("metadata", "kind", "said"),
     [
-        ({"general.architecture": "gemma3"}, UnsupportedModel, "architecture 'gemma3'; only"),
+        ({"general.architecture": "gemma2"}, UnsupportedModel, "architecture 'gemma2'; only"),
         (_HEAD | {"general.type": "adapter"}, UnsupportedModel, "is a adapter of"),
         (_HEAD, BrokenCheckpoint, r"lacks the tensors blk\.0\.attn_k\.weight, .* and 8 more"),
     ],

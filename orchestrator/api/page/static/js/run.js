@@ -138,6 +138,7 @@ export function bodyOf(asked) {
     ...prompt,
     model: asked.model,
     max_tokens: asked.maxTokens,
+    temperature: 0.4, // small models babble at 1
     deadline_ms: asked.deadlineMs,
     on_deadline: asked.onDeadline,
     priority: asked.priority,
