@@ -158,7 +158,8 @@ class WorkerSettings(EnvironmentSettings):
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
     max_running: int = Field(default=64, ge=1)
     """Most jobs that one step can carry. On CUDA, unless it is set: as many, up to 256, as still
-    make more tokens a second by the steps measured at load; with vLLM its own number."""
+    make more tokens a second by the steps measured at load and find room for 512 tokens each; with
+    vLLM its own number."""
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together. On CUDA, unless it is set: 512 to
     2048, so many that what each step costs however small it is takes at most 15 % of it."""
