@@ -199,7 +199,9 @@ class GoodputOptions:
         """What each instance is."""
         if self.model is None:
             return SPEC
-        return StackSpec("torch", self.device, model=self.model, model_name=self.model.name)
+        # The sizes of a step are its own: with 64 rows first come, first served looked bad.
+        name = self.model.name
+        return StackSpec("torch", self.device, max_running=0, model=self.model, model_name=name)
 
     def load(self, source: LoadSource, manner: Manner, card: ModelCard) -> DrawnLoad:
         return drawn_load(
@@ -362,9 +364,10 @@ async def _main() -> int:
     begun = time.monotonic()
     with _written(choices, args.answers) as choices:
         measured = await run(choices, console)
+    rows, tokens = measured.card.max_running, measured.card.max_step_tokens
     found = BenchResult(
         "goodput-model" if choices.model else "goodput-paced",
-        f"{choices.what}, capacity "
+        f"{choices.what}, {rows} rows and {tokens} tokens a step, capacity "
         + ", ".join(f"{name} {x:.1f}/s" for name, x in measured.capacities.items()),
         round(time.monotonic() - begun, 1),
         [figure for cell in measured.cells for figure in cell.figures()],

@@ -1,5 +1,6 @@
 """``perf/engine/gpu.py`` on toy sizes without a GPU: its logic, not its figures."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def test_every_section_runs_without_a_gpu(tmp_path: Path) -> None:
     )
     assert "matmul" in profile.read_text() or "aten::" in profile.read_text()
     assert bundle.versions["torch"] and bundle.commit and bundle.engine_digest
+
+
+def test_the_plan_for_a_lent_gpu_says_its_three_calls() -> None:
+    """Without one of them it runs nothing; each was rehearsed on a tiny shape (docs/gpu.md)."""
+    run = subprocess.run(["bash", "perf/lease.sh"], capture_output=True, text=True)
+    assert run.returncode == 2 and not run.stderr
+    for call in ("pack", "engine", "code", "conversation"):
+        assert f"perf/lease.sh {call} " in run.stdout
 
 
 def test_a_section_that_fails_costs_its_own_figures(
