@@ -8,7 +8,6 @@ Random weights of the shape are written first. A section that fails costs its ow
 """
 
 import argparse
-import random
 import shutil
 import sys
 import tempfile
@@ -126,7 +125,7 @@ class GpuPlace:
 
 
 def engine(place: GpuPlace) -> Iterator[Figure]:
-    """Measure the model: decodes, prompts, cancels."""
+    """Measure the model: decodes, prompts."""
     tiny = place.shape == "tiny"
     batches, keys, answer = ((1, 2, 4), 40, 10) if tiny else ((1, 8, 32, 64), 1024, 96)
     most = max(batches)
@@ -142,9 +141,6 @@ def engine(place: GpuPlace) -> Iterator[Figure]:
         runs.wait_ended(rows)
         took_s = max(run.token_times[0] for run in rows) - rows[0].submitted_at
         yield _rate("engine.prefill", f"{count} prompts of {keys}", count * keys / took_s)
-        freed = _cancels_ms(runs, most // 2, keys, 3 if tiny else 25)
-        label = f"cancel to blocks free beside {most // 2} jobs"
-        yield Figure.of("engine.cancel_ms", label, "ms", freed)
         yield Figure.of("engine.step_ms", "a step then", "ms", [runs.engine.stats().step_ms])
 
 
@@ -159,25 +155,6 @@ def _decodes_per_s(runs: GpuRuns, batch: int, keys: int, answer: int) -> float:
     begun = max(run.token_times[0] for run in rows)
     times = [at for run in rows for at in run.token_times if at > begun]
     return len(times) / (max(times) - begun)
-
-
-def _cancels_ms(runs: GpuRuns, beside: int, keys: int, count: int) -> list[float]:
-    """Time of each cancel until slot and blocks are free, with the device quiescent."""
-    draw, freed = random.Random(SEED), list[float]()
-    others = [runs.submit(runs.prompt(8), keys) for _ in range(beside)]
-    for _ in range(count):
-        run = runs.submit(runs.prompt(min(keys // 2, 200)), keys)
-        # Somewhere within it, on a machine whose steps take next to nothing as well.
-        about_s = keys * runs.engine.stats().step_ms / 4000
-        time.sleep(min(0.01 + 0.05 * draw.random(), about_s))
-        runs.engine.cancel(run.job, AbortCause.CANCEL)
-        runs.wait_ended([run])
-        if run.finished is not None and run.finished.abort_ms is not None:
-            freed.append(run.finished.abort_ms)
-    for run in others:
-        runs.engine.cancel(run.job, AbortCause.CANCEL)
-    runs.wait_ended(others)
-    return freed
 
 
 class WatchedStep(NamedTuple):
@@ -204,8 +181,9 @@ class StepWatch:
 
     def _run(self, plan: Plan) -> object:
         prompt = plan.tokens - plan.decodes
-        if self.profile is not None and prompt and plan.decodes:
-            return self._profiled(plan, self.profile)
+        if (file := self.profile) is not None and prompt and plan.decodes:
+            self.profile = None
+            return self._profiled(plan, file)
         before, began = _taken(), time.perf_counter()
         step = self._plain(plan)
         host_ms = 1000 * (time.perf_counter() - began)
@@ -214,7 +192,6 @@ class StepWatch:
         return step
 
     def _profiled(self, plan: Plan, file: Path) -> object:
-        self.profile = None
         with torch.profiler.profile() as found:
             step = self._plain(plan)
             if torch.cuda.is_available():

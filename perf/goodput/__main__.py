@@ -36,7 +36,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,31 +107,16 @@ _SAMPLES = "tidegate_infeasible_samples_total"
 Worked = Mapping[str, float]
 """Growth of a worker's totals (``WorkerStats``, without ``_total``) in a window of ``seconds``."""
 _COUNTED = ("tokens", "steps", "busy_ms", "prefill_tokens", "prompt_steps", "prompt_busy_ms")
-_WORKED: dict[str, tuple[str, str, Callable[[Worked], float]]] = {
-    "prompt_tokens_per_s": (
-        "prompt tokens computed",
-        "tokens/s",
-        lambda of: of["prefill_tokens"] / of["seconds"],
-    ),
-    "rows": ("tokens of a step, which are its rows", "", lambda of: of["tokens"] / of["steps"]),
-    "decode_step_ms": (
-        "a step without prompt tokens",
-        "ms",
-        lambda of: (
-            (of["busy_ms"] - of["prompt_busy_ms"]) / max(1.0, of["steps"] - of["prompt_steps"])
-        ),
-    ),
-    "prompt_step_ms": (
-        "a step with prompt tokens",
-        "ms",
-        lambda of: of["prompt_busy_ms"] / max(1.0, of["prompt_steps"]),
-    ),
-    "prompt_steps": (
-        "steps with prompt tokens, of all",
-        "",
-        lambda of: of["prompt_steps"] / of["steps"],
-    ),
-}
+
+
+def _worked(of: Worked) -> Iterator[tuple[str, str, float]]:
+    """Key, unit and value of each figure."""
+    prompts, decodes = of["prompt_steps"], of["steps"] - of["prompt_steps"]
+    yield "prompt_tokens_per_s", "tokens/s", of["prefill_tokens"] / of["seconds"]
+    yield "rows", "tokens/step", of["tokens"] / of["steps"]
+    yield "decode_step_ms", "ms", (of["busy_ms"] - of["prompt_busy_ms"]) / max(1.0, decodes)
+    yield "prompt_step_ms", "ms", of["prompt_busy_ms"] / max(1.0, prompts)
+    yield "prompt_steps", "of all steps", prompts / of["steps"]
 
 
 class Scene(NamedTuple):
@@ -162,10 +147,12 @@ class Scene(NamedTuple):
             met = counted.total(_SAMPLES, result="met")
             label = f"{name}, {policy.label}: false among refusals sampled"
             more.append(Figure.of(f"{key}.false_refusals", label, "", [met / sampled]))
-        for part, (what, unit, of) in _WORKED.items():
-            if values := [of(each) for each in worked if each["steps"]]:
-                label = f"{name}, {policy.label}: {what}"
-                more.append(Figure.of(f"{key}.{part}", label, unit, values, better="neither"))
+        figures = [list(_worked(of)) for of in worked if of["steps"]]
+        for same in zip(*figures, strict=True):
+            part, unit, _ = same[0]
+            label = f"{name}, {policy.label}: {part.replace('_', ' ')}"
+            values = [value for *_, value in same]
+            more.append(Figure.of(f"{key}.{part}", label, unit, values, better="neither"))
         return Cell(key, name, policy.label, turns, rate_key="goodput_per_s", more=more)
 
 

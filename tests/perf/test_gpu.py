@@ -21,7 +21,7 @@ def test_every_section_runs_without_a_gpu(tmp_path: Path) -> None:
     assert [one.name for one in bundle.results] == list(gpu.SECTIONS)
     assert not any(one.failed for one in bundle.results)
     figures = bundle.figures()
-    assert figures["engine.prefill.tokens_per_s"].median > 0 and figures["engine.cancel_ms"].n
+    assert figures["engine.prefill.tokens_per_s"].median > 0
     assert (
         figures["steps.16.2.prompt_launch"].n > 2 and figures["steps.16.0.prompts.tokens_per_s"].n
     )

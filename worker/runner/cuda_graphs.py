@@ -196,17 +196,10 @@ class DecodeGraphs:
         recorded.decode.replay()
         return self.drawn(len(ids), recorded.decode.results[1], chances)
 
-    def fill(
-        self,
-        size: int,
-        ids: NDArray[np.int64],
-        positions: NDArray[np.int64] | int,
-        slots: NDArray[np.int64],
-    ) -> None:
+    def fill(self, size: int, *columns: NDArray[np.int64]) -> None:
         """Refill the first ``size`` rows of ``inputs``, those left over with padding."""
-        rows, inputs = len(ids), np.empty((size, 3), np.int64)
-        inputs[:rows, 0], inputs[:rows, 1], inputs[:rows, 2] = ids, positions, slots
-        inputs[rows:] = 0, 0, self.state.dummy_slot
+        rows, inputs = len(columns[0]), np.full((size, 3), (0, 0, self.state.dummy_slot))
+        inputs[:rows] = np.stack(columns, axis=1)
         upload_to(self.inputs[:size], inputs)
 
     def drawn(

@@ -25,13 +25,8 @@ from worker.attention import AttentionBackend, AttentionStep, PackedBatch
 from worker.log import model_log
 from worker.models.model import Decoder
 from worker.pinned import upload_to
-from worker.runner.cuda_graphs import (
-    DecodeGraphs,
-    GraphRecorder,
-    GraphRecording,
-    Replayed,
-    reserved_bytes,
-)
+from worker.runner.cuda_graphs import DecodeGraphs, GraphRecorder, GraphRecording, Replayed
+from worker.runner.cuda_graphs import reserved_bytes as reserved
 from worker.runner.torch_runner import PackedTokens
 
 _STRIDE: Final = 64
@@ -107,13 +102,13 @@ class MixedGraphs:
         self._hidden: Tensor | None = None
         self._attention = attention.mixed_steps(state.blocks, self._places, decodes.largest)
         self._bodies: dict[int, GraphRecording] = {}
-        began, before = time.monotonic(), reserved_bytes(state.device)
+        began, before = time.monotonic(), reserved(state.device)
         sizes = token_sizes(most_tokens)
         with torch.inference_mode():
             try:
                 for size in in_order(sizes):
                     self._bodies[size] = self._record_body(size, recorder)
-                    added = reserved_bytes(state.device) - before
+                    added = reserved(state.device) - before
                     if time.monotonic() - began > MOST_S or added > MOST_BYTES:
                         break
             except torch.OutOfMemoryError:
@@ -121,12 +116,11 @@ class MixedGraphs:
                     raise
             self._heads = {size: self._record_head(size, recorder) for size in decodes.sizes}
         model_log.info(
-            "CUDA graphs recorded for steps of %s tokens with prompts in %.1f s, %.0f MiB; %d of"
-            " %d sizes were left out",
-            ", ".join(map(str, sorted(self._bodies))),
+            "CUDA graphs recorded in %.1f s, %.0f MiB for steps with prompts: %s tokens, %d of %d",
             time.monotonic() - began,
-            max(0, reserved_bytes(state.device) - before) / 2**20,
-            len(sizes) - len(self._bodies),
+            max(0, reserved(state.device) - before) / 2**20,
+            ", ".join(map(str, sorted(self._bodies))),
+            len(self._bodies),
             len(sizes),
         )
 
@@ -160,7 +154,7 @@ class MixedGraphs:
         ``DecodeGraphs.replay``."""
         rows = len(slots)
         size = min(one for one in self._heads if one >= rows)
-        self._decodes.fill(size, last_tokens, 0, slots)
+        self._decodes.fill(size, last_tokens, last_tokens, slots)
         self._heads[size].replay()
         return self._decodes.drawn(rows, self._heads[size].results[0], chances)
 
