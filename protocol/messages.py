@@ -322,7 +322,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
 
     ``step_ms`` is a moving average over steps that decoded. ``check_us`` is the sampled cost per
     request of looking at deadline and abort (DL-13). ``busy_ms_total`` is the time spent in
-    ``steps_total`` steps, ``prefill_tokens_total`` the prompt tokens that they computed,
+    ``steps_total`` steps, ``prompt_busy_ms_total`` that in the ``prompt_steps_total`` with prompt
+    tokens, ``prefill_tokens_total`` the prompt tokens that they computed,
     ``cached_tokens_total`` those that the prefix cache spared them. Of the free blocks,
     ``kv_blocks_cached`` hold a prefix that may be used again, and are evicted on demand.
     ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of admitted prompts that
@@ -372,6 +373,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     stuck_ms: float = 0.0
     not_finite_total: int = 0
     context_tokens_total: int = 0
+    prompt_steps_total: int = 0
+    prompt_busy_ms_total: float = 0.0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

@@ -141,7 +141,7 @@ class WorkerSettings(EnvironmentSettings):
     (docs/clients.md)."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of vLLM or llama.cpp's server, by its own names: ``name=value`` pairs or a JSON
-    object."""
+    object. ``torch`` has one, for CUDA: ``prompt_graphs=true`` (worker/README.md)."""
     adapters: dict[str, LocalPath] = Field(default_factory=dict)
     """LoRA adapters by name, each served as a model: a JSON object of PEFT folders; ``vllm``
     only."""
@@ -158,7 +158,8 @@ class WorkerSettings(EnvironmentSettings):
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
     max_running: int = Field(default=64, ge=1)
     """Most jobs that one step can carry. On CUDA, unless it is set: as many, up to 256, as still
-    make more tokens a second by the steps measured at load; with vLLM its own number."""
+    make more tokens a second by the steps measured at load and find room for 512 tokens each; with
+    vLLM its own number."""
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together. On CUDA, unless it is set: 512 to
     2048, so many that what each step costs however small it is takes at most 15 % of it."""
@@ -191,6 +192,11 @@ class WorkerSettings(EnvironmentSettings):
     def computes_on_gpu(self) -> bool:
         """Whether the engine computes on a GPU, which synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
+
+    @property
+    def prompt_graphs(self) -> bool:
+        """Whether ``torch`` on CUDA replays steps with prompts from recordings."""
+        return self.engine_args.get("prompt_graphs", "").lower() in ("true", "1")
 
     @field_validator("engine_args", mode="before")
     @classmethod

@@ -3,11 +3,11 @@
     python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--shape NAME] [--only SECTION …]
 
 Random weights of the shape are written first. A section that fails costs its own figures only.
+``TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true`` has steps with prompts recorded.
 ``--device cpu --shape 0.5b`` measures a CPU; with ``--shape tiny`` its logic runs anywhere.
 """
 
 import argparse
-import random
 import shutil
 import sys
 import tempfile
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,10 @@ from perf.report.table import show
 from protocol import AbortCause, ModelCard, Sampling
 from worker.core import EngineService, Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
-from worker.models.config import read_config
+from worker.engine.engine import Engine
+from worker.engine.executor import Executor
+from worker.runner.cuda_runner import StepMarks
+from worker.scheduler.plan import Plan
 from worker.settings import BLOCK_TOKENS, KvSettings, WorkerSettings
 
 NEVER: Final = 1e12
@@ -100,11 +103,13 @@ class GpuRuns:
 
 @dataclass(slots=True)
 class GpuPlace:
-    """Where a run measures: a checkpoint, and a device. ``card`` is that of the last engine."""
+    """Where a run measures: a checkpoint, and a device; ``profile``: where a step's is written.
+    ``card`` is that of the last engine."""
 
     path: Path
     device: str
     shape: str
+    profile: Path | None = None
     card: ModelCard | None = None
 
     @contextmanager
@@ -119,31 +124,8 @@ class GpuPlace:
             built.engine.stop()
 
 
-def loader(place: GpuPlace) -> Iterator[Figure]:
-    """Load as a worker does by default, and run a full batch; what is left of the memory then."""
-    torch.zeros(1, device=place.device)  # starts CUDA
-    started = time.monotonic()
-    with place.running() as runs:
-        seconds, free = time.monotonic() - started, _free_gib(place)
-        yield Figure.of("loader.worker_s", "as a worker loads it, page cache warm", "s", [seconds])
-        assert place.card is not None
-        length = min(600, place.card.context_tokens // 2)
-        rows = [
-            runs.submit(runs.prompt(length), 40, temperature=0.8, top_p=0.9, logprobs=5)
-            for _ in range(place.card.max_running)
-        ]
-        runs.wait_ended(rows)
-        for when, gib in (("loaded", free), ("full_batch", _free_gib(place))):
-            label = f"device memory left, {when.replace('_', ' ')}"
-            yield Figure.of(f"loader.{when}_gib", label, "GiB", [gib], better="higher")
-
-
-def _free_gib(place: GpuPlace) -> float:
-    return torch.cuda.mem_get_info()[0] / 2**30 if place.device == "cuda" else 0.0
-
-
 def engine(place: GpuPlace) -> Iterator[Figure]:
-    """Measure the model: decodes, prompts, cancels."""
+    """Measure the model: decodes, prompts."""
     tiny = place.shape == "tiny"
     batches, keys, answer = ((1, 2, 4), 40, 10) if tiny else ((1, 8, 32, 64), 1024, 96)
     most = max(batches)
@@ -159,9 +141,6 @@ def engine(place: GpuPlace) -> Iterator[Figure]:
         runs.wait_ended(rows)
         took_s = max(run.token_times[0] for run in rows) - rows[0].submitted_at
         yield _rate("engine.prefill", f"{count} prompts of {keys}", count * keys / took_s)
-        freed = _cancels_ms(runs, most // 2, keys, 3 if tiny else 25)
-        label = f"cancel to blocks free beside {most // 2} jobs"
-        yield Figure.of("engine.cancel_ms", label, "ms", freed)
         yield Figure.of("engine.step_ms", "a step then", "ms", [runs.engine.stats().step_ms])
 
 
@@ -178,43 +157,100 @@ def _decodes_per_s(runs: GpuRuns, batch: int, keys: int, answer: int) -> float:
     return len(times) / (max(times) - begun)
 
 
-def _cancels_ms(runs: GpuRuns, beside: int, keys: int, count: int) -> list[float]:
-    """Time of each cancel until slot and blocks are free, with the device quiescent."""
-    draw, freed = random.Random(SEED), list[float]()
-    others = [runs.submit(runs.prompt(8), keys) for _ in range(beside)]
-    for _ in range(count):
-        run = runs.submit(runs.prompt(min(keys // 2, 200)), keys)
-        # Somewhere within it, on a machine whose steps take next to nothing as well.
-        about_s = keys * runs.engine.stats().step_ms / 4000
-        time.sleep(min(0.01 + 0.05 * draw.random(), about_s))
-        runs.engine.cancel(run.job, AbortCause.CANCEL)
-        runs.wait_ended([run])
-        if run.finished is not None and run.finished.abort_ms is not None:
-            freed.append(run.finished.abort_ms)
-    for run in others:
-        runs.engine.cancel(run.job, AbortCause.CANCEL)
-    runs.wait_ended(others)
-    return freed
+class WatchedStep(NamedTuple):
+    """A step as it was launched: its tokens, the host's time, how often memory was taken from the
+    driver, and the device's marks, if it has a clock."""
+
+    decodes: int
+    prompt_tokens: int
+    host_ms: float
+    taken: int
+    marks: StepMarks | None
 
 
-def resume(place: GpuPlace) -> Iterator[Figure]:
-    """First token of a conversation after a restart: from disk, and computed again (WK-6)."""
-    tokens = min(8192, read_config(place.path).context_tokens - 16)
-    disk = KvSettings(disk_path=place.path.parent / "kv")
-    said: list[int] = []
-    for key, what in (("computed", "computed"), ("from_disk", "from disk")):
-        with place.running(kv=disk) as runs:
-            runs.wait_ended([runs.submit(runs.prompt(64), 2)])
-            said = [*said, 11, 12, 13] if said else runs.prompt(tokens)
-            run = runs.submit(said, 1, session="s")
-            runs.wait_ended([run])
-        assert run.finished is not None
-        cached = f"{run.finished.cached_tokens} of {len(said)} tokens cached"
-        took_ms = 1000 * (run.token_times[0] - run.submitted_at)
-        yield Figure.of(f"resume.{key}_ms", f"first token, {what} ({cached})", "ms", [took_ms])
+class StepWatch:
+    """Notes the steps that an executor launches from now on."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.seen: list[WatchedStep] = []
+        self.profile: Path | None = None
+        """Where the next step with prompt tokens beside decodes is profiled, once."""
+        runner, name = executor.runner, "launch" if executor.launcher is not None else "execute"
+        self._plain: Callable[[Plan], object] = getattr(runner, name)
+        setattr(runner, name, self._run)
+
+    def _run(self, plan: Plan) -> object:
+        prompt = plan.tokens - plan.decodes
+        if (file := self.profile) is not None and prompt and plan.decodes:
+            self.profile = None
+            return self._profiled(plan, file)
+        before, began = _taken(), time.perf_counter()
+        step = self._plain(plan)
+        host_ms = 1000 * (time.perf_counter() - began)
+        marks = getattr(step, "marks", None)
+        self.seen.append(WatchedStep(plan.decodes, prompt, host_ms, _taken() - before, marks))
+        return step
+
+    def _profiled(self, plan: Plan, file: Path) -> object:
+        with torch.profiler.profile() as found:
+            step = self._plain(plan)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        order = ("cpu_time_total", "self_device_time_total")
+        tables = (found.key_averages().table(sort_by=by, row_limit=40) for by in order)
+        file.write_text("\n".join(tables))
+        return step
 
 
-SECTIONS: Final = {"loader": loader, "engine": engine, "resume": resume}
+def _taken() -> int:
+    return torch.cuda.memory_stats()["num_device_alloc"] if torch.cuda.is_available() else 0
+
+
+def steps(place: GpuPlace) -> Iterator[Figure]:
+    """Steps by kind: launch, device time, memory taken; prompts beside decodes."""
+    tiny = place.shape == "tiny"
+    sizes, beside, keys, answer = ((16,), 2, 20, 60) if tiny else ((512, 2048), 24, 1500, 1000)
+    for size in sizes:
+        blocks = -(-(beside * (keys + answer) + 6 * (size + 16)) // BLOCK_TOKENS) + 64
+        kv = KvSettings(blocks=blocks)
+        chosen = {"max_running": 8 if tiny else 64, "max_step_tokens": size, "kv": kv}
+        for decodes in (0, beside):
+            with place.running(**chosen) as runs:
+                assert isinstance(runs.engine, Engine)
+                watch = StepWatch(runs.engine.executor)
+                held = [runs.submit(runs.prompt(keys), answer) for _ in range(decodes)]
+                runs.wait(lambda rows=held: all(run.token_times for run in rows))  # type: ignore[misc]
+                since = len(watch.seen)
+                rows = [runs.submit(runs.prompt(size), 2) for _ in range(6)]
+                runs.wait_ended(rows)
+                took_s = max(run.token_times[0] for run in rows) - rows[0].submitted_at
+                yield from _told(f"steps.{size}.{decodes}", watch.seen[since:], 6 * size / took_s)
+                if decodes and size == sizes[0]:
+                    watch.profile = place.profile
+                    runs.wait_ended([runs.submit(runs.prompt(size), 2)])
+                for run in held:
+                    runs.engine.cancel(run.job, AbortCause.CANCEL)
+                runs.wait_ended(held)
+
+
+def _told(key: str, seen: Sequence[WatchedStep], rate: float) -> Iterator[Figure]:
+    _, size, decodes = key.split(".")
+    what = f"prompts of {size} beside {decodes} decodes"
+    yield _rate(f"{key}.prompts", what, rate)
+    for kind in ("prompt", "decode"):
+        steps = [one for one in seen if bool(one.prompt_tokens) == (kind == "prompt")]
+        times = [1000 * one.marks.time().busy_s for one in steps if one.marks is not None]
+        for name, unit, values in (
+            ("launch", "ms", [one.host_ms for one in steps]),
+            ("device", "ms", times),
+            ("taken", "", [float(one.taken) for one in steps]),
+        ):
+            if values:
+                label = f"{what}: a step's {name} ({kind})"
+                yield Figure.of(f"{key}.{kind}_{name}", label, unit, values)
+
+
+SECTIONS: Final = {"engine": engine, "steps": steps}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -226,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"torch {torch.__version__} sees no usable GPU; --device cpu --shape 0.5b")
     recording = begin(parser, options, "perf.engine.gpu", *given, seed=SEED)
     scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-", dir=roomy_folder()))
-    place = GpuPlace(scratch / "model", options.device, options.shape)
+    place = GpuPlace(scratch / "model", options.device, options.shape, options.profile)
     results: list[BenchResult] = []
     try:
         if not (place.path / "config.json").exists():
@@ -251,6 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     names = tuple(SECTIONS)
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these sections")
+    parser.add_argument("--profile", type=Path, help="file for the profile of a step (steps)")
     parser.add_argument(
         "--scratch", help="directory for a checkpoint, kept; 17 GB (else in /dev/shm if it fits)"
     )

@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +59,7 @@ from perf.goodput.load import (
 from perf.goodput.policies import COMPARED, EVERY, HANG_UP, Policy
 from perf.load.connection import HOST
 from perf.load.drive import PATH
-from perf.load.lane import open_lane
+from perf.load.lane import BenchLane, open_lane
 from perf.load.open_loop import NEVER_MS, StreamRequest
 from perf.load.outcomes import Cell, OfferedTurn
 from perf.load.trace import Manner
@@ -104,6 +104,21 @@ FULL = GoodputSize((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=2
 _SAMPLES = "tidegate_infeasible_samples_total"
 
 
+Worked = Mapping[str, float]
+"""Growth of a worker's totals (``WorkerStats``, without ``_total``) in a window of ``seconds``."""
+_COUNTED = ("tokens", "steps", "busy_ms", "prefill_tokens", "prompt_steps", "prompt_busy_ms")
+
+
+def _worked(of: Worked) -> Iterator[tuple[str, str, float]]:
+    """Key, unit and value of each figure."""
+    prompts, decodes = of["prompt_steps"], of["steps"] - of["prompt_steps"]
+    yield "prompt_tokens_per_s", "tokens/s", of["prefill_tokens"] / of["seconds"]
+    yield "rows", "tokens/step", of["tokens"] / of["steps"]
+    yield "decode_step_ms", "ms", (of["busy_ms"] - of["prompt_busy_ms"]) / max(1.0, decodes)
+    yield "prompt_step_ms", "ms", of["prompt_busy_ms"] / max(1.0, prompts)
+    yield "prompt_steps", "of all steps", prompts / of["steps"]
+
+
 class Scene(NamedTuple):
     """A trace and a manner of deadlines, on which policies are compared at one load after the
     other."""
@@ -115,10 +130,16 @@ class Scene(NamedTuple):
         return f"{self.trace}, deadlines: {self.manner}"
 
     def cell(
-        self, policy: Policy, load: float, turns: Sequence[OfferedTurn], counted: Scrape
+        self,
+        policy: Policy,
+        load: float,
+        turns: Sequence[OfferedTurn],
+        counted: Scrape,
+        worked: Sequence[Worked] = (),
     ) -> Cell:
-        """Cell of the requests of some windows; ``counted`` is what the service counted meanwhile.
-        Would-be refusals that were let in to learn from and were met are false refusals."""
+        """Cell of the requests of some windows; ``counted`` is what the service counted meanwhile,
+        ``worked`` what its workers did in each. Would-be refusals that were let in to learn from
+        and were met are false refusals."""
         key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
         name = f"{self.trace}, {self.manner}, {load:g} ×"
         more = []
@@ -126,6 +147,12 @@ class Scene(NamedTuple):
             met = counted.total(_SAMPLES, result="met")
             label = f"{name}, {policy.label}: false among refusals sampled"
             more.append(Figure.of(f"{key}.false_refusals", label, "", [met / sampled]))
+        figures = [list(_worked(of)) for of in worked if of["steps"]]
+        for same in zip(*figures, strict=True):
+            part, unit, _ = same[0]
+            label = f"{name}, {policy.label}: {part.replace('_', ' ')}"
+            values = [value for *_, value in same]
+            more.append(Figure.of(f"{key}.{part}", label, unit, values, better="neither"))
         return Cell(key, name, policy.label, turns, rate_key="goodput_per_s", more=more)
 
 
@@ -159,7 +186,9 @@ class GoodputOptions:
         """What each instance is."""
         if self.model is None:
             return SPEC
-        return StackSpec("torch", self.device, model=self.model, model_name=self.model.name)
+        # The sizes of a step are its own: with 64 rows first come, first served looked bad.
+        name = self.model.name
+        return StackSpec("torch", self.device, max_running=0, model=self.model, model_name=name)
 
     def load(self, source: LoadSource, manner: Manner, card: ModelCard) -> DrawnLoad:
         return drawn_load(
@@ -196,10 +225,10 @@ async def run(choices: GoodputOptions, console: Console) -> Measured:
     """Run all cells: policies in turns within a load, loads within a scene."""
     cells: list[Cell] = []
     capacities: dict[str, float] = {}
-    async with tritons(choices.spec, choices.instances) as instances:
+    async with tritons(choices.spec, choices.instances) as instances, AsyncExitStack() as stack:
         addresses = [instance.grpc_address for instance in instances]
-        async with open_lane(addresses[0]) as lane:
-            card = lane.card
+        lanes = [await stack.enter_async_context(open_lane(address)) for address in addresses]
+        card = lanes[0].card
         for source in choices.sources:
             for manner in choices.manners:
                 scene = Scene(source.name, manner)
@@ -207,7 +236,7 @@ async def run(choices: GoodputOptions, console: Console) -> Measured:
                 policies = [p for p in EVERY if p in choices.policies or p is HANG_UP]
                 # New ones for each scene: what they learnt from another would not be theirs.
                 async with fronts([(policy, addresses) for policy in policies]) as ready:
-                    contest = _Contest(scene, load, choices, ready)
+                    contest = _Contest(scene, load, choices, ready, lanes)
                     if source.name not in capacities:
                         capacities[source.name] = await contest.capacity()
                     capacity = capacities[source.name]
@@ -228,6 +257,7 @@ class _Contest:
     load: DrawnLoad
     choices: GoodputOptions
     fronts: Mapping[str, Front]
+    lanes: Sequence[BenchLane]
 
     async def capacity(self) -> float:
         """Requests per second with every slot full: the middle of a flood without deadlines.
@@ -257,16 +287,17 @@ class _Contest:
     async def cells(self, factor: float, capacity: float) -> list[Cell]:
         """Windows of all policies at one load, another policy first in each turn."""
         size, policies = self.choices.size, self.choices.policies
-        found: dict[str, list[tuple[OfferedTurn, Scrape]]] = {
+        found: dict[str, list[tuple[OfferedTurn, Scrape, Worked]]] = {
             policy.name: [] for policy in policies
         }
-        for number in range(size.turns):
+        seeds = self.load.seeds(factor * capacity, size.seconds, size.turns)
+        for number, seed in enumerate(seeds):
             first = number % len(policies)
             for policy in policies[first:] + policies[:first]:
                 asks = self.load.asks(
                     factor * capacity,
                     size.seconds,
-                    SEED + number,
+                    seed,
                     knows_lengths=policy.knows_lengths,
                 )
                 found[policy.name].append(await self._window(self.fronts[policy.name], asks))
@@ -274,20 +305,29 @@ class _Contest:
             self.scene.cell(
                 policy,
                 factor,
-                [turn for turn, _ in found[policy.name]],
-                Scrape.sum_of([counted for _, counted in found[policy.name]]),
+                [turn for turn, *_ in found[policy.name]],
+                Scrape.sum_of([counted for _, counted, _ in found[policy.name]]),
+                [worked for *_, worked in found[policy.name]],
             )
             for policy in policies
         ]
 
-    async def _window(self, front: Front, asks: list[StreamRequest]) -> tuple[OfferedTurn, Scrape]:
-        """Requests of one policy, and what the service counted meanwhile."""
+    async def _totals(self) -> dict[str, float]:
+        stats = [await lane.news() for lane in self.lanes]
+        totals = {name: sum(getattr(one, f"{name}_total") for one in stats) for name in _COUNTED}
+        return totals | {"seconds": time.monotonic()}
+
+    async def _window(
+        self, front: Front, asks: list[StreamRequest]
+    ) -> tuple[OfferedTurn, Scrape, Worked]:
+        """Requests of one policy, and what the service and the workers counted meanwhile."""
+        began = await self._totals()
         before = await scrape(HOST, front.service.port)
         results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
         counted = Scrape.between(before, await scrape(HOST, front.service.port))
-        return OfferedTurn.of(
-            asks, results, self.choices.size.warm_s, self.choices.size.window_s
-        ), counted
+        worked = {name: value - began[name] for name, value in (await self._totals()).items()}
+        size = self.choices.size
+        return OfferedTurn.of(asks, results, size.warm_s, size.window_s), counted, worked
 
 
 def _patience_s(ask: StreamRequest) -> float:
@@ -311,9 +351,10 @@ async def _main() -> int:
     begun = time.monotonic()
     with _written(choices, args.answers) as choices:
         measured = await run(choices, console)
+    rows, tokens = measured.card.max_running, measured.card.max_step_tokens
     found = BenchResult(
         "goodput-model" if choices.model else "goodput-paced",
-        f"{choices.what}, capacity "
+        f"{choices.what}, {rows} rows and {tokens} tokens a step, capacity "
         + ", ".join(f"{name} {x:.1f}/s" for name, x in measured.capacities.items()),
         round(time.monotonic() - begun, 1),
         [figure for cell in measured.cells for figure in cell.figures()],
@@ -353,7 +394,8 @@ def new_arguments() -> argparse.ArgumentParser:
     add("--policies", nargs="+", choices=[p.name for p in EVERY], default=[], metavar="NAME")
     add("--loads", nargs="+", type=float, default=[], metavar="FACTOR")
     add("--seconds", type=float, metavar="S", help="of each window")
-    add("--turns", type=int, default=1, help="windows of each policy at each load, in turns (1)")
+    turns = "windows of each policy at each load, in turns (1; of a model 3)"
+    add("--turns", type=int, help=turns)
     return parser
 
 
@@ -365,7 +407,7 @@ def choices_of(args: argparse.Namespace) -> GoodputOptions:
         size = replace(size, loads=tuple(args.loads))
     if args.seconds:
         size = replace(size, window_s=args.seconds)
-    size = replace(size, turns=args.turns)
+    size = replace(size, turns=args.turns or (3 if args.model else 1))
     if args.arrivals == "trace" and not args.trace:
         raise ValueError("--arrivals trace needs a --trace")
     default = Manner.CONSTANT if args.model else Manner.PROPORTIONAL

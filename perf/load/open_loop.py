@@ -31,9 +31,11 @@ _CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]+)"')
 _EVENT = EVENT[1:]
 _ROLE = b'"role"'
-"""Bytes that are only in a chat's first event, which is not a token."""
-_TEXT = re.compile(rb'"(?:text|content)": ?"[^"]')
-"""Pattern of text: a chat's first event has none, and some servers send it before they begin."""
+"""Bytes that are only in a chat's first event, which is not a token; some servers send it before
+they begin."""
+_TOKEN = re.compile(rb'"(?:text|content)": ?"')
+_ROLE_TOKEN = re.compile(rb'"role": ?"\w+", ?"content": ?"')
+"""A token's event, whose text may be empty: random ids have none for a whole answer."""
 
 
 NEVER_MS: Final = 1e9
@@ -177,7 +179,7 @@ class _Connection(asyncio.Protocol):
         events = data.count(_EVENT)
         if not result.first_s and result.status == 200:
             events -= data.count(_ROLE)
-            if _TEXT.search(joined):
+            if len(_TOKEN.findall(joined)) > len(_ROLE_TOKEN.findall(joined)):
                 result.first_s = now
                 self._wait(self._ask.deadline_ms)
         if events:

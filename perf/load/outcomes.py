@@ -157,6 +157,13 @@ class Cell:
         for kind in self.kinds:
             shares = [turn.attainment(kind) for turn in turns]
             figures.append(of(f"attainment_{kind}", f"met, of {kind}", "", shares, "higher"))
+        for end in sorted({end for turn in turns for end in turn.ends}):
+            shares = [turn.ends.get(end, 0) / len(turn.outcomes) for turn in turns]
+            figures.append(
+                of(f"end.{end.replace(' ', '_')}", f"ended: {end}", "", shares, "neither")
+            )
+        begun = [sum(bool(r.first_s) for _, r in turn.outcomes) / turn.window_s for turn in turns]
+        figures.append(of("prompts_per_s", "first tokens", "requests/s", begun, "neither"))
         if ttft := self.ttft_ms():
             figures += [
                 Figure.tail_of(

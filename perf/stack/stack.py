@@ -38,6 +38,7 @@ class StackSpec:
     lengths: Literal["cap", "prompt"] = "cap"
     """End of synthetic answers: at the ``cap``, or as the ``prompt`` says."""
     max_running: int = 64
+    """0 leaves the number to the worker."""
     kv_blocks: int = 0
     """Blocks of the worker's KV pool; 0 leaves the number to the worker."""
     deterministic: bool = False
@@ -74,7 +75,7 @@ class StackSpec:
             "TIDEGATE_WORKER__DEVICE": self.device,
             **({"TIDEGATE_WORKER__ENGINE_ARGS": self._arguments()} if self._is_made_up else {}),
             **({"TIDEGATE_WORKER__DETERMINISTIC": "true"} if self.deterministic else {}),
-            "TIDEGATE_WORKER__MAX_RUNNING": str(self.max_running),
+            **({"TIDEGATE_WORKER__MAX_RUNNING": str(self.max_running)} if self.max_running else {}),
             "TIDEGATE_WORKER__KV__BLOCKS": str(self.kv_blocks),
             **self.more,
         }

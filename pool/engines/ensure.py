@@ -81,9 +81,9 @@ async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
         fresh_log(log)
         with wheel.completing(wheel.wheel_dir(home)) as target:
             command = [*pip, "--target", str(target), *wheel.PIP_ARGUMENTS]
-            process = await GuardedProcess.start(
-                "pip", command, env=command_environment({}), log=log
-            )
+            # Where it is unpacked, there is room for it; a container's /tmp may be memory.
+            env = command_environment({"TMPDIR": str(target.parent)})
+            process = await GuardedProcess.start("pip", command, env=env, log=log)
             try:
                 status = await process.wait()
             finally:

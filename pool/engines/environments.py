@@ -110,7 +110,12 @@ class EnvironmentProvider:
         requirements = partial / "requirements.txt"
         requirements.write_text(self.recipe.requirements)
         install = [*_PIP, "--python", str(python), *_INSTALL, *self.recipe.pip]
-        await self._run([*install, "-r", str(requirements)], log, self.recipe.build)
+        # Beside the environment: a container's /tmp may be memory, and vLLM unpacks gigabytes.
+        spare = folder.with_name(folder.name + ".tmp")
+        spare.mkdir(exist_ok=True)
+        build = {**(self.recipe.build or {}), "TMPDIR": str(spare)}
+        await self._run([*install, "-r", str(requirements)], log, build)
+        shutil.rmtree(spare, ignore_errors=True)
         # In ASCII, as the interpreter of Triton's Python stub reads it.
         ours = os.fsencode(sysconfig.get_paths()["purelib"])
         (packages / _OURS).write_text(f"import os, sys; sys.path.append(os.fsdecode({ours!r}))\n")

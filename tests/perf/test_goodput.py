@@ -1,15 +1,18 @@
 """The goodput benchmark's own parts: open loop, judgement (PF-2)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from perf.goodput.__main__ import Scene, choices_of, new_arguments
+from perf import SEED
+from perf.goodput.__main__ import _COUNTED, Scene, choices_of, new_arguments
 from perf.goodput.load import (
     LOG_NORMAL,
+    DrawnLoad,
     at_once,
     drawn_load,
     source_of,
@@ -19,7 +22,7 @@ from perf.load import open_loop
 from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.outcomes import OfferedTurn
-from perf.load.trace import Manner
+from perf.load.trace import Manner, TraceLoad, TraceRow
 from perf.load.workload import Speed
 from perf.stack.scrape import Scrape
 from worker.runner.synthetic import length_ids
@@ -52,7 +55,8 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         "unanswered": 1,
     }
     assert (turn.met_per_s, turn.attainment(), turn.waste, turn.refused) == (2.0, 0.2, 0.6, 0.2)
-    cell = SCENE.cell(OURS, 2.0, [turn], Scrape(samples))
+    worked = dict(zip(_COUNTED, (60.0, 30.0, 450.0, 900.0, 10.0, 290.0), strict=True))
+    cell = SCENE.cell(OURS, 2.0, [turn], Scrape(samples), [worked | {"seconds": 3.0}])
     figures = {figure.key: figure for figure in cell.figures()}
     goodput = figures["conversation.constant.2x.ours.goodput_per_s"]
     assert goodput.low <= goodput.median == 2.0 <= goodput.high
@@ -62,6 +66,12 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         ("ttft_p50_ms", 40.0),
         ("late_send_ms", 5.0),
         ("false_refusals", 0.25),
+        ("end.deadline_infeasible", 0.2),
+        ("prompts_per_s", 6.0),
+        ("prompt_tokens_per_s", 300.0),
+        ("rows", 2.0),
+        ("decode_step_ms", 8.0),
+        ("prompt_step_ms", 29.0),
     ):
         assert figures[f"conversation.constant.2x.ours.{name}"].median == pytest.approx(value)
 
@@ -113,6 +123,16 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
 
 
+def test_no_window_is_one_burst_of_the_trace() -> None:
+    times = [*map(float, range(200)), *(200 + n / 1000 for n in range(100))]
+    load = DrawnLoad(TraceLoad([TraceRow(at, 9, 5) for at in times], SPEED), "m", 500)
+    seeds = load.seeds(10.0, 10.0, 8)
+    assert len(seeds) == 8 and seeds[-1] > SEED + 7
+    for seed in seeds:
+        tenths = Counter(int(one.at_s) for one in load.trace.requests(10.0, 10.0, seed))
+        assert max(tenths.values()) <= 40
+
+
 def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     plain = choices_of(new_arguments().parse_args([]))
     assert plain.policies == COMPARED and plain.is_poisson
@@ -137,7 +157,8 @@ async def port() -> AsyncIterator[int]:
 
     async def complete(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        kind, text = body["max_tokens"], b'data: {"choices":[{"text":"a"}]}\n\n'
+        kind = body["max_tokens"]  # the tokens of six have no text, as random ids
+        text = b'data: {"choices":[{"text":"%s"}]}\n\n' % (b"" if kind == 6 else b"a")
         if kind == 1:
             assert request.headers["X-Timeout-Ms"] == "500.0"
             error = {"error": {"code": "deadline_infeasible", "message": "no"}}
@@ -184,6 +205,7 @@ async def test_pf2_the_open_loop_tells_every_kind_of_end_apart(port: int) -> Non
         (5, True, ""),
         (6, True, ""),
     ]
+    assert all(each.first_s < each.end_s for each in whole)
 
 
 async def test_pf2_clients_hang_up_at_their_own_deadlines(port: int) -> None:

@@ -140,7 +140,9 @@ def _build(
                 1000 * costs.context_token_ms,
                 costs.doubt,
             )
-            limits = fitting(read, limits, costs)
+            limits = fitting(read, limits, costs, built.blocks)
+            sizes = limits.max_running, limits.max_step_tokens
+            model_log.info("a step carries up to %d rows and %d tokens", *sizes)
             costs = costs.up_to(limits.max_running)
     grammars = compiling.result() if compiling is not None else None
     pool = BlockPool(built.blocks)

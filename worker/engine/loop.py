@@ -75,6 +75,8 @@ class _Totals:
     late_tokens: int = 0
     steps: int = 0
     busy_s: float = 0.0
+    prompt_steps: int = 0
+    prompt_busy_s: float = 0.0
     prompt_tokens: int = 0
     context_tokens: int = 0
     not_finite: int = 0
@@ -404,7 +406,10 @@ class EngineLoop:
         self._step_time.prefilled(duration_s, prompt_tokens)
         self._totals.steps += 1
         self._totals.busy_s += duration_s
-        self._totals.prompt_tokens += prompt_tokens
+        if prompt_tokens:
+            self._totals.prompt_steps += 1
+            self._totals.prompt_busy_s += duration_s
+            self._totals.prompt_tokens += prompt_tokens
         self._totals.context_tokens += sum([row.start for row in plan.rows[: plan.decodes]])
 
     def _apply(self, plan: Plan, done: Executed, events: list[Event]) -> None:
@@ -559,6 +564,8 @@ class EngineLoop:
             check_us=self._expiry.check_us,
             steps_total=totals.steps,
             busy_ms_total=totals.busy_s * 1e3,
+            prompt_steps_total=totals.prompt_steps,
+            prompt_busy_ms_total=totals.prompt_busy_s * 1e3,
             prefill_tokens_total=totals.prompt_tokens,
             not_finite_total=totals.not_finite,
             context_tokens_total=totals.context_tokens,

@@ -30,8 +30,9 @@ least. Beside two busy processes 3 rounds had 2.7 to 7.8 ms for the demo model's
 10 rounds 2.4 to 2.6 in two of three starts."""
 _LEAST_S: Final = 1e-9
 CONTEXT_TOKENS, CONTEXT_BYTES = 512, 2**26
-"""Context of each row in the steps that show what a context costs, and the most memory of all of
-them: more than caches hold, and little beside a model."""
+"""Context of each row in the steps that show what a context costs, and the least that a row should
+find room for, or rows pause each other; the most memory of all of these contexts, more than caches
+hold and little beside a model."""
 _CONTEXT_STEPS: Final = 4
 """Most steps of each, of which the least counts."""
 BUDGET_S: Final = 0.5
@@ -183,9 +184,11 @@ def largest(settings: WorkerSettings) -> WorkerSettings:
     )
 
 
-def fitting(settings: WorkerSettings, config: SchedulerConfig, costs: StepCosts) -> SchedulerConfig:
+def fitting(
+    settings: WorkerSettings, config: SchedulerConfig, costs: StepCosts, blocks: int
+) -> SchedulerConfig:
     """``config`` with the sizes that ``costs`` show to be enough, where ``settings``, as they were
-    read, state none."""
+    read, state none; no more rows than a pool of ``blocks`` has room for."""
     if settings.engine != "torch" or settings.device != "cuda":
         return config
     rows, tokens = config.max_running, config.max_step_tokens
@@ -197,6 +200,7 @@ def fitting(settings: WorkerSettings, config: SchedulerConfig, costs: StepCosts)
             for count, rate in zip(costs.rows, rates, strict=True)
             if rate >= _ABOUT_MOST * max(rates)
         )
+        rows = min(rows, max(1, blocks * config.block_tokens // CONTEXT_TOKENS))
     if "max_step_tokens" not in stated:
         tokens = min(_LEAST_TOKENS, tokens)
         while tokens < config.max_step_tokens and _fixed_share(costs, tokens) > FIXED_SHARE:

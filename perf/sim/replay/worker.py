@@ -19,7 +19,7 @@ from protocol import ModelCard, WorkerStats
 from worker.core import Event, JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.loaded import LoadedEngine
-from worker.runner.synthetic import PacedDevice, StepCost
+from worker.runner.synthetic import PacedDevice, PacedStep, StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -70,6 +70,9 @@ class _Runner:
         self.took_s += seconds
 
     def execute(self, plan: Plan) -> StepResult:
+        return self.launch(plan).collect()
+
+    def launch(self, plan: Plan) -> PacedStep:
         busy_s = self.cost.of(plan) * self._rng.lognormvariate(0.0, self._noise)
         ids: list[list[int]] = []
         for row in plan.rows:
@@ -82,7 +85,7 @@ class _Runner:
             )
             ids.append([_END if is_over else _TOKEN] if row.samples else [])
         launch_s = self.cost.launch_of(plan)
-        return self._device.launch(StepResult(ids), launch_s=launch_s, busy_s=busy_s).collect()
+        return self._device.launch(StepResult(ids), launch_s=launch_s, busy_s=busy_s)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -112,7 +115,8 @@ class SimWorker:
         self._engine = Engine(
             Scheduler(config, BlockPool(spec.kv_tokens // card.block_tokens)),
             self.runner,
-            EngineConfig([_END]),
+            # As on a GPU, where launches take time; a step that costs nothing to launch gains none.
+            EngineConfig([_END], overlap=spec.cost.prompt_launch_s > 0),
             clock=self._now,
             draw_seed=lambda: 0,
         )

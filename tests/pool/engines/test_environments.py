@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,10 +78,18 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     (folder.with_name(folder.name + ".partial") / "lib").rename(
         tmp_path / "lost"
     )  # worse than a kill
-    synced = []
+    synced, unpacked, start = [], list[str | None](), environments.GuardedProcess.start
+
+    async def noted(*given: Any, **more: Any) -> Any:
+        unpacked.append(more["env"].get("TMPDIR"))
+        return await start(*given, **more)
+
     with monkeypatch.context() as spied:
+        spied.setattr(environments.GuardedProcess, "start", noted)
         spied.setattr(environments, "sync_tree", lambda _: synced.append(folder.exists()))
         engine = await provider.ensure(home)
+    assert f"{folder}.tmp" in unpacked, "not in a /tmp that may be memory"
+    assert not list(folder.parent.glob("*.tmp"))
     assert synced == [False]  # all of it is on the disk before it has its name
     assert (engine.name, engine.version, engine.compute_mode) == ("tiny", "1.2", "cpu")
     assert engine.catalog_id == provider.id and len(engine.digest) == 64

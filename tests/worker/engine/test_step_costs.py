@@ -129,11 +129,11 @@ def settings(**values: Any) -> WorkerSettings:
     return WorkerSettings(model_path=Path("m"), **{"engine": "torch", "device": "cuda"} | values)
 
 
-def chosen(costs: StepCosts, **stated: Any) -> tuple[int, int]:
+def chosen(costs: StepCosts, blocks: int = 30_000, **stated: Any) -> tuple[int, int]:
     asked = settings(**stated)
     built = largest(asked)
     config = replace(CONFIG, max_running=built.max_running, max_step_tokens=built.max_step_tokens)
-    found = fitting(asked, config, costs)
+    found = fitting(asked, config, costs, blocks)
     return found.max_running, found.max_step_tokens
 
 
@@ -142,6 +142,7 @@ def test_a_gpu_gets_the_rows_and_tokens_that_its_steps_are_worth() -> None:
     # Its steps get slower with each row from 32 on, and a prompt costs next to nothing at first.
     small = StepCosts(ROWS, (7.0, 7.0, 7.0, 7.0, 8.0, 10.0, 20.0, 40.0, 80.0), 0.2, 1.0, 0.2)
     assert chosen(small) == (32, 512)
+    assert chosen(H100, blocks=2_560)[0] == 80, "no more than have 512 tokens each"
 
 
 def test_what_the_operator_states_is_not_changed() -> None:
@@ -154,7 +155,7 @@ def test_what_the_operator_states_is_not_changed() -> None:
 def test_elsewhere_the_settings_hold(other: dict[str, str]) -> None:
     asked = settings(**other)
     assert largest(asked) == asked
-    assert fitting(asked, CONFIG, H100) == CONFIG
+    assert fitting(asked, CONFIG, H100, 9) == CONFIG
 
 
 def test_the_costs_end_with_the_most_rows() -> None:

@@ -104,7 +104,9 @@ def test_estimates_and_use_of_the_device_follow_the_true_times() -> None:
     times = engine.scheduler.step_time
     assert times.plain_step_s == pytest.approx(0.007)
     assert times.prompt_token_s == pytest.approx((0.029 - 0.007) / 100)
-    assert 0.5 < engine.stats().stream_utilization <= 1
+    stats = engine.stats()
+    assert 0.5 < stats.stream_utilization <= 1
+    assert (stats.prompt_steps_total, stats.prompt_busy_ms_total) == (6, pytest.approx(6 * 29.0))
     clock.now += 3600
     while engine.scheduler.has_work:
         engine.step()

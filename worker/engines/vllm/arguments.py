@@ -100,6 +100,7 @@ def engine_args(settings: WorkerSettings) -> Any:
 def engine_config(settings: WorkerSettings) -> Any:
     """Make a ``VllmConfig``. Raises ``ValueError``; ``BrokenCheckpoint`` if vLLM cannot run it."""
     from vllm.config.kv_events import KVEventsConfig
+    from vllm.usage.usage_lib import UsageContext
 
     if not (settings.model_path / "config.json").is_file():
         raise BrokenCheckpoint(f"{settings.model_path}: no checkpoint, it has no config.json")
@@ -107,7 +108,8 @@ def engine_config(settings: WorkerSettings) -> Any:
     if settings.kv.prefix_cache:
         args.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     try:
-        return args.create_engine_config()
+        # As ``vllm serve``: without a context a step has 128 sequences and 2,048 tokens anywhere.
+        return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ValueError, OSError) as error:
         raise BrokenCheckpoint(f"{settings.model_path}: vLLM does not take it: {error}") from error
 

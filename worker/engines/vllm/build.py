@@ -25,7 +25,7 @@ from worker.engines.vllm.arguments import check_settings, engine_config
 from worker.engines.vllm.backend import CoreParts, VllmCore
 from worker.engines.vllm.images import VisionReader, blank_file, open_images
 from worker.engines.vllm.library import let_llvmlite_be_scanned, library_version, load_library
-from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
+from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher, keep_names_plain
 from worker.engines.vllm.requests import end_mask
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import build_compiler
@@ -323,6 +323,7 @@ def start_core(
 
     has_failed = threading.Event()
     let_llvmlite_be_scanned()
+    keep_names_plain(config)
     try:
         core = EngineCore(
             config,

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from worker.errors import DeviceUnavailable, EngineMissing
+from worker.log import model_log
 from worker.runner.device import open_device
 from worker.settings import WorkerSettings
 
@@ -29,6 +30,9 @@ _REQUIRED: Final = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _DEFAULTS: Final = {"HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
+_TESTED: Final = ("0.32",)
+_READ: Final = ("0.33",)
+"""Versions that were run here, on CPUs, and those whose code was read only."""
 _INVARIANT: Final = "VLLM_BATCH_INVARIANT"
 """vLLM's switch for sums that do not depend on what else is in a step."""
 
@@ -59,6 +63,7 @@ def load_library(settings: WorkerSettings) -> None:
             f" ensure vllm --device {settings.device}, or pip install {wheel} into the environment"
             " that the worker runs in"
         ) from error
+    log_version(library_version())
     if processes > 1:
         _name_python()
     if settings.device == "cuda" and processes > 1:
@@ -139,6 +144,18 @@ def _name_python() -> None:
             "vLLM needs a process for each GPU, and there is no python3 on the PATH to run them"
         )
     multiprocessing.set_executable(found)
+
+
+def log_version(found: str) -> None:
+    """Log how well the installed version is known."""
+    minor = ".".join(found.split()[-1].split(".")[:2])
+    if minor in _TESTED:
+        model_log.info("%s: tested with this worker, on CPUs", found)
+    else:
+        known = "was read and never run" if minor in _READ else "is not known"
+        model_log.warning(
+            "%s %s with this worker, which was tested with %s", found, known, ", ".join(_TESTED)
+        )
 
 
 def library_version() -> str:

@@ -47,6 +47,22 @@ def block_hasher(
     return hash_new_blocks
 
 
+def keep_names_plain(config: Any) -> None:
+    """Have the blocks of a ``VllmConfig`` named by the tokens up to their ends.
+
+    From 0.33 on, with a draft model that reads ahead (EAGLE, MTP), a name covers the tokens after
+    the block too, on which the draft model's KV depends: under ours it would read that of others.
+    Switched off, vLLM computes the last block found once more. Raises ``ValueError``.
+    """
+    if getattr(config, "num_hash_lookahead_tokens", 0):
+        config.speculative_config.disable_lookahead_block_hashes = True
+        if config.num_hash_lookahead_tokens:
+            raise ValueError(
+                "this vLLM names KV blocks by the tokens after them, too; set"
+                " TIDEGATE_WORKER__KV__PREFIX_CACHE=false, or use no draft model that reads ahead"
+            )
+
+
 class PrefixReports(ReportQueue):
     """Replaces vLLM's event publisher. ``publish`` is for the engine's thread, ``take`` for one
     reader on any thread.

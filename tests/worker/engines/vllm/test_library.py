@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from worker.engines.vllm.library import _choose_sums, let_llvmlite_be_scanned
+from worker.engines.vllm.library import _choose_sums, let_llvmlite_be_scanned, log_version
+from worker.engines.vllm.prefix_cache import keep_names_plain
 from worker.settings import WorkerSettings
 
 SWITCH = "VLLM_BATCH_INVARIANT"
@@ -50,6 +51,43 @@ def test_it_does_not_change_once_vllm_was_imported(monkeypatch: pytest.MonkeyPat
     assert os.environ[SWITCH] == "0"
     monkeypatch.setenv(SWITCH, "1")
     _choose_sums(EXACT)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("0.32.1", "tested with"), ("0.33.0", "read and never run"), ("0.40.0+cu130", "not known")],
+)
+def test_the_log_says_how_well_a_version_is_known(
+    version: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    log_version(f"vllm {version}")
+    assert said in caplog.text and (said == "tested with") == (
+        caplog.records[0].levelname == "INFO"
+    )
+
+
+class Ahead:
+    """A configuration of vLLM 0.33 with a draft model that reads one token ahead."""
+
+    class speculative_config:
+        disable_lookahead_block_hashes = False
+
+    can_switch = True
+
+    @property
+    def num_hash_lookahead_tokens(self) -> int:
+        return int(not (self.can_switch and self.speculative_config.disable_lookahead_block_hashes))
+
+
+def test_blocks_are_named_by_their_own_tokens_only() -> None:
+    keep_names_plain(object())  # 0.32 has no others
+    config = Ahead()
+    keep_names_plain(config)
+    assert config.speculative_config.disable_lookahead_block_hashes
+    config.can_switch = False
+    with pytest.raises(ValueError, match="PREFIX_CACHE=false"):
+        keep_names_plain(config)
 
 
 def test_what_finds_a_function_by_any_name_is_left_out_of_vllms_scan() -> None:
