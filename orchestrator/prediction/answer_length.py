@@ -23,7 +23,6 @@ is soon heard. Where a kind of prompt says nothing, its chain's weight, and what
 """
 
 import math
-import sys
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -40,19 +39,12 @@ _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57)
 _BOUNDS = np.array([0.0, *_EDGES])
 _LASTING = 1 - (np.arange(QUANTILES) + 0.5) / QUANTILES
 """Shares of answers that are longer than each of the quantiles."""
-_LEAST = sys.float_info.min
-"""Added to counts that may be 0 before they divide."""
 _PRIOR = 6.0
 _FIRST_MEAN = 128.0
 """Mean length, in tokens, of an answer of which nothing is known."""
 HALF_LIFE = 192
 """Number of later answers after which an answer counts half."""
 _KEPT = 0.5 ** (1 / HALF_LIFE)
-_RANK_SMOOTHING = 1 / 12
-_SURPRISE = 0.22
-"""Distance of recent answers' mean rank from the middle that is no chance (over four sigma): what
-was learnt is about other answers, and counts little from then on."""
-_KEPT_OF_OLD = 0.05
 _MAX_NODES = 4096
 _MAX_AT_HAND = 1024
 """Curves at hand, by key and by node, and quantiles of one. A plan asks for those of all that waits
@@ -168,13 +160,11 @@ class _Node:
         self.answers = 0
         self.weights = _EQUAL
         """Weights of the chains, if the node is of a model or a tenant."""
-        self._mean_rank = 0.5
 
     def add(self, tokens: int, *, finished: bool) -> None:
         self.answers += 1
         last = _bin_of(tokens)
-        self._watch(last, finished=finished)
-        self._scale(_KEPT)
+        self._counts *= _KEPT
         self.reached[: last + finished] += 1.0
         if finished:
             self.ended[last] += 1.0
@@ -190,22 +180,6 @@ class _Node:
         products = weights[heard] * chances
         weights[heard] = products * (weights[heard].sum() / products.sum())
         self.weights = (1 - _LEAK) * weights + _LEAK / CHAINS
-
-    def _watch(self, last: int, *, finished: bool) -> None:
-        """Forget most of what was learnt once answers are no longer like it."""
-        if not self.reached[0] > QUANTILES:
-            return
-        ends = self.ended[: last + 1] / (self.reached[: last + 1] + _LEAST)
-        alive = float(np.prod(1 - ends[:last]))
-        below, above = 1 - alive, 1 - alive * (1 - float(ends[last]))
-        rank = (below + above) / 2 if finished else (1 + below) / 2
-        self._mean_rank += _RANK_SMOOTHING * (rank - self._mean_rank)
-        if abs(self._mean_rank - 0.5) > _SURPRISE:
-            self._scale(_KEPT_OF_OLD)
-            self._mean_rank = 0.5
-
-    def _scale(self, factor: float) -> None:
-        self._counts *= factor
 
     def hazards(self, prior: Floats) -> Floats:
         """Hazards by bin, drawn towards ``prior``."""
