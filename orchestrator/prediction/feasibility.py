@@ -311,7 +311,9 @@ class Feasibility:
         if not least or task.is_promised or task.completion_tokens or task.refusal_sample:
             return False
         prospect = self._schedule.of(task, least)
-        is_hopeless = prospect.gain < least
+        # What begins at once in a free row, and costs nobody a chance, may try its own (DL-15).
+        is_idle = prospect.start_ms[-1] == 0 and prospect.gain == prospect.chance > 0
+        is_hopeless = prospect.gain < least and not is_idle
         task.most_rows = math.inf if is_hopeless else min(task.most_rows, prospect.most_rows)
         return is_hopeless
 
