@@ -38,9 +38,9 @@ LOOK_SHARE, LOOK_BURST_S = 0.05, 0.5
 """Share of the loop's CPU time that closer looks may take, and seconds of it at once. Each look
 plays the schedule a few times. At twice the capacity of the demo model, with engine and clients on
 the same two cores, 0.03, 0.06, 0.1 and 0.25 met 43, 48, 43 and 35 %, and 46, 38, 31 and 17 % of the
-others heard by half of their deadline (means of eight runs of 240 or 480 requests, six of the
-last). A crowd of 64 is looked at one by one; what comes beyond that is looked at together, as it
-waits."""
+others heard by half of their deadline (with a least chance of 0.3; means of eight runs of 240 or
+480 requests, six of the last). A crowd of 64 is looked at one by one; what comes beyond that is
+looked at together, as it waits."""
 
 
 class AdmissionMode(StrEnum):
