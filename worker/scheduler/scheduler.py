@@ -14,7 +14,7 @@ cached prefix need reserving. A paused request gives up its slot, not its blocks
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
@@ -83,8 +83,7 @@ class Scheduler:
             or any(len(request.tokens) - request.computed > 1 for request in self.running)
         ):
             return 0
-        gap_s = min((self._within_s(one, now) for one in self.running), default=math.inf)
-        return self._prompt_budget(len(self.running), gap_s)
+        return self._prompt_budget(len(self.running), self._within_s(self.running, now))
 
     def schedule(self, now: float = -math.inf) -> Schedule:
         """Plan the next step, and admit as many requests as budget, slots and blocks allow.
@@ -93,19 +92,16 @@ class Scheduler:
         """
         rows: list[Row] = []
         prefilling: list[Request] = []
-        gap_s = math.inf
         for request in self.running:
             if request.leaving or request.pausing:
                 continue
             computed = request.computed
             if len(request.tokens) - computed == 1:
                 rows.append(Row(request, computed, 1, True))
-                if request.job.token_gap_s < math.inf:
-                    gap_s = min(gap_s, self._within_s(request, now))
             else:
                 prefilling.append(request)
         decodes = len(rows)
-        budget = self._prompt_budget(decodes, gap_s)
+        budget = self._prompt_budget(decodes, self._within_s((row.request for row in rows), now))
         # Admitted first, so that a long running prompt does not block an urgent short one.
         started: list[Request] = []
         if budget and self.waiting:
@@ -264,24 +260,29 @@ class Scheduler:
         """Whether a step that was launched, and not read yet, fills blocks of ``request``."""
         return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
-    def _within_s(self, request: Request, now: float) -> float:
-        """Seconds within which a request that decodes needs its next token (DL-14).
+    def _within_s(self, requests: Iterable[Request], now: float) -> float:
+        """Seconds within which those of ``requests`` that have a stated gap need their next tokens
+        (DL-14); infinite without any.
 
         A stated gap makes a schedule: a first token that came early leaves the later ones time,
         which prompts may have (QoServe's dynamic chunks, arXiv 2503.22562). A row with none left
         gets a token each gap.
         """
-        job, step_time = request.job, self.step_time
-        if job.token_gap_s == math.inf:
+        paced = [one for one in requests if one.job.token_gap_s < math.inf]
+        if not paced:
             return math.inf
-        start = job.first_token_by if job.first_token_by < math.inf else request.first_token_at
-        if start is None:
-            return job.token_gap_s
+        step_time = self.step_time
         slow_s = step_time.slow_step_s(0) - step_time.plain_step_s
-        if request.tokens[-1] == PENDING:  # the step before is not over
-            slow_s += step_time.slow_step_s(self._planned_prompts)
-        left_s = start + request.generated * job.token_gap_s - now - slow_s
-        return max(left_s, job.token_gap_s)
+        ahead_s = step_time.slow_step_s(self._planned_prompts)  # of a step that is not over
+        least_s = math.inf
+        for request in paced:
+            job, within_s = request.job, request.job.token_gap_s
+            start = job.first_token_by if job.first_token_by < math.inf else request.first_token_at
+            if start is not None:
+                late_s = slow_s + ahead_s if request.tokens[-1] == PENDING else slow_s
+                within_s = max(within_s, start + request.generated * within_s - now - late_s)
+            least_s = min(least_s, within_s)
+        return least_s
 
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
         """Most prompt tokens for the next step, before its decodes' limits. They delay its decodes
