@@ -68,17 +68,18 @@ class Machine(NamedTuple):
     """Standard deviation of the logarithm of its speed."""
     bends: tuple[float, ...] = ()
     """See ``StepModel``; by the rows of one instance."""
-    fewest: float = 1.0
-    """Rows that run on each instance at least: where work keeps coming, free rows are filled."""
-
+    usual: int = 0
+    """How many requests are usually there, in all: so many come as those of now end."""
+    beside: int = 0
+    """How many more run where those leave rows free."""
     context_token_ms: float = 0.0
     """Time that a token of a row's context adds to a step."""
 
     def steps_ms(self, running: Floats, contexts: Floats) -> Floats:
         """What a step takes where so many rows, with so many tokens of context in all, run on all
         instances together."""
-        each = np.maximum(running / self.instances, self.fewest)
-        contexts_ms = self.context_token_ms * contexts * each / np.maximum(running, 1.0)
+        each = np.maximum(running / self.instances, 1.0)
+        contexts_ms = self.context_token_ms * contexts / self.instances
         if self.bends:
             each = np.interp(each, np.arange(len(self.bends)), self.bends)
         times: Floats = self.base_ms + self.row_ms * each + contexts_ms
@@ -197,7 +198,11 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     running = np.cumsum(np.repeat((-1.0, 1.0, 0.0), (count, count, 1))[order], axis=1)
     read = np.concatenate([-context, context, np.zeros((draws, 1))], axis=1)
     contexts = np.cumsum(np.take_along_axis(read, order, axis=1), axis=1)
-    step_ms = machine.steps_ms(running, contexts)
+    # A stationary queue returns to its mean as what it holds now leaves.
+    others = min(machine.usual, rows) * (1 - running / crowd)
+    others += np.minimum(machine.beside, rows - running - others)
+    own_tokens = float(table.context_tokens[:rows].mean())
+    step_ms = machine.steps_ms(running + others, contexts + others * own_tokens)
     wall = np.cumsum(np.concatenate([np.zeros(count), prompts * share, [0.0]])[order], axis=1)
     passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
     wall[:, 1:] += np.cumsum(passed, axis=1)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.errors import DeadlineInfeasible
+from orchestrator.prediction.forecast import Asked, Machine, play
 from orchestrator.prediction.step_model import StepModel
 from orchestrator.tasks.deadline import Parts
 from orchestrator.tasks.job import Priority
@@ -168,13 +169,27 @@ def test_dl15_a_look_that_finds_no_gain_binds_nobody() -> None:
     assert rig.refuses(rig.task(900, 100, prompt=1)), "rows are not adapted"
 
 
-def test_dl7_rows_stay_full_as_more_work_comes() -> None:
-    """Forecasts that had an engine to itself, once the present rows are done, let all in."""
+@for_each(("seconds", "step_ms"), [(0.0, 5.5), (60.0, 13.0)])
+def test_dl7_as_many_as_usual_come_for_what_ends(seconds: float, step_ms: float) -> None:
+    """Sixteen rows that make their last ten tokens. Where so many were there all the time, others
+    come for them; where they came just now, the engine is free after that."""
     rig = new_rig()
     for _ in range(16):
-        runs(rig, rig.task(60_000, 10))
-    prospect = rig.schedule.of(rig.task(60_000, 100, prompt=1))
-    assert prospect.end_ms[8] == pytest.approx(13.0 * (10 + 100), rel=0.05)
+        runs(rig, rig.task(600_000, 10))
+    rig.schedule.count("m")
+    rig.clock.advance(seconds)
+    prospect = rig.schedule.of(rig.task(600_000, 100, prompt=1))
+    assert prospect.end_ms[8] == pytest.approx(13.0 * 10 + step_ms * 100, rel=0.05)
+
+
+def test_dl7_those_who_come_have_the_usual_contexts() -> None:
+    """The last row is the longest: fifteen more of its kind would take another 15 ms a step."""
+    asked = [Asked(n, (10.0,), 0.0, 0, 1e6, 1e6, context_tokens=0) for n in range(15)]
+    asked.append(Asked(15, (100.0,), 0.0, 0, 1e6, 1e6, context_tokens=1600))
+    machine = Machine(5.0, 0.5, 16, usual=16, context_token_ms=0.01)
+    own_ms, others_ms = 0.01 * 1650, 0.01 * 15 * 100
+    expected = 10 * (13.0 + own_ms) + 90 * (13.0 + own_ms + others_ms)
+    assert play(asked, machine).end_ms[8, 15] == pytest.approx(expected, rel=0.02)
 
 
 def test_dl15_what_would_cost_others_more_than_it_gets_is_refused() -> None:
