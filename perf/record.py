@@ -70,7 +70,12 @@ TABLE: Final = (
     Recordable("agents", "perf.service --only agents"),
     Recordable("choices", "perf.engine.choices"),
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
+    Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2"),
+    Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
+    Recordable("peers-real-busy", "perf.peers --model smollm2 --alone --busy 2"),
+    Recordable("fleet", "perf.peers.fleet"),
     Recordable("picker", "perf.peers.picker"),
+    Recordable("picker-vllm", "perf.peers.picker --pods vllm"),
     Recordable(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
@@ -85,6 +90,7 @@ TABLE: Final = (
     Recordable("sim-quotes", "perf.sim quotes"),
     Recordable("sim-crowds", "perf.sim crowds --seeds 1"),
     Recordable("sim-reported", "perf.sim reported"),
+    Recordable("sim-scaling", f"perf.sim scaling --trace {_CODE}"),
     Recordable("sim-chains", "perf.sim runs --loads 1.2"),
     Recordable(
         "chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"
