@@ -10,6 +10,7 @@ from functools import partial
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
+from orchestrator.admission.reader import PromptReader
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.config import ApiConfig
 from orchestrator.clock import Clock
@@ -56,10 +57,11 @@ from orchestrator.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
 from orchestrator.retention import Retention
-from orchestrator.service import Orchestrator, ServiceConfig, Stages
+from orchestrator.service import Orchestrator
 from orchestrator.settings import Settings
 from orchestrator.settings.derived import feasibility_config
 from orchestrator.sharing import Sharing
+from orchestrator.stages import ServiceConfig, Stages
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalFile
 from orchestrator.tasks.metrics import JOURNAL, TaskMetrics
@@ -196,7 +198,7 @@ def build(
         limits=limiter,
         registry=registry,
         models=instances.models,
-        encoding=encoding,
+        reader=PromptReader(registry, encoding, clock),
         prediction=foresight.prediction,
         admission=admission,
         queue=queue,

@@ -196,7 +196,7 @@ class Lifecycle:
         for room in self._orchestrator.rooms:
             await room.close()
         await self._stages.registry.close()
-        await self._orchestrator.grammars.close()
+        await self._orchestrator.stages.reader.grammars.close()
         if self._orchestrator.tracing is not None:
             await self._orchestrator.tracing.close()
         if self._stages.durable is not None:

@@ -1,119 +1,35 @@
-"""Takes a request through its stages. Holds everything that an API may ask of the service."""
+"""Takes a request through its stages, from its arrival to its end."""
 
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from orchestrator.admission.admission import Admission
-from orchestrator.admission.grammars import GrammarCheck
-from orchestrator.admission.images import ImageGate
-from orchestrator.admission.rate_limits import Limiter, Standing
+from orchestrator.admission.reader import Reading
 from orchestrator.clock import Clock
-from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.errors import (
-    DeadlineExceeded,
-    Draining,
-    InvalidRequest,
-    QueueFull,
-    TidegateError,
-)
+from orchestrator.errors import Draining, InvalidRequest, QueueFull, TidegateError
 from orchestrator.extension import Extension, Submit
 from orchestrator.ids import Ids
-from orchestrator.instances.registry import Registry
-from orchestrator.instances.served_models import ServedModels
-from orchestrator.loading.demand import ModelDemand
-from orchestrator.loading.swaps import Swaps
-from orchestrator.prediction.feasibility import RefusalStats
-from orchestrator.prediction.prediction import Prediction
-from orchestrator.prediction.quotes import Quote
-from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
-from orchestrator.prompts.kinds import bytes_of, has_turns, is_short, tokens_about
-from orchestrator.prompts.stage import EncodingStage, Steps
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.prompts.kinds import tokens_about
 from orchestrator.prompts.time_left import with_time_left
-from orchestrator.prompts.turns import images_of
-from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.sharing import Sharing
-from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
+from orchestrator.questions import Questions
+from orchestrator.stages import ServiceConfig, Stages
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import ROOM_FIELDS, Job, OnDisconnect, Prompt
-from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.prompt_kind import kind_of
 from orchestrator.tasks.run_lengths import RunWatch
 from orchestrator.tasks.runs import Runs
-from orchestrator.tasks.settle import Settler
-from orchestrator.tasks.task import Listener, Task, TaskStore
+from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.verdicts import aborted, failed, lost, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
-from protocol import AbortCause, Grammar, ModelCard
+from protocol import AbortCause
 
 if TYPE_CHECKING:
     from orchestrator.tasks.spans import Tracing
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """The stages that a request goes through, in that order."""
-
-    limits: Limiter
-    registry: Registry
-    models: ServedModels
-    encoding: EncodingStage
-    prediction: Prediction
-    admission: Admission
-    queue: TaskQueue[Task]
-    dispatcher: Dispatcher
-    settler: Settler
-    store: TaskStore
-    swaps: Swaps
-    demand: ModelDemand
-    sharing: Sharing
-    """What this orchestrator shares with others."""
-    durable: DurableTasks | None = None
-    """The journal; None where no task can be durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceConfig:
-    """Settings that hold for every request."""
-
-    deadlines: DeadlineConfig
-    isolate_tenants: bool = False
-    """Whether tenants share no cached prefixes."""
-    learns_runs: bool = False
-    """Whether to learn the number of calls of runs that do not state it."""
-
-
-class Reading(NamedTuple):
-    """A prompt as a model reads it, for other tasks with the same one."""
-
-    encoder: PromptEncoder
-    token_ids: Sequence[int]
-    prefix_hashes: Sequence[bytes]
-    images: Sequence[Image]
-
-
-class QuotedTask(NamedTuple):
-    """A task that was read, never offered, and is over; and what may be expected of it."""
-
-    task: Task
-    quote: Quote
-
-
-class QueueRoom(NamedTuple):
-    """How many requests may wait in the queue (``bound``), and how many more fit now (``left``)."""
-
-    bound: int
-    left: int
 
 
 class Orchestrator:
@@ -157,8 +73,7 @@ class Orchestrator:
         self._rng = rng
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
-        self.grammars = GrammarCheck()
-        self.images = ImageGate()
+        self.questions = Questions(stages, clock, self.ids, rooms, self._salt_of)
         for room in rooms:
             room.bind(self)
 
@@ -187,27 +102,10 @@ class Orchestrator:
         with self._admitting(task):
             if job.durable:
                 self._require_journal()
-            if job.tell_time is not None:
-                prompt = self._with_time_left(task, prompt)
+            prompt = with_time_left(prompt, job, task.deadline.at - self.clock.now())
             with _leaving_when_ended(task):
                 await self._read(task, prompt, reading)
         return task
-
-    def _with_time_left(self, task: Task, prompt: Prompt) -> Prompt:
-        """The prompt with what is left of the time. Raises ``InvalidRequest`` if it is no chat."""
-        told = task.job.tell_time
-        if told is not None and told.is_asked and not has_turns(prompt):
-            raise InvalidRequest(
-                "tell_time, wind_down and tools_until need a chat: a plain prompt has no turn to "
-                "tell the model in; send messages",
-                field="tell_time",
-            )
-        return with_time_left(prompt, task.job, task.deadline.at - self.clock.now())
-
-    def reading_of(self, task: Task) -> Reading:
-        """How the model reads the prompt of a task that is prepared and not offered yet."""
-        encoder = self.models.resolve(task.served_name)
-        return Reading(encoder, task.token_ids, task.prefix_hashes, task.images)
 
     def _take(self, job: Job) -> Task:
         """Make a new task, counted as offered; ``_admitting`` or ``end`` must end it."""
@@ -218,9 +116,12 @@ class Orchestrator:
 
     def _enter(self, task: Task) -> None:
         """Register a task as live, so that it can be found until its end."""
-        task.cache_salt = task.job.tenant if self.isolate_tenants else ""
+        task.cache_salt = self._salt_of(task.job)
         self._live[task] = None
         task.on_end.append(self._ended)
+
+    def _salt_of(self, job: Job) -> str:
+        return job.tenant if self.isolate_tenants else ""
 
     def _count(self, task: Task) -> None:
         """Count a task as offered, and follow it so that its end is counted too."""
@@ -346,12 +247,12 @@ class Orchestrator:
         task.model, task.adapter = encoder.card.model, encoder.adapter
         stages.demand.needs(task)
         task.vocabulary = encoder.vocabulary
-        await self._read_prompt(task, encoder, prompt, reading)
+        await stages.reader.read(task, encoder, prompt, reading)
         if self.run_watch is not None:
             self.run_watch.begin(task)
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
-            await self._check_grammar(task, task.job.grammar, encoder.card)
+            await stages.reader.check_grammar(task, task.job.grammar, encoder.card)
         for name in ROOM_FIELDS:
             if getattr(task.job, name) and not any(name in room.keeps for room in self.rooms):
                 raise InvalidRequest(f"this service does not keep {name}", field=name)
@@ -359,126 +260,6 @@ class Orchestrator:
             room.charge(task)
         stages.limits.charge(task)
         await self.sharing.take(task)
-
-    async def _read_prompt(
-        self, task: Task, encoder: PromptEncoder, prompt: Prompt, reading: Reading | None = None
-    ) -> None:
-        """Note the facts about a task's prompt. Raises ``TidegateError``."""
-        registry = self.stages.registry
-        if reading is not None and reading.encoder is encoder:
-            task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
-            task.images = reading.images  # the same bytes, counted once
-        else:
-            if images := images_of(prompt):
-                self._take_images(task, images)
-            task.token_ids = await self._encode(task, encoder, prompt)
-        if task.job.prompt_ends:
-            prompt_end = encoder.tokens.end_of(task.token_ids).rstrip()
-            for tag, grammar in task.job.prompt_ends:
-                if prompt_end.endswith(tag):
-                    task.job = replace(task.job, grammar=grammar)
-        task.prompt_tokens = len(task.token_ids)
-        task.prompt_kind = kind_of(prompt, task.job.grammar)
-        task.block_tokens = encoder.card.block_tokens
-        if (
-            not task.prefix_hashes
-            and registry.prefixes
-            and task.block_tokens
-            # Else every token of the prompt must be read.
-            and task.job.sampling.prompt_logprobs is None
-        ):
-            task.prefix_hashes = await self._prefix_hashes(task, encoder)
-        cached_blocks = registry.prefixes.longest(task.prefix_hashes).values()
-        task.likely_cached = task.prompt_tokens_in(max(cached_blocks, default=0))
-
-    def _take_images(self, task: Task, images: Sequence[Image]) -> None:
-        """Let a task have these images. Raises ``InvalidRequest`` or ``QueueFull``."""
-        self.images.check(images)
-        if task.job.durable:
-            raise InvalidRequest(
-                "a durable task has no images: the journal keeps a prompt's tokens only, without"
-                " the images, and no process could continue it; send durable: false",
-                field="durable",
-            )
-        self.images.take(task, images)
-
-    async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
-        check = self.grammars
-        check.require(grammar, card, task.sampling.ignore_eos)
-        if not check.is_known(grammar):
-            due_at = min(task.deadline.at, task.parts.cut_at)
-            try:
-                async with asyncio.timeout(max(0.0, due_at - self.clock.now())):
-                    await check.find(grammar, task.job.tenant)
-            except TimeoutError:
-                part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
-                late_s = self.clock.now() - due_at
-                raise DeadlineExceeded.before("the grammar was checked", late_s, part) from None
-            check.require(grammar, card, task.sampling.ignore_eos)
-
-    async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
-        if is_short(prompt):
-            return encoder.encode(prompt)
-        return await self._in_steps(task, encoder.steps(prompt), bytes_of(prompt))
-
-    async def _prefix_hashes(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
-        ids, salt, images = task.token_ids, task.cache_salt, task.images
-        if len(ids) <= INLINE_HASH_TOKENS:
-            return encoder.prefix_hashes(ids, salt, images)
-        return await self._in_steps(task, encoder.hashes_in_steps(ids, salt, images), 8 * len(ids))
-
-    async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
-        """Run prompt work on a thread, for as long as its result is of use to the task."""
-        due_at = min(task.deadline.at, task.parts.cut_at)
-        part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
-        return await self.stages.encoding.run(steps, size, due_at, part, task.job.tenant)
-
-    async def quote(self, job: Job, prompt: Prompt | None, prompt_tokens: int) -> QuotedTask:
-        """The chance that a request is in time, by deadline, if it is sent now. Without a
-        ``prompt`` it has ``prompt_tokens``, none of them cached. Nothing is offered. Raises
-        ``TidegateError``."""
-        self.stages.admission.require_open()
-        with self.limits.counted(job.key):
-            encoder = self.models.resolve(job.model)
-            task = Task(self.ids.new(), job)
-            task.model, task.adapter = encoder.card.model, encoder.adapter
-            task.cache_salt = job.tenant if self.isolate_tenants else ""
-            try:
-                if prompt is not None:
-                    await self._read_prompt(task, encoder, prompt)
-                else:
-                    task.token_ids = range(prompt_tokens)  # only their number counts
-                    task.prompt_tokens = prompt_tokens
-                self.stages.admission.fit(task, encoder.card)
-                return QuotedTask(task, self.stages.prediction.quotes.quote(task))
-            finally:  # whatever its prompt holds is given back
-                task.end(aborted(AbortCause.CANCEL), self.clock.now())
-
-    async def tokenize(
-        self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str
-    ) -> Sequence[int]:
-        """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
-        with self.limits.counted(key):
-            return await self._ids_of(model, prompt, deadline, tenant)
-
-    async def _ids_of(
-        self, model: str, prompt: Prompt, deadline: Deadline, tenant: str
-    ) -> Sequence[int]:
-        encoder = self.models.resolve(model)
-        self.images.check(images_of(prompt))
-        if is_short(prompt):
-            return encoder.encode(prompt)
-        steps, size = encoder.steps(prompt), bytes_of(prompt)
-        return await self.stages.encoding.run(steps, size, deadline.at, tenant=tenant)
-
-    async def detokenize(
-        self, model: str, ids: Sequence[int], deadline: Deadline, key: str, tenant: str
-    ) -> str:
-        """The text that token ids stand for. Raises ``TidegateError``."""
-        with self.limits.counted(key):
-            steps = self.models.resolve(model).decode_in_steps(ids)
-            size = 8 * len(ids)
-            return await self.stages.encoding.run(steps, size, deadline.at, tenant=tenant)
 
     def cancel(self, task: Task) -> None:
         """Cancel a task, as asked for through the API. Idempotent (WP-2)."""
@@ -495,34 +276,6 @@ class Orchestrator:
         anyway."""
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self.stages.dispatcher.mark_reading(task, keeps_up)
-
-    def standings(self, key: str) -> list[Standing]:
-        """What is left of the limits of a key."""
-        of_rooms = chain.from_iterable(room.standings(key) for room in self.rooms)
-        return [*self.limits.standings(key), *of_rooms]
-
-    @property
-    def queue_room(self) -> QueueRoom | None:
-        """Room in the queue; None where it is unbounded, or where nothing may wait in it."""
-        bound = self.queue.bound
-        return QueueRoom(bound, max(0, bound - self.queue.new)) if bound > 0 else None
-
-    def queue_position(self, task: Task) -> int:
-        """How many tasks will start before this one; 0 once it has started."""
-        return self.queue.position(task) or 0
-
-    def predicted_start_ms(self, task: Task) -> float:
-        """Predicted time until a queued task starts, in ms; 0 once it has left the queue."""
-        return self.stages.prediction.schedule.start_ms(task) if task in self.queue else 0.0
-
-    def model(self, name: str) -> PromptEncoder:
-        """Prompt encoder of the model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
-        return self.models.resolve(name)
-
-    def require_known(self, name: str) -> None:
-        """Raise ``ModelNotFound`` or ``NotReady`` unless the model is served or loadable."""
-        if name not in self.stages.demand.loadable():
-            self.models.resolve(name)
 
     async def loaded_model(self, job: Job) -> PromptEncoder:
         """The encoder of the job's model, which is loaded first if need be, before the request is
@@ -557,11 +310,6 @@ class Orchestrator:
                 raise
         finally:
             self._live.pop(task, None)
-
-    @property
-    def refusals(self) -> RefusalStats[Task]:
-        """Statistics of refusals, and of the sample that is let through (DL-17)."""
-        return self.stages.prediction.feasibility.stats
 
     @property
     def live_tasks(self) -> int:

@@ -289,7 +289,7 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     if context is None:  # refused, and named, before any handler
         return
     orchestrator = request.app[ORCHESTRATOR]
-    _name_keywords(context, orchestrator.grammars)
+    _name_keywords(context, orchestrator.stages.reader.grammars)
     name_response(response, context)
     if context.dialect.time_header:
         took_ms = 1000 * (orchestrator.clock.now() - context.arrival.mono)
@@ -297,8 +297,8 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     if request.method == "POST" and response.status != 401 and not is_open:
         response.headers.update(
             rate_limit_headers(
-                orchestrator.standings(context.key.fingerprint),
-                orchestrator.queue_room if context.dialect.tells_queue else None,
+                orchestrator.questions.standings(context.key.fingerprint),
+                orchestrator.questions.queue_room if context.dialect.tells_queue else None,
             )
         )
 

@@ -11,6 +11,7 @@ coarse steps, so that the same turn soon after is the same text.
 from dataclasses import replace
 from itertools import takewhile
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.prompts.kinds import chat_of, has_turns
 from orchestrator.prompts.turns import with_end
 from orchestrator.tasks.job import Job, Prompt
@@ -22,10 +23,19 @@ _FINISH = ": give your final answer now, with what you have"
 
 def with_time_left(prompt: Prompt, job: Job, left_s: float) -> Prompt:
     """``prompt`` with the seconds left in its last turn, as ``job.tell_time`` says, and without
-    tools once they are withheld. As it is where it is no chat, or ends with the model's words."""
+    tools once they are withheld. As it is where it ends with the model's words. Raises
+    ``InvalidRequest`` if it is no chat, and the request asked for this by itself."""
     told = job.tell_time
-    if told is None or not has_turns(prompt):
+    if told is None:
         return prompt
+    if not has_turns(prompt):
+        if not told.is_asked:
+            return prompt
+        raise InvalidRequest(
+            "tell_time, wind_down and tools_until need a chat: a plain prompt has no turn to "
+            "tell the model in; send messages",
+            field="tell_time",
+        )
     chat = chat_of(prompt)
     begun = job.arrived if job.run_began is None else job.run_began
     share = left_s / max(job.deadline.at - begun, left_s, 1e-3)

@@ -57,7 +57,7 @@ async def create(request: web.Request) -> web.Response:
         )
         keep_s = IDLE_KEEP_S if idle_keep_s is None else read_idle_keep_s(idle_keep_s)
         if model:
-            orchestrator.require_known(model)
+            orchestrator.questions.require_known(model)
         session = store.create(key, model, history, keep_s)
     return json_response(_described(session, store), status=201)
 

@@ -71,7 +71,7 @@ class QuotingDriver(Driver):
         if drawn < _GUESS_SHARE:
             told = QuotedRequest("guessed", level, self._percentile_ms(100 * level), result)
         else:
-            task, quote = await self.orchestrator.quote(job, prompt, 0)
+            task, quote = await self.orchestrator.questions.quote(job, prompt, 0)
             if drawn < _GUESS_SHARE + _RESERVE_SHARE:
                 offer = next(one for one in quote.earliest if one.chance == level)
                 unix_ms = self._quotes.reserve(task, offer, _HOLD_S).unix_ms

@@ -214,7 +214,7 @@ class AskingDriver(Driver):
         self._starts_ms: dict[Task, float] = {}
 
     def accepted(self, task: Task) -> None:
-        self._starts_ms[task] = self.orchestrator.predicted_start_ms(task)
+        self._starts_ms[task] = self.orchestrator.questions.predicted_start_ms(task)
 
     async def submit(self, arrival: SimArrival, result: SimResult, name: str) -> None:
         await self._ask_once(arrival, result, None)

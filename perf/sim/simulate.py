@@ -111,7 +111,9 @@ def simulate(
         service.parts.lifecycle.start()
         driver = (new_driver or Driver)(orchestrator, clock, states_deadline)
         if kept is not None:
-            orchestrator.refusals.in_sample = lambda task: task.correlation_id == _KEPT
+            orchestrator.stages.prediction.feasibility.stats.in_sample = lambda task: (
+                task.correlation_id == _KEPT
+            )
         for number, arrival in enumerate(arrivals):
             loop.call_at(arrival.at_s, driver.arrive, arrival, _KEPT if number == kept else "")
         for at_s, event in (events or {}).items():

@@ -99,7 +99,9 @@ async def count_tokens(request: web.Request) -> web.Response:
 
     model, prompt = await read_body(request, _count_reader, parse)
     key = context.key
-    ids = await orchestrator.tokenize(model, prompt, deadline, key.fingerprint, key.tenant)
+    ids = await orchestrator.questions.tokenize(
+        model, prompt, deadline, key.fingerprint, key.tenant
+    )
     return json_response({"input_tokens": len(ids)})
 
 

@@ -36,7 +36,8 @@ from orchestrator.errors import (
     Unauthenticated,
     Unavailable,
 )
-from orchestrator.service import Orchestrator, QueueRoom
+from orchestrator.questions import QueueRoom
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
 from orchestrator.tasks.job import Job, Prompt

@@ -139,7 +139,7 @@ def effort_argument(
         return {}
     encoder = None
     with suppress(TidegateError):
-        encoder = request.app[ORCHESTRATOR].model(model)
+        encoder = request.app[ORCHESTRATOR].models.resolve(model)
     if _WORD.fullmatch(effort) and (encoder is None or encoder.reads(EFFORT)):
         return {EFFORT: effort}
     field = f"{place}.{name}".lstrip(".")

@@ -43,7 +43,7 @@ def model_of(request: web.Request) -> PromptEncoder:
         raise NotFound(f"a model has one version, {MODEL_VERSION}")
     name = served_name(request, match["model"])
     is_alias = name == names.MODEL_NAME and name not in orchestrator.models.by_name()
-    return orchestrator.model("" if is_alias else name)
+    return orchestrator.models.resolve("" if is_alias else name)
 
 
 async def server(request: web.Request) -> web.Response:

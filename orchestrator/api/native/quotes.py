@@ -45,7 +45,7 @@ async def quote(request: web.Request) -> web.Response:
     """Quote a request, and reserve a deadline for it if asked to."""
     orchestrator = request.app[ORCHESTRATOR]
     asked = await read_body(request, _reader, lambda body: _read(request, body))
-    task, found = await orchestrator.quote(asked.job, asked.prompt, asked.prompt_tokens)
+    task, found = await orchestrator.questions.quote(asked.job, asked.prompt, asked.prompt_tokens)
     unix_ms = 1000 * orchestrator.clock.unix()
 
     def described(point: ChanceBy) -> dict[str, object]:

@@ -71,8 +71,8 @@ async def submit(request: web.Request) -> web.Response:
     answer = {
         "task_id": task.id,
         "status": status_of(task),
-        "queue_position": orchestrator.queue_position(task),
-        "predicted_start_ms": round(orchestrator.predicted_start_ms(task), 1),
+        "queue_position": orchestrator.questions.queue_position(task),
+        "predicted_start_ms": round(orchestrator.questions.predicted_start_ms(task), 1),
         "events_url": f"/v2/tasks/{task.id}/events",
         "correlation_id": task.correlation_id,
     }
@@ -106,8 +106,8 @@ async def status(request: web.Request) -> web.Response:
     if task.calls_left:
         answer["calls_to_come"] = round(task.calls_left, 2)
     if ending is None:
-        answer["queue_position"] = orchestrator.queue_position(task)
-        answer["predicted_start_ms"] = round(orchestrator.predicted_start_ms(task), 1)
+        answer["queue_position"] = orchestrator.questions.queue_position(task)
+        answer["predicted_start_ms"] = round(orchestrator.questions.predicted_start_ms(task), 1)
     else:
         answer |= ended(task, ending)
         if task.is_text_removed:
@@ -134,7 +134,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
     stream = EventStream(request, deadline_headers(task.deadline), request.app[CONFIG].keepalive_s)
     follower = TaskEvents(stream, after, orchestrator.clock)
-    replay = follower.replay(task, orchestrator.queue_position(task))
+    replay = follower.replay(task, orchestrator.questions.queue_position(task))
 
     def tell() -> None:
         orchestrator.mark_reading(task, not all(other.is_behind for other in _followers(task)))

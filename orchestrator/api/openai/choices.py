@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from orchestrator.admission.reader import Reading, reading_of
 from orchestrator.api.openai.echo import require_few
 from orchestrator.api.openai.shapes import usage
 from orchestrator.api.openai.types import ParsedCompletion, tier_of
-from orchestrator.service import Orchestrator, Reading
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Listener, Task
 
@@ -118,7 +119,8 @@ class Choices:
                 await asyncio.sleep(0)
             task = await self._orchestrator.prepare(self.request.job, prompt)
             self._read_ahead.append(task)
-            self._readings.append(self._orchestrator.reading_of(task))
+            encoder = self._orchestrator.models.resolve(task.served_name)
+            self._readings.append(reading_of(task, encoder))
         top, is_streamed = self.request.job.sampling.prompt_logprobs, self.request.is_streamed
         tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
         if self.request.options.echo:

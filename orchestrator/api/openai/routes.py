@@ -78,7 +78,7 @@ async def model(request: web.Request) -> web.Response:
     orchestrator = request.app[ORCHESTRATOR]
     stated = request.match_info["model"]
     name = served_name(request, stated)
-    orchestrator.require_known(name)
+    orchestrator.questions.require_known(name)
     return json_response(_model(request, name, stated))
 
 
@@ -155,7 +155,7 @@ async def _stream(
             choices,
             index,
             created=created,
-            encoder_of=lambda: orchestrator.model(job.model),
+            encoder_of=lambda: orchestrator.models.resolve(job.model),
         )
 
     async with _submitted(request, choices, listener_of, stream):
@@ -184,7 +184,7 @@ async def _answer(
         await over.wait()
     tasks = choices.tasks
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
-    encoder = orchestrator.model(last.model)
+    encoder = orchestrator.models.resolve(last.model)
     told = [
         await text.choice(index, task, shape, encoder)
         for index, (text, task) in enumerate(zip(texts, tasks, strict=True))
@@ -285,7 +285,7 @@ class _Text(Transcript):
 def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
     """Parser of one choice's output, once its prompt is read; None where all of it is content."""
     job = choices.request.job
-    encoder = request.app[ORCHESTRATOR].model(job.model)
+    encoder = request.app[ORCHESTRATOR].models.resolve(job.model)
     return output_of(request.app, encoder, job, choices.request.tools)
 
 
@@ -296,7 +296,7 @@ def _model(request: web.Request, name: str, asked: str) -> dict[str, object]:
     orchestrator = request.app[ORCHESTRATOR]
     demand = orchestrator.stages.demand
     state, loadable = demand.states().get(name, "loaded"), demand.loadable().get(name)
-    encoder = None if state != "loaded" else orchestrator.model(name)
+    encoder = None if state != "loaded" else orchestrator.models.resolve(name)
     format = None if encoder is None else format_of(request.app, encoder)
     return {
         "id": asked,

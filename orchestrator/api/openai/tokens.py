@@ -80,10 +80,10 @@ async def tokenize(request: web.Request) -> web.Response:
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
     key = request[CONTEXT].key
     asked = await read_body(request, _tokenize_reader, lambda body: _asked(request, body))
-    ids = await orchestrator.tokenize(
+    ids = await orchestrator.questions.tokenize(
         asked.model, asked.prompt, deadline, key.fingerprint, key.tenant
     )
-    encoder = orchestrator.model(asked.model)
+    encoder = orchestrator.models.resolve(asked.model)
     if asked.is_bare:
         ids = encoder.without_added(ids)
     spellings = None
@@ -104,7 +104,7 @@ async def detokenize(request: web.Request) -> web.Response:
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
     key = request[CONTEXT].key
     body = await read_body(request, _detokenize_reader, lambda body: body)
-    text = await orchestrator.detokenize(
+    text = await orchestrator.questions.detokenize(
         served_name(request, body.model), body.tokens, deadline, key.fingerprint, key.tenant
     )
     return json_response({"prompt": text})
@@ -112,7 +112,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def tokenizer_info(request: web.Request) -> web.Response:
     """Describe a model's tokenizer by the names of ``tokenizer_config.json``."""
-    encoder = request.app[ORCHESTRATOR].model(request.query.get("model", ""))
+    encoder = request.app[ORCHESTRATOR].models.resolve(request.query.get("model", ""))
     card = encoder.card
     return json_response(
         {

@@ -14,7 +14,7 @@ from protocol import Feature, OnDeadline
 async def capabilities(request: web.Request) -> web.Response:
     """Show what the service can do, for clients that ask first."""
     orchestrator = request.app[ORCHESTRATOR]
-    room = orchestrator.queue_room
+    room = orchestrator.questions.queue_room
     added: dict[str, object] = {}
     for each in orchestrator.rooms:
         added |= each.capabilities()

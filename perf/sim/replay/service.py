@@ -60,7 +60,7 @@ def new_service(
         return SimLane(workers[address], address, config, owner, clock, rng)
 
     parts = build(settings, clock, rng, make_lane=make_lane)
-    parts.orchestrator.stages.encoding.executor = _AtOnce()
+    parts.orchestrator.stages.reader.encoding.executor = _AtOnce()
     encoders: list[PromptEncoder] = []
     for instance in parts.orchestrator.registry:
         card = machines[instance.address].card

@@ -65,14 +65,14 @@ async def test_it_goes_only_where_these_very_weights_are(
 
 
 async def test_a_base_models_kv_is_not_its_adapters(service: Service, worker: FakeWorker) -> None:
-    base, tone = (service.orchestrator.model(name) for name in ("fake", "tone"))
+    base, tone = (service.orchestrator.models.resolve(name) for name in ("fake", "tone"))
     ids = tone.encode("a prompt of more than two blocks of sixteen bytes")
     own = block_hashes(ids, 16, adapter_salt(b"", TONE.digest))
     assert (base.prefix_hashes(ids, ""), tone.prefix_hashes(ids, "")) == (
         block_hashes(ids, 16, b""),
         own,
     )
-    assert own != service.orchestrator.model("law").prefix_hashes(ids, "")
+    assert own != service.orchestrator.models.resolve("law").prefix_hashes(ids, "")
     service.orchestrator.registry.prefixes.apply(worker.address, KvReport(own, []))
     prompt = "a prompt of more than two blocks of sixteen bytes"
     for model, is_known in (("fake", False), ("tone", True)):

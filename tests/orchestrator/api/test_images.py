@@ -109,7 +109,7 @@ async def test_images_reach_the_worker_with_their_tokens(
     submit = worker.submits[-1]
     assert submit.images == [CAT, DOG]
     assert submit.token_ids.count(IMAGE_ID) == CAT_TOKENS + DOG_TOKENS
-    tokens = service.orchestrator.model("fake").tokens
+    tokens = service.orchestrator.models.resolve("fake").tokens
     shown = "".join(map(tokens.token_text, submit.token_ids))
     cat, dog = "<|image|>" * CAT_TOKENS, "<|image|>" * DOG_TOKENS
     assert shown == f"user:a <|see|>{cat}<|seen|><|see|>{dog}<|seen|>;assistant:"
@@ -163,7 +163,7 @@ async def test_a_user_shows_the_images_of_tools_results(
         status, answer = await post(service, (path, body))
         assert status == 200, answer
         assert worker.submits[-1].images == [CAT]
-        tokens = service.orchestrator.model("fake").tokens
+        tokens = service.orchestrator.models.resolve("fake").tokens
         shown = "".join(map(tokens.token_text, worker.submits[-1].token_ids))
         cat = f"<|see|>{'<|image|>' * CAT_TOKENS}<|seen|>"
         assert shown == f"assistant:;tool:r;user:{cat}{words};assistant:"
@@ -175,7 +175,9 @@ async def test_a_task_has_its_images_before_its_text(service: Service, worker: F
     await worker.until(lambda: bool(worker.submits))
     assert worker.submits[0].images == [CAT]
     shown = worker.submits[0].token_ids
-    assert shown.index(IMAGE_ID) < shown.index(service.orchestrator.model("fake").encode("?")[0])
+    assert shown.index(IMAGE_ID) < shown.index(
+        service.orchestrator.models.resolve("fake").encode("?")[0]
+    )
 
 
 async def test_text_that_looks_like_an_image_is_text(service: Service, worker: FakeWorker) -> None:
@@ -310,7 +312,7 @@ async def test_images_of_all_requests_are_bounded_and_let_go(
     worker.plan = lambda submit: stall
     status, _ = await post(service, tasks([url(CAT)]))
     assert status == 202
-    gate = service.orchestrator.images
+    gate = service.orchestrator.stages.reader.images
     assert gate.held_bytes == len(CAT)
     status, answer = await post(service, chat(image_url(url(CAT))))
     assert status == 429 and "images of" in answer["error"]["message"]

@@ -43,5 +43,5 @@ def says(text: str, size: int = 3, reason: FinishReason = FinishReason.STOP) -> 
 
 def prompt_of(service: Service, worker: FakeWorker) -> str:
     """What the worker was asked last, special tokens and all."""
-    tokens = service.orchestrator.model("fake").tokens
+    tokens = service.orchestrator.models.resolve("fake").tokens
     return "".join(tokens.token_text(token_id) for token_id in worker.submits[-1].token_ids)

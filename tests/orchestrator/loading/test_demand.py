@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.admission.reader import PromptReader
 from orchestrator.loading import demand
 from orchestrator.prediction.step_model import Work
-from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.loading.test_swaps import chat, models
@@ -311,15 +311,15 @@ async def test_a_request_whose_prompt_is_being_read_keeps_the_model_that_it_wait
     worker.can_load("other")
     service = await make_service(worker)
     reading, go_on = asyncio.Event(), asyncio.Event()
-    real = Orchestrator._encode
+    real = PromptReader._encode
 
-    async def slowly(self: Orchestrator, task: Task, *rest: Any) -> Any:
+    async def slowly(self: PromptReader, task: Task, *rest: Any) -> Any:
         if task.model == "other":
             reading.set()
             await go_on.wait()
         return await real(self, task, *rest)
 
-    monkeypatch.setattr(Orchestrator, "_encode", slowly)
+    monkeypatch.setattr(PromptReader, "_encode", slowly)
     first = asyncio.create_task(ask(service, "other"))
     await reading.wait()
     second = asyncio.create_task(ask(service, "fake"))

@@ -136,7 +136,7 @@ class EveryStore:
         so are its events and its deadline."""
         service = await stored.start(worker)
         stops = {0: Plan(stall_at=0), 2: Plan(stall_at=5), 3: Plan()}
-        letters = service.orchestrator.model("").tokens
+        letters = service.orchestrator.models.resolve("").tokens
         submits = 1 if cut == 3 else 2
 
         def plan(job: Submit) -> Plan:

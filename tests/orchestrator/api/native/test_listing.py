@@ -175,7 +175,7 @@ async def test_or21_one_that_waits_for_its_prompt_is_stopped_at_once(
     async def encode(*_: object) -> None:
         await never.wait()
 
-    monkeypatch.setattr(service.orchestrator, "_encode", encode)
+    monkeypatch.setattr(service.orchestrator.stages.reader, "_encode", encode)
     asked = asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))
     await service.until(lambda: service.orchestrator.live_tasks == 1)
     ((task,), _) = await listed(service, "?status=queued")

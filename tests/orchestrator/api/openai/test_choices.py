@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from orchestrator.errors import NotReady
+from orchestrator.tasks.task import Task
 from protocol import Submit
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -275,8 +276,16 @@ async def test_a_model_that_goes_while_prompts_are_read(
     def gone(name: str) -> Any:
         raise NotReady("no instance has been reached yet; try again in a moment")
 
-    monkeypatch.setattr(service.orchestrator, "model", gone)
+    prepare = service.orchestrator.prepare
     for stream in (False, True):
-        await answer_of(service, "/v1/chat/completions", CHAT | {"stream": stream}, status=503)
+        with monkeypatch.context() as patch:
+
+            async def prepared(*args: Any) -> Task:
+                task = await prepare(*args)
+                patch.setattr(service.orchestrator.models, "resolve", gone)
+                return task
+
+            patch.setattr(service.orchestrator, "prepare", prepared)
+            await answer_of(service, "/v1/chat/completions", CHAT | {"stream": stream}, status=503)
         await service.until(lambda: service.orchestrator.live_tasks == 0)
     assert service.outcomes() == ["aborted"] * 2 and worker.submits == []

@@ -186,7 +186,7 @@ async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
     service: Service, able: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose turn it is in the one process that tries them out goes by tenant, not by arrival."""
-    check, log, release = service.orchestrator.grammars, list[str](), asyncio.Event()
+    check, log, release = service.orchestrator.stages.reader.grammars, list[str](), asyncio.Event()
 
     async def try_out(grammar: Grammar) -> GrammarFinding:
         log.append(grammar.text)
@@ -214,7 +214,7 @@ async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
 async def test_or24_a_tenant_has_half_of_the_time_for_new_grammars(
     service: Service, able: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = service.orchestrator.grammars
+    check = service.orchestrator.stages.reader.grammars
 
     async def try_out(grammar: Grammar) -> GrammarFinding:
         return GrammarFinding()

@@ -81,8 +81,8 @@ async def test_logprobs_of_half_a_character_have_its_bytes(
     service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
 ) -> None:
     """Tokens are bytes here: the first of "é" is no text by itself."""
-    ids = [*service.orchestrator.model("fake").encode(" é"), 1]
-    prompt = len(service.orchestrator.model("fake").encode("x"))
+    ids = [*service.orchestrator.models.resolve("fake").encode(" é"), 1]
+    prompt = len(service.orchestrator.models.resolve("fake").encode("x"))
 
     def speak(position: int) -> tuple[int, str]:
         return ids[position - prompt], ""
@@ -93,7 +93,7 @@ async def test_logprobs_of_half_a_character_have_its_bytes(
     named = [" ", r"bytes:\xc3", r"bytes:\xa9", "<|eos|>"]
     assert answer.choices[0].logprobs.tokens == named
     assert answer.choices[0].logprobs.top_logprobs == [{name: -0.5} for name in named]
-    prompt = len(service.orchestrator.model("fake").encode((Message("user", "x"),)))
+    prompt = len(service.orchestrator.models.resolve("fake").encode((Message("user", "x"),)))
     asked = {**CHAT, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
     answer = await sdk.chat.completions.create(  # type: ignore[call-overload]
         **asked, logprobs=True, top_logprobs=1
@@ -194,7 +194,7 @@ async def test_completions_tell_the_sampled_token_among_the_most_likely(
     """As OpenAI and vLLM do: up to ``logprobs`` + 1 of them."""
     worker.plan = lambda submit: Plan(speak=lambda _: (72, "x"), top=[(73, -0.1), (74, -0.2)])
     sampled, *likelier = [
-        service.orchestrator.model("fake").tokens.token(i).text for i in (72, 73, 74)
+        service.orchestrator.models.resolve("fake").tokens.token(i).text for i in (72, 73, 74)
     ]
     for count in (0, 2):
         logprobs = (await service.ask("POST", "/v1/completions", json=TEXT | {"logprobs": count}))[

@@ -107,7 +107,7 @@ async def test_markers_that_are_special_tokens(
     worker = await make_worker(**CARD | {"chat_template": template})
     texts = ["<|eos|>", '[{"name": "get_weather", ', f'"arguments": {ARGUMENTS}}}]']
     service = await make_service(worker)
-    encoder = service.orchestrator.model("fake")
+    encoder = service.orchestrator.models.resolve("fake")
     assert encoder.tokens.special_ids(["<|eos|>", "<tool_call>", "a"]) == {1: "<|eos|>"}
     encoder.tokens.special_ids = lambda spellings: {199: "[TOOL_CALLS]"}  # type: ignore[method-assign]
     spoken = [(199, ""), *((7, text) for text in texts[1:])]
@@ -376,5 +376,5 @@ async def test_a_format_that_is_known_is_read_from_what_the_template_writes(
     make_worker: MakeWorker, make_service: MakeService, card: dict[str, Any], calls: str
 ) -> None:
     service = await make_service(await make_worker(**card))
-    format = format_of(service.runner.app, service.orchestrator.model("fake"))
+    format = format_of(service.runner.app, service.orchestrator.models.resolve("fake"))
     assert format.calls == calls

@@ -36,7 +36,7 @@ async def test_load_counts_what_waits_and_runs(service: Service, worker: FakeWor
 @for_each("path", ["/tokenizer_info", "/v1/tokenizer_info?model=fake"])
 async def test_a_tokenizer_tells_what_chats_are_rendered_with(service: Service, path: str) -> None:
     status, info = await get(service, path)
-    card = service.orchestrator.model("fake").card
+    card = service.orchestrator.models.resolve("fake").card
     assert status == 200
     assert (info["model"], info["model_max_length"]) == ("fake", card.context_tokens)
     assert info["chat_template"] == card.chat_template

@@ -66,7 +66,7 @@ async def until_tidied(service: Service) -> None:
 
 async def running(service: Service, worker: FakeWorker, **changes: object) -> str:
     """A task, of ten tokens as a rule, four of which are in the journal; it stands still there."""
-    letters = service.orchestrator.model("").tokens
+    letters = service.orchestrator.models.resolve("").tokens
     plan = Plan(stall_at=4, speak=lambda at: (70 + at, letters.text_of([70 + at])))
     worker.plan = lambda job: plan
     terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
@@ -76,7 +76,7 @@ async def running(service: Service, worker: FakeWorker, **changes: object) -> st
 
 
 def speaking(service: Service, shift: int = 0, **changes: object) -> Plan:
-    letters = service.orchestrator.model("").tokens
+    letters = service.orchestrator.models.resolve("").tokens
     return Plan(
         speak=lambda at: (70 + at + shift, letters.text_of([70 + at + shift])),
         **changes,  # type: ignore[arg-type]

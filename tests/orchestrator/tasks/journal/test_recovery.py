@@ -361,7 +361,7 @@ async def test_prompts_are_gone_with_their_task(restarts: Restarts, worker: Fake
     service = await restarts.start(worker)
     held = Plan(stall_at=1)
     worker.plan = lambda job: held
-    letters = service.orchestrator.model("")
+    letters = service.orchestrator.models.resolve("")
     ids = list(letters.encode(SECRET))
     needle = b"".join(one.to_bytes(4, "little") for one in ids)
     task_id = await task_of(service, prompt=SECRET, stop=[SECRET[::-1]])

@@ -113,7 +113,7 @@ async def test_or23_a_text_goes_on(
         plan = speaking(service)
         back.plan = lambda job: plan
         events = await following.get_each_once(EVERYTHING)
-    assert text_of(events) == service.orchestrator.model("").tokens.text_of(range(73, 83))
+    assert text_of(events) == service.orchestrator.models.resolve("").tokens.text_of(range(73, 83))
     assert events[-1].event == "end" and recovered(again) == {how: 1}
     if how == "remade":  # and held against what was there
         (first,), (second,) = worker.submits, back.submits
@@ -135,7 +135,7 @@ async def test_or23_a_text_made_anew_has_each_number_once(
         plan = speaking(service, shift=1)
         other.plan = lambda job: plan
         events = await following.get_each_once(EVERYTHING)
-    assert text_of(events) == service.orchestrator.model("").tokens.text_of(range(74, 84))
+    assert text_of(events) == service.orchestrator.models.resolve("").tokens.text_of(range(74, 84))
     assert recovered(again) == {"repeated": 1}
 
 
@@ -144,7 +144,7 @@ async def test_or23_a_text_that_is_whole_in_the_journal_is_told_whole(
 ) -> None:
     """It lacks nothing but the word of its worker, and no worker says anything of it any more."""
     service = await restarts.start(worker)
-    letters = service.orchestrator.model("").tokens
+    letters = service.orchestrator.models.resolve("").tokens
     said = [*((70 + at, letters.text_of([70 + at])) for at in range(3)), (END_OF_TEXT, "")]
     held = Plan(stall_at=4, speak=lambda at: said[at - 3])
     worker.plan = lambda job: held
@@ -238,6 +238,6 @@ async def test_or23_a_text_that_comes_out_differently_is_not_told(
         other = speaking(service, **plan)
         back.plan = lambda job: other
         events = await following.get_each_once([0, 1, 2, 3, 4, 5, 14])
-    assert text_of(events) == service.orchestrator.model("").tokens.text_of(range(73, 77))
+    assert text_of(events) == service.orchestrator.models.resolve("").tokens.text_of(range(73, 77))
     assert events[-1].json()["code"] == "instance_lost"
     assert recovered(again) == {"remade": 1}

@@ -1,0 +1,144 @@
+"""Reads a task's prompt as its model does: token ids, hashes of its prefix, images, its grammar."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from orchestrator.admission.grammars import GrammarCheck
+from orchestrator.admission.images import ImageGate
+from orchestrator.clock import Clock
+from orchestrator.errors import DeadlineExceeded, InvalidRequest
+from orchestrator.instances.registry import Registry
+from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
+from orchestrator.prompts.kinds import bytes_of, is_short
+from orchestrator.prompts.stage import EncodingStage, Steps
+from orchestrator.prompts.turns import images_of
+from orchestrator.tasks.deadline import Deadline, Part
+from orchestrator.tasks.image import Image
+from orchestrator.tasks.job import Prompt
+from orchestrator.tasks.prompt_kind import kind_of
+from orchestrator.tasks.task import Task
+from protocol import Grammar, ModelCard
+
+T = TypeVar("T")
+
+
+class Reading(NamedTuple):
+    """A prompt as a model reads it, for other tasks with the same one."""
+
+    encoder: PromptEncoder
+    token_ids: Sequence[int]
+    prefix_hashes: Sequence[bytes]
+    images: Sequence[Image]
+
+
+def reading_of(task: Task, encoder: PromptEncoder) -> Reading:
+    """How the model reads the prompt of a task that is prepared and not offered yet."""
+    return Reading(encoder, task.token_ids, task.prefix_hashes, task.images)
+
+
+class PromptReader:
+    """Reads prompts, on a thread where that takes long, for as long as the result is of use."""
+
+    def __init__(self, registry: Registry, encoding: EncodingStage, clock: Clock) -> None:
+        self.grammars = GrammarCheck()
+        self.images = ImageGate()
+        self._registry = registry
+        self.encoding = encoding
+        self._clock = clock
+
+    async def read(
+        self, task: Task, encoder: PromptEncoder, prompt: Prompt, reading: Reading | None = None
+    ) -> None:
+        """Note the facts about a task's prompt. ``reading`` is that of another task with the same
+        one. Raises ``TidegateError``."""
+        if reading is not None and reading.encoder is encoder:
+            task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
+            task.images = reading.images  # the same bytes, counted once
+        else:
+            if images := images_of(prompt):
+                self._take_images(task, images)
+            task.token_ids = await self._encode(task, encoder, prompt)
+        if task.job.prompt_ends:
+            prompt_end = encoder.tokens.end_of(task.token_ids).rstrip()
+            for tag, grammar in task.job.prompt_ends:
+                if prompt_end.endswith(tag):
+                    task.job = replace(task.job, grammar=grammar)
+        task.prompt_tokens = len(task.token_ids)
+        task.prompt_kind = kind_of(prompt, task.job.grammar)
+        task.block_tokens = encoder.card.block_tokens
+        prefixes = self._registry.prefixes
+        if (
+            not task.prefix_hashes
+            and prefixes
+            and task.block_tokens
+            # Else every token of the prompt must be read.
+            and task.job.sampling.prompt_logprobs is None
+        ):
+            task.prefix_hashes = await self._prefix_hashes(task, encoder)
+        cached_blocks = prefixes.longest(task.prefix_hashes).values()
+        task.likely_cached = task.prompt_tokens_in(max(cached_blocks, default=0))
+
+    async def check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
+        """Raises ``TidegateError`` for a grammar that cannot be used, or not be checked in time."""
+        check = self.grammars
+        check.require(grammar, card, task.sampling.ignore_eos)
+        if check.is_known(grammar):
+            return
+        due_at, part = _due(task)
+        try:
+            async with asyncio.timeout(max(0.0, due_at - self._clock.now())):
+                await check.find(grammar, task.job.tenant)
+        except TimeoutError:
+            late_s = self._clock.now() - due_at
+            raise DeadlineExceeded.before("the grammar was checked", late_s, part) from None
+        check.require(grammar, card, task.sampling.ignore_eos)
+
+    async def token_ids(
+        self, encoder: PromptEncoder, prompt: Prompt, deadline: Deadline, tenant: str
+    ) -> Sequence[int]:
+        """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
+        self.images.check(images_of(prompt))
+        if is_short(prompt):
+            return encoder.encode(prompt)
+        steps, size = encoder.steps(prompt), bytes_of(prompt)
+        return await self.encoding.run(steps, size, deadline.at, tenant=tenant)
+
+    async def text_of(
+        self, encoder: PromptEncoder, ids: Sequence[int], deadline: Deadline, tenant: str
+    ) -> str:
+        """The text that token ids stand for. Raises ``TidegateError``."""
+        steps, size = encoder.decode_in_steps(ids), 8 * len(ids)
+        return await self.encoding.run(steps, size, deadline.at, tenant=tenant)
+
+    def _take_images(self, task: Task, images: Sequence[Image]) -> None:
+        """Let a task have these images. Raises ``InvalidRequest`` or ``QueueFull``."""
+        self.images.check(images)
+        if task.job.durable:
+            raise InvalidRequest(
+                "a durable task has no images: the journal keeps a prompt's tokens only, without"
+                " the images, and no process could continue it; send durable: false",
+                field="durable",
+            )
+        self.images.take(task, images)
+
+    async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
+        if is_short(prompt):
+            return encoder.encode(prompt)
+        return await self._in_steps(task, encoder.steps(prompt), bytes_of(prompt))
+
+    async def _prefix_hashes(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
+        ids, salt, images = task.token_ids, task.cache_salt, task.images
+        if len(ids) <= INLINE_HASH_TOKENS:
+            return encoder.prefix_hashes(ids, salt, images)
+        return await self._in_steps(task, encoder.hashes_in_steps(ids, salt, images), 8 * len(ids))
+
+    async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
+        return await self.encoding.run(steps, size, *_due(task), task.job.tenant)
+
+
+def _due(task: Task) -> tuple[float, Part | str]:
+    """When what is read of a task is of no more use, and the part of its deadline that says so."""
+    due_at = min(task.deadline.at, task.parts.cut_at)
+    return due_at, Part.FIRST_TOKEN if due_at < task.deadline.at else ""

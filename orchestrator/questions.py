@@ -1,0 +1,115 @@
+"""Answers what clients ask the service without offering it a request: tokens, quotes, limits, and
+how a request stands that waits."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from orchestrator.admission.rate_limits import Standing
+from orchestrator.clock import Clock
+from orchestrator.extension import Extension
+from orchestrator.ids import Ids
+from orchestrator.prediction.quotes import Quote
+from orchestrator.stages import Stages
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import aborted
+from protocol import AbortCause
+
+
+class QuotedTask(NamedTuple):
+    """A task that was read, never offered, and is over; and what may be expected of it."""
+
+    task: Task
+    quote: Quote
+
+
+class QueueRoom(NamedTuple):
+    """How many requests may wait in the queue (``bound``), and how many more fit now (``left``)."""
+
+    bound: int
+    left: int
+
+
+class Questions:
+    """Answers questions about one orchestrator."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        clock: Clock,
+        ids: Ids,
+        rooms: Sequence[Extension],
+        salt_of: Callable[[Job], str],
+    ) -> None:
+        """``salt_of`` gives the salt of a job's cached prefixes."""
+        self._stages = stages
+        self._clock = clock
+        self._ids = ids
+        self._rooms = rooms
+        self._salt_of = salt_of
+
+    def require_known(self, name: str) -> None:
+        """Raise ``ModelNotFound`` or ``NotReady`` unless the model is served or loadable."""
+        if name not in self._stages.demand.loadable():
+            self._stages.models.resolve(name)
+
+    async def quote(self, job: Job, prompt: Prompt | None, prompt_tokens: int) -> QuotedTask:
+        """The chance that a request is in time, by deadline, if it is sent now. Without a
+        ``prompt`` it has ``prompt_tokens``, none of them cached. Nothing is offered. Raises
+        ``TidegateError``."""
+        stages = self._stages
+        stages.admission.require_open()
+        with stages.limits.counted(job.key):
+            encoder = stages.models.resolve(job.model)
+            task = Task(self._ids.new(), job)
+            task.model, task.adapter = encoder.card.model, encoder.adapter
+            task.cache_salt = self._salt_of(job)
+            try:
+                if prompt is not None:
+                    await stages.reader.read(task, encoder, prompt)
+                else:
+                    task.token_ids = range(prompt_tokens)  # only their number counts
+                    task.prompt_tokens = prompt_tokens
+                stages.admission.fit(task, encoder.card)
+                return QuotedTask(task, stages.prediction.quotes.quote(task))
+            finally:  # whatever its prompt holds is given back
+                task.end(aborted(AbortCause.CANCEL), self._clock.now())
+
+    async def tokenize(
+        self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str
+    ) -> Sequence[int]:
+        """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
+        with self._stages.limits.counted(key):
+            encoder = self._stages.models.resolve(model)
+            return await self._stages.reader.token_ids(encoder, prompt, deadline, tenant)
+
+    async def detokenize(
+        self, model: str, ids: Sequence[int], deadline: Deadline, key: str, tenant: str
+    ) -> str:
+        """The text that token ids stand for. Raises ``TidegateError``."""
+        with self._stages.limits.counted(key):
+            encoder = self._stages.models.resolve(model)
+            return await self._stages.reader.text_of(encoder, ids, deadline, tenant)
+
+    def standings(self, key: str) -> list[Standing]:
+        """What is left of the limits of a key."""
+        of_rooms = chain.from_iterable(room.standings(key) for room in self._rooms)
+        return [*self._stages.limits.standings(key), *of_rooms]
+
+    @property
+    def queue_room(self) -> QueueRoom | None:
+        """Room in the queue; None where it is unbounded, or where nothing may wait in it."""
+        queue = self._stages.queue
+        bound = queue.bound
+        return QueueRoom(bound, max(0, bound - queue.new)) if bound > 0 else None
+
+    def queue_position(self, task: Task) -> int:
+        """How many tasks will start before this one; 0 once it has started."""
+        return self._stages.queue.position(task) or 0
+
+    def predicted_start_ms(self, task: Task) -> float:
+        """Predicted time until a queued task starts, in ms; 0 once it has left the queue."""
+        is_waiting = task in self._stages.queue
+        return self._stages.prediction.schedule.start_ms(task) if is_waiting else 0.0
