@@ -142,12 +142,13 @@ class Books:
             return self._sums()
 
     async def read(self, month: str, key: str | None, by: Iterable[str]) -> list[dict[str, object]]:
-        """Sums of a month, of one key or of all (None), by some columns of ``BookEntry``."""
+        """Sums of a month, of one key or of all (None), by some columns of ``BookEntry``, in its
+        order."""
         await self.flush()
         return await asyncio.to_thread(self._read, month, key, by)
 
     def _read(self, month: str, key: str | None, by: Iterable[str]) -> list[dict[str, object]]:
-        columns = ", ".join(name for name in BookEntry._fields if name in set(by))
+        columns = ", ".join(by)
         where = "" if key is None else " AND key = ?"
         query = f"SELECT {columns}, {_SUMS} FROM spent WHERE month = ?{where} GROUP BY {columns}"
         names = (*columns.split(", "), *Amount._fields)

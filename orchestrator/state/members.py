@@ -129,6 +129,12 @@ class Members:
     def alive(self) -> int:
         return 1 + sum(seen.is_alive for seen in self.others.values())
 
+    def other_ports(self) -> list[str]:
+        """Address of one live member at each other port of the service."""
+        alive = {tag: seen.member for tag, seen in self.others.items() if seen.is_alive}
+        by_port = {one.group or tag: one.url for tag, one in alive.items()}
+        return [url for port, url in by_port.items() if port != self.group]
+
     @property
     def was_away_lately(self) -> bool:
         """Whether the store was away until a moment ago, so that members that live may still lack

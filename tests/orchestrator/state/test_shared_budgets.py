@@ -46,6 +46,10 @@ async def test_a_key_and_a_run_have_one_budget_at_all_members(
     refused = await complete(one, 429, **run)
     assert refused["error"]["tokens_left"] == 3 and "this run" in refused["error"]["message"]
     assert await left(one) == 3 * COST
+    for service in (one, two):
+        (spent,) = (await service.ask("GET", "/v2/budget?by=run,outcome"))["spent"]
+        assert spent["run"] == "a-trip" and spent["outcome"] == "met"
+        assert (spent["requests"], spent["completion_tokens"]) == (2, 2 * ASK["max_tokens"])
     await complete(one)
     three = await member()
     assert await left(three) >= 2 * COST
