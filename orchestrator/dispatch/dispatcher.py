@@ -18,7 +18,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.verdicts import failed, no_first_token, overdue, pointless, refused
+from orchestrator.tasks.verdicts import failed, no_first_token, overdue, refused
 from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
@@ -53,9 +53,7 @@ class Dispatcher:
         self._clock = clock
         self._limits = launcher.limits
         self._in_flight = launcher.in_flight
-        self._replanner = Replanner(
-            queue, prediction.forecaster, clock, self._planned, lambda: len(self._in_flight) > 0
-        )
+        self._replanner = Replanner(queue, prediction.forecaster, clock, self._planned)
         self.attempts_done = launcher.in_flight.removed
         """Set whenever a job is over on its worker; the waiter clears it."""
 
@@ -179,15 +177,11 @@ class Dispatcher:
         """Give up what has lost its chance, then start what can start."""
         feasibility = self._prediction.feasibility
         try:
-            running = [attempt.task for attempt in self._in_flight]
-            for model in dict.fromkeys(task.model for task in [*self._queue.tasks(), *running]):
+            for model in {task.model for task in self._queue.tasks()}:
                 for task in feasibility.hopeless(model):
                     if feasibility.gives_up_hopeless(task):
                         self._queue.remove(task)
-                        if task.completion_tokens:
-                            self._completion.settle(task, pointless(task, self._clock.now()))
-                        else:
-                            self._refuse(task)
+                        self._refuse(task)
         except Exception:  # what waits is to start all the same
             service_log.exception("looking for what has lost its chance failed; will retry")
         self.pump()

@@ -23,15 +23,12 @@ class Replanner:
         forecaster: Forecaster,
         clock: Clock,
         on_planned: Callable[[], None],
-        is_busy: Callable[[], bool],
     ) -> None:
-        """``on_planned`` is called when every waiting task has a new plan; half as often, if none
-        waits, while it ``is_busy``."""
+        """``on_planned`` is called when every waiting task has a new plan, even if none waits."""
         self._queue = queue
         self._forecaster = forecaster
         self._clock = clock
         self._on_planned = on_planned
-        self._is_busy = is_busy
         self._left: list[Task] = []
         self._pause_s = PAUSE_S
         self._is_scheduled = False
@@ -58,8 +55,6 @@ class Replanner:
         if self._left:
             self._some()
         else:
-            if self._is_busy():
-                self._later(2 * PLAN_EVERY_S, self._begin)
             self._on_planned()
 
     def _some(self) -> None:

@@ -9,7 +9,7 @@ its deadline stops it. The share of the sample that is met is the rate of false 
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -23,7 +23,7 @@ from orchestrator.prediction.schedule import Prospect, Schedule, middle
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
-from protocol import Code, OnDeadline, Outcome
+from protocol import Code, Outcome
 
 SURE_SHARE: Final = 0.9
 """Chance with which a deadline that a refusal names is kept (DL-16)."""
@@ -85,8 +85,7 @@ class RefusalKind(StrEnum):
     """Refused because there was no room to wait in."""
     DROPPED = "dropped"
     STOPPED = "stopped"
-    """Stopped because its worker was certain that it would miss, or since it had hardly a chance
-    and held others up."""
+    """Stopped because its worker was certain that it would miss."""
 
 
 class WorkEnding(Protocol):
@@ -318,30 +317,19 @@ class Feasibility:
         task.most_rows = math.inf if is_hopeless else min(task.most_rows, prospect.most_rows)
         return is_hopeless
 
-    def hopeless(self, model: str) -> Iterator[Task]:
-        """Tasks of ``model`` to give up: those that wait and whose chance has fallen below the
-        least one, and of those that run the one that costs others the most beyond its own chance.
-
-        In 356 chats with SmolLM2 at twice its capacity 165 that ran fell below a chance of 0.1; 11
-        of these were met. They had 2 s left on average."""
+    def hopeless(self, model: str) -> list[Task]:
+        """Tasks of ``model`` that wait, and whose chance has fallen below the least one."""
         least = self._config.least_chance
         if not least or self._config.mode is not AdmissionMode.ENFORCE:
-            return
+            return []
         chances = self._schedule.chances(model)
         low = [task for task, chance in chances.items() if chance < least]
         looks = self._looks
-        for task in [task for task in low if not task.completion_tokens][-AT_ONCE:]:
-            if not looks.are_left or looks.take(partial(self.is_hopeless, task)):
-                yield task
-        # One at a time: without it the others may be in time.
-        gains = {
-            task: looks.take(partial(self._schedule.of, task)).gain
-            for task in [task for task in low if _may_be_stopped(task)][-AT_ONCE:]
-            if looks.are_left
-        }
-        least_gain = min(gains, key=gains.__getitem__, default=None)
-        if least_gain is not None and gains[least_gain] < 0:
-            yield least_gain
+        return [
+            task
+            for task in low[-AT_ONCE:]
+            if not looks.are_left or looks.take(partial(self.is_hopeless, task))
+        ]
 
     def gives_up(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
@@ -350,13 +338,12 @@ class Feasibility:
         return task.drop_at <= self._clock.now() and self.gives_up_hopeless(task)
 
     def gives_up_hopeless(self, task: Task) -> bool:
-        """Whether a task without a chance goes; a sample of them gets its try."""
-        kind = RefusalKind.STOPPED if task.completion_tokens else RefusalKind.QUEUE
+        """Whether a waiting task without a chance goes; a sample of them gets its try."""
         self.stats.infeasible += 1
-        if not self._is_capped and not self.stats.is_sampled(task, kind):
+        if not self._is_capped and not self.stats.is_sampled(task, RefusalKind.QUEUE):
             self.stats.refused_late()
             return True
-        self._let_through(task, kind)
+        self._let_through(task, RefusalKind.QUEUE)
         return False
 
     def samples(self, task: Task, kind: RefusalKind) -> bool:
@@ -417,14 +404,3 @@ class Feasibility:
     def _let_through(self, task: Task, kind: RefusalKind) -> None:
         self.stats.sample(task, kind)
         self._forecaster.plan(task, self._clock.now())
-
-
-def _may_be_stopped(task: Task) -> bool:
-    """Whether ``task`` runs, and what it has is worth nothing unless it is whole in time: who reads
-    a stream with a stated gap reads on when one token is late."""
-    return (
-        task.completion_tokens > 0
-        and not (task.is_promised or task.refusal_sample or task.paused_on)
-        and task.job.on_deadline is OnDeadline.ERROR
-        and task.parts.token_gap_s == math.inf
-    )

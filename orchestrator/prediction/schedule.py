@@ -171,12 +171,12 @@ class Schedule:
         if line is None or not (guesses or self._knows(task.model)):
             return UNKNOWN
         others, place = line, self._place(task, line)
-        if task in line.tasks:
+        if self._waits_in(line, task):
             others = self._keep(task.model, line.without(place))
             found = _prospect(task, line, place, others)
         else:
             found = self._at(place, task, others, enough)
-        if found.gain >= enough or task.completion_tokens or not self.may_free_row(task):
+        if found.gain >= enough or not self.may_free_row(task):
             return found
         if place >= line.machine.rows:
             found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
@@ -249,18 +249,15 @@ class Schedule:
         return max(1.0, room_ms)
 
     def chances(self, model: str) -> dict[Task, float]:
-        """The chance of each task of ``model`` that waits or has tokens, up to ``MOST`` of them:
-        how far a prompt is, workers do not say."""
+        """The chance of each task of ``model`` that waits, up to ``MOST`` of them."""
         chances: dict[Task, float] = {}
         for priority in Priority:
             line = self._line(model, priority)
-            if line is None or not line.tasks or not self._knows(model):
+            if line is None or not self._queue or not self._knows(model):
                 continue
             found = zip(line.tasks, line.chances.tolist(), strict=True)
             of = ((task, chance) for task, chance in found if task.priority is priority)
-            chances |= {
-                task: chance for task, chance in of if task in self._queue or task.completion_tokens
-            }
+            chances |= {task: chance for task, chance in of if task in self._queue}
         return chances
 
     def most_rows(self, model: str) -> dict[str, float]:
@@ -291,18 +288,10 @@ class Schedule:
         line = self._line(model, Priority.INTERACTIVE)
         if line is None or not line.tasks:
             line = everything
-        # Those that are less urgent make room (``dispatch.pausing``).
-        now = self._clock.now()
-        urgency = [
-            -self._forecaster.urgency_of_running(task, now).log_urgency for task in line.tasks
-        ]
-        order = np.argsort(np.array(urgency), kind="stable").tolist()
-        tasks = [line.tasks[at] for at in order]
-        asked = [line.asked[at]._replace(gap_ms=math.inf) for at in order]
-        table = Table.of(asked, ROW_DRAWS)
-        tenants = Counter(task.tenant for task in tasks)
-        share = len(tasks) / len(tenants)
-        weights = np.array([min(1.0, share / tenants[task.tenant]) for task in tasks])
+        table = Table.of([one._replace(gap_ms=math.inf) for one in line.asked], ROW_DRAWS)
+        tenants = Counter(task.tenant for task in line.tasks)
+        share = len(line.tasks) / len(tenants)
+        weights = np.array([min(1.0, share / tenants[task.tenant]) for task in line.tasks])
         instances = line.machine.instances
         beside = len(everything.tasks) - len(line.tasks) + foreign
         for count in rows:
@@ -362,7 +351,7 @@ class Schedule:
 
     def _place(self, task: Task, line: _Line) -> int:
         """How many requests of ``line`` are before ``task``."""
-        if task in line.tasks:
+        if self._waits_in(line, task):
             return line.tasks.index(task)
         waiting = sum(other in self._queue for other in line.tasks)
         return len(line.tasks) - waiting + min(waiting, self._queue.place_of(task))

@@ -108,16 +108,6 @@ def differs(task: Task) -> Ending:
     return lost_in_restart(task, "the same text did not come out again")
 
 
-def pointless(task: Task, now: float) -> Ending:
-    """Ending for a task that will most probably miss its deadline, and holds others up."""
-    left_ms = task.deadline.left_ms(now)
-    error = DeadlineExceeded(
-        f"{left_ms:.0f} ms until the deadline are most likely too little for what is left: it was "
-        f"stopped after {task.completion_tokens} tokens, so that others make theirs"
-    )
-    return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
-
-
 def refused(error: TidegateError) -> Ending:
     return Ending(Outcome.REFUSED, FinishReason.ERROR, error)
 

@@ -20,14 +20,7 @@ class Rig:
         self.rounds: list[float] = []
         self.bad = ""
         self.fails_to_begin = 0
-        self.is_busy = False
-        self.replanner = Replanner(
-            self.queue,
-            self,  # type: ignore[arg-type]
-            self.clock,
-            self.done,
-            lambda: self.is_busy,
-        )
+        self.replanner = Replanner(self.queue, self, self.clock, self.done)  # type: ignore[arg-type]
         for number in range(count):
             self.push(number)
 
@@ -121,14 +114,3 @@ def test_a_fault_at_the_beginning_does_not_end_it(caplog: pytest.LogCaptureFixtu
         rig.clock.advance(3.5 * PLAN_EVERY_S)
     assert len(rig.planned) >= 3 and len(rig.rounds) >= 1
     assert "replanning failed" in caplog.text
-
-
-def test_it_looks_at_what_runs_while_nothing_waits() -> None:
-    rig = Rig(0)
-    rig.is_busy = True
-    rig.replanner.wake()
-    rig.clock.advance(10 * PLAN_EVERY_S)
-    assert len(rig.rounds) == 5
-    rig.is_busy = False
-    rig.clock.advance(10 * PLAN_EVERY_S)
-    assert len(rig.rounds) == 6

@@ -112,11 +112,3 @@ def test_a_tenant_that_asks_for_most_does_not_outweigh_the_others() -> None:
     few, many = met = met_with(rig, 4, ALL)
     assert few == 1.0 and many == pytest.approx(16 / 18), "two requests of an equal share of 16"
     assert best_rows((4, ALL), met, ALL, 1000) == 4
-
-
-def test_with_fewer_rows_the_most_urgent_keep_theirs() -> None:
-    """Those that came first are the ones to pause where they have more time."""
-    rig = Rig()
-    waiting(rig, 12, 100_000)
-    waiting(rig, 4, 1250)
-    assert met_with(rig, 4, ALL) == [1.0, 0.75]
