@@ -72,10 +72,8 @@ TABLE: Final = (
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
     Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 --only goodput"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
-    Recordable("peers-real-busy", "perf.peers --model smollm2 --alone --busy 2"),
-    Recordable("fleet", "perf.peers.fleet"),
+    Recordable("fleet", "perf.peers.fleet --seconds 60"),
     Recordable("picker", "perf.peers.picker"),
-    Recordable("picker-vllm", "perf.peers.picker --pods vllm"),
     Recordable(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
