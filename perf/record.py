@@ -72,7 +72,6 @@ TABLE: Final = (
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
     Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 --only goodput"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
-    Recordable("fleet", "perf.peers.fleet"),
     Recordable("picker", "perf.peers.picker"),
     Recordable(
         "goodput-real",
