@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.images import ImageGate
@@ -12,7 +12,7 @@ from orchestrator.errors import DeadlineExceeded, InvalidRequest
 from orchestrator.instances.registry import Registry
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short
-from orchestrator.prompts.stage import EncodingStage, Steps
+from orchestrator.prompts.stage import EncodingStage
 from orchestrator.prompts.turns import images_of
 from orchestrator.tasks.deadline import Deadline, Part
 from orchestrator.tasks.image import Image
@@ -20,8 +20,6 @@ from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.prompt_kind import kind_of
 from orchestrator.tasks.task import Task
 from protocol import Grammar, ModelCard
-
-T = TypeVar("T")
 
 
 class Reading(NamedTuple):
@@ -100,10 +98,7 @@ class PromptReader:
     ) -> Sequence[int]:
         """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
         self.images.check(images_of(prompt))
-        if is_short(prompt):
-            return encoder.encode(prompt)
-        steps, size = encoder.steps(prompt), bytes_of(prompt)
-        return await self.encoding.run(steps, size, deadline.at, tenant=tenant)
+        return await self._ids(encoder, prompt, deadline.at, "", tenant)
 
     async def text_of(
         self, encoder: PromptEncoder, ids: Sequence[int], deadline: Deadline, tenant: str
@@ -124,17 +119,21 @@ class PromptReader:
         self.images.take(task, images)
 
     async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
+        return await self._ids(encoder, prompt, *_due(task), task.job.tenant)
+
+    async def _ids(
+        self, encoder: PromptEncoder, prompt: Prompt, due_at: float, part: str, tenant: str
+    ) -> Sequence[int]:
         if is_short(prompt):
             return encoder.encode(prompt)
-        return await self._in_steps(task, encoder.steps(prompt), bytes_of(prompt))
+        steps, size = encoder.steps(prompt), bytes_of(prompt)
+        return await self.encoding.run(steps, size, due_at, part, tenant)
 
     async def _prefix_hashes(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
         ids, salt, images = task.token_ids, task.cache_salt, task.images
         if len(ids) <= INLINE_HASH_TOKENS:
             return encoder.prefix_hashes(ids, salt, images)
-        return await self._in_steps(task, encoder.hashes_in_steps(ids, salt, images), 8 * len(ids))
-
-    async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
+        steps, size = encoder.hashes_in_steps(ids, salt, images), 8 * len(ids)
         return await self.encoding.run(steps, size, *_due(task), task.job.tenant)
 
 

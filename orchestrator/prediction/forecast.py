@@ -201,8 +201,8 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     # A stationary queue returns to its mean as what it holds now leaves.
     others = min(machine.usual, rows) * (1 - running / crowd)
     others += np.minimum(machine.beside, rows - running - others)
-    own_tokens = float(table.context_tokens[:rows].mean())
-    step_ms = machine.steps_ms(running + others, contexts + others * own_tokens)
+    context_each = float(table.context_tokens[:rows].mean())
+    step_ms = machine.steps_ms(running + others, contexts + others * context_each)
     wall = np.cumsum(np.concatenate([np.zeros(count), prompts * share, [0.0]])[order], axis=1)
     passed = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * step_ms[:, :-1]
     wall[:, 1:] += np.cumsum(passed, axis=1)

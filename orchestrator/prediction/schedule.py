@@ -48,7 +48,7 @@ AMPLE: Final = 10.0
 that it is over long before they, and what comes meanwhile, run short of time."""
 USUAL_S: Final = 10.0
 """Seconds over which it is averaged how many requests are there. In the simulator, over twelve
-cells of two traces and seventeen more, 10 met as many as where all rows that run are taken to stay
+cells of two traces and sixteen more, 10 met as many as where all rows that run are taken to stay
 full, and 3 and 30 met 0.5 % less. Live, of 70 requests to SmolLM2 at 0.7 of its capacity 64, 62 and
 59 were met, where rows stay full 56, 53 and 60, with fixed rows 66 and 61."""
 _FIRST_GUESS_MS: Final = 1000.0

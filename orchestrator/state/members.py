@@ -130,10 +130,11 @@ class Members:
         return 1 + sum(seen.is_alive for seen in self.others.values())
 
     def other_ports(self) -> list[str]:
-        """Address of one live member at each other port of the service."""
-        alive = {tag: seen.member for tag, seen in self.others.items() if seen.is_alive}
-        by_port = {one.group or tag: one.url for tag, one in alive.items()}
-        return [url for port, url in by_port.items() if port != self.group]
+        """Address of one live member at each other port of the service. A predecessor at the same
+        address may count as alive until its lease is over."""
+        alive = [seen.member for seen in self.others.values() if seen.is_alive]
+        by_port = {one.group or one.url: one.url for one in alive}
+        return [url for port, url in by_port.items() if port not in (self.group, self.url)]
 
     @property
     def was_away_lately(self) -> bool:

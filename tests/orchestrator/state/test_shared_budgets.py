@@ -1,11 +1,13 @@
 """DL-25 with OR-18: orchestrators that share a store add up what keys and runs have spent."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.budgets.extension import BudgetRoom
 from orchestrator.state import exchange
+from orchestrator.state.members import Member, Members, SeenMember
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.state.conftest import Sharing
 from tests.support.fake_worker import FakeWorker
@@ -56,3 +58,18 @@ async def test_a_key_and_a_run_have_one_budget_at_all_members(
     budgets = room(three.orchestrator, BudgetRoom).budgets
     await three.until(lambda: {each.others[0] for each in budgets._shared.values()} == {3 * COST})
     assert await left(three) == 2 * COST
+
+
+def test_each_port_is_asked_for_its_books_once() -> None:
+    """Not the own one, and not a predecessor that has an address until its lease is over."""
+    others = {
+        "own-sibling": SeenMember(Member("http://own-2", "k", group="own"), True),
+        "own-predecessor": SeenMember(Member("http://own-1", "k"), True),
+        "alone": SeenMember(Member("http://alone", "k"), True),
+        "alone-before": SeenMember(Member("http://alone", "k"), True),
+        "pair-1": SeenMember(Member("http://pair-1", "k", group="pair"), True),
+        "pair-2": SeenMember(Member("http://pair-2", "k", group="pair"), True),
+        "dead": SeenMember(Member("http://dead", "k"), False),
+    }
+    members: Any = SimpleNamespace(others=others, group="own", url="http://own-1")
+    assert sorted(Members.other_ports(members)) == ["http://alone", "http://pair-2"]
