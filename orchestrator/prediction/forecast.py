@@ -2,8 +2,9 @@
 
 Pure: no clock, no instance. Given the requests in the order in which they get rows, what a step
 takes, and how many rows there are, it draws ``DRAWS`` scenarios. In each of them every request has
-one of its equally likely lengths, and the machine one of its likely speeds. A request keeps its
-place among them (common random numbers): two forecasts differ by what was asked, not by luck.
+one of its equally likely lengths, the machine has one of its likely speeds, and a likely number of
+others comes later. A request keeps its place among them (common random numbers): two forecasts
+differ by what was asked, not by luck.
 
 One row makes one token a step, so the rows' lengths are counted in steps. In that time a row ends
 when its own steps are over, however long these take, and the request next in order gets it: list
@@ -28,8 +29,9 @@ from numpy.typing import NDArray
 DRAWS: Final = 16
 """Scenarios: as many as ``answer_length.QUANTILES``, so that each length comes once."""
 _SHUFFLES: Final = 251
-_SIGMAS: Final = np.array([-1.86, -1.32, -1.01, -0.78, -0.58, -0.40, -0.24, -0.08])
-"""Middles of eight equally likely parts of the lower half of a normal distribution."""
+_BELOW: Final = np.array([-1.86, -1.32, -1.01, -0.78, -0.58, -0.40, -0.24, -0.08])
+_NORMAL: Final = np.concatenate([_BELOW, -_BELOW[::-1]])
+"""Middles of sixteen equally likely parts of a normal distribution."""
 
 Floats = NDArray[np.float64]
 
@@ -149,7 +151,8 @@ def _shuffles() -> NDArray[np.int64]:
 
 
 _PLACES: Final = _shuffles()
-_NORMAL: Final = np.concatenate([_SIGMAS, -_SIGMAS[::-1]])[_PLACES[0]]
+_PACES: Final = _NORMAL[_PLACES[0]]
+_CROWDS: Final = _NORMAL[_PLACES[1], None]
 
 
 def lengths(asked: Sequence[Asked]) -> Floats:
@@ -198,8 +201,10 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     running = np.cumsum(np.repeat((-1.0, 1.0, 0.0), (count, count, 1))[order], axis=1)
     read = np.concatenate([-context, context, np.zeros((draws, 1))], axis=1)
     contexts = np.cumsum(np.take_along_axis(read, order, axis=1), axis=1)
-    # A stationary queue returns to its mean as what it holds now leaves.
+    # A stationary queue returns to its mean as what it holds now leaves. The number that has come
+    # is close to a Poisson distribution, here by its normal approximation.
     others = min(machine.usual, rows) * (1 - running / crowd)
+    others = np.clip(others + _CROWDS[:draws] * np.sqrt(others), 0.0, rows - running)
     others += np.minimum(machine.beside, rows - running - others)
     context_each = float(table.context_tokens[:rows].mean())
     step_ms = machine.steps_ms(running + others, contexts + others * context_each)
@@ -209,7 +214,7 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     times, step_then = np.empty_like(wall), np.empty_like(wall)
     np.put_along_axis(times, order, wall, axis=1)
     np.put_along_axis(step_then, order, step_ms, axis=1)
-    pace = np.exp(machine.spread * _NORMAL[:draws])[:, None]
+    pace = np.exp(machine.spread * _PACES[:draws])[:, None]
     begun, own_ms = times[:, count:-1], prompts * (1 - share)
     first = begun + own_ms + step_then[:, count:-1] * (1 + extra)
     end = times[:, :count] + own_ms + (tokens - np.minimum(tokens, most)) * busy_ms

@@ -182,6 +182,17 @@ def test_dl7_as_many_as_usual_come_for_what_ends(seconds: float, step_ms: float)
     assert prospect.end_ms[8] == pytest.approx(13.0 * 10 + step_ms * 100, rel=0.05)
 
 
+def test_dl7_how_many_come_is_uncertain() -> None:
+    """Ten rows are usual, with a standard deviation of three; each adds 1 ms to a step."""
+    asked = Asked(0, (100.0,), 0.0, 0, 1e6, 1e6)
+    alone = play([asked], Machine(1.0, 1.0, 64)).end_ms
+    played = play([asked, *[asked._replace(left=(1.0,))] * 9], Machine(1.0, 1.0, 64, usual=10))
+    ends = sorted(played.end_ms[:, 0])
+    assert max(alone.ravel()) == pytest.approx(200)
+    assert ends[8] == pytest.approx(1100, rel=0.06)
+    assert ends[-1] - ends[0] == pytest.approx(2 * 1.86 * 3 * 100, rel=0.05)
+
+
 def test_dl7_those_who_come_have_the_usual_contexts() -> None:
     """The last row is the longest: fifteen more of its kind would take another 15 ms a step."""
     asked = [Asked(n, (10.0,), 0.0, 0, 1e6, 1e6, context_tokens=0) for n in range(15)]
