@@ -202,10 +202,13 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     read = np.concatenate([-context, context, np.zeros((draws, 1))], axis=1)
     contexts = np.cumsum(np.take_along_axis(read, order, axis=1), axis=1)
     # A stationary queue returns to its mean as what it holds now leaves. The number that has come
-    # is close to a Poisson distribution, here by its normal approximation.
-    others = min(machine.usual, rows) * (1 - running / crowd)
-    others = np.clip(others + _CROWDS[:draws] * np.sqrt(others), 0.0, rows - running)
-    others += np.minimum(machine.beside, rows - running - others)
+    # is close to a Poisson distribution, here by its normal approximation. Computed once for each
+    # number of rows that can be left, which are fewer than events.
+    left = np.arange(crowd + 1)
+    others = min(machine.usual, rows) * (1 - left / crowd)
+    others = np.clip(others + _CROWDS[:draws] * np.sqrt(others), 0.0, rows - left)
+    others += np.minimum(machine.beside, rows - left - others)
+    others = np.take_along_axis(others, running.astype(np.intp), axis=1)
     context_each = float(table.context_tokens[:rows].mean())
     step_ms = machine.steps_ms(running + others, contexts + others * context_each)
     wall = np.cumsum(np.concatenate([np.zeros(count), prompts * share, [0.0]])[order], axis=1)
