@@ -71,7 +71,7 @@ class Machine(NamedTuple):
     bends: tuple[float, ...] = ()
     """See ``StepModel``; by the rows of one instance."""
     usual: int = 0
-    """How many requests are usually there, in all: so many come as those of now end."""
+    """Mean number of requests there, in all: about so many come as those of now end."""
     beside: int = 0
     """How many more run where those leave rows free."""
     context_token_ms: float = 0.0
