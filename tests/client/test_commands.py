@@ -17,8 +17,7 @@ from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, 
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
 from tidegate.cli.main import main
-from tidegate.cli.top import Picture, Samples
-from tidegate.results import Instance, SwapState
+from tidegate.results import SwapState
 
 Ask = Callable[..., Any]
 
@@ -162,31 +161,6 @@ async def test_top_lives_in_a_terminal_and_ctrl_c_leaves(service: Service) -> No
     assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
     assert b"Traceback" not in shown
     assert b"\x1b[3" not in shown  # NO_COLOR
-
-
-def test_a_picture_counts_since_the_one_before() -> None:
-    def samples(at: float, met: int, fast: int, slow: int) -> Samples:
-        return Samples.parse(
-            "# HELP tidegate_offered_total Requests\n"
-            f'tidegate_outcomes_total{{outcome="met",model="a \\"b\\" }}"}} {met}.0\n'
-            f'tidegate_outcomes_total{{outcome="met",model="c"}} {met}\n'
-            f'tidegate_ttft_ms_bucket{{le="10.0"}} {fast}\n'
-            f'tidegate_ttft_ms_bucket{{le="+Inf"}} {fast + slow}\n'
-            'tidegate_kv_blocks{instance="h:1",kind="used"} 5.0\n'
-            'tidegate_kv_blocks{instance="h:1",kind="free"} 15.0\n'
-            "tidegate_waste NaN\n",
-            at,
-        )
-
-    first, second = samples(10, 5, 100, 0), samples(12, 8, 101, 3)
-    assert second.rate("tidegate_outcomes_total", first, outcome="met") == 3
-    assert second.rate("tidegate_outcomes_total", None) is None
-    assert second.quantile("tidegate_ttft_ms", 0.5) == 10
-    assert second.quantile("tidegate_ttft_ms", 0.5, first) == float("inf")
-    assert first.quantile("tidegate_ttft_ms", 0.5, first) is None
-    picture = Picture("http://x", [Instance("h:1", "up", ready=True)], second, first)
-    assert picture.facts()["kv_blocks"] == {"used": 5, "free": 15}
-    assert picture._instance(picture.instances[0])[-1] == "25.0 %"
 
 
 async def test_or14_an_orchestrator_is_drained_and_taken_back(

@@ -45,30 +45,6 @@ async def test_native_task_streams_and_replays(http: aiohttp.ClientSession) -> N
     assert again[-1].data == end
 
 
-async def test_what_vllms_clients_read(demo: Stack, http: aiohttp.ClientSession) -> None:
-    """A stop string, token ids and cached tokens, as the real engine tells them."""
-    whole = await _answer(http, "/v1/completions", STORY | {"return_token_ids": True})
-    (choice,) = whole["choices"]
-    assert choice["stop_reason"] is None and len(choice["token_ids"]) == 24
-    prompt = await _answer(http, "/tokenize", {"prompt": STORY["prompt"]})
-    assert choice["prompt_token_ids"] == prompt["tokens"]
-    text = await _answer(http, "/detokenize", {"tokens": choice["token_ids"]})
-    assert text["prompt"] == choice["text"]
-
-    stop = choice["text"][10:14]
-    stopped = (await _answer(http, "/v1/completions", STORY | {"stop": [stop]}))["choices"][0]
-    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
-    kept = STORY | {"stop": [stop], "include_stop_str_in_output": True}
-    assert (await _answer(http, "/v1/completions", kept))["choices"][0]["text"] == (
-        stopped["text"] + stop
-    )
-
-    long = {"model": "demo", "prompt": "A fox ran. " * 20, "max_tokens": 1, "temperature": 0}
-    await _answer(http, "/v1/completions", long)
-    usage = (await _answer(http, "/v1/completions", long))["usage"]
-    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
-
-
 async def _answer(
     http: aiohttp.ClientSession, path: str, body: dict[str, object]
 ) -> dict[str, Any]:
