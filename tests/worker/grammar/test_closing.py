@@ -220,15 +220,6 @@ def test_searches_in_vain_are_rare(loaded: LoadedEngine, masks: list[object]) ->
     assert 500 < len(masks) < 80 * 100
 
 
-def test_of_long_texts_in_a_grammar_only_the_beginning_is_spelled(loaded: LoadedEngine) -> None:
-    of = Steps(loaded)
-    long = "ab" * 2000
-    source = f'// {long}\nstart: "the end" | "{long}"  // or {long}\n' + 'x: "stop"\n' * 400
-    spelled = [b"".join(map(of.tables.piece_of, one)) for one in of.tables.literals(source)]
-    assert b"the end" in spelled and b"stop" in spelled
-    assert {long[:64].encode()} == {text for text in spelled if b"abab" in text}
-
-
 def test_free_text_that_matches_is_not_shortened(loaded: LoadedEngine) -> None:
     of = Steps(loaded)
     free = Grammar(GrammarKind.REGEX, "(.|\n)*")
