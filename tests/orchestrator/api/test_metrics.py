@@ -104,19 +104,6 @@ async def test_dl10_windows_and_responses(service: Service) -> None:
         assert service.metric("tidegate_http_responses_total", status=status) == 1
 
 
-async def test_a_miss_is_somebodys(worker: FakeWorker, make_service: MakeService) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1, ignores_deadline=True)
-    service = await make_service(worker, admission__mode="off")
-    async with service.leaping(21, tokens=1):
-        await chat(service, "00", deadline_ms=20_000)
-    await service.until(lambda: service.outcomes() == ["missed"])
-    stages = ("queue", "route", "prefill", "decode", "retry", "prediction")
-    by_stage = [service.metric("tidegate_misses_total", stage=stage) for stage in stages]
-    assert sum(by_stage) == 1
-    spent = [service.metric("tidegate_missed_time_ms_total", stage=stage) for stage in stages[:4]]
-    assert sum(spent) > 15_000
-
-
 async def test_pf4_utilization_and_health_failures(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:

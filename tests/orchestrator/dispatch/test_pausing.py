@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.api.http import event_stream
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.pausing import AT_ONCE, MAX_PAUSES, Pausing
+from orchestrator.dispatch.pausing import MAX_PAUSES, Pausing
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
@@ -176,13 +176,6 @@ def test_nobody_is_paused_for_what_was_sent_a_moment_ago_or_holds_less_than_it_n
     assert rig.victims() == ["r"]
     concurrency.add(InFlightJob(1, 1, 1, False), 0)
     assert rig.victims() == []
-
-
-def test_no_more_than_some_are_looked_for() -> None:
-    rig = Rig()
-    for i in range(20):
-        rig.runs(f"r{i}", -9.0)
-    assert len(rig.victims(*(rig.task(f"w{i}", 0.0) for i in range(20)))) == AT_ONCE
 
 
 def test_work_without_a_chance_pauses_nobody() -> None:

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -414,19 +413,6 @@ async def test_no_redirect_is_followed(folder: Path) -> None:
         assert job.end.code is Code.ENGINE_ERROR and "307" in job.end.message
     await elsewhere.stop()
     assert not elsewhere.asked
-
-
-async def test_a_server_that_takes_no_connection_is_lost_and_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The library's error is a ``TimeoutError`` too, as is the limit's for what follows a text."""
-
-    async def post(self: aiohttp.ClientSession, url: str, **more: object) -> None:
-        raise aiohttp.ConnectionTimeoutError("no connection in time")
-
-    async with served(VllmServer(), folder) as (lane, _):
-        monkeypatch.setattr(aiohttp.ClientSession, "post", post)
-        assert "no connection in time" in (await run(lane)).lost[0]
 
 
 async def test_a_key_is_sent_from_its_file(folder: Path, tmp_path: Path) -> None:

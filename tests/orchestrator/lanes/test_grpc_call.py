@@ -127,12 +127,6 @@ def test_messages_come_whole_however_they_were_cut(
     asyncio.run(run())
 
 
-async def test_what_came_together_is_handed_over_together() -> None:
-    rig = Rig()
-    rig.receive(b"".join(frame(FrameType.DATA, 0, 1, message(b"%d" % n)) for n in range(5)))
-    assert rig.together == [5]
-
-
 async def test_no_more_is_sent_than_the_peer_has_room_for() -> None:
     rig = Rig()
     data = bytes(3 * DEFAULT_WINDOW)

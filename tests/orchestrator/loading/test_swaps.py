@@ -52,27 +52,6 @@ async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
     assert service.metric("tidegate_model_swaps_total", result="done") == 1
 
 
-async def test_wk7_what_runs_ends_before_the_model_is_replaced(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other")
-    service = await make_service(worker)
-    plan = Plan(stall_at=3)
-    worker.plan = lambda submit: plan
-    stream = asyncio.create_task(_streamed(service, "fake"))
-    await worker.until(lambda: worker.running == 1)
-    status, told = await swap(service, worker, model="other")
-    assert (status, told["error"]) == (202, None)
-    await worker.until(lambda: len(worker.swaps) == 1)
-    await service.until(lambda: next(iter(service.orchestrator.registry)).draining)
-    gates = (await described(service))["gates"]
-    assert isinstance(gates, dict) and "about to serve other" in gates["engine"]["reason"]
-    plan.release.set()
-    assert await stream == 8
-    await service.until(lambda: not service.orchestrator.stages.swaps.leaving())
-    assert service.outcomes() == ["met"]
-
-
 async def _streamed(service: Service, model: str) -> int:
     """Tokens of one stream that was not dropped."""
     tokens = 0
@@ -146,22 +125,6 @@ async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
     assert await first == await second == 8
     await service.until(lambda: not service.orchestrator.stages.swaps.leaving())
     assert [submit.serving for submit in worker.submits] == [0, 0]
-
-
-async def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one_and_says_why(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other")
-    worker.swap_error = "its weights are corrupt"
-    service = await make_service(worker)
-    status, told = await swap(service, worker, model="other", wait=True)
-    assert status == 409
-    assert told["error"]["code"] == "swap_failed"  # type: ignore[index]
-    assert "corrupt" in str(told)
-    await service.until_ready()
-    await service.ask("POST", "/v1/chat/completions", json=chat("fake"))
-    latest = (await described(service))["swap"]
-    assert isinstance(latest, dict) and latest["phase"] == "failed"
 
 
 async def reload(service: Service, worker: FakeWorker, **body: object) -> tuple[int, str]:

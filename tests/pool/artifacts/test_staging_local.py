@@ -51,13 +51,6 @@ async def test_a_folder_is_taken_without_a_second_copy_of_its_weights(
     assert (catalog.path_of(copied) / "model.safetensors").stat().st_ino != weights.st_ino
 
 
-async def test_a_gguf_file_tells_its_licence(catalog: ModelCatalog, tmp_path: Path) -> None:
-    make_folder(tmp_path, {"tiny.gguf": gguf(licence="mit")})
-    entry = await add(catalog, tmp_path / "tiny.gguf")
-    assert (entry.name, entry.licence, entry.format) == ("tiny", "mit", ModelFormat.GGUF)
-    assert entry.digest == model_digest(tmp_path / "tiny.gguf")
-
-
 async def test_of_a_gguf_model_that_we_run_a_checkpoint_is_made(
     catalog: ModelCatalog, tmp_path: Path
 ) -> None:
