@@ -191,20 +191,6 @@ async def test_wk7_what_makes_no_sense_is_refused(
     assert status == 400 and word in str(told)
 
 
-async def test_wk7_one_swap_at_a_time_and_the_same_again_is_the_same(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other", "third")
-    worker.swap_s = 0.2
-    service = await make_service(worker)
-    await swap(service, worker, model="other")
-    status, _ = await swap(service, worker, model="third", wait=True)
-    assert status == 503
-    again = await asyncio.gather(*(swap(service, worker, model="other", wait=True) for _ in "ab"))
-    assert [status for status, _ in again] == [200, 200]
-    assert len(worker.swaps) == 1
-
-
 async def test_wk7_an_instance_that_dies_in_the_middle_fails_the_swap_only(
     worker: FakeWorker, make_worker: MakeWorker, make_service: MakeService
 ) -> None:

@@ -1,7 +1,6 @@
 """Weights in blocks, against float64; and what a machine without the kernel does."""
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from worker.models import blocked, loader
 from worker.models.blocked import BlockedFormat, DottedLinear, blocks_fit
 from worker.models.linear import DenseFormat, PackedFormat, packs
 from worker.models.loader import Layout
-from worker.models.parameters import Kind, Parameter, StoredPart
 
 SHAPES = ((64, 96), (33, 70), (15, 6), (500, 129), (500, 130))
 
@@ -156,25 +154,6 @@ def test_dot_products_are_one_instruction_where_the_cpu_has_it() -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("has_it", [True, False])
-def test_dot_products_are_tried_where_the_cpu_has_them(
-    has_it: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[str] = []
-
-    def first(formats: dict[str, Any], *about: object, **choices: object) -> object:
-        tried.extend(formats)
-        return next(iter(formats.values()))
-
-    monkeypatch.setattr(loader, "has_dots", lambda: has_it)
-    monkeypatch.setattr(loader, "fastest_format", first)
-    monkeypatch.setattr(block_products, "tiles_problem", lambda: "not now")
-    parameters = {"layers.0.up": Parameter(Kind.LINEAR, (StoredPart("up", (64, 32)),))}
-    loader._format(Layout(measured=True), torch.bfloat16, parameters)
-    assert ("blocks by vdpbf16ps" in tried) is has_it
-
-
-@needs_kernel
 @pytest.mark.parametrize("inputs", [70, 600])
 @pytest.mark.parametrize("held_up", [False, True])
 def test_what_lies_around_does_not_matter(
@@ -215,24 +194,6 @@ def test_extremes_and_missing_numbers_pass_through(form: Form) -> None:
     assert out[0, 0] > 0
     assert abs(out[0, 1]) < 1e-30
     assert BlockedFormat().gated(torch.cat((weight, weight)))(x).isnan().any()
-
-
-@needs_kernel
-def test_without_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = {"avx512f", "amx-tile", "amx-bf16"}
-    monkeypatch.setattr(block_products, "cpu_features", lambda: features)
-    monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
-    assert block_products.fastest_form(torch.bfloat16) == Form.TILES
-    assert BlockedFormat().tile_rows == 16
-    assert block_products.fastest_form(torch.float32) == Form.FLOAT32
-    monkeypatch.setattr(block_products, "may_use_amx", lambda: False)
-    assert BlockedFormat().tile_rows == 1
-    assert tiles_problem() == "the system does not let this process use AMX"
-    assert block_products.fastest_form(torch.bfloat16) == Form.BFLOAT16
-    monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
-    features.discard("amx-bf16")
-    assert tiles_problem() == "the CPU has no AMX for bfloat16"
-    assert block_products.fastest_form(torch.bfloat16) == Form.BFLOAT16
 
 
 @pytest.mark.parametrize("why", ["no compiler", "it does not compile"])
