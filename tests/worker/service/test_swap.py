@@ -210,25 +210,6 @@ def test_wk7_where_neither_can_be_loaded_the_process_ends(harness: Harness, mode
     assert "cannot be loaded again" in report.error
 
 
-@pytest.mark.slow
-def test_wk7_where_the_device_is_lost_meanwhile_the_process_ends(
-    harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would stay without a model, and draining, for ever."""
-
-    class Lost(Meter):
-        def drop_caches(self) -> None:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(swapping, "meter_of", lambda settings: Lost(0, 0))
-    models.beside, models.broken = False, {"second", "first"}
-    ended = threading.Event()
-    harness.service._swapper._die = ended.set
-    report = outcome(swap(harness, "second"))
-    assert ended.wait(60)
-    assert report.phase is SwapPhase.FAILED and "illegal memory access" in report.error
-
-
 def test_wk7_a_drain_that_does_not_end_is_given_up(
     harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
