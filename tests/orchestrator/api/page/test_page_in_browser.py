@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction.step_model import StepModel
-from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, Service
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -172,47 +172,3 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(
         assert await tab.js("sessionStorage.getItem('tidegate.key')") == KEY
         assert await tab.js("Object.values(localStorage).join() + document.cookie") == ""
         assert not any(KEY in request["url"] for request in tab.requests)
-
-
-@pytest.mark.slow
-async def test_operating_asks_for_the_operators_key(
-    devtools: str, service: Service, worker: FakeWorker
-) -> None:
-    async with page(devtools, service, "/#board") as tab:
-        await tab.until("document.querySelector('#instances button')")
-        await tab.click("#instances button")
-        await tab.until("document.querySelector('#key-dialog').open")
-        assert "the operators' key" in await tab.text("#key-why")
-        await tab.type(OPERATORS_KEY)
-        await tab.press("Enter")
-        await tab.until("document.querySelector('#instances .state').innerText === 'draining'")
-        assert service.orchestrator.registry.instances[worker.address].cordoned
-        tab.console = [line for line in tab.console if "401" not in line]
-
-
-@pytest.mark.slow
-async def test_the_board_shows_what_goes_on(
-    devtools: str, service: Service, worker: FakeWorker
-) -> None:
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
-    # As `tidegate up` prints it.
-    async with page(devtools, service, f"/#key={OPERATORS_KEY}") as tab:
-        assert await tab.js("location.href") == f"{service.url}/"
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        await tab.click("#send")
-        assert await ended(tab) == "met"
-        await tab.press("2")
-        await tab.until("document.querySelector('#tiles').innerText.includes('100 %')")
-        assert worker.address in await tab.text("#instances")
-        await tab.until("document.querySelectorAll('#finishes circle').length === 1")
-        assert await tab.js("document.querySelectorAll('.plot canvas').length") == 3
-        await tab.click("#instances button")
-        await tab.until("document.querySelector('#instances .state').innerText === 'draining'")
-        assert service.orchestrator.registry.instances[worker.address].cordoned
-        await tab.click("#instances button")
-        await tab.until("document.querySelector('#instances .state').innerText === 'up'")
-        await tab.resize(360, 740)
-        for name in ("play", "board"):
-            await tab.js(f"location.hash = '#{name}'")
-            await tab.until(f"!document.querySelector('#{name}').hidden")
-            assert await tab.js("document.documentElement.scrollWidth <= innerWidth"), name
