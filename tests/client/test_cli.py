@@ -204,3 +204,17 @@ def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None
     options = ["--port", "9000", "--instances", "a:1,b:2", "--cors-origins", "*"]
     assert executed == [[sys.executable, "-P", "-m", "orchestrator", *options]]
     assert paths == [f"{ROOT}{os.pathsep}/ours"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_and_answers(
+    shell: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["completion", shell]) == 0
+    assert f"_TIDEGATE_COMPLETE={shell}_complete" in capsys.readouterr().out
+    monkeypatch.setenv("_TIDEGATE_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "tidegate mod" if shell != "fish" else "tidegate ")
+    monkeypatch.setenv("COMP_CWORD", "1" if shell != "fish" else "mod")
+    with pytest.raises(SystemExit, match="0"):
+        main([])
+    assert "models" in capsys.readouterr().out

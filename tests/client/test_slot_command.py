@@ -133,3 +133,14 @@ async def test_in_a_terminal_a_stage_is_shown_and_ctrl_c_cancels(tmp_path: Path)
     assert b"tidegate slot: cancelled slot t1" in shown and b"Traceback" not in shown
     assert fake.cancelled == ["t1"]
     assert not os.listdir(tmp_path)
+
+
+async def test_ctrl_c_says_when_the_service_could_not_be_told(capsys: Any) -> None:
+    from tidegate import Client
+    from tidegate.cli.slot import _say_cancelled
+
+    async with FakeOrchestrator().serve() as fake, Client(fake.base_url) as client:
+        await _say_cancelled(client, "t1")  # which still runs
+        assert "slot t1 may still be rendered" in capsys.readouterr().err
+        await _say_cancelled(client, "")
+        assert capsys.readouterr().err == "tidegate slot: cancelled\n"

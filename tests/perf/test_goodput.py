@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from perf.goodput.__main__ import _COUNTED, Scene
+from perf.goodput.__main__ import _COUNTED, Scene, choices_of, new_arguments
 from perf.goodput.load import (
+    LOG_NORMAL,
     at_once,
     drawn_load,
     source_of,
 )
-from perf.goodput.policies import OURS
+from perf.goodput.policies import COMPARED, OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
@@ -117,6 +118,24 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
         assert same.body["max_tokens"] in lengths and same.body["ignore_eos"]
     flood = at_once(load, 5, 1)
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
+
+
+def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
+    plain = choices_of(new_arguments().parse_args([]))
+    assert plain.policies == COMPARED and plain.is_poisson
+    assert [source.name for source in plain.sources] == [LOG_NORMAL]
+    assert plain.manners == (Manner.PROPORTIONAL,)
+    file = tmp_path / "azure-code.csv"
+    file.write_text(TRACE)
+    for wrong in (
+        ("--arrivals", "trace"),
+        ("--trace", str(tmp_path / "none.csv")),
+        ("--model", "8b"),
+        ("--model", "none", "--trace", str(file)),
+        ("--model", "8b", "--trace", str(file), "--deadlines", "proportional"),
+    ):
+        with pytest.raises(ValueError):
+            choices_of(new_arguments().parse_args(wrong))
 
 
 @pytest.fixture

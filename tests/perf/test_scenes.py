@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from perf.sim.campaign import CellSpec, RowsPolicy, run_cell
+from perf.sim.campaign import ROWS, CellSpec, RowsPolicy, policies_of, run_cell
 from perf.sim.scenes import Agents, SimScene, drawn_scenes
 from tests.support.cases import for_each
 
@@ -44,3 +44,10 @@ def test_at_capacity_fifo_with_every_slot_meets_95_percent() -> None:
 
     assert met(at, None) == pytest.approx(0.95, abs=0.02)
     assert met(at, 16) < met(at, None) and met(twice, None) < 0.6
+
+
+def test_policies_run_as_they_are_and_with_fewer_rows() -> None:
+    scene = SCENES["capacity.16.25_per_s"]
+    keys = [policy.key for policy in policies_of(["ours", "known", "fifo"], ROWS, scene)]
+    assert keys == ["ours", "ours@4", "ours@8", "ours@16", "known", "fifo", "fifo@4", "fifo@8"]
+    assert [policy.key for policy in policies_of(["ours"], (), scene)] == ["ours"]

@@ -11,8 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from picker.pods import Pods
+from picker.section import PickerSection
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.picker.test_stream import Envoy, named
+from tests.support.cases import for_each
+from tests.support.clock import ManualClock
 from tests.support.pods import FakePod, serve_picker
 
 FULL_DUPLEX = 4
@@ -91,3 +95,33 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
         process.send_signal(signal.SIGTERM)
         rest = await process.stderr.read()
         assert await process.wait() == 0, rest
+
+
+@for_each(
+    ("change", "fault"),
+    [
+        ({"has_metrics": False}, "/metrics answers 404"),
+        ({"metrics": {"num_requests_running": 1}}, "no vllm:num_requests_waiting"),
+    ],
+)
+async def test_a_pod_that_tells_nothing_says_why(change: dict[str, object], fault: str) -> None:
+    async with FakePod().serve() as pod:
+        for name, value in change.items():
+            setattr(pod, name, value)
+        async with serve_picker(pod.address) as served:
+            (one,) = served.pods
+            assert fault in one.fault and one.is_reachable
+            assert served.pods.is_ready  # failing open
+
+
+async def test_a_pod_that_is_named_no_more_gets_nothing_and_may_come_back() -> None:
+    pods = Pods(PickerSection(), ManualClock())
+    for address in ("10.0.0.1:80", "10.0.0.2:80"):
+        pods.add(address)
+    pods.retire("10.0.0.1:80")
+    assert [pod.address for pod in pods] == ["10.0.0.2:80"]
+    assert pods.idle("10.0.0.1:80") and not pods.ready("10.0.0.1:80")
+    pods.add("10.0.0.1:80")
+    assert len(list(pods)) == 2
+    await pods.remove("10.0.0.2:80")
+    assert pods.addresses() == {"10.0.0.1:80": None}

@@ -1,10 +1,12 @@
 """What requests, answers and metrics say; what cannot be read is passed over."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from multidict import CIMultiDict
+from pydantic import ValidationError
 
 from orchestrator.api.http.context import context_of
 from orchestrator.clock import Instant
@@ -12,6 +14,7 @@ from orchestrator.tasks.deadline import DeadlineConfig
 from picker.answer import MAX_BYTES, AnswerReader
 from picker.asked import Asking, read_asked
 from picker.pod import AnswerEnd
+from picker.section import PickerSection
 from picker.vllm_page import NotAPage, VllmPage, read_page
 from tests.support.cases import for_each
 from tests.support.pods import DIALECTS, events
@@ -184,3 +187,17 @@ def test_a_page_of_vllms_metrics() -> None:
 def test_what_is_no_such_page_is_said_to_be_none(page: str) -> None:
     with pytest.raises(NotAPage):
         read_page(page)
+
+
+@for_each(
+    ("setting", "complaint"),
+    [
+        ({"endpoints": "pods.default:8000"}, "write dns:pods.default:8000"),
+        ({"endpoints": "vllm+http://10.0.0.1:8000?tokenizer=x"}, "without a scheme"),
+        ({"endpoints": "10.0.0.1"}, "expected host:port"),
+        ({"tls_key": Path("key.pem")}, "one is of no use without the other"),
+    ],
+)
+def test_settings_that_do_not_fit_say_why(setting: Any, complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        PickerSection(**setting)

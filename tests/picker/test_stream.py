@@ -15,8 +15,11 @@ from picker.ext_proc import (
     BUFFERED_PARTIAL,
     CHUNK_BYTES,
     FULL_DUPLEX_STREAMED,
+    GRPC,
     METHOD,
+    NONE,
     SERVICE,
+    STREAMED,
     ProcessingRequest,
     ProcessingResponse,
 )
@@ -225,6 +228,33 @@ async def test_a_buffered_body_is_picked_for_in_answer_to_it(one: Rig, mode: int
     reply = await stream.get("response_body")
     assert not reply.response_body.response.HasField("body_mutation")
     await stream.hang_up()
+
+
+@pytest.mark.parametrize("mode", [NONE, STREAMED, GRPC])
+async def test_where_the_body_comes_too_late_the_head_is_picked_for(one: Rig, mode: int) -> None:
+    stream = one.open(mode)
+    await stream.head()
+    assert named(await stream.get("request_headers"), "request_headers")[0] == one.idle.address
+    if mode != NONE:
+        for end in (False, True):
+            await stream.body(b"ab", end=end)
+            reply = (await stream.get("request_body")).request_body
+            mutation = reply.response.body_mutation.streamed_response
+            assert (mutation.body, mutation.end_of_stream) == (
+                (b"ab", end) if mode == GRPC else (b"", False)
+            )
+    await stream.hang_up()
+
+
+async def test_who_only_watches_gets_no_reply(one: Rig) -> None:
+    stream = one.open()
+    for fields in (
+        {"request_headers": {"headers": raw({":path": "/v1/chat/completions"})}},
+        {"request_body": {"body": encoded(), "end_of_stream": True}},
+    ):
+        await stream.send(**fields, observability_mode=True)
+    await stream.hang_up()
+    assert one.flights() == 0
 
 
 @pytest.mark.parametrize("as_text", [False, True])

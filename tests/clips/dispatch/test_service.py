@@ -191,6 +191,22 @@ async def test_somebody_elses_clips_take_room_too(
     assert (await until_ended(service, clip))["outcome"] == "met"
 
 
+async def test_a_model_that_was_unloaded_gets_no_more_clips(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """Its watch may go on; what is sent is refused by Triton."""
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(5.0))
+    unknown = "Request for unknown model: 'slot' has no available versions"
+    fake_of(near).plan = lambda call: FakePlan(error=unknown)
+    service = await serving(await make_service(near, far), 2)
+    clip = await submit(service)
+    watches = fake_of(near).watches
+    status = await until_ended(service, clip)
+    assert (status["outcome"], status["instance"]) == ("met", far.address)
+    await service.until(lambda: fake_of(near).watches > watches)
+
+
 async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:

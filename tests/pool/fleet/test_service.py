@@ -18,6 +18,7 @@ from pool import pool_command
 from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
 from pool.fleet.home import PoolHome, ask
+from pool.fleet.registrar import AddressList
 from pool.fleet.service import ManagerEnd, PoolService
 from pool.pool_file import parse_pool_file
 from pool.process.ports import free_ports
@@ -229,6 +230,26 @@ async def test_stop_ends_nothing_under_a_manager_that_starts(
     with pytest.raises(PoolInUse, match="another manager"):
         await pool_command._stop(running.path, "drain")
     starting.release()
+
+
+@pytest.mark.parametrize(
+    ("url", "pool", "warns"),
+    [
+        ("http://10.255.255.1:8080", 'host = "0.0.0.0"\nopen = true', True),
+        ("http://10.255.255.1:8080", 'advertise = "10.255.255.2"', False),
+    ],
+)
+async def test_another_machine_that_would_be_told_our_loopback_is_said(
+    running: Running, monkeypatch: pytest.MonkeyPatch, url: str, pool: str, warns: bool
+) -> None:
+    monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "x" * 32)
+    monkeypatch.setattr(
+        service_module, "HttpTarget", lambda *_: AddressList(running.folder / "told")
+    )
+    running.ask_for(ONE + f'[orchestrators]\nregister = ["{url}"]\n', pool)
+    await running.start()
+    said = [text for text in running.said(EventKind.WARNED) if "only this machine reaches" in text]
+    assert bool(said) == warns
 
 
 def test_status_without_a_manager_fails(

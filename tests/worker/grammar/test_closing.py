@@ -202,6 +202,13 @@ def test_what_may_go_round_for_ever_is_whole_within_max_tokens(
     assert len(masks) < 100 * 32 * 2 * len(ROUND), "a search takes too long"
 
 
+def test_searches_in_vain_are_rare(loaded: LoadedEngine, masks: list[object]) -> None:
+    of, grammar = Steps(loaded), schema({"type": "string", "minLength": 4000})
+    job = of.job(math.inf, 0, grammar, max_tokens=100)
+    assert end_of(job, of.run([job])).reason is FinishReason.LENGTH
+    assert 500 < len(masks) < 80 * 100
+
+
 def test_free_text_that_matches_is_not_shortened(loaded: LoadedEngine) -> None:
     of = Steps(loaded)
     free = Grammar(GrammarKind.REGEX, "(.|\n)*")

@@ -135,6 +135,17 @@ def test_fingerprints_differ_with_all_that_changes_the_content() -> None:
     assert len(set(prints)) == 4
 
 
+def test_a_directory_that_vanished_is_no_room(tmp_path: Path) -> None:
+    """WK-5: never an error."""
+
+    def gone(path: Path) -> tuple[int, int]:
+        raise FileNotFoundError(path)
+
+    store = BlockStore(tmp_path, SMALL, most_bytes=10**6, usage=gone)
+    assert not store.write(name(0), content(0))
+    assert store.failures_total == 1
+
+
 def test_what_a_killed_worker_was_writing_goes(tmp_path: Path) -> None:
     """WK-5: the size stays bounded whatever happens; a living worker's file is left alone."""
     first = make_store(tmp_path)
@@ -164,3 +175,17 @@ def test_a_directory_that_was_taken_away_is_made_again(
     ]
     assert (root / "blocks").stat().st_mode & 0o777 == 0o700
     assert store.failures_total == 0
+
+
+def test_a_directory_that_cannot_be_made_again_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "kv"
+    store = make_store(root)
+    shutil.rmtree(root)
+    root.touch()
+    assert not any(store.write(name(i), content(i)) for i in range(5))
+    assert store.failures_total >= 5
+    assert len(caplog.records) == 1
+    root.unlink()
+    assert store.write(name(1), content(1)) and read(store, 1)

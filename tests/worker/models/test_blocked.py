@@ -196,6 +196,24 @@ def test_extremes_and_missing_numbers_pass_through(form: Form) -> None:
     assert BlockedFormat().gated(torch.cat((weight, weight)))(x).isnan().any()
 
 
+@needs_kernel
+def test_without_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = {"avx512f", "amx-tile", "amx-bf16"}
+    monkeypatch.setattr(block_products, "cpu_features", lambda: features)
+    monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
+    assert block_products.fastest_form(torch.bfloat16) == Form.TILES
+    assert BlockedFormat().tile_rows == 16
+    assert block_products.fastest_form(torch.float32) == Form.FLOAT32
+    monkeypatch.setattr(block_products, "may_use_amx", lambda: False)
+    assert BlockedFormat().tile_rows == 1
+    assert tiles_problem() == "the system does not let this process use AMX"
+    assert block_products.fastest_form(torch.bfloat16) == Form.BFLOAT16
+    monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
+    features.discard("amx-bf16")
+    assert tiles_problem() == "the CPU has no AMX for bfloat16"
+    assert block_products.fastest_form(torch.bfloat16) == Form.BFLOAT16
+
+
 @pytest.mark.parametrize("why", ["no compiler", "it does not compile"])
 def test_without_the_kernel_onednn_does_it(
     why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -15,11 +15,27 @@ from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
-from worker.runner.script import read_script
+from worker.runner.script import Script, read_script
 from worker.settings import WorkerSettings
 
 OFFER = '<|bos|><|system|><tools>\n{"name": "forecast"}\n</tools><|end|>'
 CALL = '<tool_call>\n{"name": "forecast", "arguments": {"city": "Oslo"}}\n</tool_call>'
+SCRIPT = r"""
+context_tokens = 4096
+
+[[answers]]
+when = 'weather in (\w+)'
+text = 'I look.'
+calls = [{ name = "forecast", arguments = { city = '\1', days = [{ about = '\1!' }] } }]
+
+[[answers]]
+when = 'weather'
+text = 'I have no tools.'
+
+[[answers]]
+when = 'rain'
+text = 'Take an umbrella.'
+"""
 
 
 def load(script: Path | None = None) -> LoadedEngine:
@@ -69,6 +85,16 @@ def test_what_a_prompt_tells_it_to_do(scripted: LoadedEngine) -> None:
 def test_only_what_came_since_the_last_answer_counts(scripted: LoadedEngine) -> None:
     history = "<|user|>Say one.<|end|><|assistant|>one.<|end|><|user|>Well.<|end|><|assistant|>"
     assert said(scripted, history).startswith("Tell me")
+
+
+def test_the_latest_match_wins_and_groups_are_filled_in() -> None:
+    script = Script(SCRIPT.encode(), "x.toml")
+    arguments = '{"city": "Oslo", "days": [{"about": "Oslo!"}]}'
+    call = f'<tool_call>\n{{"name": "forecast", "arguments": {arguments}}}\n</tool_call>'
+    assert script.answer(OFFER, "the weather in Oslo") == f"I look.\n{call}"
+    assert script.answer("", "the weather in Oslo") == "I have no tools."
+    assert script.answer(OFFER, "the weather in Oslo: rain") == "Take an umbrella."
+    assert script.answer(OFFER, "hello") == "The script has no answer to this."
 
 
 def test_a_grammar_holds_the_answer_to_its_schema(scripted: LoadedEngine) -> None:
@@ -124,3 +150,15 @@ def test_a_bad_script_is_refused_with_what_is_wrong(tmp_path: Path, text: str, t
     with pytest.raises(ValueError, match=told) as refused:
         read_script(file)
     assert str(file) in str(refused.value)
+
+
+def test_a_script_that_is_not_there_and_an_argument_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.toml: the script cannot be read"):
+        load(tmp_path / "none.toml")
+    wrong = {"scrpt": "x", "step_ms": "-1"}
+    with pytest.raises(ValueError, match=r"ENGINE_ARGS: step_ms: .*; scrpt: "):
+        build_engine(
+            WorkerSettings(
+                model_path=DEMO_CHECKPOINT, engine="synthetic-scripted", engine_args=wrong
+            )
+        )

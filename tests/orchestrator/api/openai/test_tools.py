@@ -15,6 +15,7 @@ from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_o
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import openai
 
 PATH = "/v1/chat/completions"
 TOOL: Any = {
@@ -64,6 +65,18 @@ async def test_the_operator_may_say_the_format(
     assert choice["message"]["content"].startswith("<think>")
     error = (await answer_of(service, PATH, ASK, status=400))["error"]
     assert error["param"] == "tools" and "TIDEGATE_MODELS__TOOL_FORMAT" in error["message"]
+
+
+async def test_a_token_of_its_own_chunk(service: Service, worker: FakeWorker) -> None:
+    """Log-probabilities come with their tokens, though the text is held back."""
+    worker.plan = lambda submit: says(CALL, size=7)
+    body = ASK | {"logprobs": True, "stream": True}
+    events = (await service.ask("POST", PATH, json=body)).split("\n\n")[:-2]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    with_logprobs = [choice for choice in choices if choice["logprobs"]]
+    assert len(with_logprobs) == -(-len(CALL) // 7)
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert "".join(call["function"]["arguments"] for call in calls) == ARGUMENTS
 
 
 async def test_markers_that_are_special_tokens(
@@ -127,6 +140,47 @@ async def test_what_is_wrong_with_tools_is_told(
     error = (await answer_of(service, PATH, ASK | change, status=400))["error"]
     assert error["param"].startswith(param), error
     assert not worker.submits
+
+
+PATCH: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {
+            "type": "grammar",
+            "grammar": {"syntax": "lark", "definition": 'start: "*** Begin"'},
+        },
+    },
+}
+
+
+async def test_a_tool_of_free_text(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """The model knows a function with one argument; the client gets and sends the text."""
+    asked = ASK | {"tools": [PATCH, TOOL]}
+    text = '*** Begin "Patch"\n+é'
+    written = json.dumps({"name": "apply_patch", "arguments": {"input": text}})
+    worker.plan = lambda submit: says(f"<tool_call>\n{written}\n</tool_call>{CALL}")
+    (choice,) = (await sdk.chat.completions.create(**asked)).choices
+    assert "*** Begin" in prompt_of(service, worker)  # the grammar, since nothing else tells it
+    own, plain = choice.message.tool_calls or ()
+    assert own.type == "custom" and (own.custom.name, own.custom.input) == ("apply_patch", text)
+    assert plain.type == "function" and choice.finish_reason == "tool_calls"
+
+    stream = await sdk.chat.completions.create(**asked, stream=True)
+    deltas = [call.to_dict() async for c in stream for call in c.choices[0].delta.tool_calls or ()]
+    first, *more = [delta for delta in deltas if delta["index"] == 0]
+    assert first["type"] == "custom" and first["custom"] == {"name": "apply_patch", "input": ""}
+    assert more == [{"index": 0, "custom": {"input": text}}]
+
+    result = {"role": "tool", "tool_call_id": own.id, "content": "ok"}
+    messages = [*asked["messages"], {"role": "assistant", "tool_calls": [own.to_dict()]}, result]
+    await answer_of(service, PATH, asked | {"messages": messages})
+    prompt = prompt_of(service, worker)
+    assert '"apply_patch", "arguments": {"input"' in prompt
+    assert f"[apply_patch {own.id}] ok" in prompt
 
 
 async def test_a_template_without_tools(make_service: MakeService, make_worker: MakeWorker) -> None:

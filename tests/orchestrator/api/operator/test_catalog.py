@@ -241,3 +241,21 @@ async def test_placements_name_the_entries_of_model_and_engine(
     assert (placed["model_entry"], placed["engine_entry"]) == ("m-2", "llamacpp-7")
     (instance,) = (await service.ask("GET", "/v2/instances"))["instances"]
     assert (instance["model_entry"], instance["engine_entry"]) == ("m-2", "llamacpp-7")
+
+
+async def test_problems_have_no_paths_of_the_machine(
+    service: Service, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = await asyncio.to_thread(make_server, home.parent / "opt" / "triton")
+    entry = await asyncio.to_thread(lambda: registered(home, find_triton(root, home)))
+    server = root / "bin" / "tritonserver"
+    await asyncio.to_thread(server.unlink)
+    await asyncio.to_thread(server.mkdir)  # there, and nothing that can be read
+    told = await verified(service, f"/engines/{entry.catalog_id}")
+    assert told["verification"]["state"] == "failed"
+    assert str(home.parent) not in str(told) and "/opt" not in str(told)
+    await asyncio.to_thread((home / "models" / "catalog.json").mkdir, parents=True)
+    with caplog.at_level(logging.WARNING, "orchestrator.service"):
+        body, _ = await get(service, "/models", 503)
+    assert str(home.parent) not in str(body)
+    assert "catalog.json: Is a directory" in caplog.text
