@@ -169,18 +169,6 @@ async def test_or10_the_rival_is_left_when_the_first_one_dies_or_fails(
     assert service.outcomes() == ["met"]
 
 
-async def test_or10_a_cancel_stops_both(race: tuple[Service, FakeWorker, FakeWorker]) -> None:
-    service, first, second = race
-    first.plan = second.plan = lambda submit: Plan(stall_at=0)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = (await response.json())["task_id"]
-    await second.until(lambda: second.running == 1)
-    async with service.http.delete(f"/v2/tasks/{task}") as response:
-        assert response.status == 202
-    await settled(service, first, second)
-    assert service.outcomes() == ["aborted"]
-
-
 async def test_or10_none_while_others_wait(
     make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -350,26 +350,6 @@ async def server() -> AsyncIterator[Server]:
     await served.stop(None)
 
 
-async def test_large_and_small_messages_go_both_ways(server: Server) -> None:
-    sent = [b"small", b"", bytes(range(256)) * 20_000, b"x"]
-    got: list[bytes] = []
-    all_here = asyncio.Event()
-
-    def take(messages: list[bytes]) -> None:
-        got.extend(messages)
-        if len(got) == len(sent):
-            all_here.set()
-
-    call = await open_call(server.address, METHOD, take, 60.0)
-    for each in sent:
-        call.send(each)
-    await all_here.wait()
-    assert got == sent
-    await call.close()
-    await call.close()
-    await server.over.wait()
-
-
 async def test_a_status_comes_with_its_words(server: Server) -> None:
     call = await open_call(server.address, METHOD, lambda messages: None, 60.0)
     call.send(b"fail")
