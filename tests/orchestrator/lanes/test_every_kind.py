@@ -434,16 +434,6 @@ async def test_a_key_is_sent_from_its_file(folder: Path, tmp_path: Path) -> None
 # ── one kind ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_tokens_that_llama_cpp_keeps_to_itself_are_counted(folder: Path) -> None:
-    """One that ends within a character is told of with the next."""
-    script = Script(spoken=lambda at: "" if at in (1, 2) else LETTERS[at])
-    async with served(LlamaCppServer(), folder, script) as (lane, _):
-        job = await run(lane)
-        assert job.text == "adef"
-        assert job.ids == [LETTER_IDS[0], NO_TOKEN_ID, NO_TOKEN_ID, *LETTER_IDS[3:6]]
-        assert job.end.completion_tokens == 6
-
-
 async def test_or24_a_server_that_can_keeps_tenants_prefixes_apart(folder: Path) -> None:
     server = VllmServer()
     async with served(server, folder) as (lane, _):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from protocol import FinishReason, TokenLogprob
-from tests.support.engine import end_of, ids_of
+from protocol import TokenLogprob
+from tests.support.engine import end_of
 from tests.support.lazy import transformers
 from tests.worker.engine.test_torch_engine import build, greedy, prompt, run
 from worker.core import Event, Job, JobPrompt
@@ -54,13 +54,3 @@ def test_a_cached_prefix_is_read_again(tiny: Path) -> None:
     events = run(engine, [job])
     assert len(read_of(job, events)) == 39 and end_of(job, events).cached_tokens == 0
     assert end_of(after, run(engine, [after])).cached_tokens > 0
-
-
-def test_a_prompt_that_is_only_read_makes_no_token(tiny: Path) -> None:
-    jobs = [greedy(prompt(n), 0, prompt_logprobs=1, min_tokens=0) for n in (1, 2, 30)]
-    events = run(build(tiny), jobs)
-    for job in jobs:
-        end = end_of(job, events)
-        assert (end.reason, end.code, end.completion_tokens) == (FinishReason.LENGTH, None, 0)
-        assert not ids_of(job, events)
-        assert len(read_of(job, events)) == len(job.token_ids) - 1

@@ -307,13 +307,3 @@ def test_dl23_a_text_is_brought_to_a_whole_end_before_its_deadline(
 
 
 # ── many at once ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_answer_ends_with_the_context(served: Served, lane: LaneClient) -> None:
-    room = 5
-    prompt = (served.encode(PROMPT) * served.card.context_tokens)[
-        : served.card.context_tokens - room
-    ]
-    end = lane.run(prompt, max_tokens=100).end
-    assert end.code is None
-    assert end.completion_tokens == room or end.reason is FinishReason.STOP
