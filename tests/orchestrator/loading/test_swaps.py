@@ -127,6 +127,22 @@ async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
     assert [submit.serving for submit in worker.submits] == [0, 0]
 
 
+async def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one_and_says_why(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_error = "its weights are corrupt"
+    service = await make_service(worker)
+    status, told = await swap(service, worker, model="other", wait=True)
+    assert status == 409
+    assert told["error"]["code"] == "swap_failed"  # type: ignore[index]
+    assert "corrupt" in str(told)
+    await service.until_ready()
+    await service.ask("POST", "/v1/chat/completions", json=chat("fake"))
+    latest = (await described(service))["swap"]
+    assert isinstance(latest, dict) and latest["phase"] == "failed"
+
+
 async def reload(service: Service, worker: FakeWorker, **body: object) -> tuple[int, str]:
     path = f"/v2/instances/{worker.address}/reload"
     async with service.http.post(path, json=body or None, headers=OPERATOR) as response:

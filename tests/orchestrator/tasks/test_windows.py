@@ -1,15 +1,17 @@
 """DL-10: attainment and goodput over the last minutes, and the one stage to blame for a miss."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.job import Priority
-from orchestrator.tasks.windows import SLICES, MissStage, SlidingWindow, blame
+from orchestrator.tasks.windows import SLICES, MissStage, SlidingWindow, Windows, blame
 from protocol import FinishReason, Outcome
 from tests.orchestrator.tasks.test_settle import make_task
 from tests.support.cases import for_each
+from tests.support.clock import ManualClock
 
 KEY = (Priority.INTERACTIVE, "t")
 
@@ -36,6 +38,28 @@ def test_a_window_counts_what_is_within_it(
 
         assert within(length_s * (1 - 1 / SLICES) - 1e-6) <= found[pick] <= within(length_s + 1e-6)
     assert 0 <= window.covered_s(now) <= length_s
+
+
+def test_attainment_and_goodput_by_class_and_tenant() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    for outcome in (Outcome.MET, Outcome.MET, Outcome.MISSED, Outcome.ABORTED):
+        windows.count(Priority.INTERACTIVE, "a", outcome)
+    windows.count(Priority.BATCH, "b", Outcome.MET)
+    clock.advance(30)
+    windows.count(Priority.INTERACTIVE, "b", Outcome.MISSED)
+    by_class = {(w, v): (t.met, t.ended, s) for w, v, t, s in windows.by_class()}
+    assert by_class["1m", "interactive"] == (2, 5, pytest.approx(30))
+    assert by_class["1m", "batch"] == (1, 1, pytest.approx(30))
+    by_tenant = {(w, v): (t.met, t.ended) for w, v, t, _ in windows.by_tenant()}
+    assert by_tenant["15m", "b"] == (1, 2)
+    clock.advance(58)
+    by_class = {(w, v): (t.met, t.ended, s) for w, v, t, s in windows.by_class()}
+    assert by_class["1m", "interactive"][:2] == (0, 1)
+    assert by_class["5m", "interactive"][:2] == (2, 5)
+    assert ("1m", "batch") not in by_class
+    clock.advance(5000)
+    assert not list(windows.by_class())
 
 
 LONG_QUEUE = Budget(queue_ms=600, route_ms=5, prefill_ms=50, decode_ms=400)

@@ -58,6 +58,17 @@ def test_what_each_chunk_takes_is_told_from_what_its_tokens_take() -> None:
     assert step_time.chunk_s <= 0.0021
 
 
+def test_what_is_certain_is_not_learnt_from_few_steps_or_from_batches() -> None:
+    """DL-3: only many steps of one row alone tell what one row can do."""
+    step_time = StepTime()
+    decode(step_time, 0.28)
+    assert step_time.least_token_s == 0.0
+    decode(step_time, 0.02, 1000, rows=8)
+    assert step_time.least_token_s == 0.0
+    decode(step_time, 0.01, 200)
+    assert step_time.least_token_s == pytest.approx(0.008)
+
+
 def test_a_machine_that_gets_faster_is_measured_anew() -> None:
     """DL-3: what was measured in a dip is not certain once the dip is over."""
     step_time = StepTime()
