@@ -18,31 +18,6 @@ def stack(demo: Stack) -> Stack:
     return demo
 
 
-async def test_native_task_streams_and_replays(http: aiohttp.ClientSession) -> None:
-    """OR-1: queued? started token* end, one terminal event, and the same again afterwards."""
-    async with http.post("/v2/tasks", json=STORY) as response:
-        assert response.status == 202
-        task = await response.json()
-    events = await events_of(http, task["events_url"])
-    kinds = [event.kind for event in events]
-    assert kinds[-1] == "end" and kinds.count("end") == 1 and "error" not in kinds
-    assert kinds.index("started") < kinds.index("token")
-    tokens = [event.data for event in events if event.kind == "token"]
-    assert len(tokens) == 24
-    assert [token["index"] for token in tokens] == list(range(24))
-    end = events[-1].data
-    assert (end["outcome"], end["finish_reason"]) == ("met", "length")
-    assert end["usage"]["completion_tokens"] == 24
-
-    async with http.get(f"/v2/tasks/{task['task_id']}") as response:
-        status = await response.json()
-    assert status["status"] == "ended"
-    assert status["text"] == "".join(token["text"] for token in tokens)
-    again = await events_of(http, task["events_url"], last_event_id=events[3].id)
-    assert [event.id for event in again] == [event.id for event in events[4:]]
-    assert again[-1].data == end
-
-
 @pytest.mark.slow
 async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
     demo: Stack, http: aiohttp.ClientSession

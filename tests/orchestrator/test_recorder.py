@@ -7,7 +7,7 @@ import pytest
 from orchestrator import recorder
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_pausing import scene
-from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker
 
 
 async def recording_of(service: Service) -> dict[str, Any]:
@@ -53,18 +53,6 @@ async def test_the_latest_are_kept_and_no_more(
     assert [one["max_tokens"] for one in recorded["requests"]] == [2, 3]
     assert not service.parts.recorder._noted
     assert recorded["is_full"]
-
-
-async def test_what_is_under_way_is_told_as_far_as_it_is(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=2)
-    asked = {"prompt": "hi", "max_tokens": 5}
-    task = (await service.ask("POST", "/v2/tasks", 202, json=asked))["task_id"]
-
-    await service.until_tokens(2)
-    (request,) = await requests_of(service)
-    assert (request["id"], request["tokens"], request.get("outcome")) == (task, 2, None)
 
 
 async def test_a_pause_is_recorded(make_worker: MakeWorker, make_service: MakeService) -> None:

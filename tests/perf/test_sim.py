@@ -1,12 +1,10 @@
 """Issue 4's promises on the simulator: the real orchestrator, virtual time, one seed each."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED
-from perf.sim.replay.loop import Deadlock, VirtualClock, VirtualLoop
 from perf.sim.replay.worker import SimWorker
 from perf.sim.scenes import FLEET, STEP_COST, capacity_per_s
 from perf.sim.simulate import SimResult, SimRun, simulate
@@ -133,15 +131,3 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it() -> None:
     assert attainment(4, 9) > 0.98  # later ones are under way when it happens
     assert attainment(14, 32) > 0.7
     assert attainment(36, 50) > 0.95
-
-
-def test_time_jumps_and_never_waits_for_nothing() -> None:
-    loop = VirtualLoop()
-    try:
-        clock = VirtualClock(loop)
-        loop.run_until_complete(asyncio.sleep(86_400))
-        assert clock.now() == pytest.approx(86_400)
-        with pytest.raises(Deadlock):
-            loop.run_until_complete(asyncio.Event().wait())
-    finally:
-        loop.close()
