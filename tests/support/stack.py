@@ -29,6 +29,7 @@ from protocol.tensors import MODEL_NAME
 T = TypeVar("T")
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 """Device that workers of the tests compute on: ``cpu`` or ``cuda``."""
+DOWN_AFTER_S = "orchestrator.lanes.config.DOWN_AFTER_S"
 PATIENCE_S = 120.0
 """How long something that is sure to come may take on a busy machine."""
 
