@@ -1,5 +1,7 @@
 """Plans are made anew in small slices; a fault in one neither ends it nor costs the others."""
 
+import logging
+
 import pytest
 
 from orchestrator.dispatch.replan import AT_ONCE, PAUSE_S, PLAN_EVERY_S, Replanner
@@ -17,6 +19,7 @@ class Rig:
         self.planned: list[tuple[float, str]] = []
         self.rounds: list[float] = []
         self.bad = ""
+        self.fails_to_begin = 0
         self.replanner = Replanner(self.queue, self, self.clock, self.done)  # type: ignore[arg-type]
         for number in range(count):
             self.push(number)
@@ -36,6 +39,9 @@ class Rig:
 
     def begin_plans(self, waiting: list[Task], now: float) -> None:
         self.begun.append(len(waiting))
+        if self.fails_to_begin:
+            self.fails_to_begin -= 1
+            raise RuntimeError("a fault of ours")
 
     def plan(self, task: Task, now: float) -> None:
         if task.id == self.bad:
@@ -99,3 +105,12 @@ def test_a_fault_in_one_slice_does_not_end_it() -> None:
     rig.clock.advance(2 * PLAN_EVERY_S)
     assert "005" in {name for _, name in rig.planned}
     rig.queue.check_integrity()
+
+
+def test_a_fault_at_the_beginning_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(3)
+    rig.fails_to_begin = 2
+    with caplog.at_level(logging.ERROR):
+        rig.clock.advance(3.5 * PLAN_EVERY_S)
+    assert len(rig.planned) >= 3 and len(rig.rounds) >= 1
+    assert "replanning failed" in caplog.text
