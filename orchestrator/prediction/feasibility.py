@@ -279,6 +279,7 @@ class Feasibility:
         self._forecaster.plan(task, now)
         if self._config.mode is AdmissionMode.OFF:
             return True
+        self._schedule.offered(task)
         left_ms = task.deadline.left_ms(now)
         least_ms = self._forecaster.least_ms(task)
         looks = self._looks

@@ -237,6 +237,14 @@ class Forecaster:
         waited = 1000 * (now - self._epoch) / self._wait_ms[task.model]
         return waited - found.log_urgency
 
+    def used_ms(self, task: Task, now: float) -> float:
+        """Ms of an engine that ``task`` has taken so far, by the same measure as ``work_ms``."""
+        costs = self._costs_of(task.model, now)
+        if costs is None or not task.completion_tokens:
+            return 0.0
+        prompt_ms = task.new_prompt_tokens * costs.prompt_ms
+        return prompt_ms + task.completion_tokens * costs.token_work_ms
+
     def _costs_of(self, model: str, now: float) -> Costs | None:
         """Costs with as many jobs as run now; None until a step has been measured."""
         return self._serving_of(model, now).costs

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.clock import Clock
+from orchestrator.prediction.engine_time import EngineTime
 from orchestrator.prediction.forecast import Asked, Machine, Played, Table, play
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
-from protocol import OnDeadline
+from protocol import OnDeadline, Outcome
 
 MOST: Final = 256
 """Most requests that are played, the first in order: 400 took 4 ms of CPU. What waits behind them
@@ -158,6 +159,19 @@ class Schedule:
         """Whether all instances of a model run fewer rows where that meets more."""
         self._lines: dict[str, deque[_Line]] = {}
         self._present: defaultdict[str, _Presence] = defaultdict(_Presence)
+        self._times: defaultdict[str, EngineTime] = defaultdict(lambda: EngineTime(1000 * USUAL_S))
+
+    def offered(self, task: Task) -> None:
+        """Learn what engine time is worth from the end of ``task``, which has arrived."""
+        if task.priority is Priority.INTERACTIVE:
+            task.on_end.append(self._ended)
+
+    def _ended(self, task: Task) -> None:
+        if task.ending is None or task.ending.outcome in (Outcome.ABORTED, Outcome.FAILED):
+            return
+        used_ms = self._forecaster.used_ms(task, self._clock.now())
+        met = task.ending.outcome in (Outcome.MET, Outcome.PARTIAL)
+        self._times[task.model].ended(used_ms, met=met)
 
     def of(self, task: Task, enough: float = 0.0, *, guesses: bool = False) -> Prospect:
         """The prospect of ``task``, which waits, or would come now. Where too few steps were
@@ -173,7 +187,7 @@ class Schedule:
         others, place = line, self._place(task, line)
         if self._waits_in(line, task):
             others = self._keep(task.model, line.without(place))
-            found = _prospect(task, line, place, others)
+            found = self._prospect(task, line, place, others)
         else:
             found = self._at(place, task, others, enough)
         if found.gain >= enough or not self.may_free_row(task):
@@ -318,8 +332,32 @@ class Schedule:
                 found = others.prospects[key] = _outlook(chance, chance, behind, 0)
         if found is None:
             line = self._keep(task.model, others.with_one(place, task, asked))
-            found = others.prospects[key] = _prospect(task, line, place, others)
+            found = others.prospects[key] = self._prospect(task, line, place, others)
         return found
+
+    def _prospect(self, task: Task, line: _Line, place: int, others: _Line) -> Prospect:
+        """The prospect of ``task`` at its ``place`` in ``line``; ``others`` is that line without
+        it.
+
+        While the task is there, requests like those that it delays now come and go: each loss
+        counts once for every stay of such a request in that time. As time gets scarce, some of
+        these are given up for others, so together they lose no more than the task's engine time
+        would be worth to them.
+        """
+        weights = _weights(task, others.tasks)
+        lost = (others.chances - np.delete(line.chances, place)) * weights
+        loss, played = float(lost.sum()), line.played
+        if weights.any():
+            stay_ms = np.minimum(played.end_ms, [one.stop_ms for one in line.asked]).mean(axis=0)
+            own_ms = stay_ms[place] - played.start_ms[:, place].mean()
+            received = np.array([other.marks.received for other in others.tasks])
+            stay_ms = np.delete(stay_ms, place) + 1000 * np.maximum(0.0, line.at - received)
+            later = float(lost @ np.maximum(1.0, own_ms / np.maximum(1.0, stay_ms)))
+            work_ms = self._forecaster.urgency(task, self._clock.now()).work_ms
+            worth = self._times[task.model].worth * work_ms
+            loss = min(LOSS_WEIGHT * later, max(LOSS_WEIGHT * loss, worth))
+        chance = float(line.chances[place])
+        return _outlook(chance, chance - loss, played, place)
 
     def _line(self, model: str, priority: Priority) -> _Line | None:
         """What runs or waits for ``model`` as a task of ``priority`` finds it: interactive work
@@ -398,13 +436,6 @@ def _among_fewer(task: Task, asked: Asked, everybody: _Line) -> Prospect:
         if chance > best.chance:
             best = _outlook(chance, chance, played, 0)._replace(most_rows=rows)
     return best
-
-
-def _prospect(task: Task, line: _Line, place: int, others: _Line) -> Prospect:
-    """The prospect of ``task`` at its ``place`` in ``line``; ``others`` is that line without it."""
-    lost = (others.chances - np.delete(line.chances, place)) * _weights(task, others.tasks)
-    chance, played = float(line.chances[place]), line.played
-    return _outlook(chance, chance - LOSS_WEIGHT * float(lost.sum()), played, place)
 
 
 def _outlook(chance: float, gain: float, played: Played, at: int) -> Prospect:

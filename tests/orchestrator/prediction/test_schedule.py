@@ -10,9 +10,10 @@ from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction.forecast import Asked, Machine, play
 from orchestrator.prediction.step_model import StepModel
 from orchestrator.tasks.deadline import Parts
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
-from protocol import OnDeadline
+from protocol import FinishReason, OnDeadline, Outcome
 from tests.support.admission import UNKNOWN, Rig
 from tests.support.cases import for_each
 
@@ -210,6 +211,24 @@ def test_dl15_what_would_cost_others_more_than_it_gets_is_refused() -> None:
         runs(rig, rig.task(800, 100))
     prospect = rig.schedule.of(rig.task(10_000, 10, prompt=10_000))
     assert prospect.chance == 1 and prospect.gain < 0
+
+
+def test_dl15_what_delays_others_for_long_counts_for_those_that_come_meanwhile() -> None:
+    """One of five short answers is just in time: alone that is half a request, but a stay of eight
+    seconds delays one after the other, where not all are met."""
+    rig = new_rig()
+    for left_ms in (800, *[2000] * 4):
+        runs(rig, rig.task(left_ms, 100))
+    long = rig.task(10_000, 1000, prompt=1)
+    before = rig.schedule.of(long)
+    assert before.chance == 1 and before.gain >= 0.5
+    for outcome in (Outcome.MET, Outcome.MISSED) * 8:
+        ended = rig.task(1000, 100, prompt=1)
+        rig.schedule.offered(ended)
+        ended.completion_tokens = 100
+        ended.end(Ending(outcome, FinishReason.STOP), rig.clock.now())
+    rig.clock.advance(0.02)
+    assert rig.schedule.of(long).gain < 0.1
 
 
 def test_or24_a_tenants_flood_outweighs_nobody() -> None:
