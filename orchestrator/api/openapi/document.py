@@ -19,7 +19,6 @@ from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import DIALECTS, Dialect
 from orchestrator.api.http.decode import with_unknown_fields
-from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
@@ -35,8 +34,6 @@ from orchestrator.errors import TidegateError
 
 _BOTH = (JSON, EVENTS)
 _PROBE = Operation(statuses=(200, 503))
-
-_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has them
     "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
@@ -55,9 +52,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "POST /v2/quote": Operation(QuoteRequest),
     "GET /v2/tasks": Operation(parameters=("status", "limit")),
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
-    **{f"POST {at}/generate": Operation(GenerateRequest) for at in _MODEL},
-    **{f"POST {at}/generate_stream": Operation(GenerateRequest, (EVENTS,)) for at in _MODEL},
-    "GET /v2/health/ready": _PROBE,
     "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
     "DELETE /v2/instances/{address}": PLAIN,
     "POST /v2/instances/{address}/drain": Operation(
@@ -166,8 +160,8 @@ def document_of(app: web.Application) -> dict[str, Any]:
         "info": {
             "title": "Tidegate",
             "version": "2",
-            "description": "Deadline-keeping inference: OpenAI's, Anthropic's, KServe's and an "
-            "API of its own over the same tasks.",
+            "description": "Deadline-keeping inference: OpenAI's, Anthropic's and an API of "
+            "its own over the same tasks.",
         },
         "paths": paths,
         "components": {
