@@ -91,7 +91,6 @@ NOT_RUN = {
     "pip install ": "changes the environment that runs this",
     "nvidia-smi ": "needs an NVIDIA driver",
     "sudo nvidia-ctk ": "sets up a Docker engine",
-    "python -m perf.sim.what_if ": "needs a recording; tests/perf/replay/test_what_if.py takes one",
     "python -m perf.engine.gpu ": "needs a GPU; tests/perf/test_gpu.py runs it on toy sizes",
     "python -m pytest -m cuda ": "needs a GPU",
     "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",
