@@ -12,13 +12,11 @@ import pytest
 from catalog.atomic import write_atomically
 from catalog.operator_key import key_file
 from orchestrator.settings.sections import QueueSettings
-from tests.client.conftest import in_terminal
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
 from tidegate.cli.main import main
-from tidegate.cli.top import Picture, Samples
-from tidegate.results import Instance, SwapState
+from tidegate.results import SwapState
 
 Ask = Callable[..., Any]
 
@@ -93,19 +91,6 @@ async def test_tasks_are_listed_shown_and_cancelled(
     assert (await ask_json(ask, "tasks", "cancel", stalled)) == {"cancelled": [stalled]}
 
 
-async def test_top_once(ask: Ask, service: Service, worker: FakeWorker) -> None:
-    async with Client(service.url) as client:
-        await client.generate("a", max_tokens=3)
-    status, out, err = await ask("top", "--every", "0")
-    assert (status, err) == (0, "")
-    assert "1 of 1 instances ready" in out and "met 1" in out and worker.address in out
-    facts = await ask_json(ask, "top", "--every", "0.001")
-    assert facts["outcomes"]["met"] == facts["offered"] == 1
-    assert facts["tokens"] == 3
-    assert facts["met_per_s"] == 0
-    assert facts["instances"][0]["address"] == worker.address
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -120,7 +105,7 @@ async def test_what_does_not_work_is_said_in_one_line(ask: Ask, argv: list[str],
     assert err.startswith(f"tidegate {argv[0]}") and said in err
 
 
-@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"], ["top", "--once"]])
+@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"]])
 def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
     assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1
     out, err = capsys.readouterr()
@@ -151,42 +136,6 @@ async def test_a_token_is_asked_for(
     assert await asyncio.to_thread(main, argv) == 1
     assert "give its token with --token or TIDEGATE_TOKEN" in capsys.readouterr().err
     assert await asyncio.to_thread(main, [*argv, "--token", "secret"]) == 0
-
-
-async def test_top_lives_in_a_terminal_and_ctrl_c_leaves(service: Service) -> None:
-    words = ("top", "--url", service.url, "--every", "0.01")
-    status, shown = await in_terminal(
-        *words, until=lambda shown: shown.count(b"instances ready") >= 3
-    )
-    assert status == 130
-    assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
-    assert b"Traceback" not in shown
-    assert b"\x1b[3" not in shown  # NO_COLOR
-
-
-def test_a_picture_counts_since_the_one_before() -> None:
-    def samples(at: float, met: int, fast: int, slow: int) -> Samples:
-        return Samples.parse(
-            "# HELP tidegate_offered_total Requests\n"
-            f'tidegate_outcomes_total{{outcome="met",model="a \\"b\\" }}"}} {met}.0\n'
-            f'tidegate_outcomes_total{{outcome="met",model="c"}} {met}\n'
-            f'tidegate_ttft_ms_bucket{{le="10.0"}} {fast}\n'
-            f'tidegate_ttft_ms_bucket{{le="+Inf"}} {fast + slow}\n'
-            'tidegate_kv_blocks{instance="h:1",kind="used"} 5.0\n'
-            'tidegate_kv_blocks{instance="h:1",kind="free"} 15.0\n'
-            "tidegate_waste NaN\n",
-            at,
-        )
-
-    first, second = samples(10, 5, 100, 0), samples(12, 8, 101, 3)
-    assert second.rate("tidegate_outcomes_total", first, outcome="met") == 3
-    assert second.rate("tidegate_outcomes_total", None) is None
-    assert second.quantile("tidegate_ttft_ms", 0.5) == 10
-    assert second.quantile("tidegate_ttft_ms", 0.5, first) == float("inf")
-    assert first.quantile("tidegate_ttft_ms", 0.5, first) is None
-    picture = Picture("http://x", [Instance("h:1", "up", ready=True)], second, first)
-    assert picture.facts()["kv_blocks"] == {"used": 5, "free": 15}
-    assert picture._instance(picture.instances[0])[-1] == "25.0 %"
 
 
 async def test_or14_an_orchestrator_is_drained_and_taken_back(

@@ -72,10 +72,8 @@ COMMANDS = [
 ]
 AGAINST_THE_DEMO = (
     "tidegate tasks list",
-    "tidegate top --once",
     "tidegate chat",
     "tidegate doctor",
-    "tidegate quote",
 )
 """Commands that need nothing but a service; each begins so."""
 OF_THE_DEMO = sorted({command for _, command in COMMANDS if command.startswith(AGAINST_THE_DEMO)})

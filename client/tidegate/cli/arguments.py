@@ -1,7 +1,6 @@
 """Shared parts of the commands' arguments: types, options, completion, and decorators."""
 
 import math
-import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, wraps
@@ -22,8 +21,6 @@ CORS_HELP = (
     "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_HTTP__CORS_ORIGINS)"
 )
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
-_UNIT_MS = {"ms": 1.0, "s": 1000.0, "": 1000.0, "m": 60_000.0}
 
 _F = TypeVar("_F", bound=Callable[..., object])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -58,22 +55,6 @@ SHARE = Number("percent", 0, 99)
 POSITIVE = Number("number", 1, math.inf)
 INSTANCES = Number("number", 1, MAX_INSTANCES)
 SECONDS = Number("seconds", 0, math.inf, is_whole=False)
-TOKENS = Number("number", 1, 10_000_000)
-
-
-class DurationMs(click.ParamType[float]):
-    """A time such as ``500ms``, ``2s``, ``1.5m``, or a number of seconds, as milliseconds."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        found = _DURATION.fullmatch(str(value).strip())
-        ms = float(found[1]) * _UNIT_MS[found[2]] if found else 0.0
-        if not 0 < ms < 1e10:
-            self.fail(f"expected a time such as 2s, 500ms or 1.5m, got {value!r}", param, ctx)
-        return ms
 
 
 class Words(click.ParamType[tuple[str, ...]]):

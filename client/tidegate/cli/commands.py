@@ -10,8 +10,7 @@ from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.pool import pool
 from tidegate.cli.slot import slot
-from tidegate.cli.tasks import quote, tasks
-from tidegate.cli.top import top
+from tidegate.cli.tasks import tasks
 from tidegate.cli.up import picker, serve, up, worker
 
 DESCRIPTION = """\
@@ -59,7 +58,7 @@ def completion(shell: str) -> int:
     return 0
 
 
-_FOR_USERS = (up, chat, slot, models, engines, tasks, top, doctor, quote)
+_FOR_USERS = (up, chat, slot, models, engines, tasks, doctor)
 _FOR_OPERATORS = (drain, swap, reload, serve, worker, picker, pool, completion)
 for command in (*_FOR_USERS, *_FOR_OPERATORS):
     tidegate.add_command(command)
