@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from orchestrator.tasks.job import JsonObject, Tool
 from protocol.closed_schema import closed
 from protocol.grammar_source import without_look_around
-from protocol.string_forms import with_forms
 
 _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to space JSON, as the templates do: otherwise a weak model writes spaces for ever."""
@@ -69,7 +68,7 @@ class Rules:
         return self._prepared(_as_object(tool), lenient=False)
 
     def _prepared(self, schema: JsonObject, lenient: bool) -> JsonObject:
-        stated = closed(with_forms(without_notes(schema), values=_VALUES))
+        stated = closed(without_notes(schema))
         options = {**_JSON_AS_WRITTEN, "lenient": lenient, "coerce_one_of": lenient}
         return {**stated, "x-guidance": options}
 

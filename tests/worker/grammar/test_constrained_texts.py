@@ -248,22 +248,3 @@ def test_a_job_starts_whose_grammar_was_ready_while_a_step_took_its_commands(
     for _ in range(40):
         events += engine.step()
     assert end_of(late, events).reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("pattern", ["^city$", "^[c]ity$|^unit$"])
-def test_a_pattern_that_matches_named_properties_alone_is_no_dead_end(
-    loaded: LoadedEngine, pattern: str
-) -> None:
-    """llguidance takes it for a property to come: after a comma no text would match."""
-    text = {"type": "string", "maxLength": 6}
-    form = {
-        "type": "object",
-        "properties": {"city": text, "unit": text},
-        "patternProperties": {pattern: {"minLength": 1}},
-        "required": ["city", "unit"],
-    }
-    jobs = [job(loaded, schema(form), seed=seed) for seed in range(4)]
-    events = run(loaded, jobs)
-    for one in jobs:
-        value = json.loads(text_of(loaded, one, events))
-        assert set(value) == {"city", "unit"} and 1 <= len(value["city"]) <= 6
