@@ -2,14 +2,13 @@
 
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any, Literal, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
-from tidegate.cli.runtime import add_to_path, importing
+from tidegate.cli.runtime import importing
 
 MAX_PROCESSES = 64
 """Most orchestrator processes at one port."""
@@ -23,7 +22,6 @@ CORS_HELP = (
 
 
 _F = TypeVar("_F", bound=Callable[..., object])
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Number(click.ParamType[float | int]):
@@ -209,36 +207,3 @@ def on_catalog(
         return json_option(run)
 
     return decorate
-
-
-def entries_here(kind: Literal["models", "engines"]) -> Complete:
-    """Completes names in this machine's catalog of that kind; no service is asked."""
-
-    def complete(
-        ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        add_to_path()
-        from catalog.engines import EngineCatalog
-        from catalog.errors import ProvisionError
-        from catalog.models import ModelCatalog
-        from catalog.paths import state_dir
-
-        try:
-            if kind == "models":
-                known = [(e.name, e.state.value) for e in ModelCatalog(state_dir()).entries()]
-            else:
-                known = [(e.id, e.version) for e in EngineCatalog(state_dir()).entries()]
-        except ProvisionError:
-            return []
-        return _offered(known, incomplete)
-
-    return complete
-
-
-def _offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Known names that begin with what was typed, each with a short description."""
-    return [
-        CompletionItem(name, help=about or None)
-        for name, about in known
-        if name.startswith(incomplete)
-    ]
