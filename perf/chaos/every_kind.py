@@ -28,11 +28,11 @@ _TEXT: Final = {"model": "demo", "max_tokens": 12, "prompt": "{words}"}
 _INPUT: Final = {"model": "demo", "max_output_tokens": 16, "input": "{words}"}
 _PAGES: Final = tuple(
     """
-    / /page/icon.svg /health /health/live /health/ready /health/startup /ping /load /version
+    / /page/icon.svg /health /health/live /health/ready /health/startup /version
     /metrics /metrics/vllm /openapi.json /v2/budget
     /v1/batches /v1/batches/{batch} /v1/files /v1/files/{file} /v1/files/{file}/content
     /v1/models /v1/models/demo
-    /v1/responses/{response} /v1/tokenizer_info
+    /v1/responses/{response}
     /v2/capabilities /v2/instances /v2/overview /v2/sessions /v2/sessions/{session}
     /v2/tasks /v2/tasks/{task} /v2/tasks/{task}/events
     """.split()  # noqa: SIM905 - as a list it would be forty lines

@@ -45,7 +45,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
     **{f"POST {at}/detokenize": Operation(DetokenizeRequest) for at in ("", "/v1")},
-    **{f"GET {at}/tokenizer_info": Operation(parameters=("model",)) for at in ("", "/v1")},
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
     "POST /v1/messages/count_tokens": Operation(CountTokensRequest),
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
@@ -83,8 +82,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "GET /health/live": _PROBE,
     "GET /health/ready": _PROBE,
     "GET /health/startup": _PROBE,
-    "GET /ping": _PROBE,
-    "POST /ping": _PROBE,
     "GET /metrics": Operation(gives=(TEXT,)),
     "GET /metrics/vllm": Operation(gives=(TEXT,)),
 }

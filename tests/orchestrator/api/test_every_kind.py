@@ -19,13 +19,9 @@ _OTHERS = (
     "/v2/catalog",
     "/cancel",
     "/overview/events",  # for as long as somebody looks
-    "/infer",
-    "/versions/",
-    "POST /ping",
     "POST /v2/instances",
-    " /tokenize",  # these three as below /v1
+    " /tokenize",  # these two as below /v1
     " /detokenize",
-    " /tokenizer_info",
 )
 """Parts of routes that it leaves out; operators' are among them."""
 
