@@ -29,12 +29,12 @@ _INPUT: Final = {"model": "demo", "max_output_tokens": 16, "input": "{words}"}
 _PAGES: Final = tuple(
     """
     / /page/icon.svg /health /health/live /health/ready /health/startup /version
-    /metrics /metrics/vllm /openapi.json /v2/budget
+    /metrics /metrics/vllm /openapi.json
     /v1/batches /v1/batches/{batch} /v1/files /v1/files/{file} /v1/files/{file}/content
     /v1/models /v1/models/demo
     /v1/responses/{response}
     /v2/capabilities /v2/instances /v2/overview /v2/sessions /v2/sessions/{session}
-    /v2/tasks /v2/tasks/{task} /v2/tasks/{task}/events
+    /v2/tasks /v2/tasks/{task} /v2/tasks/{task}/events /v2/budget
     """.split()  # noqa: SIM905 - as a list it would be forty lines
 )
 _POSTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
